@@ -50,9 +50,7 @@ class Server:
                 yield f"{service}/{method.name}"
 
     def described(self, symbol: str) -> str:
-        """Return the descriptor of a service, message or enumeration. Raises KeyError if there is
-        none.
-        """
+        """Return the descriptor of a service, message or enumeration. Raises KeyError."""
         file = self._pool.FindFileContainingSymbol(symbol)
         found: Any
         for kind in ("services_by_name", "message_types_by_name", "enum_types_by_name"):
@@ -64,9 +62,7 @@ class Server:
         raise KeyError("not a service, a message or an enumeration")
 
     def call(self, name: str, text: str) -> Iterator[str]:
-        """Yield the responses as JSON. Raises grpc.RpcError, KeyError and
-        json_format.ParseError.
-        """
+        """Yield responses as JSON. Raises grpc.RpcError, KeyError and json_format.ParseError."""
         method = self._method(name)
         request_class = message_factory.GetMessageClass(method.input_type)
         requests = [
@@ -84,7 +80,7 @@ class Server:
             yield json_format.MessageToJson(answer, descriptor_pool=self._pool)
 
     def _method(self, name: str) -> MethodDescriptor:
-        """Return the method `service/method`. Raises grpc.RpcError, and KeyError with the method
+        """Return the method `service/method`. Raises grpc.RpcError, and KeyError with known
         names.
         """
         service_name, slash, method_name = name.removeprefix("/").partition("/")
@@ -106,9 +102,7 @@ _PROTOS: dict[str, Any] = {
 
 
 def _details(error: grpc.RpcError) -> Iterator[str]:
-    """Yield the details of a status as JSON: the messages of google.rpc, which are imported
-    here.
-    """
+    """Yield the details of a status as JSON: the messages of google.rpc."""
     status = cast(Any, rpc_status).from_call(error)
     for detail in () if status is None else status.details:
         try:

@@ -93,9 +93,7 @@ class Calls:
         self._open_calls: set[_Cancellable] = set()
 
     def pairs(self, metadata: Metadata, trace: TraceContext | None) -> Pairs:
-        """Return the metadata of a generation. Raises ValueError for metadata that cannot be
-        sent.
-        """
+        """Return the metadata of a generation. Raises ValueError for invalid metadata."""
         if self.is_multiplexed:
             require_no_metadata(metadata)
         return self.settings.call_metadata(metadata, trace)
@@ -146,9 +144,7 @@ class Calls:
     async def _cancelling(
         self, passage: Passage, events: AsyncGenerator[Event, None], metadata: Pairs
     ) -> AsyncGenerator[Event, None]:
-        """Yield `events` of a request that outlives its call; cancel the request if the reader
-        leaves.
-        """
+        """Yield the events; cancel the request, which outlives its call, if the reader leaves."""
         is_left = True
         try:
             async for event in events:
@@ -220,9 +216,7 @@ class Calls:
         *,
         request_id: str = "",
     ) -> ResponseT:
-        """Make a unary call and return the response. `request_id`: of the request that it
-        concerns.
-        """
+        """Make a unary call; return the response. `request_id`: its request, if any."""
         self.pool.require_open()
         while True:
             index, channel = self.pool.take()

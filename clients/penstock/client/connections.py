@@ -92,9 +92,7 @@ class Connections:
             self._leave()
 
     def take(self) -> tuple[int, grpc.aio.Channel]:
-        """Take a channel for one attempt; return its index for `release`, and the channel. Raises
-        CallCancelled if closed.
-        """
+        """Take a channel and its index, for `release`. Raises CallCancelled if closed."""
         with self._lock:
             if self.is_closed:
                 raise client_closed()

@@ -249,9 +249,7 @@ def decode_optional_s(message: Message, name: str) -> float | None:
 
 
 def _optional_fields(message: Message, kind: type[Any]) -> dict[str, Any]:
-    """Return the set fields that `kind` has, by name; the name of a duration gets the suffix
-    `_s`.
-    """
+    """Return the set fields that `kind` has, by name; names of durations end in `_s`."""
     known = {option.name for option in fields(kind)}
     values: dict[str, Any] = {}
     for descriptor, value in message.ListFields():

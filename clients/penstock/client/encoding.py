@@ -217,9 +217,7 @@ def _set(message: Message, name: str, value: Any, path: str) -> None:
 
 
 def _set_prompt(message: Message, name: str, text: Any, path: str) -> None:
-    """Set a prompt field as `_set` does; errors do not quote prompts, which may be long and
-    private.
-    """
+    """Set a field like `_set`; errors do not quote prompts, which may be long and private."""
     try:
         setattr(message, name, text)
     except UnicodeError:

@@ -119,9 +119,7 @@ class PenstockError(Exception):
         self.failure = failure
 
     def __str__(self) -> str:
-        """Format as one line: status, reason, message, fields it does not name, retry time, request
-        id.
-        """
+        """Format status, reason, message, fields, retry time and request id as one line."""
         reason = "" if self.reason in ("", self.code.name) else f" ({self.reason})"
         parts = [f"{self.code.name}{reason}: {_CONNECTING.sub('', self.message)}"]
         parts += [

@@ -67,9 +67,7 @@ class ModelCalls:
         deadline_s: float | None = CONTROL_DEADLINE_S,
         metadata: Metadata = (),
     ) -> Model:
-        """Return limits and features of one model; None: the default model. Raises
-        `ModelNotFound`.
-        """
+        """Return limits and features of one model; None: the default. Raises `ModelNotFound`."""
         request = pb.GetModelRequest(name=name)
         response = await self._ask(
             lambda channel: pb.ModelServiceStub(channel).GetModel, request, deadline_s, metadata

@@ -110,8 +110,8 @@ class Lane:
         self._is_ended = True
 
     def take(self) -> pb.GenerateResponse | None:
-        """Return the next message, None if there is none yet. Raises the failure, and EOFError at
-        the end.
+        """Return the next message, None if there is none yet. Raises the failure, EOFError at the
+        end.
         """
         is_ended, failure = self._is_ended, self._failure
         if self._responses:
@@ -220,9 +220,7 @@ class Lanes:
         return self._drop(lane, request_cancelled(lane.request_id))
 
     def expire(self, lane: Lane) -> pb.MultiplexRequest | None:
-        """Fail a lane whose deadline passed; return the command that cancels its request, if
-        open.
-        """
+        """Fail a lane whose deadline passed; return the command that cancels it, if open."""
         return self._drop(lane, deadline_passed(lane.request_id))
 
     def _drop(self, lane: Lane, error: PenstockError) -> pb.MultiplexRequest | None:

@@ -132,9 +132,7 @@ class OperationsClient:
         interval_s: float | None = None,
         deadline_s: float | None = None,
     ) -> AsyncGenerator[ServerStats, None]:
-        """Stream snapshots every `interval_s` (None: 1 s), the first at once, until iteration
-        stops.
-        """
+        """Stream a snapshot every `interval_s` (None: 1 s), the first one at once."""
         responses = self._stream(
             lambda channel: pb.OperationsServiceStub(channel).WatchStats,
             watch_request(model, interval_s),

@@ -116,7 +116,7 @@ class ModelTotals:
         num_preemptions: Preemptions.
         num_steps: Steps of the engine.
         num_prompt_tokens: Prompt tokens of requests that have ended.
-        num_cached_prompt_tokens: Prompt tokens of these requests that were found in the KV cache.
+        num_cached_prompt_tokens: Prompt tokens of ended requests found in the KV cache.
         num_completion_tokens: Tokens generated.
     """
 

@@ -88,9 +88,7 @@ def deadline_passed(request_id: str = "") -> DeadlineExceeded:
 
 
 def multiplex_ended() -> Unavailable:
-    """Return the error of requests that were open when the server ended a Multiplex call with
-    OK.
-    """
+    """Return the error of requests that were open when a Multiplex call ended with OK."""
     return Unavailable(
         Failure(code=grpc.StatusCode.UNAVAILABLE, message="the server ended the Multiplex call")
     )

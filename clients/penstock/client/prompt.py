@@ -221,9 +221,7 @@ def _tool_call(value: Any, path: str) -> ToolCall:
 
 
 def _object(value: Any, path: str, known: Sequence[str] = ()) -> Mapping[str, Any]:
-    """Return the entries of a dict whose values are not None; `known` lists its keys, () for
-    any.
-    """
+    """Return the entries of a dict that are not None; `known` lists its keys, () for any."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{path}: must be a dict, not {type(value).__name__}")
     keys = {key: item for key, item in cast("Mapping[str, Any]", value).items() if item is not None}

@@ -122,9 +122,7 @@ class Recovery:
         return delay_s
 
     def explain(self, error: PenstockError) -> PenstockError:
-        """Return the error to raise for a failed attempt: the original loss in place of
-        NOT_FOUND.
-        """
+        """Return the error to raise for a failed attempt: the loss in place of NOT_FOUND."""
         if isinstance(error, RequestNotFound) and self._first is not None:
             return self._first
         return error

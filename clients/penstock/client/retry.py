@@ -132,8 +132,8 @@ class Attempts:
         return None if math.isinf(remaining_s) else remaining_s
 
     def delay_after(self, error: PenstockError, *, has_output: bool = False) -> float | None:
-        """Count a failed attempt; return the seconds to wait before the next, None for no
-        next one.
+        """Count a failed attempt; return the seconds to wait before the next, None if there is
+        none.
         """
         self._num_failed += 1
         if error.reason:

@@ -74,9 +74,7 @@ class StreamReader:
         return event
 
     def end(self) -> Finished:
-        """End the stream with status OK; return the last event. Raises StreamBroken if there is
-        none.
-        """
+        """End the stream with status OK; return the last event. Raises StreamBroken without one."""
         if self._finished is None:
             self._break(f"the stream ended without `finished` after {self._next_sequence} messages")
         self._next_sequence += 1

@@ -53,9 +53,7 @@ class _Failed:
 
 
 class _Outbox:
-    """Items that are read and not yet taken. When full, it blocks the readers until it is
-    closed.
-    """
+    """Items read and not yet taken. When full, it blocks the readers until it is closed."""
 
     def __init__(self, max_items: int) -> None:
         self._max_items = max_items

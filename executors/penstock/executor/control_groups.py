@@ -34,7 +34,7 @@ def control_groups(
         if controllers and controller not in controllers.split(","):
             continue
         root = mount / controllers if controllers else mount
-        # In a container the path may be that of the host, of which only the root is mounted.
+        # In a container the path may be the host's, of which only the root is mounted.
         for parent in (part := PurePosixPath(path.lstrip("/")), *part.parents):
             yield ControlGroup(root / parent, is_first_version=bool(controllers))
 

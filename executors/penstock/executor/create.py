@@ -16,7 +16,7 @@ def create_executor(config: ExecutorConfig) -> Executor:
     Raises ExecutorUnavailable when an optional dependency is missing.
     """
     require_installed(config.kind)
-    # Its packages may take seconds to import.
+    # Imported here: the executor's packages may take seconds to import.
     _log.info("loading the %s executor", config.kind)
     match config.kind:
         case ExecutorKind.SIMULATED:

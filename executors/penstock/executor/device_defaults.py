@@ -15,7 +15,7 @@ class DeviceDefaults:
 
 
 _ON_CPU = DeviceDefaults(max_num_seqs=64, max_num_batched_tokens=2048)
-# Other requests wait for a chunk that fills the step: twice the tokens gain less than 1 % of
+# Other requests wait while a chunk fills the step: twice as many tokens gain less than 1 % of
 # throughput and double the longest gap between tokens.
 _ON_CUDA = DeviceDefaults(max_num_seqs=256, max_num_batched_tokens=3584)
 

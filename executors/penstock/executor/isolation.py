@@ -37,11 +37,11 @@ def run_apart(batch: Batch, run: RunPart, recover: Recover) -> StepResult:
         return run(batch)
     except ExecutorDied:
         raise
-    # Any exception: the search finds the row it belongs to.
+    # On any exception, search for the row that causes it.
     except Exception as error:
         _recover(error, recover)
     rows = _Rows(batch, run, recover)
-    # Once more as a whole: the cause may have been temporary, such as a shortage of memory.
+    # Repeat the whole step first: the cause may have been temporary, such as a lack of memory.
     rows.settle(0, batch.num_rows)
     return _joined(rows.results, tuple(rows.failures))
 
@@ -82,7 +82,7 @@ class _Rows:
 
 
 def _recover(error: Exception, recover: Recover) -> None:
-    # The traceback's frames hold the step's tensors; a step short of memory needs that memory.
+    # The traceback's frames hold the step's tensors, whose memory a repeated step may need.
     traceback.clear_frames(error.__traceback__)
     recover(error)
 

@@ -94,7 +94,7 @@ class BatchAdmission:
             if matched is None:
                 blocked = blocked or request
                 num_passed += 1
-                # No request overtakes a preempted one that is not at the head either.
+                # A preempted request is not overtaken even if it is not at the head.
                 if (
                     request.num_preemptions
                     or num_passed > self._max_lookahead

@@ -68,7 +68,7 @@ class BlockPool:
         self._is_hashed: NDArray[np.bool_] = np.zeros(num_blocks, dtype=np.bool_)
         # Whether any block may be claimed or held: most pools never have one.
         self._has_standing = False
-        # Since the block was registered, a request without a low claim has released it.
+        # Whether a request without a low claim has released the block since its registration.
         self._is_settled: NDArray[np.bool_] = np.zeros(num_blocks, dtype=np.bool_)
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}

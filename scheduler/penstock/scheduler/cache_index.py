@@ -58,7 +58,7 @@ class CacheWatch:
         return changes
 
     def add(self, changes: Iterable[CacheChange]) -> None:
-        """Record a change."""
+        """Record changes."""
         if self.is_overrun:
             return
         self._changes.extend(changes)

@@ -12,8 +12,8 @@ progress, and where queues persist. Does not know the queue itself, nor how a re
   so they are multiplied by the ratio of actual to predicted time of recent requests.
 - **With other load.** The chance next to the running and waiting requests must be 94 % of the
   chance on an idle machine, on average over the recently admitted prompt tokens. A request with a
-  lower one is admitted where the average allows it. So only as many requests run at once as leaves
-  most of them time to end, and a tenant with long outputs is refused while the machine is too slow
+  lower one is admitted where the average allows it. So the number of running requests leaves most
+  of them time to complete, and a tenant with long outputs is refused while the machine is too slow
   for them instead of being computed in vain.
 - **Standing queue.** A standing queue helps no request: arrivals equal departures, and every
   request has lost the time it spent in the queue, so that all of them end close to their deadlines

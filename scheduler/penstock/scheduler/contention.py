@@ -5,8 +5,8 @@ Owns both, as the sums that forecast.py uses. Decides nothing.
 A request of a light tenant (fair_share.py) goes before the others of its class. Ahead of it are
 higher classes, its own tenant's requests and the prompts of light tenants in progress; where
 running requests can be preempted for it (victims.py), it lacks neither a slot nor blocks. It counts
-as light if its tenant is still light including all requests ahead of it. With the forecast of other
-requests it would be refused for the length of a queue that it does not wait in.
+as light if its tenant is still light including all requests ahead of it. With the forecast for
+other requests it would be refused for the length of a queue that it does not wait in.
 """
 
 import math

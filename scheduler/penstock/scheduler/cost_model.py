@@ -114,7 +114,7 @@ NUM_LATEST = 8
 """Number of the latest steps, of each recent kind, that must agree as well."""
 NUM_SEEDED = 16
 SEEDED_SHARE = 0.9
-"""The window starts with this many errors of this share of `max_error`: so many steps must
+"""The window starts with this many errors of this share of `max_error`: as many steps must
 contradict the prior before their residuals count as the rule instead of as outliers.
 """
 _REGAINED_SHARE = 0.8

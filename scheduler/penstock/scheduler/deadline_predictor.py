@@ -55,7 +55,7 @@ _TRIAL_AFTER_S = 1.0
 _SPARE_STEPS = 2
 """A prompt is urgent if it would be late after this many full steps for others."""
 _FAR = 20.0
-"""A deadline is far if it leaves this many times the steps that the request needs."""
+"""A deadline is far if it leaves time for this many times the steps that the request needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ them. A tenant's part is its dominant share (Ghodsi et al., "Dominant Resource F
 of the two bounds of the queue, requests and prompt tokens, divided by its weight.
 
 An arriving request displaces requests of the tenant with the largest part, as long as that part
-afterwards is at least as large as the arriving tenant's becomes, or as long as a request alone
-exceeds its tenant's fair part and the arriving tenant has no more requests than that tenant: one
+afterwards is at least as large as the arriving tenant's becomes, or as long as the displaced
+request alone exceeds its tenant's fair part while the arriving tenant stays within its own: one
 request of many outputs does not block others. The fair part is a tenant's weighted share, among all
 tenants that wait or arrive, of the exceeded bound, at least one place. Where no other tenant is
 displaced, it displaces requests of the same tenant of a lower class. Within a tenant, the lowest
@@ -14,7 +14,7 @@ class is displaced first, and within the class the request submitted last. So a 
 from its own tenant only, and a tenant is rejected only if no other has a larger part.
 
 A request of which an output was admitted keeps its place. At most `MAX_DISPLACED` requests are
-displaced by one: so the work for an arrival is bounded.
+displaced by one, so the work for an arrival is bounded.
 """
 
 from collections.abc import Iterator, Sequence

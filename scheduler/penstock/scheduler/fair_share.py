@@ -66,7 +66,7 @@ class FairShare:
         return self._ratio * max(slots, blocks) / weight <= self._greatest
 
     def are_light(self, tenants: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """`is_light` for each entry of `tenants` [m]."""
+        """Return `is_light` for each entry of `tenants` [m]."""
         light: NDArray[np.bool_] = self._ratio * self.dominant[tenants] <= self._greatest
         return light
 

@@ -53,9 +53,9 @@ class Load:
     """The running requests, in sums; all zero if there are none.
 
     `num_running`: requests with a slot, `num_decodes` of them past their prefill.
-    `num_context_tokens`: sum over the running requests. `num_prefill_tokens`: tokens that the other
-    running requests must still prefill. `num_output_tokens`: tokens that all running requests are
-    expected to generate (see `output_lengths.py`). `num_used_blocks`; `num_free_blocks` and
+    `num_context_tokens`: sum over the running requests. `num_prefill_tokens`: tokens that the
+    requests in prefill must still compute. `num_output_tokens`: tokens that all running requests
+    are expected to generate (see `output_lengths.py`). `num_used_blocks`; `num_free_blocks` and
     `num_free_slots`: as many as admission may take. `prefill_budget_tokens`: the present prefill
     budget of a step, 0 for the whole of the machine's budget.
     """

@@ -1,7 +1,7 @@
 """A launched step, until its result is collected, and the rows that it samples.
 
-Owns what `update` needs of a batch and the arrays no longer contain: which rows sample, at which
-positions, and which prefill chunks they finish. `Rows` are copies from `SlotArrays` that are
+Owns the data of a batch that `update` needs and the arrays no longer contain: which rows sample, at
+which positions, and which prefill chunks they finish. `Rows` are copies from `SlotArrays` that are
 constant while a request runs, so those of a decode batch are gathered when membership changes and
 reused every step.
 """

@@ -338,7 +338,7 @@ class Exploration:
         self._of_all = _Account()
 
     def takes_new(self, tenant: str, num_seen: int, now: float) -> bool:
-        """Count a request as one of a new tenant if there is room; return whether it was counted;
+        """Count a request as one of a new tenant if there is room; return whether it was counted.
         `num_seen`: observed outputs of that tenant.
         """
         if num_seen >= _OWN_SEEN:

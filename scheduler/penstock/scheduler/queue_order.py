@@ -15,7 +15,7 @@ class QueueOrder(Protocol):
     """Orders requests that have a ticket. No call costs more than a heap operation."""
 
     def __len__(self) -> int:
-        """Requests in the order."""
+        """Return the number of requests in the order."""
         ...
 
     def push(self, request: Request) -> None:

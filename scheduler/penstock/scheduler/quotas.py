@@ -125,7 +125,7 @@ def minute_breach(
     ):
         if limit is None:
             continue
-        # A request of more than a minute's allowance needs a full one.
+        # A request of more than a minute's allowance needs the full allowance.
         wait_s = charged(account_s, min(count, limit), limit, now) - _MINUTE_S - now
         if wait_s > _ROUNDING_S and (worst is None or wait_s > (worst.retry_after_s or 0.0)):
             worst = QuotaBreach(kind=kind, limit=limit, retry_after_s=wait_s)

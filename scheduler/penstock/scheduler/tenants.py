@@ -74,7 +74,7 @@ class Tenants:
         return len(self._index_of) - len(self._idle)
 
     def has_others(self, name: str) -> bool:
-        """Whether tenants besides this one have waiting or running requests."""
+        """Whether other tenants have waiting or running requests."""
         index = self._index_of.get(name)
         is_live = index is not None and index not in self._idle
         return self.num_live > is_live
@@ -158,7 +158,7 @@ class Tenants:
         self.service[:count] += served * self._output_price[:count]
 
     def faults(self) -> list[str]:
-        """Inconsistencies of the table itself."""
+        """Return the inconsistencies of the table itself."""
         found: list[str] = []
         count = len(self._name_of)
         if not (np.isfinite(self.service).all() and (self.service >= 0.0).all()):

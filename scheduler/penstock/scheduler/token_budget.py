@@ -93,7 +93,7 @@ class TokenBudget:
             self.num_left -= more
 
     def chunks(self) -> Iterator[Chunk]:
-        """The prefill rows, in order."""
+        """Return the prefill rows, in order."""
         for grant in self._grants:
             is_done = grant.count == grant.remaining
             yield Chunk(grant.request, grant.request.slot, grant.start, grant.count, is_done)

@@ -6,7 +6,7 @@ order.
 A digest identifies a whole prefix, so a few blocks of a chain, its marks, can represent the blocks
 after them: the first, the ninth, the 33rd, and then every 32nd. Only marks are remembered:
 `max_num_remembered` digests, those evicted last, about 200 bytes each. A new block between marks
-gets the uses of its mark if the mark was computed again with it. It gets none if its mark was still
+gets the uses of its mark if the mark was computed again with it, and none if its mark was still
 cached: then the chain diverges at the block.
 """
 

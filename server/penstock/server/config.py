@@ -249,7 +249,7 @@ SETTINGS = declared(ServerConfig)
 
 def encode_launch(launch: EngineLaunch | FrontLaunch | ObserverLaunch) -> bytes:
     """Encode launch parameters for the frame to the child process."""
-    # Here, because `penstock serve --help` works where the client alone is installed.
+    # Imported here, because `penstock serve --help` works where only the client is installed.
     import msgspec
 
     return msgspec.msgpack.encode(launch, enc_hook=str)

@@ -136,14 +136,14 @@ class SimulatedExecutor:
             case FaultKind.EXECUTOR_DIES:
                 self._die(fault.detail)
             case FaultKind.PROCESS_EXITS:
-                # No clean-up, no exception, as after a driver fault or the kernel's out-of-memory
-                # killer.
+                # No cleanup and no exception, as after a driver fault or when the kernel's
+                # out-of-memory killer ends the process.
                 os._exit(fault.exit_code)
             case FaultKind.HANG:
                 self._closed.wait()
                 self._die("closed while a step hung")
             case _:
-                pass  # A slow step is in its finish time, request faults are in the result.
+                pass  # The finish time includes a slow step, the result the request faults.
 
     def _take_in(self, batch: Batch) -> None:
         for slot in batch.released:

@@ -32,12 +32,12 @@ class FaultScript:
     def admit(self, request: Request) -> None:
         """Record a request that got a slot."""
         key = request.spec.key
-        # Keys past the last ordinal in the script are not kept, so that the memory is bounded.
+        # Keys after the last ordinal in the script are not kept, which limits the memory.
         if key not in self._ordinals and len(self._ordinals) < self._max_ordinal:
             self._ordinals[key] = len(self._ordinals) + 1
         self._keys[request.slot] = key
         if self._suspects:
-            # Without replayed output: tokens that a model generated are no poisoned prompt.
+            # Exclude replayed output: tokens that a model generated are not a poisoned prompt.
             prompt = request.spec.prompt_ids[: request.spec.num_original_prompt_tokens]
             self._suspects_by_slot[request.slot] = frozenset(
                 token

@@ -55,7 +55,8 @@ def read_architecture(config: Any) -> Architecture:
         if kind == "dynamic":
             raise UnsupportedModel(f"{name} has rotary embeddings that depend on the whole batch")
         if kind == "longrope":
-            # Beyond its original length it swaps all frequencies as soon as one sequence is long.
+            # Beyond its original length, longrope changes all frequencies as soon as one sequence
+            # is long.
             original = rope.get("original_max_position_embeddings") or getattr(
                 config, "original_max_position_embeddings", None
             )

@@ -77,7 +77,7 @@ def _attention(  # noqa: PLR0913 - transformers calls it so
     if getattr(module, "is_causal", True) is False:
         raise UnsupportedModel(f"{name} attends in both directions")
     if softcap is None:
-        # Some models keep it on the module and do not pass it.
+        # Some models keep the soft cap on the module and do not pass it.
         softcap = getattr(module, "attn_logit_softcapping", None)
     scoring = Scoring(
         scaling=query.shape[-1] ** -0.5 if scaling is None else float(scaling),

@@ -33,7 +33,7 @@ def create_torch_executor(config: ExecutorConfig) -> Executor:
         _refuse_eight_bit(config, reason)
         _log.warning("the eager path serves this model: %s", reason)
         is_whole = not isinstance(reason, WeightsTaken)
-    # After the exception is released, since its frames hold the attempt's tensors.
+    # Runs after the exception is released, because its frames hold the attempt's tensors.
     return TorchExecutor(config, model if is_whole else None)
 
 

@@ -26,7 +26,7 @@ def search_threshold(scores: Tensor, truncation: Truncation) -> Tensor:
     is_at_least = torch.empty_like(scores)
 
     def at_least(threshold: Tensor) -> Tensor:
-        # 1 and 0 in float32, to multiply with: choosing by a mask is several times slower here.
+        # 1 and 0 in float32, as factors: selecting with a mask is several times slower here.
         return torch.ge(scores, threshold, out=is_at_least)
 
     by_k = torch.full(scores.shape[:1], outside, device=scores.device)

@@ -250,7 +250,7 @@ def _num_blocks(config: ExecutorConfig, model: LoadedModel, bytes_each: int) -> 
         bytes_each=bytes_each,
         max_seq_len=max_seq_len,
         free_bytes=free_bytes,
-        # Its attention gathers the pages of a layer that a step reads, and copies of products.
+        # Eager attention needs memory for gathered pages of a layer and for copies of products.
         step_bytes=free_bytes // 3,
     )
 

@@ -65,7 +65,7 @@ def _fuse_layer(layer: LayerTree) -> LayerWeights:
         window=layer.window,
     )
     if fused.qkv.weight.device.type == "cuda":
-        # The freed memory is fragmented, and the next, longer matrix does not fit into it.
+        # The freed memory is fragmented: the next, longer matrix does not fit into it.
         torch.cuda.empty_cache()
     return fused
 

@@ -38,10 +38,10 @@ def draw_truncated(scores: Tensor, uniforms: Tensor, truncation: Truncation) -> 
         some = scores if len(pending) == num_rows else scores[pending]
         values, ids = some.topk(width, dim=1)
         threshold = _threshold(values, totals[pending], truncation.take(pending), vocab_size)
-        # A value outside the candidates is at most the last of them.
+        # A value outside the candidates is at most the least candidate.
         is_exact = values[:, -1] < threshold
         is_kept = values >= threshold[:, None]
-        # In order of id, after everything that is not kept.
+        # Kept tokens in order of id, then all others.
         order = torch.where(is_kept, ids, vocab_size).argsort(dim=1)
         weights = torch.where(is_kept, values, float("-inf")).exp().gather(1, order)
         picked = ids.gather(1, order.gather(1, _pick(weights, uniforms[pending])[:, None]))[:, 0]
@@ -75,7 +75,7 @@ def _threshold(values: Tensor, totals: Tensor, truncation: Truncation, vocab_siz
     by_p = torch.where(has_top_p & reached.any(1), by_p, outside)
     by_min = truncation.min_p.log().to(values.dtype)
     threshold = torch.maximum(torch.maximum(by_k, by_p), by_min)
-    # Ties of the k-th may continue outside, and the mass may not be reached inside.
+    # Ties with the k-th may continue outside the candidates, or their mass may be too small.
     is_open = (has_top_k & (values[:, -1] >= by_k)) | (has_top_p & ~reached.any(1))
     return torch.where(is_open, outside, threshold)
 
@@ -84,7 +84,7 @@ def _pick(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Return the first index whose cumulative weight exceeds uniform times total, [m]."""
     cumulated = weights.cumsum(1, dtype=torch.float64)
     total = cumulated[:, -1:]
-    # A uniform just under 1 may round to the total itself, which no index exceeds.
+    # A uniform just below 1 may round to the total, which no index exceeds.
     below_total = torch.nextafter(total, torch.zeros_like(total))
     target = torch.minimum(uniforms[:, None] * total, below_total)
     picked = torch.searchsorted(cumulated, target, right=True)[:, 0]

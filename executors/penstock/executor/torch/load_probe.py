@@ -125,8 +125,8 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
     whole = _Segment(num_tokens=_NUM_TOKENS)
     counted = _Packed(module, dtype, ((own, whole), (other, whole), (own, whole)))
     shapes = _shapes(counted.attention, architecture)
-    # As many tokens as before, for the same rounding; the last position that may be served, because
-    # tables must cover it and no neighbour may be affected by it.
+    # The same number of tokens as before, for the same rounding. Includes the last position that
+    # may be served, because tables must cover it and it must not affect other sequences.
     mixed = _Packed(
         module,
         dtype,
@@ -151,7 +151,8 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
         raise UnsupportedModel(f"{name} depends on what a sequence is packed with{hint}")
     if differ(expected[_NUM_PAST:], mixed.logits(1)):
         raise UnsupportedModel(f"{name} depends on where a sequence is cut into chunks")
-    # The tokens without positions are one sequence to the model, of which the first are the same.
+    # Without positions, the tokens are one sequence to the model, which starts with the same
+    # tokens.
     one = _Segment(num_tokens=3 * _NUM_TOKENS)
     plain = _Packed(module, dtype, ((torch.cat([own, other, own]), one),), has_positions=False)
     if differ(expected, plain.logits(0)[:_NUM_TOKENS]):

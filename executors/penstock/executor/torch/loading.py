@@ -173,7 +173,7 @@ def _load_tensors(path: Path, config: Any, **arguments: Any) -> Any:
     module, found = loaded
     # transformers fills missing or mismatched weights with random numbers and a warning.
     entries: list[Any] = list(found.get("mismatched_keys", ()))
-    # Names alone before transformers 5, then names with both shapes.
+    # Only names before transformers 5; since then names with both shapes.
     mismatched = {entry if isinstance(entry, str) else str(entry[0]) for entry in entries}
     absent = sorted(mismatched.union(found.get("missing_keys", ())))
     if absent:
@@ -186,7 +186,7 @@ def _check_model_type(path: Path) -> None:
     try:
         values: Any = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except ValueError:
-        return  # transformers' message describes the fault in the file
+        return  # transformers' message describes the error in the file
     model_type: Any = values.get("model_type") if isinstance(values, dict) else None
     if isinstance(model_type, str) and model_type not in CONFIG_MAPPING:
         raise ValueError(

@@ -61,7 +61,7 @@ class ModuleForward:
             overhead_blocks=self._overhead_blocks,
         )
         if self._attention.needs_clean_blocks and len(step.unwritten_blocks):
-            # Values of an earlier owner would be read, masked, with the sequence's own.
+            # Otherwise masked reads would include the values of the block's earlier owner.
             self._pages.zero_tokens(
                 step.to_device(step.unwritten_blocks), step.to_device(step.unwritten_offsets)
             )

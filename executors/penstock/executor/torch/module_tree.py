@@ -75,7 +75,7 @@ def read_module_tree(model: LoadedModel) -> DecoderTree:
         raise NotFused("no decoder under the name model")
     embedding = _take(decoder, "embed_tokens", nn.Embedding)
     head = _take(module, "lm_head", nn.Linear)
-    bias: Any = head.bias  # None where there is none, despite the stubs
+    bias: Any = head.bias  # may be None, despite the stubs
     if bias is not None:
         raise NotFused("the head has a bias")
     shape = model.shapes[0]

@@ -69,7 +69,7 @@ class PagedAttention:
         self._kernels = _native_kernels(pages, kernels)
         self._layers: dict[int, tuple[int, Scoring, LayerAttention]] = {}
         self._scratch = scratch or _SCRATCH[pages.device.type]
-        # Kept: buffers of changing sizes would fragment the heap.
+        # Kept between steps: buffers of changing sizes would fragment the heap.
         self._gathered = torch.empty(0, dtype=pages.dtype, device=pages.device)
         self._scores = torch.empty(0, dtype=torch.float32, device=pages.device)
         self._weights = torch.empty(0, dtype=pages.dtype, device=pages.device)

@@ -87,7 +87,8 @@ def prepack_linears(model: nn.Module) -> int:
     pack = _packing()
     if pack is None:
         return 0
-    # What a model wants in float32 it may read by hand: LongCat-Flash its router's weight.
+    # A model may read weights it keeps in float32 directly, as LongCat-Flash does its router's
+    # weight.
     kept = [
         part
         for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")

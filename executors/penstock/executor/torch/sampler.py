@@ -69,7 +69,7 @@ def sample(
         some = logits.clone()
     edits.apply(some, slots[special])
     best, greatest = some.max(-1)
-    # As edited, in float32: in half precision a large logit would overflow.
+    # Checked after the edits, in float32: in half precision a large logit would overflow.
     sampled.is_good[special] = torch.isfinite(best).cpu().numpy()
     drawn = np.flatnonzero(is_drawn[special])
     if len(drawn):
@@ -139,7 +139,7 @@ def _draw(
 
     if len(at) < len(logits):
         logits, best = logits[at], best[at]
-    # Less the maximum first: no temperature, however small, overflows.
+    # Subtract the maximum first, so that even a very small temperature does not overflow.
     scores = (logits - best[:, None]).div_(column(arrays.temperature)[:, None])
     numbers = torch.from_numpy(uniforms(arrays.seed[slots], lengths[slots])).to(device)
     top_k, top_p, min_p = arrays.top_k[slots], arrays.top_p[slots], arrays.min_p[slots]

@@ -200,13 +200,14 @@ class StepInputs:
         first_blocks = first_keys // block_size
         num_blocks = -(-lengths // block_size) - first_blocks
         if window:
-            # Aligned to blocks a window may cover one block less; groups need ascending widths.
+            # A window that is aligned to blocks may cover one block less; groups need ascending
+            # widths.
             num_blocks = np.maximum.accumulate(num_blocks)
         groups: list[RowGroup] = []
         for first, last, width in split_by_length(num_blocks, self._overhead_blocks):
             columns = first_blocks[first:last, None] + np.arange(width)
             own_blocks = -(-lengths[first:last, None] // block_size)
-            # Padding repeats a block of the row's own: never memory of another request.
+            # Padding repeats one of the row's own blocks, never memory of another request.
             columns = np.where(columns < own_blocks, columns, first_blocks[first:last, None])
             blocks = np.take_along_axis(self._single_blocks[first:last], columns, axis=1)
             positions = first_blocks[first:last, None] * block_size + np.arange(width * block_size)
@@ -257,7 +258,7 @@ class StepInputs:
         """Return how many tokens of a chunk attend together."""
         tile = num_tokens = chunk.end - chunk.start
         if window and self._pages.device.type == "cpu":
-            # Of a tile's keys, `window` of `window + tile` count.
+            # Each token attends to `window` of the tile's `window + tile` keys.
             tile = min(tile, max(window, _MIN_WINDOW_TILE))
         num_keys = min(chunk.end, window + tile) if window else chunk.end
         return min(tile, max(max_elements // num_keys, 1), num_tokens)

@@ -58,7 +58,7 @@ class Llm(Protocol):
     `get_stats` of versions that fetch statistics by RPC.
     """
 
-    # Optional arguments differ between versions: they are passed by keyword, if the signature has
+    # Optional arguments differ between versions: they are passed by keyword if the signature has
     # them.
     generate_async: Callable[..., RequestOutput]
 

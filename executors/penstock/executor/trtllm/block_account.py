@@ -88,6 +88,6 @@ class BlockAccount:
             return True
         if self.num_inside >= self._max_num_seqs:
             return False
-        # Shared blocks count twice here, which can only delay it until they have left.
+        # Shared blocks count twice here, which can only delay the request until others have left.
         held = sum(each.num_blocks for each in self._inside)
         return held + self.num_leaving_blocks + submitted.num_blocks <= self._num_blocks

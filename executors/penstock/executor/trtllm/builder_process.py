@@ -112,7 +112,7 @@ def run_builder(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         pass_fds=(lock,),
-        # A separate process group: it starts workers, and all of them have to end with it.
+        # A separate process group: the builder starts workers, which must all end with it.
         start_new_session=True,
         preexec_fn=_dying_with(os.getpid()),
     )
@@ -133,13 +133,13 @@ def _dying_with(parent: int) -> Callable[[], None] | None:
     """
     if sys.platform != "linux":
         return None
-    # Loaded here: few functions are safe between fork and exec.
+    # Loaded before the fork: few functions are safe between fork and exec.
     prctl = ctypes.CDLL(None).prctl
 
     def arrange() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() != parent:
-            # The parent died before the kernel was asked.
+            # The parent died before prctl was called.
             os.kill(os.getpid(), signal.SIGKILL)
 
     return arrange

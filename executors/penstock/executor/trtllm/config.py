@@ -302,15 +302,15 @@ class TrtllmConfig:
             )
         capacity = self.scheduler_config.capacity_scheduler_policy
         if capacity is CapacityPolicy.MAX_UTILIZATION and self.guided_decoding_backend is not None:
-            # The engine pauses requests, and restarts a constraint from its start when one
-            # continues (NVIDIA issue #18891).
+            # The engine pauses requests, and restarts the constraint of a request that continues
+            # (NVIDIA issue #18891).
             raise ValueError(
                 f"scheduler_config.capacity_scheduler_policy {capacity} does not work with"
                 " guided_decoding_backend: a paused output would break its constraint"
             )
         block = self.kv_cache_config.tokens_per_block
         if self.enable_chunked_prefill and self.max_num_tokens < block:
-            # Prompts are split at blocks.
+            # Prompts are split at block boundaries.
             raise ValueError(
                 f"max_num_tokens must be at least kv_cache_config.tokens_per_block ({block}) with"
                 f" enable_chunked_prefill, not {self.max_num_tokens}"

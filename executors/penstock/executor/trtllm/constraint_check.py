@@ -16,9 +16,9 @@ from penstock.executor.trtllm.dead_ends import has_dead_end
 from penstock.executor.trtllm.loop_thread import in_worker
 from penstock.scheduler.request import Constraint, ConstraintKind
 
-# xgrammar reads an ECMAScript dialect and llguidance Rust's. Everything else stands for itself in
-# both, and neither accepts a backslash before any character. No groups: older versions of xgrammar
-# refuse non-capturing ones.
+# xgrammar reads an ECMAScript dialect and llguidance Rust's. All other characters are literals in
+# both, and neither accepts a backslash before every character. No groups: older versions of
+# xgrammar refuse non-capturing groups.
 _ESCAPES: Final = str.maketrans({char: f"\\{char}" for char in "\\^$.|?*+()[]{}"})
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def fault_of(grammar_class: Any, constraint: Constraint) -> str:
     try:
         text = str(build(guide_text(constraint)))
     except Exception:
-        # Its message quotes the client's text, and its classes differ between versions.
+        # The message quotes the client's text, and the exception classes differ between versions.
         return NOT_COMPILED
     return NO_OUTPUT if has_dead_end(text) else ""
 
@@ -96,7 +96,7 @@ class ConstraintCheck:
             in_worker(lambda: self._check(constraint), "trtllm constraint")
         )
         checking.add_done_callback(release)
-        # A cancelled caller leaves the check running, which keeps its place until it is done.
+        # When the caller is cancelled, the check continues and keeps its permit until it is done.
         await asyncio.wait([checking])
         return checking.result()
 

@@ -134,7 +134,7 @@ def main() -> None:
     grammar_class = installed_grammar()
     if grammar_class is None:
         sys.exit(1)
-    # What a library prints is not an answer.
+    # Keeps output that a library prints out of the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with Path("/proc/self/statm").open(encoding="ascii") as statm:
@@ -148,7 +148,7 @@ def main() -> None:
         constraint = Constraint(
             kind=ConstraintKind(question["kind"]), texts=tuple(question["texts"])
         )
-        # Ends this process also when its parent is gone.
+        # Ends this process even if its parent has ended.
         signal.alarm(round(2 * CHECK_S))
         fault = fault_of(grammar_class, constraint)
         signal.alarm(0)

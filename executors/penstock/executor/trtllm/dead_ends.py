@@ -66,9 +66,9 @@ class _Reader:
 
     def __init__(self) -> None:
         self.rules: dict[str, _Rule] = {}
-        # The innermost bracket last. Text before the first rule belongs to none.
+        # Innermost bracket last. Text before the first rule belongs to no rule.
         self._open = [_Rule()]
-        # The operand of a quantifier; None for what needs no rule.
+        # The operand of a quantifier; None if it needs no rule.
         self._last: str | None = None
 
     def take(self, token: re.Match[str]) -> None:
@@ -159,12 +159,12 @@ def _point(character: re.Match[str]) -> int:
 
 def _productive(rules: dict[str, _Rule]) -> set[str]:
     """Return the rules with an alternative that needs only productive rules, computed bottom-up."""
-    # By needed rule: the alternatives that wait for it, each with its rule and what it still needs.
+    # By needed rule: the alternatives that wait for it, each with its rule and missing rules.
     waiting: dict[str, list[tuple[str, set[str]]]] = defaultdict(list)
     ready: list[str] = []
     for name, rule in rules.items():
         for alternative in rule.alternatives:
-            # A name without a rule would not have been compiled.
+            # xgrammar does not compile a name without a rule.
             needs = {each for each in alternative if each in rules or each == _NEVER}
             if not needs:
                 ready.append(name)

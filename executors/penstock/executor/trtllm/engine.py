@@ -62,7 +62,7 @@ class EngineHandle:
         try:
             self._thread.run(self._start(config, folder, package, mapping))
         except BaseException:
-            # Release what was loaded, and with it the engine's own processes.
+            # Release the loaded engine, including its processes.
             self.close()
             raise
 
@@ -140,7 +140,7 @@ class EngineHandle:
         except Exception:
             if not self._first_stats.done():
                 raise
-            # From here on they are only for the audit; no request depends on them.
+            # After the first statistics, only the audit needs them; no request depends on them.
             log.exception("the engine's statistics cannot be read any more")
 
     async def _watch_health(self) -> None:
@@ -172,7 +172,7 @@ class EngineHandle:
         try:
             self._llm.shutdown()
         except Exception as error:
-            # After a death it raises the cause of it once more, and stops there.
+            # After the engine has died, `shutdown` raises the cause again and stops there.
             log.warning(
                 "the engine's shutdown raised %r; its processes are ended separately", error
             )

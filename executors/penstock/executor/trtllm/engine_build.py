@@ -117,7 +117,8 @@ def build_engine(
     flags = settings.flags()
     key = engine_key(model, flags, found_gpus(), _installed_version())
     place = cache.place_of(model, key)
-    # Checked before the builder is run: that takes the time of importing the vendor's package.
+    # Checked before the builder runs, because the builder imports the vendor's package, which is
+    # slow.
     if _is_cached(cache, place, reporter):
         return Built(path=place, is_new=False, explanation="cached: built before")
     builder = find_builder()
@@ -125,7 +126,7 @@ def build_engine(
     if lacking:
         raise BadBuild(f"{lacking[0]}: {builder.name} of this version has no --{lacking[0]}")
     with cache.locked(place, _wait_reporter(reporter), max_wait_s=max_wait_s) as lock:
-        # The previous holder of the lock may have built it.
+        # The previous holder of the lock may have built the engine.
         if cache.exists(place) and not cache.damage(place):
             return Built(path=place, is_new=False, explanation="cached: built meanwhile")
         _build(builder, folder, flags, cache, place, key, lock, reporter)

@@ -124,7 +124,7 @@ class EngineCache:
         """
         prefix = f".{place.name}.building-"
         for left in self._folder.glob(f"{prefix}*"):
-            # Of a killed build: no other process holds the lock.
+            # The folder is from a killed build: no other process holds the lock.
             shutil.rmtree(left)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=self._folder))
         try:
@@ -134,7 +134,7 @@ class EngineCache:
 
     def keep(self, built: Path, place: Path, manifest: Mapping[str, Any]) -> None:
         """Move a complete engine to its final folder in one step; replace a damaged one."""
-        # mkdtemp makes it private; a service may run as another user.
+        # mkdtemp makes the folder private; a service may run as another user.
         built.chmod(0o755)
         whole = {**manifest, "engine": inventory(built)}
         with (built / MANIFEST).open("w", encoding="utf-8") as file:

@@ -175,10 +175,11 @@ class TrtllmExecutor:
 
     def _check_pages(self, batch: Batch, num_unanswered_blocks: int) -> None:
         now_s = self._clock()
-        # A page ahead for each, the drafts' included, and the blocks of aborted requests.
+        # Pages ahead of each request, including those for drafts, and the blocks of aborted
+        # requests.
         ahead = self._blocks.num_inside * self._num_blocks_ahead
         slack = ahead + self._blocks.num_leaving_blocks
-        # In between the engine may have released some and not added others yet.
+        # In between, the engine may have released some blocks and not yet added others.
         self.audit.note_mirror(max(0, batch.num_old_blocks - num_unanswered_blocks), now_s)
         self.audit.note_mirror(batch.num_used_blocks, now_s, slack_blocks=slack)
         stats = self._responses.take_stats()

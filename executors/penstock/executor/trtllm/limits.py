@@ -84,8 +84,8 @@ def engine_info(
     reported = (folder.max_batch_size, stats.max_num_active)
     max_num_seqs = min(config.max_batch_size, *(limit for limit in reported if limit))
     block_size = stats.tokens_per_block
-    # Drafts are written before they are accepted, beyond the length that any request was admitted
-    # with.
+    # Drafts are written before they are accepted, beyond the length with which a request was
+    # admitted.
     num_draft_blocks = -(-_num_draft_tokens(config) // block_size) * max_num_seqs
     return ExecutorInfo(
         name="trtllm",

@@ -74,12 +74,12 @@ def llm_arguments(
     default = TrtllmConfig()
     settings: dict[str, _Setting] = {
         "model": _Setting(value=str(folder.path), is_asked_for=True),
-        # Our scheduler fills the engine up to these.
+        # Our scheduler fills the engine up to these limits.
         "max_batch_size": _Setting(value=config.max_batch_size, is_asked_for=True),
         "max_num_tokens": _Setting(value=config.max_num_tokens, is_asked_for=True),
-        # Engines built ahead have statistics without asking.
+        # Engines built ahead always report statistics.
         "enable_iter_perf_stats": _Setting(value=True, is_asked_for=not folder.is_engine),
-        # Of iterations that were not read; without a bound they accumulate.
+        # Limits the statistics that were not read; without a limit they accumulate.
         "max_stats_len": _Setting(value=_MAX_STATS, is_asked_for=False),
         **_text_side(config, tokenizer_path or folder.path),
     }
@@ -149,7 +149,7 @@ def _scheduler(settings: SchedulerSettings, package: Package) -> Any:
         member = _member(package, "ContextChunkingPolicy", chunking, where)
         values["context_chunking_policy"] = _Setting(value=member, is_asked_for=True)
     if "priority" in package.generate_arguments:
-        # Without it the engine accepts a request's priority and ignores it.
+        # Without this policy, the engine accepts a request's priority and ignores it.
         values["waiting_queue_policy"] = _Setting(value="priority", is_asked_for=False)
     return _built(package, "SchedulerConfig", where, values)
 
@@ -160,7 +160,7 @@ def _cuda_graph(settings: CudaGraphSettings, package: Package) -> Any:
         return None
     names = ("batch_sizes", "max_batch_size", "enable_padding")
     values = _given(settings, CudaGraphSettings(), names)
-    # The engine accepts one of the two; the sizes imply the largest.
+    # The engine accepts only one of the two; the batch sizes imply the maximum.
     values.pop("max_batch_size" if settings.batch_sizes else "batch_sizes", None)
     return _built(package, "CudaGraphConfig", "cuda_graph_config", values)
 
@@ -172,8 +172,8 @@ def _lora(settings: LoraSettings, package: Package) -> Any:
         "max_loras": settings.max_loras or num_adapters,
         "max_cpu_loras": settings.max_cpu_loras or num_adapters,
     }
-    # From one folder, and it accepts only one, the engine reads which layers are adapted; without
-    # either, it allocates memory for every layer.
+    # The engine reads from one folder (it accepts only one) which layers are adapted; without a
+    # folder or the setting, it allocates memory for every layer.
     if settings.lora_target_modules:
         values["lora_target_modules"] = list(settings.lora_target_modules)
     else:
@@ -190,15 +190,15 @@ def _speculative(settings: SpeculativeSettings, package: Package) -> Any:
         values.setdefault(
             "max_matching_ngram_size", _Setting(value=_NGRAM_MATCH, is_asked_for=False)
         )
-    # Without it line 1.2 samples greedily wherever drafting runs inside the model, whatever a
-    # request asks for; later versions detect it themselves (NVIDIA PR #14745).
+    # Without this argument, release 1.2 samples greedily whenever drafting runs inside the model,
+    # whatever the request; later versions detect the options themselves (NVIDIA PR #14745).
     values["allow_advanced_sampling"] = _Setting(value=True, is_asked_for=False)
     if settings.decoding_type is DecodingType.EAGLE:
         values["eagle3_one_model"] = _Setting(
             value=settings.eagle3_one_model, is_asked_for=not settings.eagle3_one_model
         )
     if settings.speculative_model is not None:
-        # Line 1.2 calls it a directory.
+        # Release 1.2 names the argument a directory.
         taken = _taken_by(package.named(class_name))
         name = "speculative_model" if "speculative_model" in taken else "speculative_model_dir"
         values[name] = _Setting(value=str(settings.speculative_model), is_asked_for=True)

@@ -207,7 +207,8 @@ def _other_quantisation(config: Mapping[str, object]) -> Quantisation | None:
         case "mxfp4":
             return Quantisation(algorithm="MXFP4")
         case "modelopt":
-            # Newer exports repeat hf_quant_config.json here; alone it is for later lines.
+            # Newer exports repeat hf_quant_config.json here; without that file, only later releases
+            # read it.
             named = values.get("quant_algo")
             name = named if isinstance(named, str) else "ModelOpt"
             return Quantisation(algorithm=name, is_readable=False)

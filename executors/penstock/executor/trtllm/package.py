@@ -29,7 +29,7 @@ MISSING = (
 )
 
 _JOB_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
-# Not of a job: transport tuning by containers and operators, and the permission to run as root.
+# Variables that do not belong to a job: transport tuning, and the permission to run as root.
 _KEPT = re.compile(
     r"OMPI_ALLOW_RUN_AS_ROOT.*|OMPI_MCA_(btl|coll|io|mtl|osc|pml)(_.*)?|PMIX_MCA_gds"
 )
@@ -91,7 +91,7 @@ def load_package(*, is_engine: bool = False) -> Package:
     version so far has had. Logs a warning for a release other than RECORDED_LINE.
     """
     forget_mpi_job(os.environ)
-    # Later versions report usage to the vendor unless it is set.
+    # Later versions report usage to the vendor unless this variable is set.
     os.environ.setdefault("TRTLLM_NO_USAGE_STATS", "1")
     try:
         root = import_module("tensorrt_llm")
@@ -101,7 +101,7 @@ def load_package(*, is_engine: bool = False) -> Package:
             raise ExecutorUnavailable(MISSING) from error
         raise _broken(error) from error
     except (ImportError, OSError) as error:
-        # A missing library of CUDA, TensorRT or MPI, or one of another version.
+        # A library of CUDA, TensorRT or MPI is missing or has another version.
         raise _broken(error) from error
     version = str(getattr(root, "__version__", "of unknown version"))
     _warn_of_another_line(version)
@@ -136,7 +136,7 @@ def _inspect(root: ModuleType, llmapi: ModuleType, version: str) -> Package:
         llm_arguments=_constructor_arguments(llm_class, llmapi.TorchLlmArgs),
         build=llm_class,
         honours_penalties=_default_sampler_has_penalties(),
-        # LoraConfig is in the second, in some versions in the first.
+        # LoraConfig is in lora_helper, in some versions in llmapi.
         modules=(llmapi, lora_helper) if lora_helper is not None else (llmapi,),
     )
 
@@ -164,7 +164,7 @@ def _constructor_arguments(llm_class: Any, model: Any) -> frozenset[str]:
 
 
 def _default_sampler_has_penalties() -> bool:
-    # Nested in the class since NVIDIA PR #16485; before that penalties are silently ignored.
+    # Nested in the class since NVIDIA PR #16485; earlier versions silently ignore penalties.
     sampler = _optional("tensorrt_llm._torch.pyexecutor.sampler", "TorchSampler")
     return hasattr(sampler, "PenaltyHandler")
 

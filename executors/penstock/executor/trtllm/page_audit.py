@@ -42,7 +42,7 @@ class PageAudit:
         if self._mirror[-1][1:] == (least, most):
             return
         self._mirror.append((now_s, least, most))
-        # The value at the window's start was set before it.
+        # Keep the last value before the window: it is the value at the window's start.
         while len(self._mirror) > 1 and self._mirror[1][0] < now_s - _WINDOW_S:
             self._mirror.popleft()
 

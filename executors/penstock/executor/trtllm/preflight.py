@@ -124,7 +124,7 @@ def _check_engine(folder: ModelFolder, config: TrtllmConfig) -> None:
     """Raise ValueError if the engine was built for other sizes or cannot run here."""
     spec = importlib.util.find_spec("tensorrt_llm")
     places = spec.submodule_search_locations if spec is not None else None
-    # Without the package the executor itself reports what to install.
+    # If the package is missing, the executor reports what to install.
     if places is not None and not any((Path(p) / "_tensorrt_engine").exists() for p in places):
         raise ValueError(
             f"{folder.explanation}; the installed tensorrt_llm has no TensorRT backend"

@@ -9,7 +9,8 @@ indicate an engine error count only if the constraint does not contain them.
 import re
 from typing import Final
 
-# Since NVIDIA PR #9078; the rest is the grammar compiler's own text, which quotes the constraint.
+# The format since NVIDIA PR #9078; `rest` is the grammar compiler's text, which quotes the
+# constraint.
 _GUIDED: Final = re.compile(r"\s*guided decoding error:\s*(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 _FAULTS: Final = re.compile(
     r"\b(cuda\w*|cublas\w*|nccl\w*|mpi|out of memory|bad_alloc|internal error|kernel|traceback"
@@ -28,7 +29,7 @@ _REFUSALS: Final = re.compile(
     r"|guided decoding is not enabled",
     re.IGNORECASE,
 )
-# Errors after which a CUDA context is lost, by their names and by their texts.
+# Names and texts of errors after which a CUDA context is lost.
 _FATAL: Final = re.compile(
     r"cudaErrorIllegalAddress|cudaErrorLaunchFailure|cudaErrorAssert|cudaErrorECCUncorrectable"
     r"|device-side assert|illegal memory access|unspecified launch failure"

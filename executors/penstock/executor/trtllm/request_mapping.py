@@ -72,7 +72,7 @@ class RequestMapping:
         ignore.
         """
         self._check_tokens(tokens)
-        # Earlier output is prompt to the engine and output to us.
+        # Earlier output is part of the prompt for the engine and output for us.
         num_generated = len(tokens) - spec.num_original_prompt_tokens
         arguments: dict[str, Any] = {
             "inputs": tokens.tolist(),
@@ -86,7 +86,8 @@ class RequestMapping:
         if spec.retention is not None:
             arguments["kv_cache_retention_config"] = self._retention(spec.retention)
         if "priority" in self._package.generate_arguments:
-            # Ours are -100 .. 100, the engine's 0 .. 1; in both, more is more urgent.
+            # Our priorities are -100 .. 100, the engine's 0 .. 1; in both, a greater one is more
+            # urgent.
             arguments["priority"] = (spec.priority + 100) / 200
         return arguments
 
@@ -106,18 +107,18 @@ class RequestMapping:
     def _sampling_params(self, spec: RequestSpec, num_generated: int) -> SamplingParams:
         max_tokens = spec.max_tokens - num_generated
         if max_tokens < 1:
-            # A request without any once ended the engine (NVIDIA issue #7692).
+            # A request without tokens to generate ended the engine (NVIDIA issue #7692).
             raise ValueError("max_tokens: must leave at least one token to generate")
         min_tokens = max(0, spec.num_barred_tokens - num_generated)
         if min_tokens:
             self._require(Feature.MIN_TOKENS, "min_tokens")
         options: dict[str, Any] = {
             "n": 1,
-            # The engine silently lowers it to what fits; ours is checked to fit.
+            # The engine silently lowers max_tokens to fit; admission has checked that ours fits.
             "max_tokens": max_tokens,
             "seed": spec.sampling.seed,
-            # With detokenising the engine would search the text for stop strings and keep running
-            # after a hit. The front does both.
+            # If it detokenised, the engine would search the text for stop strings and continue
+            # after a match. The front does both.
             "detokenize": False,
             "add_special_tokens": False,
         }
@@ -180,13 +181,13 @@ class RequestMapping:
         if spec.sampling.num_logprobs < 0:
             return {}
         self._require(Feature.LOGPROBS, "sampling.num_logprobs")
-        # 0 is off in line 1.2; the chosen token comes with any number.
+        # 0 disables logprobs in release 1.2; the chosen token is included with any number.
         return {"logprobs": max(1, spec.sampling.num_logprobs)}
 
     def _embedding_bias(self, biases: tuple[tuple[int, float], ...]) -> Any:
         """Return float32 [vocab_size], the only form of a logit bias that the engine supports."""
         self._require(Feature.LOGIT_BIAS, "sampling.logit_bias")
-        # The engine brings torch along; a request without bias does not need it.
+        # torch is a dependency of the engine; a request without bias does not need it.
         import torch
 
         dense = np.zeros(self._vocab_size, dtype=np.float32)
@@ -203,7 +204,7 @@ class RequestMapping:
         feature, field = _GUIDES[constraint.kind]
         self._require(feature, "constraint")
         if any("\0" in text for text in constraint.texts):
-            # xgrammar reads it as a C string, and would enforce only the part before it.
+            # xgrammar reads a C string, and would enforce only the part before this character.
             raise ValueError("constraint: must not contain the character U+0000")
         guide: GuidedDecodingParams = self._package.guided_decoding_params(
             **{field: guide_text(constraint)}
@@ -250,7 +251,7 @@ def _check_arguments(config: TrtllmConfig, package: Package) -> None:
     """
     needed = {"inputs", "sampling_params", "streaming"}
     if config.kv_cache_config.enable_block_reuse:
-        # Without a salt tenants would find each other's prompts in the cache.
+        # Without a salt, tenants would hit each other's prompts in the cache.
         needed |= {"cache_salt", "kv_cache_retention_config"}
     if config.lora_config.adapters:
         needed.add("lora_request")
@@ -278,7 +279,7 @@ def _stops(stop_ids: tuple[int, ...], *, is_barred: bool) -> dict[str, Any]:
         "end_id": stop_ids[-1] if stop_ids else _NO_END_ID,
         "pad_id": stop_ids[-1] if stop_ids else 0,
         "ignore_eos": not stop_ids,
-        # Otherwise tokens that were delivered vanish from the last result.
+        # Otherwise the last result lacks tokens that were delivered before.
         "include_stop_str_in_output": True,
     }
     if len(stop_ids) > 1 and not is_barred:
@@ -295,5 +296,5 @@ def _check_constrained(spec: RequestSpec, num_generated: int, min_tokens: int) -
     if not spec.stop_ids:
         raise ValueError("stop_ids: a constrained output ends with an end-of-sequence token")
     if min_tokens:
-        # A complete constraint leaves the end as the only token, and this would bar it.
+        # After a complete constraint only the end token is allowed, which min_tokens would bar.
         raise ValueError("min_tokens: cannot be combined with a constraint")

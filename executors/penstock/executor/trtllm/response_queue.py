@@ -69,7 +69,7 @@ class ResponseQueue:
     def put(self, response: Response, loop: asyncio.AbstractEventLoop) -> None:
         """Pass a response on, together with all others of this iteration of the loop."""
         if not self._pending:
-            # Runs after every stream that this iteration woke has added its part.
+            # Runs after every stream that this iteration woke has added its response.
             loop.call_soon(self._flush)
         self._pending.append(response)
 

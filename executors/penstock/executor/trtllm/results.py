@@ -69,7 +69,7 @@ def result_of(news: Iterable[Response]) -> StepResult:
 def _failure_of(response: Response) -> SlotFailure | None:
     detail = response.failure
     if detail and not response.is_own:
-        # The engine's text may quote what the client wrote: logged only where logs may contain such
+        # The engine's text may quote the client's text: it is logged only if logs may contain such
         # text.
         log.debug(
             "the engine's error text of a request",
@@ -143,5 +143,5 @@ def _rank(entry: Mapping[int, Logprob], token: int) -> int:
     if found.rank is not None:
         return found.rank
     num_better = sum(other.logprob > found.logprob for other in entry.values())
-    # The last of several may be there only because it was chosen.
+    # The last of several entries may be present only because it was chosen.
     return 1 + num_better if num_better < max(1, len(entry) - 1) else 0

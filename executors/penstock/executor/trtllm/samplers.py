@@ -19,13 +19,13 @@ from penstock.executor.trtllm.package import Package
 from penstock.scheduler.executor import Feature
 
 HONOURED: Final[Mapping[SamplerType, frozenset[SamplerPromise]]] = {
-    # The default of line 1.2. It ignores the three penalties (NVIDIA issue #9442; PR #16485 brings
-    # them, which `Package.honours_penalties` reports), the seed (one generator for all requests;
-    # PR #17172) and min_p (PR #16590). Its bar on early ends counts the prompt in, so that
+    # The default of release 1.2. It ignores the three penalties (NVIDIA issue #9442; PR #16485 adds
+    # them, which `Package.honours_penalties` reports), the seed (one generator for all requests; PR
+    # #17172) and min_p (PR #16590). Its check for early ends counts the prompt too, so that
     # min_tokens bars nothing.
     SamplerType.TORCH: frozenset(),
-    # The older one, of C++: all of these, though not together with speculative decoding, and no
-    # log probabilities. Deprecated, gone in 1.4.
+    # The older sampler, in C++: honours all of these, though not together with speculative
+    # decoding, and has no log probabilities. Deprecated, removed in 1.4.
     SamplerType.TRTLLM: frozenset(SamplerPromise),
 }
 """The options that each sampler honours in release 1.2, among those that samplers are known to
@@ -37,8 +37,8 @@ GUIDED: Final[Mapping[GuidedDecodingBackend, frozenset[Feature]]] = {
     GuidedDecodingBackend.XGRAMMAR: frozenset(
         {Feature.JSON_SCHEMA, Feature.REGEX, Feature.GRAMMAR, Feature.CHOICE}
     ),
-    # Its grammars use a dialect of Lark, where EBNF is an error or has another meaning, and its
-    # regular expressions Rust's: their dead ends cannot be found here.
+    # Its grammars use a dialect of Lark, in which EBNF is an error or has another meaning, and its
+    # regular expressions use Rust's dialect: dead ends of both cannot be found here.
     GuidedDecodingBackend.LLGUIDANCE: frozenset({Feature.JSON_SCHEMA, Feature.CHOICE}),
 }
 """The constraints that each guided decoding backend can enforce."""

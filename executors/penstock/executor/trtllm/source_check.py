@@ -258,7 +258,7 @@ class _Tree:
             return
         found.add(node)
         for base in node.bases:
-            # By its bare name: a class of another module is not found.
+            # Looked up by its bare name: a class of another module is not found.
             if (base_name := ast.unparse(base).rpartition(".")[2]) != name:
                 self._add(found, file, base_name)
 
@@ -356,7 +356,7 @@ def _is_same(recorded: object, real: object) -> bool:
         real = _REQUIRED
     if isinstance(recorded, dict):
         return real == _REQUIRED if "required" in recorded else real in (_FACTORY, [], {}, ())
-    # Enum members are written by their value in one and by their name in the other.
+    # One side writes enum members by value, the other by name.
     return recorded == real or str(recorded).lower() == str(real).lower()
 
 

@@ -93,7 +93,7 @@ class StatsPoller:
         while not self._stopping.is_set():
             await self._submitted.wait()
             self._submitted.clear()
-            # Those of the last iterations may come after the end of the last request.
+            # Statistics of the last iterations may arrive after the end of the last request.
             while await read() or (self._is_busy() and not self._stopping.is_set()):
                 pass
 
@@ -107,7 +107,7 @@ class StatsPoller:
             count += 1
             if self._stopping.is_set():
                 return 0
-        # A pause ended it. Without this only the next submission would restart it.
+        # A pause ended the iterator. Without this call, only the next submission would restart it.
         revive = getattr(stats, "mark_undone", None)
         if revive is not None:
             revive()

@@ -128,7 +128,7 @@ class Streams:
         try:
             stream.result = self.llm.generate_async(**arguments)
         except (self.request_error, ValueError, TypeError) as error:
-            # A TypeError is rather our fault than the request's.
+            # A TypeError is more likely our error than the request's.
             text, quoted = str(error), _quotable(stream)
             if is_fatal(text, quoted):
                 raise ExecutorDied(f"the engine is lost: {_first_line(text)}") from error
@@ -143,14 +143,15 @@ class Streams:
             return
         stream.abort()
         if stream.result is None:
-            # Its constraint is being checked or waits for that: it will not be submitted.
+            # Its constraint is being checked or waits for its check; the request will not be
+            # submitted.
             if stream.task is not None:
                 stream.task.cancel()
         else:
             stream.grace = self.loop.call_later(self.abort_grace_s, self._give_up, stream)
 
     def _give_up(self, stream: _Stream) -> None:
-        # It most likely waited in the engine's own queue: such an abort is never answered.
+        # The request most likely waited in the engine's own queue: then its abort gets no response.
         self.num_given_up += 1
         if stream.task is not None:
             stream.task.cancel()
@@ -206,7 +207,7 @@ class Streams:
         quoted = _quotable(stream)
         if is_fatal(text, quoted):
             self.responses.die(ExecutorDied(f"the engine is lost: {_first_line(text)}"))
-        # It has answered before, so the request was acceptable.
+        # If the engine has responded before, it has accepted the request.
         is_early = not stream.has_answered
         return Response(
             stream.submitted,
@@ -235,7 +236,7 @@ class Streams:
         assert stream.result is not None
         async for output in stream.result:
             sequence = output.outputs[0]
-            # The last item may have fewer ids than were sent: a stop that was removed again.
+            # The last item may have fewer ids than were sent: the engine removes a stop token.
             response = Response(submitted, sequence.token_ids[num_sent:])
             if wants_logprobs:
                 response.logprobs = _cut(sequence, num_sent, response.tokens)
@@ -306,5 +307,5 @@ def _stop_id(sequence: CompletionOutput, submitted: SubmittedRequest) -> int:
         return -1
     if isinstance(sequence.stop_reason, int):
         return sequence.stop_reason
-    # The engine's end_id has no stop_reason, and is the last of ours (see request_mapping).
+    # The engine reports no stop_reason for its end_id, our last stop id (see request_mapping).
     return submitted.spec.stop_ids[-1] if submitted.spec.stop_ids else -1

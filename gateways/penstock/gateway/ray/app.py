@@ -1,10 +1,10 @@
 """The deployment: every replica owns one Penstock service and relays calls from Serve to it.
 
-Owns what Serve calls: one method per RPC, health, load, the end. The only module, except
-`ending_carrier`, that knows Ray.
+Owns what Serve calls: one method per RPC, health, load, shutdown. The only module, except
+`ending_carrier`, that depends on Ray.
 """
 
-# Ray comes with an extra, and has types for a part of itself.
+# Ray is installed by an extra, and is only partly typed.
 # pyright: reportMissingImports=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -30,21 +30,21 @@ _CANCEL = METHODS["Cancel"]
 _BROADCAST_TIMEOUT_S = 5.0
 
 REPLICA_TRAILER = "penstock-replica"
-"""Which replica took a call: the name that Serve's logs and metrics have for it."""
+"""Trailer with the replica that served a call, named as in Serve's logs and metrics."""
 
 DEPLOYMENT: dict[str, Any] = {
     "name": "Penstock",
-    # The queue is the engine's: it knows who is urgent, and refuses with details.
+    # Requests queue in the engine, which orders them by urgency and refuses with details.
     "max_ongoing_requests": 1000,
     "health_check_period_s": 5.0,
-    # For streams to end, and then for the service.
+    # Includes the end of streams, and then the shutdown of the service.
     "graceful_shutdown_timeout_s": 120.0,
 }
-"""Defaults, unless a config file sets others."""
+"""Defaults of the deployment; a config file may set other values."""
 
 
 class PenstockReplica:
-    """One service behind Serve's ingress. It gets a method for each RPC, of that name, below."""
+    """One service behind Serve's ingress. For each RPC a method with its name is added below."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -54,11 +54,13 @@ class PenstockReplica:
         self._gauge = LoadGauge(self._service.operations)
 
     def check_health(self) -> None:
-        """Called by Serve; an exception makes it replace the replica."""
+        """Raise ServiceFailed if the service has ended: Serve, which calls this, then replaces the
+        replica.
+        """
         self._service.check()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Serve; the input of `QueueTimePolicy`."""
+        """Return the input of `QueueTimePolicy`; called by Serve."""
         return (await self._gauge.read()).figures()
 
     async def Cancel(self, data: bytes, grpc_context: Any) -> RawMessage:
@@ -74,7 +76,7 @@ class PenstockReplica:
         return await self.relay.unary(_CANCEL, data, metadata)
 
     def about(self) -> dict[str, str | int]:
-        """The location of this replica, for operators: `handle.broadcast("about")`."""
+        """Return the location of this replica, for operators: `handle.broadcast("about")`."""
         return {
             "replica": serve.get_replica_context().replica_id.unique_id,
             "node": ray.get_runtime_context().get_node_id(),
@@ -85,7 +87,9 @@ class PenstockReplica:
         }
 
     async def __del__(self) -> None:
-        """Called by Serve once the replica has no calls left, or too little time for them."""
+        """Drain the service; called by Serve when no calls are left, or too little time for
+        them.
+        """
         if not hasattr(self, "_gauge"):
             return  # it never started
         await asyncio.to_thread(self._service.drain, self._settings.stop_timeout_s)
@@ -96,7 +100,7 @@ class PenstockReplica:
         context = serve.get_replica_context()
         handle = serve.get_deployment_handle(context.deployment, context.app_name)
         asked = handle.broadcast("cancel_here", data, metadata)
-        # One that dies meanwhile has nothing to cancel any more; the others still may.
+        # A replica that dies meanwhile has nothing left to cancel; other replicas may.
         told: list[Answer | BaseException] = await asked.results_async(
             timeout_s=_BROADCAST_TIMEOUT_S, return_exceptions=True
         )
@@ -181,10 +185,10 @@ _give_methods()
 
 
 def build(args: dict[str, Any], **options: Any) -> Any:
-    """The application, for `import_path: penstock.gateway.ray.app:build`.
+    """Return the application, for `import_path: penstock.gateway.ray.app:build`.
 
-    `args`: see `Settings`. `options`: Serve's own for the deployment, for those who call this; a
-    config file has them under `deployments`. Raises ValueError naming an invalid argument.
+    `args`: see `Settings`. `options`: Serve's options of the deployment, for code that calls this;
+    a config file has them under `deployments`. Raises ValueError naming an invalid argument.
     """
     deployment = serve.deployment(PenstockReplica).options(**{**DEPLOYMENT, **options})
     return deployment.bind(settings_of(args))

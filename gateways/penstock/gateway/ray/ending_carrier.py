@@ -1,15 +1,15 @@
 """Carries the end of a call, with its trailers, from a replica to the caller.
 
-Owns the values that a method passes to Serve in place of protobuf messages, and the way that an end
-takes. Serve calls `SerializeToString` on whatever a method yields.
+Owns the values that a method passes to Serve in place of protobuf messages, and how an end is sent.
+Serve calls `SerializeToString` on every value that a method yields.
 
-Where the replica itself is the ingress (`RAY_SERVE_ENABLE_HA_PROXY`), the status that a method sets
-on its context goes out when the method returns. Where Serve's proxy stands between, the context
-travels with each message, and with nothing else: Serve's public ways to fail a stream either drop
-the trailers, where the google.rpc details are (an exception), or cost the caller a message too many
-(a yield). The proxy does take an object of its class `ResponseStatus` for the end in place of a
-message, context included, which is not promised. Where a release has no such class, failed streams
-keep their status and their message alone; a test on a real cluster detects this.
+If the replica itself is the ingress (`RAY_SERVE_ENABLE_HA_PROXY`), the status that a method sets on
+its context is sent when the method returns. If Serve's proxy is in between, the context is sent
+only together with a message: Serve's public ways to fail a stream either drop the trailers, which
+have the google.rpc details (an exception), or send the caller one message too many (a yield). The
+proxy also accepts an object of its class `ResponseStatus` in place of a message as the end,
+including the context, but Serve does not guarantee this. If a release has no such class, failed
+streams keep only their status and their message; a test on a real cluster detects this.
 """
 
 import enum
@@ -18,7 +18,7 @@ from typing import Any
 
 
 class Way(enum.Enum):
-    """How the end of a stream is sent; what was set on the context goes with the first two."""
+    """How the end of a stream is sent; the first two also send what was set on the context."""
 
     RETURN = enum.auto()
     CARRIER = enum.auto()
@@ -26,7 +26,7 @@ class Way(enum.Enum):
 
 
 class RawMessage:
-    """A message that is bytes already."""
+    """A message that is already serialised."""
 
     __slots__ = ("_data",)
 
@@ -34,12 +34,12 @@ class RawMessage:
         self._data = data
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - the name that Serve calls
-        """The message."""
+        """Return the message."""
         return self._data
 
 
 class EndingCarrier:
-    """The end of a stream as an item of it, for `Way.CARRIER`."""
+    """The end of a stream as its last item, for `Way.CARRIER`."""
 
     __slots__ = ("_code", "_message")
 
@@ -48,14 +48,14 @@ class EndingCarrier:
         self._message = message
 
     def SerializeToString(self) -> Any:  # noqa: N802 - the name that Serve calls
-        """The bytes that the proxy takes as the end."""
+        """Return the object that the proxy accepts as the end."""
         return _private("proxy_request_response", "ResponseStatus")(
             code=self._code, message=self._message
         )
 
 
 def way_of_endings() -> Way:
-    """How the installed version of Ray reports the end of a stream."""
+    """Return how the installed version of Ray reports the end of a stream."""
     if _private("constants", "RAY_SERVE_ENABLE_DIRECT_INGRESS"):
         return Way.RETURN
     is_there = _private("proxy_request_response", "ResponseStatus") is not None
@@ -63,7 +63,7 @@ def way_of_endings() -> Way:
 
 
 def _private(module: str, name: str) -> Any:
-    """A private attribute of Serve; None if this release lacks it."""
+    """Return a private attribute of Serve; None if this release lacks it."""
     try:
         return getattr(importlib.import_module(f"ray.serve._private.{module}"), name, None)
     except ImportError:

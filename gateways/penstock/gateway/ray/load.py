@@ -1,6 +1,6 @@
 """The load of a replica's service.
 
-Owns the query and the figures used for scaling. Does not know their use.
+Owns the query and the figures used for scaling. Independent of how they are used.
 """
 
 from dataclasses import asdict, dataclass
@@ -25,32 +25,33 @@ class ReplicaLoad:
     num_pending: int
 
     def figures(self) -> dict[str, float]:
-        """The figures by the names that Serve uses."""
+        """Return the figures by the names that Serve uses."""
         return asdict(self)
 
 
 class LoadGauge:
-    """Asks the operations service at `address`. Create it on its event loop."""
+    """Queries the operations service at `address`. Create it on its event loop."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.aio.insecure_channel(address)
         self._stub = pb_grpc.OperationsServiceStub(self._channel)
 
     async def close(self) -> None:
-        """Drop the connection."""
+        """Close the connection."""
         await self._channel.close()
 
     async def read(self) -> ReplicaLoad:
-        """The load now. Raises grpc.aio.AioRpcError when the service does not answer."""
+        """Return the current load. Raises grpc.aio.AioRpcError if the service does not respond."""
         answer = await self._stub.GetStats(pb.GetStatsRequest(), timeout=_TIMEOUT_S)
         return load_of(answer.stats)
 
 
 def load_of(stats: stats_pb2.ServerStats) -> ReplicaLoad:
-    """The load of the fullest model.
+    """Return the maximum queue time and busy share over all models, and the sum of pending
+    requests.
 
-    Without a prediction (no request has ended yet) it is the median wait of the last minute, zero
-    if no request waited.
+    Without a prediction (no request has ended yet) the queue time is the median wait of the last
+    minute, zero if no request waited.
     """
     loads = [_model_load(model) for model in stats.models]
     return ReplicaLoad(

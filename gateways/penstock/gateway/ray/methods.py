@@ -1,7 +1,7 @@
 """The calls that pass through Serve: the contract's services, and the health of a service.
 
 Owns their table, and the function by which Serve's proxies register them. Messages are never parsed
-here: they pass as bytes, so that what is malformed is refused by the service, as without Serve.
+here: they pass as bytes, so that the service refuses malformed ones, as without Serve.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _SERVICES = (
     model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
 )
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
-# A Watch never ends by itself, so each would hold back the end of a replica. Clients that watch
+# A Watch never ends by itself, so each would delay the end of a replica. Clients that watch
 # take UNIMPLEMENTED for healthy, as the protocol requires.
 _HEALTH_METHODS = ("Check",)
 
@@ -55,13 +55,15 @@ def _methods() -> dict[str, Method]:
 
 
 METHODS = _methods()
-"""By name. No two services have a method of one name: Serve could not distinguish them."""
+"""Methods by name. No two services have methods of the same name, which Serve could not
+distinguish.
+"""
 
 
 def add_penstock_to_server(servicer: object, server: grpc.Server) -> None:
-    """What `grpc_servicer_functions` names: registers every method, without parsing its messages.
+    """Register every method, without parsing its messages; named by `grpc_servicer_functions`.
 
-    Serve puts its own behaviour in place of `servicer`'s, which is therefore never called.
+    Serve replaces the behaviour of `servicer`, which is therefore never called.
     """
     for service in sorted({method.service for method in METHODS.values()}):
         handlers = {

@@ -1,7 +1,7 @@
 """Relays a replica's calls to the replica's own service.
 
-Owns what passes: messages as bytes, metadata, cancellation, and how the call ended, with its
-trailers. Knows neither Serve nor the content of messages.
+Owns what is relayed: messages as bytes, metadata, cancellation, and how the call ended, with its
+trailers. Independent of Serve and of the content of messages.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _NOT_PASSED = frozenset(
     {"application", "multiplexed_model_id", "request_id", "session_id", "user-agent", "te"}
 )
 _OPTIONS = (
-    # The service has its own bounds; these would only be in their way.
+    # The service has its own limits.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_retries", 0),
@@ -32,7 +32,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a call ended. `trailers` has its headers too, which Serve cannot send."""
+    """How a call ended. `trailers` includes its headers, which Serve cannot send."""
 
     code: grpc.StatusCode
     message: str
@@ -41,14 +41,14 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A unary call: its message, empty when it failed, and its end."""
+    """The result of a unary call: its message, empty if it failed, and its end."""
 
     data: bytes
     ending: Ending
 
 
 def passed_on(metadata: Iterable[tuple[str, str | bytes]]) -> Pairs:
-    """The part of a caller's metadata that is passed to the service."""
+    """Return the part of a caller's metadata that is passed to the service."""
     return tuple(
         (key, value)
         for key, value in metadata
@@ -57,7 +57,7 @@ def passed_on(metadata: Iterable[tuple[str, str | bytes]]) -> Pairs:
 
 
 class Relay:
-    """Calls to one service at `address`. Create it on its event loop."""
+    """Makes calls to one service at `address`. Create it on its event loop."""
 
     def __init__(self, address: str) -> None:
         # Its methods are typed by serializers, and bytes need none.
@@ -68,7 +68,7 @@ class Relay:
         await self._channel.close()
 
     async def unary(self, method: Method, data: bytes, metadata: Pairs) -> Answer:
-        """Make a call with one message either way."""
+        """Make a call with one message in each direction."""
         call = self._channel.unary_unary(method.path)(data, metadata=metadata)
         try:
             answer: bytes = await call
@@ -79,9 +79,9 @@ class Relay:
     async def stream(
         self, method: Method, data: bytes, metadata: Pairs
     ) -> AsyncGenerator[bytes | Ending]:
-        """Make a call with one message; its responses, and its ending as the last item.
+        """Make a call with one message; yield its responses, and its ending as the last item.
 
-        Closing it cancels the call.
+        Closing the generator cancels the call.
         """
         call = self._channel.unary_stream(method.path)(data, metadata=metadata)
         async with contextlib.aclosing(_received(call)) as received:
@@ -91,8 +91,8 @@ class Relay:
     async def dialogue(
         self, method: Method, requests: AsyncIterator[bytes], metadata: Pairs
     ) -> AsyncGenerator[bytes | Ending]:
-        """As `stream`, for messages in both directions. The end of `requests` closes that direction
-        alone.
+        """Make a call as `stream` does, with messages in both directions. The end of `requests`
+        closes only that direction.
         """
         call = self._channel.stream_stream(method.path)(metadata=metadata)
         writer = asyncio.create_task(_send(call, requests))
@@ -101,7 +101,7 @@ class Relay:
                 async for item in received:
                     yield item
         except asyncio.CancelledError:
-            # Either who reads this is cancelled, or the writer gave up and cancelled the call.
+            # Either the reader of this generator is cancelled, or the writer cancelled the call.
             failure = _failure_of(writer)
             if failure is None:
                 raise
@@ -121,7 +121,7 @@ async def _send(call: Any, requests: AsyncIterator[bytes]) -> None:
     except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
         return  # the call is over; its reader raises the status
     except BaseException:
-        # Nothing more will come, which must not look like a caller that has sent everything.
+        # Cancel, so that it does not look as if the caller had sent everything.
         call.cancel()
         raise
 

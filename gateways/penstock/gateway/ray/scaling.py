@@ -1,11 +1,12 @@
 """The number of replicas needed, from the queues of the current ones.
 
-Owns the rule, which Serve's controller calls about ten times a second. The standard library only:
-the controller gets a copy of this module. Bounds and delays are Serve's (`autoscaling_config`).
+Owns the rule, which Serve's controller calls about ten times a second. Uses only the standard
+library: the controller gets a copy of this module. Limits and delays are Serve's
+(`autoscaling_config`).
 
-Up goes by the wait: how long a queue is in seconds, not in requests, is what callers notice,
-whatever their requests are like. An empty queue does not show how much capacity is unused, so
-scaling down uses how full the batches are.
+Scaling up depends on the wait: callers notice how long a queue is in seconds, not in requests,
+whatever their requests are. An empty queue does not show how much capacity is unused, so scaling
+down depends on how full the batches are.
 """
 
 import math
@@ -15,9 +16,9 @@ from typing import Any
 
 class QueueTimePolicy:
     """`target_queue_time_s`: the acceptable wait. `target_busy_share`: how full batches should be
-    after scaling down. `max_growth`: the most that one decision multiplies by.
+    after scaling down. `max_growth`: maximum factor of one decision.
 
-    Raises ValueError naming the one that is out of range.
+    Raises ValueError naming the parameter that is out of range.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class QueueTimePolicy:
         self._max_growth = max_growth
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
-        """Called by Serve: takes an AutoscalingContext, returns replicas and state."""
+        """Return replicas and state for an AutoscalingContext; called by Serve."""
         metrics: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics or {}
         wanted = self.num_wanted(
             num_replicas=context.current_num_replicas,
@@ -55,11 +56,11 @@ class QueueTimePolicy:
         queue_time_s: Mapping[Any, float],
         busy_share: Mapping[Any, float],
     ) -> int:
-        """Replicas wanted, from the last report of each, by replica.
+        """Return the number of replicas needed, from the last report of each replica.
 
-        `num_replicas` of `num_planned` run. Nothing changes while one of these has not reported,
-        and no more are requested while some are starting, because those will reduce the load of the
-        others.
+        `num_replicas` of `num_planned` run. The number does not change while one of these has not
+        reported, and does not grow while some are starting, because those will reduce the load of
+        the others.
         """
         if num_replicas == 0 or len(queue_time_s) < num_replicas:
             return num_planned
@@ -70,6 +71,6 @@ class QueueTimePolicy:
             growth = min(mean_wait_s / self._target_queue_time_s, self._max_growth)
             return math.ceil(num_replicas * growth)
         num_busy = sum(busy_share.values())
-        # A hair below the whole number is that number: 0.7 + 0.7 over 0.7 are two.
+        # The rounding error of the division must not add a replica: (0.7 + 0.7) / 0.7 is 2.
         num_needed = math.ceil(num_busy / self._target_busy_share - 1e-9)
         return min(num_planned, max(1, num_needed))

@@ -1,10 +1,10 @@
 """The `penstock serve` that a replica owns: its start, its addresses, its end.
 
-Knows nothing of Ray or gRPC. The service is a separate process, so that everything is as without
-Serve: supervisor, fronts, an engine that may die and be followed by the next.
+Independent of Ray and gRPC. The service is a separate process, so that everything is as without
+Serve: supervisor, fronts, an engine that may die and be replaced.
 
 Owns the settings of a deployment: the `args` of Serve's config, validated. The number of replicas
-and their resources are in Serve's part of it.
+and their resources are in Serve's part of the config.
 """
 
 import logging
@@ -36,12 +36,14 @@ class ServiceFailed(Exception):
 
 
 def command_line(options: Sequence[str]) -> tuple[str, ...]:
-    """The command for these options of `penstock serve`. Raises ValueError naming one we set."""
+    """Return the command for these options of `penstock serve`. Raises ValueError naming one we
+    set.
+    """
     for option in options:
         flag = option.partition("=")[0]
         if flag in RESERVED:
             raise ValueError(f"serve_options: {flag} is set by the replica")
-    # The relay has one connection, and one connection has one front.
+    # The relay has one connection, which one front serves.
     fronts = () if any(o.partition("=")[0] == "--fronts" for o in options) else ("--fronts", "1")
     doors = ("--host", "127.0.0.1", "--port", "0", "--operations-port", "0")
     serve = (sys.executable, "-m", "penstock.tools", "serve")
@@ -51,8 +53,8 @@ def command_line(options: Sequence[str]) -> tuple[str, ...]:
 class OwnService:
     """A running service; `address` and `operations` are HOST:PORT on the loopback interface.
 
-    Starts it and waits until it is ready. Raises ServiceFailed when it ends instead, or is not
-    ready within `start_timeout_s`.
+    Starts it and waits until it is ready. Raises ServiceFailed if it ends instead, or is not ready
+    within `start_timeout_s`.
     """
 
     def __init__(
@@ -88,19 +90,20 @@ class OwnService:
 
     @property
     def pid(self) -> int:
-        """Process id of its supervisor."""
+        """The process id of the service's supervisor."""
         return self._process.pid
 
     def check(self) -> None:
-        """Raise ServiceFailed when its process has ended. An engine restart does not count:
-        the service itself takes care of that, and requests continue."""
+        """Raise ServiceFailed if the service's process has ended. An engine restart does not count:
+        the service handles it, and requests continue.
+        """
         code = self._process.poll()
         if code is not None:
             raise ServiceFailed(f"penstock serve ended with {code}")
 
     def drain(self, timeout_s: float) -> None:
-        """Ask it to end, and wait; running requests have the service's grace period. Then kill
-        it.
+        """Order the service to finish, and wait; running requests have its grace period. Kill it
+        after `timeout_s`.
         """
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
@@ -111,7 +114,7 @@ class OwnService:
         self.kill()
 
     def kill(self) -> None:
-        """End it now; engine and fronts go with it."""
+        """Kill the service, including engine and fronts."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -138,9 +141,9 @@ class OwnService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`serve_options`: those of `penstock serve`, the same for each replica. `start_timeout_s`:
-    until it must be ready, with its model loaded. `stop_timeout_s`: for its shutdown; less than
-    Serve's `graceful_shutdown_timeout_s`, which has begun before.
+    """`serve_options`: options of `penstock serve`, the same for each replica. `start_timeout_s`:
+    until the service is ready, with its model loaded. `stop_timeout_s`: for its shutdown; less than
+    Serve's `graceful_shutdown_timeout_s`, which starts earlier.
     """
 
     serve_options: tuple[str, ...] = ()
@@ -148,7 +151,7 @@ class Settings:
     stop_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the field that is off."""
+        """Raise ValueError naming an invalid field."""
         command_line(self.serve_options)
         for name in ("start_timeout_s", "stop_timeout_s"):
             if not getattr(self, name) > 0:
@@ -156,7 +159,7 @@ class Settings:
 
 
 def settings_of(args: Mapping[str, Any]) -> Settings:
-    """The settings in `args`. Raises ValueError naming an unknown or invalid one."""
+    """Return the settings in `args`. Raises ValueError naming an unknown or invalid one."""
     known = {field.name for field in fields(Settings)}
     if unknown := sorted(set(args) - known):
         raise ValueError(f"args: unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}")

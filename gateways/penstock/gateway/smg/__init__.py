@@ -1,7 +1,7 @@
 """The protocol between the smg gateway and its workers, served over the same front.
 
-Owns the interface that `penstock.server.gateways` requires. The rest, and the generated code of the
-extra `gateway`, is loaded only in a front that serves it.
+Owns the interface that `penstock.server.gateways` requires. The other modules, and the generated
+code of the extra `gateway`, are loaded only in a front that serves this protocol.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ _GENERATED: Final = "smg_grpc_proto"
 
 
 def check_installed() -> None:
-    """Raise ValueError naming the extra where the generated code is missing."""
+    """Raise ValueError naming the extra if the generated code is missing."""
     if importlib.util.find_spec(_GENERATED) is None:
         raise ValueError("gateway smg needs the package smg-grpc-proto: install penstock[gateway]")
 
@@ -26,7 +26,9 @@ def check_installed() -> None:
 def make_service(
     front: "Front", gate: "AccessControl", board: "BoardView | None"
 ) -> "GatewayService":
-    """The service over one front. `board`: the shared load figures of the engine, or None."""
+    """Return the service over one front. `board`: the shared load figures of the engine, or
+    None.
+    """
     from penstock.gateway.smg.service import VllmEngineService
 
     return VllmEngineService(front, gate, board)

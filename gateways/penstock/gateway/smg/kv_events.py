@@ -1,11 +1,11 @@
 """Cache events for gateways: one stream for each subscriber.
 
-Owns the right to subscribe, the choice of blocks, and the end of a subscriber that does not read. A
-stream has the blocks that its caller's requests may share, because blocks reveal the tokens of
-prompts.
+Owns the right to subscribe, the choice of blocks, and the disconnection of a subscriber that does
+not read. A stream has the blocks that its caller's requests may share, because blocks reveal the
+tokens of prompts.
 
-Owns the gateway's messages for cached blocks (batches of events, numbered within a stream). It uses
-the hash of a block as a name and for nothing else, so the first eight bytes of ours serve.
+Owns the gateway's messages for cached blocks (batches of events, numbered within a stream). The
+gateway uses the hash of a block only as a name, so the first eight bytes of our hash suffice.
 """
 
 import asyncio
@@ -29,7 +29,9 @@ from penstock.server.rpc.parsing import parse
 from penstock.server.security.rights import Caller, Right
 
 MAX_STREAMS: Final = 16
-"""A gateway has one for each worker; each costs the engine a copy of the news."""
+"""Maximum streams. A gateway has one for each worker; each costs the engine a copy of the
+events.
+"""
 _MIN_BACKLOG: Final = 65_536
 _log = logging.getLogger(__name__)
 
@@ -46,13 +48,13 @@ class KvBatches:
         self._num_events = 0
 
     def cleared(self) -> common.KvEventBatch:
-        """All blocks are lost: the engine has ended."""
+        """Return the batch that reports the loss of all blocks: the engine has ended."""
         batch = self._next_batch()
         self._next_event(batch).cleared.SetInParent()
         return batch
 
     def batch_of(self, news: CacheUpdate) -> common.KvEventBatch:
-        """One batch. A snapshot's first part begins by clearing the earlier state."""
+        """Return one batch. The first part of a snapshot begins by clearing the earlier state."""
         batch = self._next_batch()
         part = news.part
         if part is not None:
@@ -94,7 +96,7 @@ class KvBatches:
         return common.KvEventBatch(sequence_number=self._num_batches, timestamp=self._wall_clock())
 
     def _next_event(self, batch: common.KvEventBatch) -> common.KvCacheEvent:
-        """The next event id; events of a snapshot have none."""
+        """Add an event with the next id; events of a snapshot have no id."""
         if batch.HasField("snapshot"):
             return batch.events.add()
         self._num_events += 1
@@ -117,12 +119,12 @@ class KvEvents:
     async def subscribe(self, data: bytes, context: Context, caller: Caller) -> None:
         """Send the cached blocks, then every change, until the stream or the service ends.
 
-        Raises RequestError: FEATURE_UNSUPPORTED without cache events, SEQUENCE_UNAVAILABLE for the
-        number of an earlier stream, which is not kept, READER_STALLED, DRAINING.
+        Raises RequestError: FEATURE_UNSUPPORTED without cache events, SEQUENCE_UNAVAILABLE for a
+        sequence number of an earlier stream, which is not kept, READER_STALLED, DRAINING.
         """
         front, port, tenant = self._front, self._front.port, caller.tenant
         shares = front.config.shares_prefixes_across_tenants
-        # Blocks that all share hold the tokens of all: for those who look after the service.
+        # Blocks shared across tenants reveal the tokens of all tenants: for operators only.
         right = Right.OPERATIONS_READ if shares else Right.GENERATE
         require(right, caller, context)
         message = parse(common.SubscribeKvEventsRequest, data)
@@ -154,7 +156,7 @@ class KvEvents:
 
 
 class _Stream:
-    """The events of one subscriber. `max_backlog`: changes that it may leave unread."""
+    """The events of one subscriber. `max_backlog`: maximum unread changes."""
 
     def __init__(self, front: Front, batches: KvBatches, max_backlog: int) -> None:
         self.ready: SharedWriter[CacheUpdate | None] = SharedWriter()
@@ -180,7 +182,7 @@ class _Stream:
         try:
             while not self._front.is_draining:
                 some = await ready.take()
-                # A credential may have been taken back since.
+                # The credential may have been revoked since.
                 admit_again()
                 for news in some:
                     self._backlog -= _size_of(news)
@@ -191,7 +193,7 @@ class _Stream:
                     await context.write(batch.SerializeToString())
                     ready.end_write(clock())
         except asyncio.CancelledError:
-            # Either the peer left, or it did not read and we cut it off in mid-write.
+            # The peer disconnected, or it did not read and the stream was closed during the write.
             if ready.was_cut_off() and ready.refusal is not None:
                 raise RequestError(ready.refusal) from None
             raise

@@ -1,6 +1,6 @@
 """The load of this worker, for a gateway's load balancing.
 
-Owns the arithmetic on the engine's board: speed is the difference of two readings.
+Calculates it from the engine's board: the speed is the difference of two readings.
 """
 
 from collections import deque
@@ -14,14 +14,14 @@ from penstock.server.link.board import BoardView, LoadState
 
 _WINDOW_S: Final = 10.0
 _MIN_SPAN_S: Final = 1.0
-"""Rates cover at most `_WINDOW_S`; samples closer together than this are not kept."""
+"""Rates cover at most `_WINDOW_S`; samples closer together than `_MIN_SPAN_S` are not kept."""
 _MAX_REQUESTS: Final = 256
-"""The share of cached tokens is of so many requests, the last ones."""
+"""Number of latest requests over which the share of cached tokens is calculated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """Requests, tokens and shares now; `output_tokens_per_s` over the last seconds."""
+    """Current requests, tokens and shares; `output_tokens_per_s`: over the last seconds."""
 
     num_running: int
     num_waiting: int
@@ -39,7 +39,9 @@ class EngineLoad:
 
 
 class LoadReport:
-    """`show` None: the engine has no load report, and only this front's figures are reported."""
+    """Reports the engine's load. `show` None: the engine has no load report, and only this front's
+    figures are reported.
+    """
 
     def __init__(self, show: BoardView | None, clock: Callable[[], float]) -> None:
         self._show = show
@@ -48,11 +50,11 @@ class LoadReport:
         self._usages: deque[Usage] = deque(maxlen=_MAX_REQUESTS)
 
     def note(self, usage: Usage) -> None:
-        """A request has ended well."""
+        """Record the usage of a request that ended without an error."""
         self._usages.append(usage)
 
     def load(self, info: ExecutorInfo) -> EngineLoad:
-        """The current load of the engine of `info`."""
+        """Return the current load of the engine of `info`."""
         state = LoadState(
             epoch=0,
             num_running=0,

@@ -1,8 +1,8 @@
-"""A gateway's GenerateRequest as one of our own, field by field.
+"""Converts a gateway's GenerateRequest to one of our own, field by field.
 
-Owns the meaning of each of the gateway's fields. Validates no value: that is done once, for the
-result. Fields without a counterpart are refused by name, except those that cannot change a token:
-the lists of all three kinds are below, and a test compares them with the descriptor.
+Owns the meaning of each of the gateway's fields. Validates no value: the result is validated like
+every request. Fields without a counterpart are refused by name, except those that cannot change a
+token: the lists of all three kinds are below, and a test compares them with the descriptor.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,16 +16,16 @@ from penstock.v1 import options_pb2
 
 UNFELT_FIELDS: Final[frozenset[str]] = frozenset(
     {
-        # The ids are what counts; this is for people who look.
+        # Informative: the token ids are used.
         "tokenized.original_text",
-        # The gateway makes the text, from our ids.
+        # The gateway detokenises our ids.
         "sampling_params.skip_special_tokens",
         "sampling_params.spaces_between_special_tokens",
-        # It always does here.
+        # The grammar always applies from the first token here.
         "sampling_params.grammar_from_first_token",
     }
 )
-"""Fields that are taken and change nothing."""
+"""Fields that are accepted and have no effect."""
 
 REFUSED_FIELDS: Final[Mapping[str, str]] = {
     "kv_transfer_params": "kv_transfer",
@@ -36,7 +36,7 @@ REFUSED_FIELDS: Final[Mapping[str, str]] = {
     "sampling_params.truncate_prompt_tokens": "prompt_truncation",
     "sampling_params.structural_tag": "structural_tag",
 }
-"""Fields that are refused wherever they are set, with the feature that they would take."""
+"""Fields that are refused if set, with the feature that they would require."""
 
 MAPPED_FIELDS: Final[frozenset[str]] = frozenset(
     {
@@ -77,7 +77,9 @@ _UINT64: Final = (1 << 64) - 1
 
 
 def own_request(message: vllm.GenerateRequest) -> pb.GenerateRequest:
-    """The request in our contract. Raises RequestError: FEATURE_UNSUPPORTED, INVALID_ARGUMENT."""
+    """Return the request in our contract. Raises RequestError: FEATURE_UNSUPPORTED,
+    INVALID_ARGUMENT.
+    """
     _refuse_unknown_ways(message)
     own = pb.GenerateRequest()
     if message.request_id:
@@ -115,7 +117,9 @@ def _refuse_unknown_ways(message: vllm.GenerateRequest) -> None:
 
 
 def _map_sampling(params: vllm.SamplingParams, own: pb.GenerateRequest) -> None:
-    """Map sampling options. A plain field of 0 is unset: 0 is either invalid or the default."""
+    """Map sampling options. A plain field of 0 counts as unset: 0 is either invalid or the
+    default.
+    """
     sampling = own.sampling
     if params.HasField("temperature"):
         sampling.temperature = params.temperature
@@ -128,7 +132,7 @@ def _map_sampling(params: vllm.SamplingParams, own: pb.GenerateRequest) -> None:
         if value := getattr(params, name):
             setattr(sampling, name, value)
     if params.HasField("seed"):
-        # Any integer names a sequence of random numbers, those below 0 as well.
+        # Any integer is a valid seed, including negative ones.
         sampling.seed = params.seed & _UINT64
     for token_id, bias in sorted(params.logit_bias.items()):
         if token_id < 0:

@@ -1,6 +1,6 @@
-"""Our stream as a gateway's messages: token ids and counts, and one final message for each output.
+"""Converts our stream to a gateway's messages: token ids and counts, one final message per output.
 
-Owns the form of messages. Text is not sent: the gateway detokenises. In a stream the chunks carry
+Owns the format of messages. Text is not sent: the gateway detokenises. In a stream the chunks carry
 new tokens, and the final message of an output repeats none; without a stream it carries all.
 """
 
@@ -13,12 +13,12 @@ from penstock.scheduler.request import FinishReason
 from penstock.server.front import events
 
 _MAX_CHUNK_TOKENS: Final = 256
-"""With twenty alternatives for each, some tens of KiB."""
+"""Maximum tokens of a chunk: some tens of KiB with twenty alternatives for each token."""
 
 REASONS: Final[dict[FinishReason, str]] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
-    # There is no word for it, and it is a bound that was met.
+    # The gateway has no reason for it; it is a limit that was reached.
     FinishReason.TIME_LIMIT: "length",
     FinishReason.CANCELLED: "abort",
 }
@@ -34,26 +34,26 @@ class _Head:
         self._has_run = False
 
     def receive(self, event: events.StreamEvent) -> None:
-        """An event that brings no tokens."""
+        """Record an event that carries no tokens."""
         match event:
             case events.Accepted():
                 self.num_prompt_tokens = event.num_prompt_tokens
             case events.PromptPiece():
                 self.prompt_records.extend(event.records)
             case events.Progress() if event.state.name == "PROCESSING" and not self._has_run:
-                # What a request finds again after a preemption are its own blocks.
+                # After a preemption, a request hits its own blocks.
                 self._has_run = True
                 self.num_cached_tokens = event.num_cached_prompt_tokens
             case _:
                 pass
 
     def prompt_logprobs(self) -> vllm.InputLogProbs | None:
-        """Logprobs of the whole prompt; None if not requested."""
+        """Return the logprobs of the whole prompt; None if not requested."""
         return _input_logprobs(self.prompt_records) if self.prompt_records else None
 
 
 class ChunkEncoder:
-    """The messages of a streamed answer. `usage`: once it has ended well."""
+    """Encodes the messages of a streamed response. `usage`: set when it has finished."""
 
     def __init__(self) -> None:
         self.usage: events.Usage | None = None
@@ -99,9 +99,9 @@ class ChunkEncoder:
 
 
 class WholeEncoder:
-    """The messages of an answer that is not streamed: one for each output, at the end.
+    """Encodes a response that is not streamed: one message for each output, at the end.
 
-    `usage`: once it has ended well.
+    `usage`: set when it has finished.
     """
 
     def __init__(self) -> None:

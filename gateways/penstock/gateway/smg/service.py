@@ -1,10 +1,10 @@
 """VllmEngine, the protocol between the smg gateway and its workers, over one front.
 
 Owns its handlers. A request is converted to one of ours and treated like all requests: the same
-limits, queue, quotas, deadlines and traces. No other layer knows the gateway's protocol.
+limits, queue, quotas, deadlines and traces. No other layer depends on the gateway's protocol.
 
 Owns the table from our field paths to the gateway's, for refusals: a caller that sent
-`sampling_params.stop` does not have `stopping.stop_strings`.
+`sampling_params.stop` has no `stopping.stop_strings`.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ MISSING_METHODS: Final = {
     "StartProfile": "profiles_by_gateway",
     "StopProfile": "profiles_by_gateway",
 }
-"""Methods that are refused, with the feature that they would take."""
+"""Methods that are refused, with the feature that they would require."""
 _RIGHTS: Final[Mapping[str, Right | None]] = {
     "Generate": Right.GENERATE,
     "Embed": Right.GENERATE,
@@ -94,10 +94,10 @@ PATHS: Final[Mapping[str, str]] = {
     "constraint.grammar.ebnf": "sampling_params.grammar",
     "constraint": "sampling_params",
 }
-"""Our and the gateway's paths: prefixes, at a boundary between names, are replaced."""
+"""Our field paths and the gateway's: prefixes that end between two names are replaced."""
 _BIAS: Final = re.compile(r"sampling\.logit_bias\[(\d+)\]\.(token_id|bias)")
 _ENTRY: Final = {"token_id": "key", "bias": "value"}
-"""A list here, a map there. Its entries have keys and no places."""
+"""Our list of biases is a map in the gateway's message: its entries have keys, not indexes."""
 
 
 class VllmEngineService:
@@ -127,7 +127,7 @@ class VllmEngineService:
         self._bundle: asyncio.Task[TokenizerBundle] | None = None
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
-        """All methods of the service."""
+        """Return the handlers of all methods."""
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Generate": wrapper.stream_request("Generate", self.generate, self._accounts),
             "Abort": wrapper.unary_with_caller("Abort", self.abort),
@@ -145,7 +145,7 @@ class VllmEngineService:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
-        """One request, as a stream of chunks or as one answer for each output."""
+        """Serve one request, as a stream of chunks or with one message for each output."""
         times = begin_call(context, account)
         message = parse(vllm.GenerateRequest, data)
         del data
@@ -187,14 +187,16 @@ class VllmEngineService:
         return vllm.AbortResponse().SerializeToString()
 
     async def health_check(self, data: bytes, context: Context) -> bytes:
-        """Whether requests are accepted; else an error status: gateways route to any response."""
+        """Return a response if requests are accepted, else an error: gateways route on any
+        response.
+        """
         del context
         parse(vllm.HealthCheckRequest, data)
         self._hello()
         return vllm.HealthCheckResponse(healthy=True, message="serving").SerializeToString()
 
     async def model_info(self, data: bytes, context: Context) -> bytes:
-        """Information on the model, for routing."""
+        """Return information on the model, for routing."""
         del context
         parse(vllm.GetModelInfoRequest, data)
         self._hello()
@@ -202,14 +204,14 @@ class VllmEngineService:
         return info.SerializeToString()
 
     async def server_info(self, data: bytes, context: Context) -> bytes:
-        """The model and configuration of this worker."""
+        """Return the model and configuration of this worker."""
         del context
         parse(vllm.GetServerInfoRequest, data)
         uptime_s = self._front.clock() - self._started_s
         return server_info_of(self._hello().executor, uptime_s).SerializeToString()
 
     async def loads(self, data: bytes, context: Context) -> bytes:
-        """The load of the engine, with the requests of all callers."""
+        """Return the load of the engine, including the requests of all callers."""
         del context
         message = parse(vllm.GetLoadsRequest, data)
         if message.dp_rank != 0:
@@ -224,12 +226,12 @@ class VllmEngineService:
         return response.SerializeToString()
 
     async def tokenizer(self, data: bytes, context: Context) -> None:
-        """The tokenizer's files as an archive, in parts."""
+        """Send the tokenizer's files as an archive, in parts."""
         parse(common_pb2.GetTokenizerRequest, data)
         if self._bundle is None or (self._bundle.done() and self._bundle.exception() is not None):
             folder = self._front.text.files.path
             self._bundle = asyncio.create_task(asyncio.to_thread(make_bundle, folder))
-        # Shared: one caller that leaves does not take the archive from the others.
+        # The task is shared: a caller that disconnects must not cancel it for others.
         bundle = await asyncio.shield(self._bundle)
         for start in range(0, len(bundle.data), CHUNK_BYTES):
             chunk = common_pb2.GetTokenizerChunk(data=bundle.data[start : start + CHUNK_BYTES])
@@ -238,7 +240,9 @@ class VllmEngineService:
             await context.write(chunk.SerializeToString())
 
     def _hello(self) -> EngineHello:
-        """The current engine's startup report. Raises RequestError while requests are refused."""
+        """Return the current engine's startup report. Raises RequestError while requests are
+        refused.
+        """
         self._front.current_limits()
         hello = self._front.hello
         if hello is None:
@@ -255,7 +259,7 @@ def _refusing(feature: str) -> Callable[[bytes, Context], Any]:
 
 
 def with_foreign_paths(refusal: Refusal, bias_ids: Sequence[int] = ()) -> Refusal:
-    """The same refusal with the caller's field names.
+    """Return the same refusal with the caller's field names.
 
     `bias_ids`: the token ids of our `logit_bias`, in its order.
     """
@@ -272,7 +276,9 @@ def with_foreign_paths(refusal: Refusal, bias_ids: Sequence[int] = ()) -> Refusa
 
 
 def foreign_path(path: str, bias_ids: Sequence[int] = ()) -> str:
-    """The caller's name of one of our fields; one that is in no table is returned unchanged."""
+    """Return the caller's name of one of our fields; a field that is in no table is returned
+    unchanged.
+    """
     entry = _BIAS.fullmatch(path)
     if entry is not None and int(entry[1]) < len(bias_ids):
         return f"sampling_params.logit_bias[{bias_ids[int(entry[1])]}].{_ENTRY[entry[2]]}"

@@ -1,10 +1,10 @@
-"""What a worker reports to a gateway: model, engine, load.
+"""The information that a worker reports to a gateway: model, engine, load.
 
-Owns the gateway's messages for it. It has only the gateway's fields; GetModel of `penstock.v1` has
-everything.
+Owns the gateway's messages for it. They have only the gateway's fields; GetModel of `penstock.v1`
+has everything.
 
 Owns the archive of the model's tokenizer, for a gateway that has no copy of the model: the same
-files make the same bytes on every machine, so that a digest names a tokenizer.
+files make the same bytes on every machine, so that a digest identifies a tokenizer.
 """
 
 import hashlib
@@ -24,14 +24,15 @@ from penstock.server.text.model_files import ModelFiles
 
 SERVER_TYPE: Final = "penstock"
 NOWHERE: Final = "/nonexistent/penstock/"
-"""Where a gateway looks for the tokenizer first. It looks there, and for a public model of that
-name, and then asks the worker. So the name must be that of no file and of no model: one that
-happened to be there would count tokens otherwise than we do."""
+"""Prefix of the paths that are reported to a gateway. It looks for a tokenizer at such a path, then
+for a public model, and only then requests the tokenizer from the worker. So no file and no model
+may have such a name: another tokenizer could count tokens differently.
+"""
 CHUNK_BYTES: Final = 64 << 10
 MAX_FILES: Final = 50
 MAX_BUNDLE_BYTES: Final = 200 << 20
 MAX_UNPACKED_BYTES: Final = 500 << 20
-"""What gateways take; a model of ours has a tenth of it."""
+"""Maximum that gateways accept; our models need a tenth of it."""
 _NAMES: Final = frozenset(
     {
         "chat_template.jinja",
@@ -51,7 +52,7 @@ _PLAIN_FILE: Final = 0o100644 << 16
 
 
 def model_info_of(files: ModelFiles, limits: Limits) -> vllm.GetModelInfoResponse:
-    """The one model."""
+    """Return the information on the one model."""
     return vllm.GetModelInfoResponse(
         model_path=NOWHERE + files.name,
         is_generation=True,
@@ -68,7 +69,7 @@ def model_info_of(files: ModelFiles, limits: Limits) -> vllm.GetModelInfoRespons
 
 
 def server_info_of(info: ExecutorInfo, uptime_s: float) -> vllm.GetServerInfoResponse:
-    """The one engine behind this port."""
+    """Return the information on the one engine behind this port."""
     return vllm.GetServerInfoResponse(
         is_paused=False,
         uptime_seconds=uptime_s,
@@ -81,7 +82,7 @@ def server_info_of(info: ExecutorInfo, uptime_s: float) -> vllm.GetServerInfoRes
 
 
 def load_of(load: EngineLoad) -> vllm.SchedulerLoad:
-    """The load of the only rank."""
+    """Return the load of the only rank."""
     return vllm.SchedulerLoad(
         dp_rank=0,
         num_running_reqs=load.num_running,
@@ -107,9 +108,9 @@ class TokenizerBundle:
 
 
 def make_bundle(folder: Path) -> TokenizerBundle:
-    """The tokenizer in `folder`. Takes as long as reading and packing does: not on an event loop.
+    """Return the tokenizer in `folder` as an archive. Reads and packs files: not for an event loop.
 
-    Raises RequestError NOT_POSSIBLE_NOW where it is too large; OSError where it cannot be read.
+    Raises RequestError NOT_POSSIBLE_NOW if it is too large; OSError if it cannot be read.
     """
     files = sorted(path for path in folder.iterdir() if path.name in _NAMES and path.is_file())
     if len(files) > MAX_FILES or sum(path.stat().st_size for path in files) > MAX_UNPACKED_BYTES:

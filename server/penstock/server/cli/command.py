@@ -30,8 +30,7 @@ exit codes:
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports usage errors in one line, without the usage, which is long for a command with 84
-    options.
+    """Reports usage errors in one line, without the usage (long: a command has 84 options).
 
     `fill` adds a command's options only when the command is called or its help is shown: only then
     are the modules imported that declare them.
@@ -75,9 +74,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Check as argparse does; report an unknown command with the one that may have been
-        meant.
-        """
+        """Check as argparse does; report an unknown command with a suggestion."""
         commands: Any = action.choices
         if isinstance(action.choices, dict) and value not in commands:
             known = list(commands)

@@ -61,9 +61,7 @@ def _is_number(text: str) -> bool:
 
 
 def add_operations_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--address` (alias `--service`) of the operations port, also read from
-    PENSTOCK_OPERATIONS.
-    """
+    """Add `--address` (alias `--service`) of the operations port; also read PENSTOCK_OPERATIONS."""
     parser.add_argument(
         "--address",
         "--service",
@@ -97,7 +95,7 @@ def seconds(text: str) -> float:
 
 
 def run_reporting(command: str, action: Callable[[], int]) -> int:
-    """Run the action; report a failure as one line on stderr and an exit code, never as a
+    """Run the action; report a failure as one line on stderr and an exit code, without a
     traceback.
     """
     # gRPC's core writes to stderr, e.g. when a server disconnects; stderr is reserved for our line.

@@ -90,9 +90,7 @@ def sender_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def connect(args: argparse.Namespace) -> "SyncClient":
-    """Connect a client to the service that the arguments name. Raises UsageError for invalid
-    arguments.
-    """
+    """Create a client of the service that the arguments name. Raises UsageError."""
     from penstock.client import ChannelConfig, SyncClient
 
     options, channel = client_options(args), ChannelConfig(server_name=args.server_name)
@@ -106,8 +104,9 @@ def connect(args: argparse.Namespace) -> "SyncClient":
 def bare_channel(
     address: str, options: Mapping[str, Any], server_name: str | None
 ) -> "Callable[[], tuple[grpc.aio.Channel, Pairs]]":
-    """Open a channel as a client with `client_options` would; return it and the metadata of a
-    call.
+    """Return a function that opens a channel as a client with `client_options` would.
+
+    The function returns the channel and the metadata of a call.
     """
     import grpc.aio
 

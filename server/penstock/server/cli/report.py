@@ -15,14 +15,12 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """Return the text without control characters except newline and tab: a model must not move the
-    cursor.
-    """
+    """Replace control characters except newline and tab: a model must not move the cursor."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def write_text(text: str) -> None:
-    """Write and flush a piece of output, unchanged into a pipe or a file."""
+    """Write and flush output: `printable` on a terminal, unchanged into a pipe or a file."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
@@ -39,7 +37,7 @@ def value_json(value: Any, **instead: Any) -> str:
 
 
 def summary_line(finished: "Finished") -> str:
-    """Return queue time, TTFT, speed, finish reasons and usage."""
+    """Format queue time, TTFT, speed, finish reasons and usage."""
     timings, usage = finished.timings, finished.usage
     parts = (
         f"queue {milliseconds(timings.queue_s)}",
@@ -53,7 +51,7 @@ def summary_line(finished: "Finished") -> str:
 
 
 def finish_reasons(finished: "Finished") -> str:
-    """Return the finish reasons of the outputs, each once: "length x15, stop_string"."""
+    """Format the finish reasons of the outputs, each once: "length x15, stop_string"."""
     counts = Counter(end.finish_reason.name.lower() for end in finished.outputs)
     return ", ".join(name if num == 1 else f"{name} x{num}" for name, num in counts.items())
 

@@ -113,9 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> "Sources":
-    """Merge arguments over environment over the file. Raises BadSetting naming the source's
-    spelling.
-    """
+    """Merge arguments over environment over file. Raises BadSetting naming the setting as given."""
     from penstock.server.config import SETTINGS
     from penstock.server.settings.sources import gather
 
@@ -212,7 +210,7 @@ def _tokenizer_path(sources: "Sources") -> Path | None:
 
 
 def _files(sources: "Sources") -> dict[str, Any]:
-    """Return paths by field. Missing folders are created, so that missing write access is reported
+    """Return paths by field. Create missing folders, so that missing write access is reported
     now.
     """
     if "record" not in sources:
@@ -309,9 +307,7 @@ def banner_lines(ready: "ServiceReady") -> list[str]:
 
 
 def _commands(ready: "ServiceReady") -> list[tuple[bool, str]]:
-    """Return commands to try in another terminal; with TLS they need files that are not known
-    here.
-    """
+    """Return commands to try in another terminal; with TLS they need files not known here."""
     if ready.has_tls:
         return [(True, "penstock generate --help  (connection: --tls)")]
     commands = [(True, f'penstock generate "{_PROMPT}"')]

@@ -79,7 +79,7 @@ _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES
 
 
 def check_security(config: "ServerConfig") -> None:
-    """Raise ValueError if unauthenticated callers could get access by accident, or a file is
+    """Raise ValueError if unauthenticated callers could get access by accident or a file is
     invalid.
     """
     security, observer = config.security, config.observer
@@ -111,8 +111,8 @@ def check_security(config: "ServerConfig") -> None:
 
 
 def check_gateway(config: "ServerConfig") -> None:
-    """Raise ValueError if a gateway's service cannot be served; log a warning if no gateway could
-    call it.
+    """Raise ValueError if the gateway cannot be served; log a warning if no gateway could call
+    it.
     """
     if config.gateway == NO_GATEWAY:
         return
@@ -141,9 +141,7 @@ def check_gateway(config: "ServerConfig") -> None:
 
 
 def check_scheduling(sources: Sources, *, is_caching: bool) -> None:
-    """Raise ValueError for a setting that has no effect. `is_caching`: whether prefixes are
-    cached.
-    """
+    """Raise ValueError for a setting without effect. `is_caching`: whether prefixes are cached."""
     if sources.get("order") is SchedulingOrder.FCFS:
         sources.refuse(_FAIR_ONLY, "has no effect with the order fcfs")
     if not (is_caching and sources.value("prefix_caching")):
@@ -168,9 +166,7 @@ def check_scheduling(sources: Sources, *, is_caching: bool) -> None:
 
 
 def executor_settings(sources: Sources) -> dict[str, Any]:
-    """Return settings of executors that our scheduler batches for. Raises ValueError naming a
-    setting.
-    """
+    """Return settings of executors batched by our scheduler. Raises ValueError naming a setting."""
     kind, device = sources.value("executor"), sources.value("device")
     budget, num_seqs = sources.get("max_num_batched_tokens"), sources.get("max_num_seqs")
     sources.refuse(["trtllm_config"], f"has no effect with the {kind} executor")
@@ -211,8 +207,7 @@ def _check_threads(spelling: str, num_threads: int) -> None:
 def trtllm_settings(
     sources: Sources, model_path: Path, tokenizer_path: Path | None
 ) -> dict[str, Any]:
-    """Return settings of the TensorRT-LLM section, checked against flags and model. Raises
-    ValueError.
+    """Return the TensorRT-LLM settings, checked against flags and model. Raises ValueError.
 
     Our scheduler must predict the engine's admissions, so both use the policy that is set there.
     """
@@ -245,9 +240,7 @@ def trtllm_settings(
 
 
 def observer_settings(sources: Sources) -> dict[str, Any]:
-    """Return observer settings by field path. Raises ValueError naming the setting or the
-    variable.
-    """
+    """Return observer settings by field path. Raises ValueError naming setting or variable."""
     ports: dict[str, int | None] = {}
     for name, step in _STEPS.items():
         port = sources.value("port")
@@ -275,9 +268,7 @@ def observer_settings(sources: Sources) -> dict[str, Any]:
 
 
 def _has_traces(sources: Sources) -> bool:
-    """Return whether traces are enabled, by a setting or by OpenTelemetry's environment
-    variables.
-    """
+    """Return whether traces are enabled, by a setting or by OpenTelemetry's variables."""
     environment = sources.environment
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False

@@ -281,7 +281,7 @@ class Dispatcher:
         return self.engine.cancel_by_id(request_id) if state is None else state
 
     def _cancel_soon(self, keys: Iterable[int], reason: FinishReason) -> None:
-        """Cancel as many as allowed now, and the rest before the next steps."""
+        """Cancel as many requests as allowed now, and the rest before the next steps."""
         is_first = not self._to_cancel
         self._to_cancel.extend((key, reason) for key in keys)
         if is_first:

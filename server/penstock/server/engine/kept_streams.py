@@ -216,7 +216,7 @@ class _LogprobRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptLimits:
-    """Bounds: `max_bytes` of all streams together, `max_unread` streams without a reader."""
+    """`max_bytes`: bound on the bytes of all streams. `max_unread`: on streams without a reader."""
 
     max_bytes: int = 64 * 1024 * 1024
     max_unread: int = 1024

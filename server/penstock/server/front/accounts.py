@@ -33,8 +33,7 @@ from penstock.server.tenants import NO_CEILINGS, PriorityCeilings
 
 _log = logging.getLogger(__name__)
 MAX_WAITING: Final = 1024
-"""Records that may wait for their engine's end event; beyond this the oldest is written without it.
-"""
+"""Records that may wait for their engine's end event; beyond it the oldest is written early."""
 MAX_WAIT_S: Final = 1.0
 
 
@@ -89,7 +88,7 @@ class RequestAccount:
         self.shared_stalls = writer.stalls(self.arrival_s)
 
     def seal(self, outcome: Outcome, now_s: float) -> None:
-        """Mark the request as over for its caller."""
+        """Set the outcome: the request has ended for its caller."""
         self.outcome = outcome
         self.end_s = now_s if now_s > self.arrival_s else self.arrival_s
         if self.live is not None:

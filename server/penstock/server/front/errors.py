@@ -75,8 +75,8 @@ class Refusal:
     """What the caller learns about a failed call.
 
     `message`: for people; empty for the standard message of `reason`. `metadata`: the keys that the
-    contract lists for `reason`. `retry_after_s`: when to retry; None for the front's default where
-    `reason` is retryable, infinite for never. `quota`: of QUOTA_EXCEEDED.
+    contract lists for `reason`. `retry_after_s`: seconds until a retry; None: the front's default
+    if `reason` is retryable; infinite: never. `quota`: the violation for QUOTA_EXCEEDED.
     """
 
     reason: ErrorReason
@@ -188,7 +188,7 @@ def _violations(end: Failed, generation: Generation) -> tuple[FieldViolation, ..
 
 
 def quota_violation(tenant: str, breach: QuotaBreach) -> QuotaViolation:
-    """Return the exceeded limit, by the name of its setting."""
+    """Return the violation, which names the exceeded limit by its setting."""
     return QuotaViolation(
         subject=quota_subject(tenant),
         description=f"{_QUOTA_NAMES[breach.kind]} is {breach.limit}",

@@ -243,7 +243,7 @@ class CloseLog:
         self._log.warning("%s: stalled reader disconnected: %s", who, why, extra=extra)
 
     def report_remaining(self, now_s: float) -> None:
-        """Log the number of the other readers, once their second is over."""
+        """Log the number of unreported readers, once the second has passed."""
         if self._num_unreported and now_s >= self._last_s + LOG_INTERVAL_S:
             self._log.warning(
                 "%d more stalled readers disconnected in the last %.1f s",

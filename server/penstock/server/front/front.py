@@ -375,7 +375,7 @@ class Front:
             self.port.detach(tuple(engine_request_id(one.tenant, one.request_id) for one in left))
 
     def cut_stalled(self) -> None:
-        """Disconnect every reader that has blocked one write for longer than allowed."""
+        """Disconnect every reader that blocks one write for over `max_reader_stall_s`."""
         self._dispatcher.cut_stalled(
             self.shared_writers, self.config.max_reader_stall_s, self.clock()
         )

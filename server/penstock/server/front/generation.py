@@ -108,7 +108,7 @@ class ChunkLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 WHOLE_BACKLOG: Final = ChunkLimits()
-"""A message carries the whole backlog."""
+"""Each message carries the whole backlog."""
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +130,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Urgency(msgspec.Struct, frozen=True, kw_only=True):
-    """Priority and times, the latter in seconds from arrival; None for none."""
+    """Priority, deadlines and time limit; times in seconds from arrival, None for none."""
 
     priority: int = 0
     ttft_deadline_s: float | None = None

@@ -133,7 +133,7 @@ class LiveRequest:
 
     @property
     def trace_id(self) -> bytes:
-        """16 bytes, empty for an untraced request."""
+        """The trace id, 16 bytes; empty for an untraced request."""
         return self.generation.trace_id
 
     @property
@@ -330,7 +330,7 @@ class LiveRequest:
         self.stream.wake()
 
     def suspend(self, now_s: float) -> None:
-        """Make the request wait for another engine, which continues where the lost one was."""
+        """Make the request wait for another engine, which continues where this one stopped."""
         self.head.accept()
         self.is_at_engine = False
         for output in self.outputs:

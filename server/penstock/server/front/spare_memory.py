@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 GROWTH_BYTES = 8 << 20
-"""Growth since the last trim that justifies another."""
+"""Growth since the last trim that justifies another trim."""
 INTERVAL_S = 2.0
 LARGE_BYTES = 256 << 10
 """Larger blocks are mapped from the system and unmapped when freed."""
@@ -38,7 +38,7 @@ class SpareMemory:
         return now_bytes is not None and now_bytes > self._least_bytes + GROWTH_BYTES
 
     def note_trimmed(self) -> None:
-        """Measure growth from the current size."""
+        """Measure growth from the current size on."""
         self._least_bytes = self._rss_bytes()
 
 

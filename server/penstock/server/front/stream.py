@@ -197,7 +197,7 @@ class TokenStream(WatchedWrite):
 
     @property
     def refusal(self) -> Refusal | None:
-        """The error that the stream failed with, if it did."""
+        """The error that the stream failed with; None if it did not fail."""
         return self._refusal
 
     def attach(self, on_ready: Callable[[], None]) -> None:

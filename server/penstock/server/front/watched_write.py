@@ -102,7 +102,7 @@ class SharedWriter(WatchedWrite, Generic[S]):
 
     @property
     def refusal(self) -> Refusal | None:
-        """The error that the writer was closed with, if it was."""
+        """The error that the writer was closed with; None before."""
         return self._refusal
 
     def mark(self, source: S) -> None:

@@ -40,7 +40,7 @@ _ROW_OWNER, _ROW_BEATS, _ROW_NS = range(3)
 
 
 class BoardError(Exception):
-    """The descriptor is not a board."""
+    """The descriptor does not refer to a status board."""
 
 
 class QueueState(NamedTuple):
@@ -172,7 +172,7 @@ class EngineBoard:
         self._words[_SUBMITTING_KEY] = key
 
     def close(self) -> None:
-        """Unmap; the content stays. Idempotent."""
+        """Unmap the memory; its content stays. Idempotent."""
         for view in (self._words, self._floats):
             view.release()
         self._map.close()
@@ -255,7 +255,7 @@ class BoardView:
         return frozenset(keys)
 
     def close(self) -> None:
-        """Unmap. Idempotent."""
+        """Unmap the memory. Idempotent."""
         for view in (self._words, self._floats):
             view.release()
         self._map.close()
@@ -279,7 +279,7 @@ class FrontBeat:
         words[first + _ROW_NS] = time.monotonic_ns()
 
     def close(self) -> None:
-        """Unmap. Idempotent."""
+        """Unmap the memory. Idempotent."""
         self._words.release()
         self._map.close()
 
@@ -298,7 +298,7 @@ class BeatsView:
         return self._words[first + _ROW_BEATS]
 
     def close(self) -> None:
-        """Unmap. Idempotent."""
+        """Unmap the memory. Idempotent."""
         self._words.release()
         self._map.close()
 

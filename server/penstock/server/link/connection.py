@@ -42,8 +42,8 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
     ) -> None:
         self.name = name
         self.is_established = False
-        """Set by the user once the peer is accepted: a `PersistentConnection` then returns to its
-        shortest pause.
+        """Set by the owner when it has accepted the peer: a `PersistentConnection` then returns to
+        its shortest pause.
         """
         self.is_broken = False
         """Whether the peer has violated the protocol."""

@@ -136,7 +136,7 @@ class CommandKind(enum.IntEnum):
     LOG_LEVEL = 1
     """Set the log level; the argument is its name."""
     PROFILE = 2
-    """Sample the threads for the seconds of the argument; the payload is a speedscope
+    """Sample the threads for the given seconds (the argument); the payload is a speedscope
     file.
     """
 
@@ -163,7 +163,7 @@ class Command(TaggedFrame, frozen=True, kw_only=True):
 
 
 class CommandResult(TaggedFrame, frozen=True, kw_only=True):
-    """`problem`: why it failed, empty when it succeeded; `payload`: its output."""
+    """A command's result. `problem`: why it failed, else empty; `payload`: its output."""
 
     ticket: int
     problem: str = ""

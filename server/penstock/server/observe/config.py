@@ -82,9 +82,7 @@ def _check_url(url: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightConfig:
-    """Settings of the flight recorder: number of kept steps (a power of two) and folder of
-    files.
-    """
+    """Settings of the flight recorder: number of kept steps (a power of two), folder of files."""
 
     num_steps: int = setting(
         4096,

@@ -41,8 +41,6 @@ class FrontUnavailable(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Front:
-    """One connected front."""
-
     front_id: int
     pid: int
     line: _Line
@@ -60,7 +58,6 @@ class _Front:
         return answer
 
     def take_live(self, answer: LiveAnswer) -> None:
-        """Add a part of the answer."""
         part = self.parts.setdefault(answer.ticket, [])
         part += answer.views
         if answer.is_last:

@@ -89,9 +89,7 @@ class ServiceListener:
 
 
 class ServiceListeners(ServiceListener):
-    """Forwards to `listeners`, which may raise; `add` extends them. `num_failures`: number of calls
-    that raised.
-    """
+    """Forwards to `listeners`, which may raise. `num_failures`: number of calls that raised."""
 
     def __init__(self, *listeners: ServiceListener) -> None:
         self.num_failures = 0

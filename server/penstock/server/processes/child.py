@@ -1,7 +1,7 @@
-"""One child process as the supervisor sees it.
+"""One child process, as the supervisor sees it.
 
-Owns its start, its control line and its end. Does not know what the child does or whether it is to
-be started again.
+Owns its start, its control connection and its end. Independent of what the child does and of
+whether it is restarted.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class ChildFailed(Exception):
 
 
 class Child:
-    """A running (or ended) child process; made by `spawn`."""
+    """A running or ended child process, created by `spawn`."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
@@ -96,7 +96,7 @@ class Child:
         return self._process.pid
 
     async def started(self) -> dict[str, Any]:
-        """Wait until the child is ready; returns its startup report. Raises ChildFailed."""
+        """Wait until the child is ready; return its startup report. Raises ChildFailed."""
         match await self._first_frame():
             case Ready(facts=facts):
                 return dict(facts)
@@ -112,7 +112,7 @@ class Child:
                 raise ChildFailed(f"{self.name}: invalid startup report")
 
     async def _first_frame(self) -> FromChild | None:
-        """The child's first frame; None when the child or its connection ends without one."""
+        """Return the child's first frame; None if the child or its connection ends without one."""
         closing = asyncio.create_task(self._line.closed.wait())
         ending = asyncio.create_task(self._process.wait())
         answering: set[asyncio.Future[Any]] = {self._first, closing}
@@ -134,7 +134,7 @@ class Child:
             self._first.set_result(frame)
 
     async def ended(self) -> int:
-        """Wait for the end; the return code, negative for a signal."""
+        """Wait for the end; return the exit code, negative for a signal."""
         code = await self._process.wait()
         self.close_lifeline()
         return code
@@ -144,27 +144,25 @@ class Child:
         self._line.abort()
 
     def stop(self, grace_s: float | None = None, *, is_hand_over: bool = False) -> None:
-        """Ask it to finish, within `grace_s` if given. A no-op when it has ended.
+        """Order the child to finish, within `grace_s` if given. A no-op once it has ended.
 
         `is_hand_over`: a successor already serves.
         """
         self._send(Stop(grace_s=grace_s, is_hand_over=is_hand_over))
 
     def send_engine_lost(self) -> None:
-        """Notify it that no engine will start any more. A no-op when it has ended."""
+        """Notify the child that no engine will start any more. A no-op once it has ended."""
         self._send(EngineLost())
 
     def listen(self, on_message: Callable[[FromChild], None]) -> None:
-        """Pass messages that it sends after its startup report to `on_message`, earlier ones
-        included.
-        """
+        """Pass messages that follow the startup report to `on_message`, including earlier ones."""
         early, self._early = self._early, []
         self._on_message = on_message
         for frame in early:
             on_message(frame)
 
     def kill(self) -> None:
-        """Kill it. A no-op when it has ended."""
+        """Kill the child. A no-op once it has ended."""
         if self._process.returncode is None:
             self._process.kill()
 

@@ -1,9 +1,9 @@
 """Runs an operator's commands in this process: set the log level, sample the stacks.
 
-A sample of the profiler has names of functions and files and line numbers, never values; it holds
-the interpreter lock for some tens of microseconds and blocks only its own thread. The result is a
-speedscope file (https://www.speedscope.app/file-format-schema.json). Does not know which connection
-a command came from.
+A sample of the profiler has names of functions and files and line numbers, never values; taking it
+holds the interpreter lock for some tens of microseconds and blocks only its own thread. The result
+is a speedscope file (https://www.speedscope.app/file-format-schema.json). Independent of the
+connection that a command came from.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class Orders:
         self._sampling = threading.Lock()
 
     def carry_out(self, order: Command, answer: Callable[[CommandResult], None]) -> None:
-        """Start a command; `answer` is called once, here or on another thread. Never raises."""
+        """Start a command; `answer` is called once, on this or another thread. Never raises."""
         try:
             match order.kind:
                 case CommandKind.LOG_LEVEL:
@@ -70,7 +70,9 @@ class Orders:
 
 @dataclass(slots=True)
 class _Track:
-    """One thread. Equal samples in a row are merged, their weights added up."""
+    """The samples of one thread. Equal consecutive samples are merged, and their weights added
+    up.
+    """
 
     name: str
     samples: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
@@ -85,13 +87,15 @@ class _Track:
 
 
 class _Frames:
-    """Every frame that was seen, once."""
+    """Every distinct frame of the samples."""
 
     def __init__(self) -> None:
         self._indices: dict[tuple[str, str, int], int] = {}
 
     def stack_of(self, frame: FrameType | None) -> tuple[int, ...]:
-        """The indices of a stack, outermost first; its innermost part where it is too deep."""
+        """Return the indices of a stack's frames, outermost first; of a too deep stack its
+        innermost part.
+        """
         places: list[int] = []
         while frame is not None and len(places) < _MAX_DEPTH:
             code = frame.f_code
@@ -102,7 +106,7 @@ class _Frames:
         return tuple(places)
 
     def listed(self) -> list[dict[str, Any]]:
-        """The frames in the file's form, by index."""
+        """Return the frames in the file's format, by index."""
         return [{"name": name, "file": file, "line": line} for name, file, line in self._indices]
 
 
@@ -113,9 +117,9 @@ def sample(
     wait: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> bytes:
-    """Sample every other thread of this process RATE_HZ times a second; returns a speedscope file.
+    """Sample every other thread of this process RATE_HZ times a second; return a speedscope file.
 
-    Blocks for `seconds`, above 0 and at most MAX_SECONDS. Raises ValueError naming them.
+    Blocks for `seconds`, above 0 and at most MAX_SECONDS. Raises ValueError with these limits.
     """
     if not 0 < seconds <= MAX_SECONDS:
         raise ValueError(f"seconds must be above 0 and at most {MAX_SECONDS:g}, not {seconds:g}")

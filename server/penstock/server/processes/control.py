@@ -1,9 +1,9 @@
 """A child's start and its connection to the supervisor: settings, readiness report and lifeline.
 
-Owns the child's end of one socket pair. The order to finish comes over it, not as a signal: service
-managers signal a whole process tree at once, and an engine that obeyed would interrupt the streams
-that the fronts are draining. When the supervisor dies, its end closes and this process ends at
-once.
+Owns the child's end of one socket pair. The order to finish is sent over it, not as a signal:
+service managers signal a whole process tree at once, and an engine that obeyed would interrupt the
+streams that the fronts are draining. When the supervisor dies, its end closes and this process ends
+at once.
 """
 
 import contextlib
@@ -50,7 +50,8 @@ def begin(
 ) -> "tuple[ChildControl, LaunchT]":
     """Take over the connection, read the settings, hold the lifeline and start to log as `name`.
 
-    `arguments`: of the program, the inherited descriptor. `last_act`: see `hold_lifeline`.
+    `arguments`: the program's arguments, which are the inherited descriptor. `last_act`: see
+    `hold_lifeline`.
     """
     control = ChildControl(int(arguments[0]))
     launch = decode_launch(launch_type, control.read_launch())
@@ -87,7 +88,9 @@ def die_with_parent() -> None:
 
 
 class ChildControl:
-    """The child's end. Create it first in the process, with the inherited descriptor."""
+    """The child's end of the connection. Create it first in the process, from the inherited
+    descriptor.
+    """
 
     def __init__(self, control_fd: int) -> None:
         self._socket = socket.socket(fileno=control_fd)
@@ -110,7 +113,7 @@ class ChildControl:
             signal.signal(number, signal.SIG_IGN)
 
     def read_launch(self) -> bytes:
-        """The settings, which come first. Ends the process if there are none."""
+        """Return the settings, the first message. Ends the process if there are none."""
         with contextlib.suppress(OSError, LinkError):
             for first, *orders in self._received():
                 if isinstance(first, Launch):
@@ -132,9 +135,9 @@ class ChildControl:
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
 
     def on_stop(self, stop: Callable[[], object]) -> None:
-        """Have `stop` called, on another thread, when the order to finish comes.
+        """Have `stop` called, on another thread, when the order to finish arrives.
 
-        Before this is set, while the process loads, the order ends the process at once.
+        Until `stop` is set, while the process loads, the order ends the process at once.
         """
         self._stop = stop
 
@@ -157,7 +160,7 @@ class ChildControl:
             self._socket.sendall(FROM_CHILD.encode(frame))
 
     def _received(self) -> Iterator[list[ToChild]]:
-        """Batches of received frames, never empty, until the connection ends."""
+        """Yield batches of received frames, never empty, until the connection ends."""
         while data := self._socket.recv(65536):
             frames = [TO_CHILD.decode(body) for body in self._frames.feed(data)]
             if frames:
@@ -204,7 +207,7 @@ def _remove_folder(folder: Path) -> None:
 
 
 def in_one_line(error: BaseException) -> str:
-    """The cause, without traceback and line breaks."""
+    """Return the cause in one line, without a traceback."""
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or "out of memory" in text.lower():
         return f"out of memory: {text}" if text else "out of memory"

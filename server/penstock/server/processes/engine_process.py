@@ -1,7 +1,7 @@
 """The engine process: scheduler and executor on one thread, no asyncio.
 
-Owns its composition and its shutdown, and that the limits and shares of tenants are those of the
-policy file, at the start and whenever it changes. The supervisor runs it as `python -m
+Owns its composition and its shutdown, and keeps the limits and shares of tenants equal to the
+policy file, at the start and after each change. The supervisor runs it as `python -m
 penstock.server.processes.engine_process <control fd>`.
 """
 
@@ -56,7 +56,7 @@ class EnginePolicy:
 
     `open_file` raises ValueError or OSError for an invalid file. With `can_wait` the error is
     logged and the file is read again at every poll: a restarted engine must not fail because the
-    file is just being written. Until then no tenant is limited.
+    file is just being written. Until the file is valid, no tenant is limited.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class EnginePolicy:
             log.error("the policy file cannot be read, so no tenant is limited: %s", error)  # noqa: TRY400
 
     def poll(self) -> None:
-        """Check whether the file has changed; on the engine's thread, between two steps."""
+        """Apply the file if it has changed. Call it on the engine's thread, between two steps."""
         if self._file is None:
             with contextlib.suppress(ValueError, OSError):
                 self._open()
@@ -93,7 +93,7 @@ class EnginePolicy:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one engine until requested to finish; the exit code."""
+    """Serve one engine until ordered to finish; return the exit code."""
     # Loading torch and a model creates hundreds of thousands of objects that stay; collecting
     # garbage meanwhile would take a fifth of the start time.
     gc.disable()
@@ -194,13 +194,15 @@ def _serve(control: ChildControl, executor: Executor, loop: EngineLoop) -> int:
 
 
 def comes_from_executor(error: Exception) -> bool:
-    """Whether the executor raised the error: operators need to know this first."""
+    """Return whether the executor raised the error: operators need this first."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(str(frame.f_globals.get("__name__", "")).startswith(_EXECUTORS) for frame in frames)
 
 
 def _board(launch: EngineLaunch, executor: Executor) -> EngineBoard:
-    """The status board from the supervisor; a private one when the engine is run by hand."""
+    """Return the status board from the supervisor, or a private one if the engine is run by
+    hand.
+    """
     fd = launch.board_fd
     if fd < 0:
         fd = create_board(executor.info.max_num_seqs)
@@ -211,7 +213,7 @@ def _board(launch: EngineLaunch, executor: Executor) -> EngineBoard:
 
 
 def _recorder(server: ServerConfig, executor: Executor) -> Recorder | None:
-    """The recorder of served requests; None when recording is off or impossible."""
+    """Return the recorder of served requests; None if recording is off or impossible."""
     if server.record_path is None:
         return None
     try:
@@ -241,14 +243,16 @@ def _engine(launch: EngineLaunch, executor: Executor, recorder: Recorder | None)
 
 
 def _cache_index(launch: EngineLaunch, engine: Engine) -> CacheIndex | None:
-    """The index of cached blocks for gateways; None if no gateway is served or it is unknown."""
+    """Return the index of cached blocks for gateways; None if no gateway is served or it is
+    unknown.
+    """
     if launch.server.gateway == NO_GATEWAY or engine.ready_fd is not None:
         return None
     return engine.enable_cache_index()
 
 
 def _policy(launch: EngineLaunch, engine: Engine) -> EnginePolicy | None:
-    """The updater of the tenants' limits; None without a policy."""
+    """Return the updater of the tenants' limits; None without a policy."""
     path = launch.server.security.policy_file
     if path is None:
         return None
@@ -264,7 +268,7 @@ def _policy(launch: EngineLaunch, engine: Engine) -> EnginePolicy | None:
 
 
 def _flight_writer(launch: EngineLaunch, executor: Executor) -> FlightWriter | None:
-    """The flight recorder; None without memory for it."""
+    """Return the writer of the flight recorder; None without memory for it."""
     if launch.flight_fd < 0:
         return None
     server = launch.server

@@ -28,18 +28,20 @@ from penstock.server.usable_cores import num_usable_cores
 
 log = logging.getLogger(__name__)
 _EXIT_S = 5.0
-"""Time for an engine to exit in a restart, in addition to what its executor asks for."""
+"""Time for an engine to exit in a restart, in addition to the time that its executor requests."""
 _FORGET_AFTER_S = 600.0
 _MAX_KEPT = 4096
 _FIRST_PROBATION_TOKENS = 2
 _PROBATION_GROWTH = 8
 _MAX_PROBATION_TOKENS = 128
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals that come from outside; a process causes the others itself."""
+"""Signals from outside the process; other signals are caused by the process itself."""
 
 
 class FlightMemory:
-    """`fd` is -1 before `create`, and when no memory could be allocated."""
+    """The flight recorder's memory. `fd` is -1 before `create`, and if no memory could be
+    allocated.
+    """
 
     def __init__(self, config: FlightConfig) -> None:
         self.fd = -1
@@ -53,7 +55,7 @@ class FlightMemory:
         If that fails, the service runs without it and logs an error.
         """
         self._port = port
-        # Late: it takes numpy along, and the command line wants to be quick before this.
+        # Imported late: it loads numpy, which would slow the start of the command line.
         from penstock.server.observe.flight.memory import create_memory
 
         try:
@@ -62,7 +64,7 @@ class FlightMemory:
             log.error("flight recorder unavailable: %s", error)  # noqa: TRY400 (in one line)
 
     def close(self) -> None:
-        """Release it. Idempotent."""
+        """Release the memory. Idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -107,8 +109,8 @@ class EngineSupervision:
         self._is_hung = False
 
     def check(self, limit_s: float) -> None:
-        """Kill the engine when its heartbeat has stopped for `limit_s`; called ten times in that
-        time.
+        """Kill the engine if its heartbeat has stopped for `limit_s`; called ten times in that
+        period.
         """
         board = self._board
         if board is None or self._is_hung or not self.process.may_hang:
@@ -121,7 +123,7 @@ class EngineSupervision:
             log.warning("no heartbeat of the engine for %g s", limit_s / 2)
 
     async def restart(self) -> None:
-        """Stop the engine between two steps and start another; returns once that is ready."""
+        """Stop the engine between two steps and start another; return once the new one is ready."""
         limit_s = _EXIT_S + self._spawn_context().config.executor.max_exit_s
         await self.process.restart(limit_s)
 
@@ -185,8 +187,8 @@ class EngineSupervision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDeath:
-    """How an engine died. `is_its_own`: the engine caused it, it was not killed from outside.
-    `was_hung`: it made no progress, which a device or driver can cause.
+    """How an engine died. `is_its_own`: the engine caused its death, it was not killed from
+    outside. `was_hung`: it made no progress, which a device or driver can cause.
 
     `keys_in_progress`: outputs of its last steps and of the request being submitted.
     `keys_on_probation`: outputs of the suspected request that ran alone.
@@ -199,7 +201,7 @@ class EngineDeath:
 
 
 def is_its_own(code: int, *, was_hung: bool) -> bool:
-    """Whether a return code (negative: a signal) shows that the engine itself failed."""
+    """Return whether an exit code (negative: a signal) shows that the engine itself failed."""
     return was_hung or code > 0 or (code < 0 and -code not in _FROM_OUTSIDE)
 
 
@@ -217,7 +219,9 @@ class _Account:
 
 
 class CrashAttribution:
-    """Deaths by key. Keys of requests that have ended stay for a while; they are not used again."""
+    """Engine deaths by request key. Keys of ended requests are kept for a while; keys are not
+    reused.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -240,7 +244,7 @@ class CrashAttribution:
             self._accounts[key].is_poison |= self._is_quarantined(key, death, tried)
 
     def suspects(self) -> tuple[SuspectedRequest, ...]:
-        """The requests that the next engine runs alone or refuses."""
+        """Return the requests that the next engine runs alone or refuses."""
         return tuple(
             SuspectedRequest(
                 key=key,
@@ -269,7 +273,9 @@ class CrashAttribution:
 
 
 def _num_probation_tokens(account: _Account) -> int:
-    """A request that passed and was in another crash gets a longer probation: it may fail late."""
+    """Return the length of the probation. It is longer for a request that passed one and was in
+    another crash: it may fail late.
+    """
     num_tokens = _FIRST_PROBATION_TOKENS
     for _ in range(1, account.num_own):
         num_tokens = min(num_tokens * _PROBATION_GROWTH, _MAX_PROBATION_TOKENS)

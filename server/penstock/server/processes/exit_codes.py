@@ -12,7 +12,7 @@ EXIT_GAVE_UP = 1
 EXIT_CANNOT_START = 2
 EXIT_SIGNAL_BASE = 128
 
-# Of the child processes, for the supervisor's log.
+# Exit codes of child processes, for the supervisor's log.
 EXIT_ENGINE_DIED = 70
 EXIT_BOOKS_WRONG = 71
 EXIT_ORPHANED = 72
@@ -27,7 +27,7 @@ _MEANINGS = {
 
 
 def describe_exit(code: int) -> str:
-    """Words for a child's return code (negative: killed by that signal)."""
+    """Describe a child's exit code (negative: killed by that signal)."""
     if code < 0:
         return f"killed by signal {-code}"
     return f"exit code {code} ({_MEANINGS[code]})" if code in _MEANINGS else f"exit code {code}"

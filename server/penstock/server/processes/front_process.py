@@ -1,8 +1,8 @@
 """A front process: one gRPC server on uvloop, connected to the engine.
 
-Owns its composition and its shutdown, with what it sends to the observer: its recorder, its
-exporter and its heartbeat; a front without an observer has none of it. The supervisor runs it as
-`python -m penstock.server.processes.front_process <control fd>`.
+Owns its composition and its shutdown, and what it sends to the observer: recorder, exporter and
+heartbeat; a front without an observer has none of these. The supervisor runs it as `python -m
+penstock.server.processes.front_process <control fd>`.
 """
 
 import asyncio
@@ -45,15 +45,15 @@ from penstock.server.text.model_text import ModelText
 # When run as a program, `__name__` would be `__main__`.
 log = logging.getLogger("penstock.server.processes.front_process")
 ENOUGH = 65_536
-"""Open files and sockets: a front needs one for each connection."""
+"""Limit of open files and sockets: a front needs one for each connection."""
 _BEATS_PER_CHECK = 4
-"""So that every check of the supervisor finds a new beat."""
+"""Heartbeats between two checks of the supervisor, so that every check finds a new one."""
 _LAST_WORDS_S = 0.2
 """How long the observer may take to receive the last records."""
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until requested to finish, then drain; the exit code."""
+    """Serve until ordered to finish, then drain; return the exit code."""
     # Without a supervisor the engine is killed at once and cannot end its own child processes.
     control, launch = begin(arguments, FrontLaunch, "front", last_act=end_marked)
     allow_many_descriptors()
@@ -121,7 +121,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
 
 
 def _gateway(config: ServerConfig, board: BoardView | None) -> GatewayServiceMaker | None:
-    """The gateway protocol to serve, if one is configured; its code is loaded only then."""
+    """Return the gateway protocol to serve, if one is configured; its code is loaded only then."""
     if config.gateway == NO_GATEWAY:
         return None
     gateway = load_gateway(config.gateway)
@@ -137,7 +137,7 @@ class _Heartbeat:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Beat now and every interval. Call it on the loop."""
+        """Write a heartbeat now and every interval. Call it on the loop."""
         if self._beat is None:
             return
         self._beat.beat()
@@ -145,7 +145,7 @@ class _Heartbeat:
         self._timer = loop.call_later(self._interval_s, self.start)
 
     def stop(self) -> None:
-        """Stop beating. Idempotent."""
+        """Stop writing heartbeats. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -209,8 +209,8 @@ async def _report_ready(control: ChildControl, port: UnixEnginePort) -> None:
 
 
 def allow_many_descriptors() -> int:
-    """Raise the soft limit of open files, which many systems set to 1,024 for programs that use
-    select, towards the hard one, to ENOUGH at most; returns the new limit.
+    """Raise the soft limit of open files to ENOUGH, within the hard limit; return the new limit.
+    Many systems set it to 1,024 for programs that use select.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= ENOUGH:
@@ -221,7 +221,9 @@ def allow_many_descriptors() -> int:
 
 
 class FrontWatch:
-    """`path`: the observer's socket. The recorder is there from the start, for the server."""
+    """Reports a front to the observer, whose socket is `path`. The recorder exists from the start,
+    for the server.
+    """
 
     def __init__(self, path: Path, front_id: int) -> None:
         self._front_id = front_id
@@ -236,7 +238,7 @@ class FrontWatch:
         self.recorder = RequestRecorder(self._exporter.offer)
 
     async def start(self, server: FrontServer) -> None:
-        """Report on `server` from now on, and when its engine comes or goes.
+        """Report on `server` from now on, and when its engine connects or disconnects.
 
         Does not wait for the observer.
         """
@@ -258,7 +260,7 @@ class FrontWatch:
         front, recorder = self._server.front, self.recorder
         counters = front.counters
         estimate_s, at_s = _queue_estimate(front.newest_place)
-        # The exporter knows why it had no room.
+        # The exporter reports the reasons for NO_ROOM itself.
         dropped = {why: num for why, num in recorder.dropped_records.items() if why != NO_ROOM}
         self._exporter.send_heartbeat(
             Heartbeat(
@@ -287,7 +289,7 @@ class FrontWatch:
 
 
 def _queue_estimate(place: Queued | None) -> tuple[float | None, float]:
-    """The last estimate of the queue time, and when it was made."""
+    """Return the last estimate of the queue time, and when it was made."""
     return (None, -math.inf) if place is None else (place.estimated_queue_s, place.at_s)
 
 

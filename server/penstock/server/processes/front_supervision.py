@@ -18,7 +18,7 @@ from penstock.server.processes.supervised_process import SupervisedProcess
 log = logging.getLogger(__name__)
 
 NUM_ROWS = 256
-"""Rows of heartbeats: how many fronts may start while an old one still drains."""
+"""Rows of heartbeats: limits how many fronts may start while an old one still drains."""
 
 
 class FrontSupervision:
@@ -42,14 +42,14 @@ class FrontSupervision:
         self._beats: BeatsView | None = None
 
     def successor(self) -> "FrontSupervision":
-        """A second supervision of this number, for the front that takes over."""
+        """Return a second supervision of this number, for the front that takes over."""
         return FrontSupervision(
             self.number, self._spawn_context, orphans=self._orphans, front_ids=self._front_ids
         )
 
     def check(self, limit_s: float) -> None:
-        """Kill the front when its heartbeat has stopped for `limit_s`; called ten times in that
-        time.
+        """Kill the front if its heartbeat has stopped for `limit_s`; called ten times in that
+        period.
         """
         if self._beats is None or not self.process.may_hang:
             self._watch.forget()

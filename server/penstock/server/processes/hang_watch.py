@@ -1,11 +1,11 @@
 """Hang detection by heartbeat counts.
 
-Counts checks, not seconds: when the whole machine was paused, one check is late and no process has
+Counts checks, not seconds: after a pause of the whole machine one check is late, but no process has
 hung.
 """
 
 NUM_CHECKS = 10
-"""So many checks in a row without a new beat mean that a process hangs."""
+"""Consecutive checks without a new heartbeat after which a process counts as hung."""
 
 
 class HangWatch:
@@ -18,11 +18,13 @@ class HangWatch:
 
     @property
     def is_halfway(self) -> bool:
-        """True at the one check that is half of the limit."""
+        """True at the one check at half of the limit."""
         return self._num_same == self._num_checks // 2
 
     def check(self, process_id: int, num_beats: int) -> bool:
-        """Check once; True when `process_id` hangs, whose `num_beats` must grow."""
+        """Check once; return whether `process_id` hangs: its `num_beats` has not changed for too
+        long.
+        """
         if (process_id, num_beats) != self._seen:
             self._seen = (process_id, num_beats)
             self._num_same = 0
@@ -31,6 +33,6 @@ class HangWatch:
         return self._num_same >= self._num_checks
 
     def forget(self) -> None:
-        """Reset: there is no process to watch."""
+        """Reset, since there is no process to watch."""
         self._seen = (-1, -1)
         self._num_same = 0

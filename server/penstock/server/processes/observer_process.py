@@ -48,20 +48,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock.server.processes.observer_process")
 
 _END_S = 1.7
-"""Default limit of an end, if the order to finish has none."""
+"""Default time limit of the shutdown, if the order to finish has none."""
 _HEAR_OUT_S = 0.5
 """How long the final messages of fronts that are ending may take."""
 _GC_THRESHOLDS = (100_000, 20, 100)
 _TRACES_S = 1.0
-"""How long the last traces may take to leave."""
+"""How long sending the last traces may take."""
 _LEAST_TRACES_S = 0.6
-"""Of the time to end: what they are left when there is little."""
+"""Part of the shutdown time that is reserved for the last traces."""
 _MARGIN_S = 0.1
-"""Of the time to end: for all else."""
+"""Part of the shutdown time that is reserved for everything else."""
 
 
 def main(arguments: list[str]) -> int:
-    """Observe until requested to finish; the exit code."""
+    """Observe until ordered to finish; return the exit code."""
     control, launch = begin(arguments, ObserverLaunch, "observer")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(control, launch))
@@ -75,11 +75,11 @@ async def _serve(control: ChildControl, launch: ObserverLaunch) -> int:
         observer = _Observer(control, launch)
         ports = await observer.start()
     except (Exception, SystemExit) as error:
-        # Whatever an exporter, a library or a port has against starting.
+        # Any failure to start, of an exporter, a library or a port.
         log.debug("cannot start", exc_info=True)
         control.report_failure(error, "observer: ")
         return EXIT_CANNOT_START
-    # Records come and go by the thousand and hardly any holds a cycle: look for those seldom.
+    # Thousands of records are created and freed, hardly any in a cycle: collect cycles seldom.
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
@@ -117,7 +117,7 @@ class _Observer:
         self._doors: list[Callable[[], Awaitable[None]]] = []
 
     async def start(self) -> dict[str, int]:
-        """Begin to listen; the ports, by name."""
+        """Start listening; return the ports by name."""
         launch = self._launch
         if launch.server.observer.tracing.is_on:
             from penstock.server.observe.spans.export import start_tracing
@@ -136,7 +136,7 @@ class _Observer:
         return await self._open_doors()
 
     async def stop(self, limit_s: float) -> None:
-        """Read all fronts to their end and forward the records, within `limit_s`."""
+        """Receive the last messages of all fronts and forward the records, within `limit_s`."""
         end_s = time.monotonic() + limit_s - _MARGIN_S
         if self._keeping is not None:
             self._keeping.cancel()
@@ -261,9 +261,9 @@ def _version() -> str:
 
 
 def processes_of_service(front_pids: Mapping[int, int]) -> dict[str, int]:
-    """The service's processes by name, as the kernel has them now."""
+    """Return the pids of the service's processes by name, as the kernel lists them now."""
     pids = {"observer": os.getpid(), "supervisor": os.getppid()}
-    # Numbered by age, so that a front that is followed by another leaves its name to that one.
+    # Numbered by age, so that the successor of a front takes over its name.
     for number, front_id in enumerate(sorted(front_pids), start=1):
         pids[f"front {number}"] = front_pids[front_id]
     if process_table.is_supported():

@@ -51,7 +51,9 @@ class ObserverSupervision:
         self._ports: dict[str, int | None] = {"metrics_port": None, "operations_port": None}
 
     def open(self, folder: Path, stack: ExitStack) -> None:
-        """Reserve the ports and listen for fronts. Raises PortUnavailable with what to change."""
+        """Reserve the ports and listen for fronts. Raises PortUnavailable, which states what to
+        change.
+        """
         for name in self._ports:
             wanted: int | None = getattr(self._config, name)
             if wanted is None:
@@ -65,7 +67,7 @@ class ObserverSupervision:
         self._listener = listen(stack, self.socket_path, _BACKLOG)
 
     async def keep_alive(self) -> int:
-        """As `SupervisedProcess.keep_alive`, but a crash loop is not an error of the service."""
+        """Run `SupervisedProcess.keep_alive`; a crash loop is no error of the service: return 0."""
         try:
             return await self.process.keep_alive()
         except CrashLoop as failure:
@@ -78,13 +80,13 @@ class ObserverSupervision:
 
     @property
     def operations_address(self) -> str | None:
-        """Where operators connect."""
+        """The address of the operators' API; None if it is not served."""
         port = self._ports["operations_port"]
         return None if port is None else f"{self._host}:{port}"
 
     @property
     def metrics_url(self) -> str | None:
-        """Where Prometheus fetches metrics; the status page is the root of it."""
+        """The URL of the Prometheus metrics; the status page is at the root. None if not served."""
         port = self._ports["metrics_port"]
         scheme = "https" if self._spawn_context().config.security.has_tls else "http"
         return None if port is None else f"{scheme}://{self._host}:{port}/metrics"

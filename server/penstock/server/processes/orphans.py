@@ -1,7 +1,7 @@
 """Ends processes that a dead child of the supervisor left behind.
 
-An engine may start processes that hold accelerator memory. When it dies, they survive, and the next
-engine finds no room. Owns their adoption, how they are recognised, and how they are ended.
+An engine may start processes that hold accelerator memory. They survive its death, and the next
+engine finds no free memory. Owns how orphans are adopted, recognised and ended.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from penstock.server.processes.process_table import ProcessEntry
 log = logging.getLogger(__name__)
 
 GRACE_S = 1.0
-"""From SIGTERM to SIGKILL, for all of them together.
+"""Time from SIGTERM to SIGKILL, for all orphans together.
 
-Processes that the engine starts inherit its disposition to ignore SIGTERM. They get this time to
-notice that the engine is gone and to release what they shared with it.
+Processes that the engine starts inherit that it ignores SIGTERM. They get this time to detect that
+the engine has ended and to release what they shared with it.
 """
 LIMIT_S = 5.0
-"""After this time the service continues even if they have not ended."""
+"""After this time the service continues even if some orphans have not ended."""
 _POLL_INTERVAL_S = 0.1
 _NUM_ROUNDS = 10
 _MARK = "PENSTOCK_ENGINE_MARK"
@@ -52,11 +52,11 @@ class Orphans:
 
     @property
     def mark_to_know(self) -> dict[str, str]:
-        """Environment variable for a child that calls `end_marked` when this process is gone."""
+        """Environment variable for a child that calls `end_marked` once this process has ended."""
         return {_MARK_TO_KNOW: self._mark}
 
     def adopt(self) -> None:
-        """From now on orphans become this process's children. Call it on the loop, once."""
+        """Make orphans children of this process from now on. Call it on the loop, once."""
         if not process_table.is_supported():
             return
         here = os.getpid()
@@ -71,8 +71,8 @@ class Orphans:
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._on_child_ended)
 
     async def start(self, spawn: Callable[[], Awaitable[Child]]) -> Child:
-        """Start a child without taking it for an orphan. Raises what `spawn` does."""
-        # Between the fork and the moment we know the pid it would look like one.
+        """Start a child without mistaking it for an orphan. Raises what `spawn` raises."""
+        # Between the fork and the return of its pid, the child would look like an orphan.
         async with self._starting:
             child = await spawn()
             entry = process_table.entry_of(child.pid) if self._is_adopting else None
@@ -81,9 +81,10 @@ class Orphans:
             return child
 
     async def end_all(self, left_by: str) -> None:
-        """End every orphan and what those orphan in turn; returns after LIMIT_S in any case.
+        """End every orphan and the orphans that these leave behind; return after LIMIT_S at the
+        latest.
 
-        Call it only while no process runs whose descendants may stay: its helpers may have detached
+        Call it only while no process runs whose descendants may stay: they may have detached
         themselves.
         """
         if not self._is_adopting:
@@ -109,7 +110,7 @@ class Orphans:
                 await asyncio.wait_for(self._changed.wait(), _POLL_INTERVAL_S)
 
     def _adopted(self) -> list[ProcessEntry]:
-        """The adopted processes that are alive. Reaps those that have ended."""
+        """Return the adopted processes that are alive; reap those that have ended."""
         children = process_table.children_of(os.getpid())
         self._own.intersection_update(map(_key, children))
         return [
@@ -131,9 +132,9 @@ class Orphans:
 
 
 def end_marked() -> None:
-    """End all processes that carry the mark of this process; returns within about a second.
+    """End all processes that carry the mark of this process; return within about a second.
 
-    For the case that the supervisor has died and its orphans have no parent. Blocks; needs no loop.
+    Call it when the supervisor has died, so that its orphans have no parent. Blocks; needs no loop.
     """
     mark = os.environ.get(_MARK_TO_KNOW)
     if mark is None or not process_table.is_supported():

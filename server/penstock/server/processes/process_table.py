@@ -32,12 +32,12 @@ class ProcessEntry:
 
 
 def is_supported() -> bool:
-    """True where the other functions here work."""
+    """Return whether the other functions here work."""
     return sys.platform == "linux" and (_PROC / "self/stat").exists()
 
 
 def become_subreaper() -> bool:
-    """Become the parent of every descendant that loses its own; False if the kernel refuses.
+    """Become the parent of every descendant that loses its own; return False if the kernel refuses.
 
     This applies to descendants in any session or process group.
     """
@@ -46,7 +46,7 @@ def become_subreaper() -> bool:
 
 
 def entry_of(pid: int) -> ProcessEntry | None:
-    """The process with this pid; None when there is none or it may not be inspected."""
+    """Return the process with this pid; None if there is none or it may not be inspected."""
     try:
         text = (_PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -64,21 +64,21 @@ def entry_of(pid: int) -> ProcessEntry | None:
 
 
 def children_of(pid: int) -> list[ProcessEntry]:
-    """The processes whose parent is `pid`, zombies included."""
+    """Return the processes whose parent is `pid`, zombies included."""
     # The kernel's own list of children is optional, and skips some while others end.
     return [entry for entry in all_processes() if entry.parent_pid == pid]
 
 
 def all_processes() -> list[ProcessEntry]:
-    """Every process that may be inspected; complete for processes that live during the whole
-    call.
-    """
+    """Return every process that may be inspected, including all that live during the whole call."""
     entries = (entry_of(int(path.name)) for path in _PROC.iterdir() if path.name.isdecimal())
     return [entry for entry in entries if entry is not None]
 
 
 def was_started_with(pid: int, setting: str) -> bool:
-    """Whether `NAME=value` is in the environment the process started with, if readable."""
+    """Return whether the environment that the process started with has `NAME=value`, if
+    readable.
+    """
     try:
         environment = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
@@ -87,9 +87,9 @@ def was_started_with(pid: int, setting: str) -> bool:
 
 
 def send_signal(entry: ProcessEntry, number: signal.Signals) -> bool:
-    """Signal exactly this process; False when it is gone or has another parent by now.
+    """Signal exactly this process; return False if it has ended or has another parent by now.
 
-    Raises PermissionError when that is not permitted.
+    Raises PermissionError if that is not permitted.
     """
     with contextlib.ExitStack() as stack:
         descriptor = _descriptor_of(entry.pid)
@@ -110,9 +110,9 @@ def send_signal(entry: ProcessEntry, number: signal.Signals) -> bool:
 
 
 def _descriptor_of(pid: int) -> int | None:
-    """A descriptor of the process; None where it is not supported, or the process is gone.
+    """Return a pidfd of the process; None if it is not supported, or the process has ended.
 
-    A child keeps its pid until its parent reaps it, so that its parent can do without one.
+    A child keeps its pid until its parent reaps it, so that its parent needs no pidfd.
     """
     try:
         return os.pidfd_open(pid)
@@ -121,9 +121,9 @@ def _descriptor_of(pid: int) -> int | None:
 
 
 def reap(pid: int) -> bool:
-    """Take an ended child's exit status; False while one of its threads lives on.
+    """Reap an ended child; return False while one of its threads still runs.
 
-    Waits for that pid only: other children have their own waiters.
+    Waits for this pid only: other children have their own waiters.
     """
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid

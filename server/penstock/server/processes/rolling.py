@@ -16,12 +16,15 @@ from penstock.server.processes.service_processes import ServiceProcesses
 log = logging.getLogger(__name__)
 
 _AFTER_GRACE_S = 4.0
-"""Time for a front, after the grace period, to refuse last calls and write last messages.
+"""Time for a front, after the grace period, to refuse the last calls and write the last
+messages.
 """
 
 
 class RollingRestart:
-    """Restarts one service. `fronts`: changed in place. `grace_s`: see ServerConfig."""
+    """Restarts one service. `fronts`: this list is changed in place. `grace_s`: see
+    ServerConfig.
+    """
 
     def __init__(
         self,
@@ -39,7 +42,7 @@ class RollingRestart:
         self._can_replay = can_replay
 
     async def run(self) -> None:
-        """Replace all processes in turn. Stops at a front whose successor does not start."""
+        """Replace all processes, one by one. Stops at a front whose successor does not start."""
         log.info("rolling restart: started", extra=ALWAYS)
         for place in tuple(self._fronts):
             if not await self._replace(place):

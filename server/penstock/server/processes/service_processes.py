@@ -1,8 +1,8 @@
 """The processes that a service needs, the tasks that keep them alive, and their end in order.
 
-Owns which processes are required (one that has handed over leaves without counting as lost), and
-the shutdown: fronts drain, the engine ends, then the observer, each within its time. If the engine
-is restarting, it is waited for as long as a front has requests for it.
+Owns which processes are required (a process that has handed over may end without counting as lost),
+and the shutdown: fronts drain, the engine ends, then the observer, each within its time. A
+restarting engine is waited for as long as a front has requests for it.
 """
 
 import asyncio
@@ -17,15 +17,16 @@ log = logging.getLogger(__name__)
 AFTER_GRACE_S = 1.4
 """Time for fronts to write their last messages after the grace period."""
 _ENGINE_EXIT_S = 0.4
-"""Minimum time for the engine once the fronts have ended; its executor may ask for more."""
+"""Minimum time for the engine once the fronts have ended; its executor may request more."""
 _OBSERVER_EXIT_S = 1.8
 """Time for an observer once all other processes have ended."""
 _OBSERVER_TURN_S = 0.5
-"""When, after the grace period, an observer gets the order to finish even though processes are
-left: its data must be sent in time, and a process that hangs will not send any more.
+"""Time after the grace period when an observer gets the order to finish even though other processes
+are left: its data must be sent in time, and a hanging process sends no more.
 """
 _LAST_EXIT_S = 1.7
-"""When, after the grace period, the observer is killed, so that shutdown ends within two seconds.
+"""Time after the grace period when the observer is killed, so that shutdown ends within two
+seconds.
 """
 Watchers = Mapping[SupervisedProcess, "asyncio.Task[int]"]
 
@@ -40,31 +41,31 @@ class ServiceProcesses:
 
     @property
     def all(self) -> tuple[SupervisedProcess, ...]:
-        """All processes, those that are about to leave included."""
+        """All processes, including those that are about to end."""
         return tuple(self._keepers)
 
     @property
     def keepers(self) -> tuple["asyncio.Task[int]", ...]:
-        """Their tasks, in the same order."""
+        """The tasks of all processes, in the same order."""
         return tuple(self._keepers.values())
 
     def keeper_of(self, process: SupervisedProcess) -> "asyncio.Task[int]":
-        """The task of one process."""
+        """Return the task of one process."""
         return self._keepers[process]
 
     def add(self, process: SupervisedProcess) -> "asyncio.Task[int]":
-        """Keep a process alive from now on; returns its task."""
+        """Keep a process alive from now on; return its task."""
         keeper = asyncio.create_task(process.keep_alive(), name=process.name)
         self._keepers[process] = keeper
         keeper.add_done_callback(lambda _: self._changed.set())
         return keeper
 
     def expect_exit(self, process: SupervisedProcess) -> None:
-        """From now on this process may end: the service does not require it."""
+        """Let this process end from now on: the service does not require it."""
         self._leaving.add(process)
 
     def require(self, process: SupervisedProcess) -> None:
-        """From now on the service requires this process; undoes `expect_exit`."""
+        """Require this process from now on; undoes `expect_exit`."""
         self._leaving.discard(process)
         self._changed.set()
 
@@ -74,12 +75,12 @@ class ServiceProcesses:
         del self._keepers[process]
 
     async def all_ready(self) -> None:
-        """Return when every process has been ready."""
+        """Wait until every process has been ready."""
         for process in self.all:
             await process.is_ready.wait()
 
     async def any_lost(self) -> None:
-        """Return when a required process has ended for good."""
+        """Wait until a required process has ended for good."""
         while not self.has_lost:
             self._changed.clear()
             await self._changed.wait()
@@ -100,15 +101,15 @@ class ServiceProcesses:
                 keeper.result()
 
     def has_given_up(self, process: SupervisedProcess) -> bool:
-        """Whether a process is not restarted because it kept dying."""
+        """Return whether a process is not restarted because it kept dying."""
         keeper = self._keepers[process]
         return keeper.done() and not keeper.cancelled() and keeper.exception() is not None
 
     def ended_badly(self, process: SupervisedProcess) -> bool:
-        """Whether a process has not ended, or ended with an error.
+        """Return whether a process has not ended, or ended with an error.
 
-        For a process that was replaced, or was only meant to replace another, the exit code is
-        ignored.
+        The exit code is ignored for a process that was replaced, or was only meant to replace
+        another.
         """
         keeper = self._keepers[process]
         if process in self._leaving:
@@ -129,7 +130,9 @@ async def drain_in_order(
     grace_s: float,
     engine_exit_s: float,
 ) -> None:
-    """End all processes. `engine_exit_s`: time the executor may need to release its resources."""
+    """End all processes. `engine_exit_s`: time that the executor may need to release its
+    resources.
+    """
     fronts = [process for process in processes.all if process is not engine]
     is_lost = processes.has_given_up(engine)
     for front in fronts:
@@ -150,7 +153,7 @@ async def _end_engine(
     limit_s: float,
     engine_exit_s: float,
 ) -> None:
-    """End the engine after the fronts, which have the order already, or after the limit."""
+    """End the engine after the fronts, which are already ordered to finish, or after the limit."""
     keeper, waiting = processes.keeper_of(engine), {processes.keeper_of(front) for front in fronts}
     while waiting and (left_s := limit_s - time.monotonic()) > 0:
         watched = waiting if keeper.done() else {*waiting, keeper}
@@ -174,7 +177,7 @@ async def _end_engine(
 async def _end_watchers(
     watchers: Watchers, keepers: Iterable["asyncio.Task[int]"], grace_end_s: float
 ) -> None:
-    """End the observers after all other processes, or when the remaining time is what they need."""
+    """End the observers after all other processes, or when only the time that they need is left."""
     turn_s = grace_end_s + _OBSERVER_TURN_S
     await asyncio.wait(keepers, timeout=max(0.0, turn_s - time.monotonic()))
     for process, watcher in watchers.items():

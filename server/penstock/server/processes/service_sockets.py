@@ -1,9 +1,9 @@
 """The sockets of a service: the TCP port that all fronts share, and the folder of its Unix sockets.
 
-The port is checked and reserved: a socket that is bound with SO_REUSEPORT and never listens keeps
-other programs off it while fronts restart, and receives no connection. A killed service cannot
-remove its folder; the next one does. A folder counts as stale when its owner, name and age fit and
-nothing listens on its socket.
+The port is checked and reserved: a bound SO_REUSEPORT socket that never listens keeps other
+programs off the port while fronts restart, and receives no connection. A killed service cannot
+remove its folder; the next service does. A folder counts as stale if its owner, name and age match
+and nothing listens on its socket.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 _PREFIX: Final = "penstock-"
 SOCKET_NAME: Final = "engine.sock"
 MIN_AGE_S: Final = 60.0
-"""A younger folder may belong to a service that is about to listen."""
+"""Minimum age of a stale folder: a younger one may belong to a service that is about to listen."""
 _FOLDER: Final = re.compile(re.escape(_PREFIX) + r"[a-z0-9_]{8}")
 _MAX_REMOVED: Final = 1000
 
 
 def create_folder(stack: contextlib.ExitStack) -> Path:
-    """Create a folder that `stack` removes; removes those of dead services first."""
+    """Create a folder that `stack` removes; first remove the folders of dead services."""
     remove_leftovers(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # mode 0700
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -38,7 +38,7 @@ def create_folder(stack: contextlib.ExitStack) -> Path:
 
 
 def remove_leftovers(parent: Path) -> int:
-    """Remove the folders of dead services in `parent`; returns how many. Never raises."""
+    """Remove the folders of dead services in `parent`; return how many. Never raises."""
     num_removed = 0
     try:
         folders = sorted(found for found in parent.iterdir() if _FOLDER.fullmatch(found.name))
@@ -55,7 +55,7 @@ def remove_leftovers(parent: Path) -> int:
 
 
 def _is_dead(folder: Path) -> bool:
-    """Whether it is the folder of a service of this user that has ended."""
+    """Return whether this is the folder of an ended service of this user."""
     try:
         found = folder.lstat()
         path = folder / SOCKET_NAME
@@ -80,7 +80,7 @@ class PortUnavailable(Exception):
 
 
 def listen(stack: contextlib.ExitStack, path: Path, backlog: int) -> socket.socket:
-    """A Unix socket at `path`, listening, that `stack` closes. Raises PortUnavailable."""
+    """Return a listening Unix socket at `path`, which `stack` closes. Raises PortUnavailable."""
     listener = stack.enter_context(socket.socket(socket.AF_UNIX))
     try:
         listener.bind(str(path))
@@ -93,9 +93,9 @@ def listen(stack: contextlib.ExitStack, path: Path, backlog: int) -> socket.sock
 
 
 def reserve_port(host: str, port: int) -> socket.socket:
-    """A bound socket; its `getsockname()[1]` is the port (a free one when `port` is 0).
+    """Return a bound socket; its `getsockname()[1]` is the port (a free one if `port` is 0).
 
-    Raises PortUnavailable when the port is in use, not permitted, or `host` is no local address.
+    Raises PortUnavailable if the port is in use or not permitted, or `host` is not a local address.
     """
     try:
         found = socket.getaddrinfo(

@@ -1,4 +1,4 @@
-"""What the supervisor starts processes with: module, resources, environment.
+"""The resources with which the supervisor starts processes: module, descriptors, environment.
 
 Owns the settings that libraries read only from the environment, and only when they load. Variables
 that the operator has set are kept, except where an option of ours replaces them.
@@ -48,7 +48,9 @@ each unknown service name, without format or rate limit. We log the outcome of c
 def engine_environment(
     executor: ExecutorConfig, *, num_cores: int, num_fronts: int
 ) -> dict[str, str]:
-    """For the engine: downloads are off, and its threads use the cores that the fronts leave."""
+    """Return the engine's environment: no downloads, and threads only for the cores that fronts
+    leave.
+    """
     wanted: dict[str, str] = {}
     if executor.kind is not ExecutorKind.SIMULATED:
         wanted = {
@@ -71,12 +73,14 @@ def engine_environment(
 
 
 def front_environment() -> dict[str, str]:
-    """For a front: one core, so its tokenizer starts no threads."""
+    """Return a front's environment: one core, so that its tokenizer starts no threads."""
     return _unless_set({"TOKENIZERS_PARALLELISM": "false", **_QUIET_CORE})
 
 
 def observer_environment(tracing: TracingConfig) -> dict[str, str]:
-    """For the observer: where to send traces; settings take precedence over variables."""
+    """Return the observer's environment: where to send traces; settings take precedence over
+    variables.
+    """
     wanted = _unless_set(_QUIET_CORE)
     if tracing.otlp_endpoint is None:
         return wanted

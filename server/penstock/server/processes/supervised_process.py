@@ -1,6 +1,6 @@
 """Keeps one process of the service alive.
 
-Owns start, restart with back-off, crash-loop detection, and retirement. Does not know what the
+Owns start, restart with back-off, crash-loop detection, and retirement. Independent of what the
 process does.
 """
 
@@ -33,9 +33,9 @@ class RestartPolicy:
         self._deaths_s: deque[float] = deque()
 
     def next_delay_s(self, now_s: float) -> float | None:
-        """Record a death; returns the seconds to wait before the next start, None to give up.
+        """Record a death; return the seconds to wait before the next start, None to give up.
 
-        The first death in a window restarts at once, then the delay doubles.
+        After the first death in a window the process restarts at once; then the delay doubles.
         """
         deaths = self._deaths_s
         deaths.append(now_s)
@@ -59,11 +59,11 @@ class CrashLoop(Exception):
 
 
 class SupervisedProcess:
-    """Keeps one process alive by `spawn`. Run `keep_alive` as a task.
+    """Keeps one process alive, started by `spawn`. Run `keep_alive` as a task.
 
-    `clean_up` runs after every process, however it ended, and before the next; it gets the exit
-    code and whether the end was ordered. `on_message` gets the messages a process sends once it is
-    ready.
+    `clean_up` runs after every process, however it ended, and before the next start; its arguments
+    are the exit code and whether the end was ordered. `on_message` gets the messages that a process
+    sends once it is ready.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class SupervisedProcess:
 
     @property
     def may_hang(self) -> bool:
-        """Whether heartbeats are expected: the process is ready and has no order to finish."""
+        """Whether heartbeats are expected: the process is ready and not ordered to finish."""
         return self.is_ready.is_set() and not (self._retired.is_set() or self._is_restart)
 
     @property
@@ -100,7 +100,8 @@ class SupervisedProcess:
         return self._facts
 
     def retire(self, grace_s: float | None = None, *, is_hand_over: bool = False) -> None:
-        """Ask the process to finish (in `grace_s` if given); `keep_alive` returns when it has.
+        """Order the process to finish (in `grace_s` if given); `keep_alive` returns once it has
+        ended.
 
         `is_hand_over`: another process has taken over.
         """
@@ -120,7 +121,7 @@ class SupervisedProcess:
             self._child.kill()
 
     async def restart(self, limit_s: float) -> None:
-        """Stop the process, within `limit_s`, and start another; returns once that is ready.
+        """Stop the process, within `limit_s`, and start another; return once the new one is ready.
 
         This does not count as a death. A process that is about to be replaced anyway is left alone.
         """
@@ -146,10 +147,10 @@ class SupervisedProcess:
             self._child.kill()
 
     async def keep_alive(self) -> int:
-        """Start the process, and restart it whenever it dies; returns the last exit code.
+        """Start the process, and restart it whenever it dies; return the last exit code.
 
-        Starting has no time limit: only `retire` and `kill` interrupt it. Raises ChildFailed when
-        the first start fails, CrashLoop when restarts keep failing.
+        Starting has no time limit: only `retire` and `kill` interrupt it. Raises ChildFailed if the
+        first start fails, CrashLoop if restarts keep failing.
         """
         while True:
             code = await self._run_one()
@@ -218,7 +219,7 @@ class SupervisedProcess:
         self._child = None
         self._has_exited.set()
         if self._retired.is_set() and code < 0 and not (self._has_stop_ack or self._was_killed):
-            # It crashed just before it got the request: its exit code is not that of finishing.
+            # It crashed just before it received the order: ignore its exit code.
             log.warning(
                 "%s was %s before it received the order to finish", self.name, describe_exit(code)
             )

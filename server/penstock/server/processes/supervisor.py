@@ -57,7 +57,9 @@ class CannotStart(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceReady:
-    """What was started, and where it listens. `resources`: what the executor reports of itself."""
+    """The started processes and their addresses. `resources`: the executor's report of its
+    resources.
+    """
 
     address: str
     model: str
@@ -112,7 +114,7 @@ class Supervisor:
             )
 
     async def run(self) -> int:
-        """Serve until requested to stop; the exit code. Raises CannotStart."""
+        """Serve until ordered to stop; return the exit code. Raises CannotStart."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -206,11 +208,11 @@ class Supervisor:
         await asyncio.gather(*waits, return_exceptions=True)
 
     async def _drain(self, watchers: dict[SupervisedProcess, asyncio.Task[int]]) -> int:
-        """Drain the fronts, then end the engine, then the observer; returns the exit code."""
+        """Drain the fronts, then end the engine, then the observer; return the exit code."""
         processes = self._processes
         gone = {
             process for process in processes.all if processes.keeper_of(process).done()
-        }  # these know already
+        }  # already ended
         order = asyncio.create_task(
             drain_in_order(
                 processes,
@@ -314,7 +316,7 @@ class Supervisor:
             self._roll.cancel()
 
     def _on_observer_message(self, frame: FromChild) -> None:
-        """An operator's order to the service as a whole."""
+        """Execute an operator's order to the service as a whole."""
         match frame:
             case Drain(timeout_s=timeout_s):
                 self._drain_ordered(timeout_s)

@@ -108,7 +108,7 @@ class GenerationService:
         check_no_chunks(message)
         check_not_resumable(message)
         request = await open_request(self._front, message, times, account, refusal)
-        # What the loop has not come to encode is not what a client leaves unread.
+        # A backlog that is not yet encoded here does not mean that the client stalls.
         request.is_catching_up = True
         encoder = OnceEncoder(self._front.text.token_bytes)
         turns = LoopTurns()

@@ -1,9 +1,9 @@
 """ModelService: the served model and its tokenizer.
 
 Owns the handlers of ListModels, GetModel, Tokenize and Detokenize, the published limits and
-features, and the table of methods that are not built yet: UNIMPLEMENTED, naming the feature.
-Features that are not built are published as false here and refused in `mapping_in.prompt` or here;
-a test compares the three. Features of the executor are published once they are known.
+features, and the table of methods that are not implemented: UNIMPLEMENTED, naming the feature.
+Features that are not implemented are published as false here and refused in `mapping_in.prompt` or
+here; a test compares the three. Features of the executor are published once they are known.
 """
 
 import functools
@@ -45,7 +45,7 @@ SERVICE_NAME = "penstock.v1.ModelService"
 _MAX_PAGE_SIZE = 1000
 T = TypeVar("T")
 _TOKENS_AT_ONCE = 4096
-"""Added to a message in about a third of a millisecond."""
+"""Tokens added to a message at a time, in about a third of a millisecond."""
 UNIMPLEMENTED_METHODS: Final[Mapping[str, str]] = {
     "penstock.v1.ModelService/LoadModel": "model_loading",
     "penstock.v1.ModelService/UnloadModel": "model_loading",
@@ -55,7 +55,7 @@ UNIMPLEMENTED_METHODS: Final[Mapping[str, str]] = {
     "penstock.v1.ModelService/UnloadAdapter": "adapter_loading",
     "penstock.v1.ModelService/ListAdapters": "adapter_loading",
 }
-"""Method -> feature, a field of ModelFeatures."""
+"""Unimplemented method -> feature, a field of ModelFeatures."""
 _STREAMS: Final = frozenset(
     {"penstock.v1.ModelService/LoadModel", "penstock.v1.ModelService/WatchModels"}
 )
@@ -74,7 +74,7 @@ class ModelService:
         self._has_operations = has_operations
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
-        """All methods of the service."""
+        """Return the handlers of all methods."""
         handlers: dict[str, UnaryHandler] = {
             "ListModels": self.list_models,
             "GetModel": self.get_model,
@@ -88,7 +88,7 @@ class ModelService:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     async def list_models(self, data: bytes, context: Context) -> bytes:
-        """One page: there is one model."""
+        """Return one page: there is one model."""
         del context
         request = parse(pb.ListModelsRequest, data)
         violations = Violations()
@@ -100,14 +100,14 @@ class ModelService:
         return pb.ListModelsResponse(models=[self._model()]).SerializeToString()
 
     async def get_model(self, data: bytes, context: Context) -> bytes:
-        """Limits and features of a model."""
+        """Return limits and features of a model."""
         del context
         request = parse(pb.GetModelRequest, data)
         check_model(request.name if request.HasField("name") else None, self._front.model_names)
         return pb.GetModelResponse(model=self._model()).SerializeToString()
 
     async def tokenize(self, data: bytes, context: Context, caller: Caller) -> bytes:
-        """Text or a chat to token ids, as Generate would."""
+        """Convert a text or a chat to token ids, as Generate does."""
         del context
         tenant = caller.tenant
         request = parse(pb.TokenizeRequest, data)
@@ -130,7 +130,7 @@ class ModelService:
         return await self._worked(answer, len(encoded.ids), tenant)
 
     async def detokenize(self, data: bytes, context: Context, caller: Caller) -> bytes:
-        """Token ids to text."""
+        """Convert token ids to text."""
         del context
         tenant = caller.tenant
         request = parse(pb.DetokenizeRequest, data)
@@ -146,7 +146,7 @@ class ModelService:
         return await self._worked(functools.partial(_text_as_bytes, text), ids.num_tokens, tenant)
 
     async def _worked(self, task: Callable[[], T], num_tokens: int, tenant: str) -> T:
-        """The result of a task for so many tokens, on a thread if it takes long."""
+        """Return the result of a task for `num_tokens` tokens, run on a thread if it takes long."""
         if num_tokens <= _TOKENS_AT_ONCE:
             return task()
         return await self._front.prompts.on_thread(task, num_tokens=num_tokens, tenant=tenant)
@@ -155,7 +155,9 @@ class ModelService:
         return model_of(self._front, self._keepalive, has_operations=self._has_operations)
 
     def _limits(self) -> Limits:
-        """Limits of the last engine: the tokenizer works while none is connected."""
+        """Return the limits of the last engine: the tokenizer works while no engine is
+        connected.
+        """
         limits = self._front.limits
         if limits is None:
             raise refuse(
@@ -165,7 +167,9 @@ class ModelService:
 
 
 def _tokens_as_bytes(encoded: EncodedPrompt, *, is_chat: bool) -> bytes:
-    """The response of Tokenize, in parts: other threads are blocked while a part is added."""
+    """Return the response of Tokenize, made in parts: other threads are blocked while a part is
+    added.
+    """
     response = pb.TokenizeResponse(
         rendered_text=encoded.text if is_chat else "",
         num_dropped_messages=encoded.num_dropped_messages,
@@ -182,7 +186,7 @@ def _text_as_bytes(text: str) -> bytes:
 def unimplemented_handlers(
     service: str, wrapper: HandlerWrapper
 ) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
-    """Handlers for the methods of `service` (full name) that are in the table."""
+    """Return handlers for the methods of `service` (full name) that are in the table."""
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for path, feature in UNIMPLEMENTED_METHODS.items():
         owner, _, method = path.partition("/")
@@ -208,7 +212,9 @@ def _handler(path: str, feature: str, wrapper: HandlerWrapper) -> "grpc.RpcMetho
 def model_of(
     front: Front, keepalive: KeepaliveConfig, *, has_operations: bool = False
 ) -> model_pb2.ModelInfo:
-    """The one model of a front. `has_operations`: OperationsService is served on its own port."""
+    """Return the one model of a front. `has_operations`: OperationsService is served on its own
+    port.
+    """
     return model_pb2.ModelInfo(
         name=front.model,
         aliases=front.config.model_aliases,

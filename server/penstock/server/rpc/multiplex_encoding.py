@@ -1,9 +1,9 @@
-"""The events of one request as bytes of a MultiplexResponse, which has no other fields.
+"""Encodes the events of one request as bytes of a MultiplexResponse, which has no other fields.
 
-The text of one or more tokens, the most frequent event, is encoded by hand as in `mapping_out.py`,
-with its frame in one go.
+The text of one or more tokens, the most frequent event, is encoded by hand together with its frame,
+as in `mapping_out.py`.
 
-A message is a concatenation of such events: concatenating serialised messages merges them, and
+A message is a concatenation of encoded events: concatenated serialised messages are merged, and
 merging appends to repeated fields.
 """
 
@@ -29,12 +29,14 @@ _RESPONSE_HEAD = tuple(size + SEQUENCE for size in BYTE)
 
 
 class MultiplexEncoder:
-    """Encodes the events of one request of a stream. `key`: its key there."""
+    """Encodes the events of one request of a stream. `key`: the request's key in the stream."""
 
     __slots__ = ("_head", "_max_plain_chars", "_num_around_response", "_responses")
 
     def __init__(self, key: int, responses: ResponseEncoder, max_plain_chars: int) -> None:
-        """`responses` numbers and splits; texts of at most `max_plain_chars` need no splitting."""
+        """`responses` numbers and splits messages; texts of at most `max_plain_chars` need no
+        splitting.
+        """
         self._head = _key_field(key) + _RESPONSE
         self._num_around_response = len(self._head) + 1
         self._responses = responses
@@ -42,16 +44,16 @@ class MultiplexEncoder:
 
     @property
     def responses(self) -> ResponseEncoder:
-        """The encoder that numbers them."""
+        """The encoder that numbers the responses."""
         return self._responses
 
     @property
     def num_responses(self) -> int:
-        """How many were made so far."""
+        """Number of responses made so far."""
         return self._responses.sequence
 
     def encode(self, batch: Sequence[StreamEvent]) -> Sequence[bytes]:
-        """Everything in `batch`, in order, each event as the bytes of one message."""
+        """Return everything in `batch`, in order, each event as the bytes of one message."""
         piece = batch[0] if len(batch) == 1 else _plain_tokens(batch)
         if isinstance(piece, TokensPiece):
             index, text, num_tokens, records = piece
@@ -62,11 +64,11 @@ class MultiplexEncoder:
         return self.frame(self._responses.encode(batch))
 
     def frame(self, messages: Iterable[bytes]) -> Sequence[bytes]:
-        """Serialised GenerateResponse messages as events."""
+        """Frame serialised GenerateResponse messages as events."""
         return [_framed(self._head, data) for data in messages]
 
     def encode_text(self, text: str, num_tokens: int = 1) -> bytes:
-        """As `encode`, for text of output 0 without records."""
+        """Encode text of output 0 without records, as `encode` does."""
         responses = self._responses
         number = responses.sequence
         data = text.encode()
@@ -89,12 +91,12 @@ class MultiplexEncoder:
         )
 
     def _tokens(self, index: int, text: str, num_tokens: int) -> bytes:
-        """A message of tokens without records, of any number and length."""
+        """Encode tokens without records, of any number and length, as one event."""
         return _framed(self._head, self._responses.encode_text(text, num_tokens, index))
 
 
 def error_event(key: int, status: bytes) -> bytes:
-    """The end of a request in failure; `status` is a serialised google.rpc.Status."""
+    """Encode the end of a failed request; `status` is a serialised google.rpc.Status."""
     return _framed(_key_field(key) + _ERROR, status)
 
 
@@ -103,13 +105,13 @@ def _key_field(key: int) -> bytes:
 
 
 def _framed(head: bytes, data: bytes) -> bytes:
-    """`data` after its key, as an event of a message."""
+    """Return `data`, after its key in `head`, as an event of a message."""
     event = b"".join((head, varint(len(data)), data))
     return b"".join((_EVENTS, varint(len(event)), event))
 
 
 def _plain_tokens(batch: Sequence[StreamEvent]) -> TokensPiece | None:
-    """All of `batch` as one piece, if it is only text of one output."""
+    """Return all of `batch` as one piece if it is only text of one output, else None."""
     first = batch[0]
     if not isinstance(first, TokensPiece):
         return None

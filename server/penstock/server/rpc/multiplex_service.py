@@ -1,13 +1,13 @@
 """Multiplex: many requests over one stream.
 
 Owns one call: its reader, its writer, and the end of both. `multiplex_table.py` executes commands.
-After each step one message has the events of every request that the step touched; it is split when
-it would exceed the size hint. While a write is blocked the requests' backlogs grow, and the next
-message carries more.
+After each step, one message has the events of every request in the step; it is split if it would
+exceed the size hint. While a write is blocked, the requests' backlogs grow, and the next message
+carries more.
 
 The call ends with OK once its client has closed its side and the last request has ended; with an
-error on an invalid command, a stalled reader, or a drain. However it ends, cancellation and lost
-connections included, its requests are released at once.
+error on an invalid command, a stalled reader, or a drain. Whatever ends it, including cancellation
+and a lost connection, its requests are released at once.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class MultiplexWriter:
         self._is_half_closed = False
 
     def half_close(self) -> None:
-        """No more commands follow: the stream ends when its last request has ended."""
+        """Note that no more commands follow: the stream ends when its last request has ended."""
         self._is_half_closed = True
         self._ready.wake()
 
@@ -123,7 +123,7 @@ class MultiplexWriter:
         return self._is_half_closed
 
     def _messages(self, ready: Iterable[MultiplexedRequest]) -> Iterator[bytes]:
-        """Messages of everything that may be written now."""
+        """Yield messages with all events that may be written now."""
         parts: list[bytes] = []
         size = 0
         for request in ready:
@@ -152,7 +152,7 @@ class MultiplexWriter:
             yield b"".join(parts)
 
     def _end(self, request: MultiplexedRequest, events: Sequence[bytes]) -> Sequence[bytes]:
-        """`events` were its last: release it, and add the error that it ended with, if any."""
+        """Release a request; return its last `events`, with its error if it failed."""
         self._table.end(request)
         if request.refusal is None:
             return events
@@ -166,7 +166,7 @@ async def _has_ended_well(write: asyncio.Future[None]) -> bool:
 
 
 class MultiplexService:
-    """The handler, over one front."""
+    """The handler of Multiplex, over one front."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class MultiplexService:
 
 
 class _Reader:
-    """The task that reads commands; when it fails, it closes the writer with the error."""
+    """Runs the task that reads commands; closes the writer with the error if the task fails."""
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class _Reader:
             data = await self._read()
 
     async def _first(self) -> Any:
-        """The first command must come in time; later ones may take any time."""
+        """Wait for the first command, which has a time limit; later commands have none."""
         try:
             async with asyncio.timeout(self._max_arrival_s):
                 return await self._read()
@@ -288,8 +288,8 @@ class _Reader:
 def apply_command(
     message: pb.MultiplexRequest, refusal: Refusal | None, table: MultiplexTable
 ) -> None:
-    """Execute a client's command; `refusal`: of its request. Raises RequestError when it is
-    invalid.
+    """Execute a client's command; `refusal`: found while its request was parsed. Raises
+    RequestError if the command is invalid.
     """
     match message.WhichOneof("command"):
         case "submit":

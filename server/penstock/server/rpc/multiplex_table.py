@@ -1,8 +1,8 @@
 """The requests of one Multiplex stream, by the keys that its client chose.
 
-Owns their start and end: executing commands, the tasks that tokenise, and the release of all live
-requests when the stream ends; of each request, its credit and what may be written now. Does not
-know how commands arrive or events leave.
+Owns the execution of commands, the tasks that tokenise, the release of all live requests when the
+stream ends, and for each request its credit and the events that may be written now. Independent of
+how commands are received and events are sent.
 """
 
 import asyncio
@@ -28,17 +28,16 @@ from penstock.server.security.rights import Caller
 from penstock.v1 import generation_service_pb2 as pb
 
 MAX_UNSENT_REFUSALS: Final = 256
-"""Commands are not read while so many refusals are unread."""
+"""Maximum refusals that are not yet sent: commands are not read meanwhile."""
 
 
 _MAX_BYTES_PER_CHAR = 4
 
 
 class MultiplexedRequest:
-    """A request under its key. `num_credit_tokens` None: no limit.
+    """A request and its key. `num_credit_tokens` None: no limit.
 
-    `request`: the live request, None for one that was refused. `is_ended`: its last event was
-    taken.
+    `request`: the live request, None for a refused one. `is_ended`: its last event was taken.
     """
 
     __slots__ = (
@@ -77,14 +76,14 @@ class MultiplexedRequest:
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why it failed, if it did."""
+        """Why the request failed, if it did."""
         if self._refusal is not None or self.request is None:
             return self._refusal
         return self.request.stream.refusal
 
     @property
     def num_messages(self) -> int:
-        """How many messages it would have received on a Generate stream."""
+        """Number of messages that a Generate stream would have had."""
         return 0 if self._encoder is None else self._encoder.num_responses
 
     @property
@@ -93,7 +92,7 @@ class MultiplexedRequest:
         return self.account.request_id
 
     def live(self, request: LiveRequest, front: Front) -> None:
-        """`front` has opened it: from now on its events are written."""
+        """Start writing the events of the request that `front` has opened."""
         config = front.config
         self.request = request
         self._stream = request.stream
@@ -107,26 +106,26 @@ class MultiplexedRequest:
         self.mark()
 
     def refuse(self, refusal: Refusal) -> None:
-        """The front has refused it."""
+        """Set the front's refusal of the request."""
         self._refusal = refusal
         self.mark()
 
     def give_credit(self, num_tokens: int) -> None:
-        """Allow that many more tokens; no effect without a limit."""
+        """Allow `num_tokens` more tokens; no effect without a limit."""
         if self._num_credit_tokens is not None:
             self._num_credit_tokens += num_tokens
             self.mark()
 
     def mark(self) -> None:
-        """Mark that it may have events to write; idempotent until it is taken."""
+        """Mark that the request may have events to write; idempotent until they are taken."""
         if not self._is_marked and not self.is_ended:
             self._is_marked = True
             self._writer.mark(self)
 
     def take(self) -> Sequence[bytes]:
-        """Take all events that may be written now; sets `is_ended` with the last.
+        """Return all events that may be written now; set `is_ended` with the last.
 
-        A failure is not among them: see `refusal` once it has ended.
+        The error of a failed request is not among them: see `refusal` once the request has ended.
         """
         self._is_marked = False
         stream, encoder, credit = self._stream, self._encoder, self._num_credit_tokens
@@ -146,21 +145,22 @@ class MultiplexedRequest:
         if credit is not None:
             self._num_credit_tokens = credit - num_tokens
             if stream.is_closed:
-                # Where credit never comes, no backlog grows that would end it.
+                # Without further credit, no backlog grows that would end the request.
                 stream.wait_for_reader(NO_TIME if self.is_ended else self._clock())
         return events
 
     def break_with(self, refusal: Refusal) -> None:
-        """`take` failed: the events taken are lost, and the request ends here."""
+        """End the request because `take` failed: the events that it took are lost."""
         self._refusal = refusal
         self.is_ended = True
 
 
 @dataclass(frozen=True, slots=True)
 class MultiplexCaller:
-    """The caller of a call: what its requests have in common.
+    """What all requests of one call have in common.
 
-    `admit` checks its rights again, since a call may outlive a policy; RequestError.
+    `admit` checks the caller's rights again, since a call may outlive a policy; it raises
+    RequestError.
     """
 
     tenant: str
@@ -193,7 +193,6 @@ class MultiplexTable:
         self._room.set()
 
     def __len__(self) -> int:
-        """Requests whose last event was not taken yet."""
         return len(self._requests)
 
     @property
@@ -202,9 +201,10 @@ class MultiplexTable:
         return bool(self._ended)
 
     def submit(self, message: pb.MultiplexSubmit, refusal: Refusal | None = None) -> None:
-        """Start a request. Its own failures become its event, also a `refusal` while it was parsed.
+        """Start a request. Its failure, also a `refusal` found while it was parsed, becomes its
+        event.
 
-        Raises RequestError naming the key when it is in use: its events would be ambiguous.
+        Raises RequestError naming the key if it is in use: its events would be ambiguous.
         """
         account = self._open_account(message)
         if message.key in self._requests:
@@ -242,17 +242,17 @@ class MultiplexTable:
             self._front.cancel_here(request.request)
 
     def give_credit(self, key: int, num_tokens: int) -> None:
-        """Allow that many more tokens of a request; no effect on a key that is not live."""
+        """Allow `num_tokens` more tokens of a request; no effect on a key that is not live."""
         request = self._requests.get(key)
         if request is not None:
             request.give_credit(num_tokens)
 
     async def wait_for_room(self) -> None:
-        """Return once there are not too many unread refusals."""
+        """Wait while too many refusals are not yet sent."""
         await self._room.wait()
 
     def end(self, request: MultiplexedRequest) -> None:
-        """The last event of `request` was taken: its key is free."""
+        """Free the key of `request`, whose last event was taken."""
         del self._requests[request.key]
         request.account.num_messages = request.num_messages
         outcome = OK if request.refusal is None else outcome_of(request.refusal)
@@ -264,16 +264,16 @@ class MultiplexTable:
         self._room.set()
 
     def settle(self) -> None:
-        """All events that were taken have been written."""
+        """Close the accounts of ended requests: all events that were taken have been written."""
         if self._ended:
             ended, self._ended = self._ended, []
             for account, outcome in ended:
                 self._accounts.close(account, outcome)
 
     def release_all(self, outcome: Outcome) -> None:
-        """The stream has ended, and with it all of its requests; `outcome`: of its call.
+        """Release all requests at the end of the stream; `outcome`: the outcome of its call.
 
-        A failure that a request had to report is recorded even if it was not delivered.
+        A request's own failure is recorded even if it was not delivered.
         """
         for task in self._starting:
             task.cancel()

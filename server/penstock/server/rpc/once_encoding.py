@@ -1,10 +1,10 @@
-"""A finished stream as one GenerateOnceResponse, a part at a time.
+"""Encodes a finished stream as one GenerateOnceResponse, a part at a time.
 
 Owns the parts: serialised messages whose concatenation is the response, since merging appends to
-repeated fields. Each takes no more than some milliseconds to make, so that the event loop can run
-other work in between: the records of a long prompt take over half a second in all. Received events
-are kept as bytes, not as objects: of hundreds of thousands of those, a single run of the garbage
-collector takes a quarter of a second.
+repeated fields. Each part takes at most some milliseconds to make, so that the event loop can run
+other work in between: the records of a long prompt take over half a second in total. Received
+events are kept as bytes, not as objects: with hundreds of thousands of objects, one run of the
+garbage collector takes a quarter of a second.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ _RECORDS_AT_ONCE: Final = 64
 
 
 class OnceEncoder:
-    """Takes the events of one stream in, and makes its response once it has ended."""
+    """Collects the events of one stream, and makes its response once the stream has ended."""
 
     def __init__(self, token_bytes: TokenBytes = no_token_bytes) -> None:
         self._token_bytes = token_bytes
@@ -41,7 +41,7 @@ class OnceEncoder:
         self._outputs: dict[int, _Output] = {}
 
     def add(self, batch: Iterable[events.StreamEvent]) -> Iterator[None]:
-        """Add these events, one part per call; progress is omitted."""
+        """Add these events, one part per iteration; progress is omitted."""
         for event in batch:
             match event:
                 case events.TokensPiece():
@@ -60,7 +60,7 @@ class OnceEncoder:
                     pass
 
     def parts(self) -> Iterator[bytes]:
-        """The parts of the response."""
+        """Yield the parts of the response."""
         if self._prompt_texts:
             self._head.prompt.text = "".join(self._prompt_texts)
         yield self._head.SerializeToString()
@@ -90,7 +90,7 @@ class _Output:
             yield
 
     def parts(self, index: int) -> Iterator[bytes]:
-        """A single part: the length is unknown before the end."""
+        """Yield the output as one field, whose length is unknown before the end of the stream."""
         text = "".join(self._texts)
         head = pb.TokenDelta(output_index=index, text=text, num_tokens=self._num_tokens)
         data = head.SerializeToString()
@@ -102,7 +102,7 @@ class _Output:
 def _prompt_records(
     records: Sequence[events.TokenRecord], token_bytes: TokenBytes
 ) -> Iterator[bytes]:
-    """Serialised `PromptEcho` messages."""
+    """Yield serialised `PromptEcho` messages."""
     if isinstance(records, events.IdRecords):
         yield from encoded_id_records(records.ids, _IDS_AT_ONCE)
         return

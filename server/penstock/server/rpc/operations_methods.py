@@ -1,9 +1,9 @@
 """OperationsService: the handlers, over an `Operations`.
 
-Owns what is checked of a request, how an answer is cut into messages, and the pages of lists: a
-token names the last entry of a page and the filters of the list, so that the next page continues
-there, whatever was added or removed meanwhile, and a token of another list is refused. An answer's
-content is the `Operations`', its form `mapping_operations`' and `flight_files`'.
+Owns the checks of requests, the splitting of responses into messages, and pagination: a page token
+has the last entry of a page and the filters of the list, so that the next page continues after that
+entry, whatever was added or removed meanwhile, and a token of another list is refused. `Operations`
+provides the content of responses, `mapping_operations` and `flight_files` their format.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 100, 1000
 DEFAULT_PROFILE_S, MAX_PROFILE_S = 5.0, 60.0
 MAX_CHUNK_BYTES: Final = 256 << 10
 MAX_FLIGHT_MAKERS: Final = 2
-"""Flight records that are made at a time: each needs a processor and much memory."""
+"""Maximum flight records that are made at a time: each needs a core and much memory."""
 MAX_FLIGHT_READERS: Final = 8
-"""Flight records that are read at a time: each is in memory until its reader has it."""
+"""Maximum flight records that are sent at a time: each is in memory until its reader has it."""
 MAX_FLIGHT_WRITE_S: Final = 10.0
 """How long a reader may leave one message of a flight record unread."""
 MAX_FLIGHT_READ_S: Final = 120.0
@@ -63,12 +63,12 @@ _PROCESSES = {
 _LIVE_STATES = (state_pb2.REQUEST_STATE_PENDING, state_pb2.REQUEST_STATE_PROCESSING)
 T = TypeVar("T")
 Place = tuple[float, str, str]
-"""The sort key of entries; unique."""
+"""The sort key of an entry: time, tenant and request id; unique."""
 MAX_TOKEN_CHARS = 4096
 
 
 class OperationsMethods:
-    """The handlers. `stopping` is set when the server is about to stop: watches end."""
+    """The handlers. Watches end when `stopping` is set, before the server stops."""
 
     def __init__(self, operations: Operations, stopping: asyncio.Event) -> None:
         self._operations = operations
@@ -77,7 +77,7 @@ class OperationsMethods:
         self._num_flight_readers = 0
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
-        """All methods of the service."""
+        """Return the handlers of all methods."""
         unary: dict[str, UnaryHandler] = {
             "GetStats": self.get_stats,
             "ListLiveRequests": self.list_requests,
@@ -98,7 +98,7 @@ class OperationsMethods:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     async def get_stats(self, data: bytes, context: Context) -> bytes:
-        """A snapshot."""
+        """Return a snapshot."""
         del context
         request = parse(pb.GetStatsRequest, data)
         model = self._model_of(request)
@@ -106,7 +106,7 @@ class OperationsMethods:
         return pb.GetStatsResponse(stats=stats).SerializeToString()
 
     async def watch_stats(self, data: bytes, context: Context) -> None:
-        """Snapshots until the caller leaves, or the server stops."""
+        """Send snapshots until the caller disconnects or the server stops."""
         request = parse(pb.WatchStatsRequest, data)
         violations = Violations()
         interval_s = DEFAULT_INTERVAL_S
@@ -124,7 +124,7 @@ class OperationsMethods:
         raise refuse(ErrorReason.DRAINING)
 
     async def list_requests(self, data: bytes, context: Context) -> bytes:
-        """One page of live requests."""
+        """Return one page of live requests."""
         del context
         request = parse(pb.ListLiveRequestsRequest, data)
         violations = Violations()
@@ -156,7 +156,7 @@ class OperationsMethods:
         ).SerializeToString()
 
     async def get_request(self, data: bytes, context: Context) -> bytes:
-        """One live request."""
+        """Return one live request."""
         del context
         request = parse(pb.GetLiveRequestRequest, data)
         if not request.request_id:
@@ -189,7 +189,7 @@ class OperationsMethods:
         return pb.DrainResponse(num_live_requests=num_live).SerializeToString()
 
     async def get_flight_record(self, data: bytes, context: Context) -> None:
-        """The recorder's memory, as messages or as a file."""
+        """Send the recorder's memory, as messages or as a file."""
         request = parse(pb.GetFlightRecordRequest, data)
         is_raw = request.format == pb.FLIGHT_RECORD_FORMAT_RAW
         max_steps = request.max_steps if request.HasField("max_steps") else None
@@ -217,7 +217,9 @@ class OperationsMethods:
     async def _flight_responses(
         self, file_format: pb.FlightRecordFormat.ValueType, max_steps: int | None
     ) -> Iterator[pb.GetFlightRecordResponse]:
-        """The recorder's memory in messages. Made off the loop: thousands of steps take a while."""
+        """Return the recorder's memory in messages, made off the loop: thousands of steps take a
+        while.
+        """
         with _report_impossible():
             recording = await self._operations.flight_record()
         if file_format == pb.FLIGHT_RECORD_FORMAT_RAW:
@@ -266,7 +268,7 @@ class OperationsMethods:
         | pb.GetFlightRecordRequest
         | pb.DumpFlightRecordRequest,
     ) -> str | None:
-        """The requested model, None for all; raises RequestError for an unknown one."""
+        """Return the requested model, None for all; raise RequestError for an unknown one."""
         model = request.model if request.HasField("model") else None
         check_model(model, tuple(each.model for each in self._operations.snapshot().models))
         return model
@@ -294,7 +296,7 @@ def _is_asked_for(view: RequestView, request: pb.ListLiveRequestsRequest) -> boo
 
 
 def _profile_of(request: pb.ProfileRequest) -> tuple[str, float]:
-    """The process as `Operations` names it, and for how long; raises RequestError."""
+    """Return the process, as `Operations` names it, and the duration; raise RequestError."""
     violations = Violations()
     process = _PROCESSES.get(request.process)
     if process is None:
@@ -319,7 +321,7 @@ def _default_profile() -> Duration:
 
 
 async def _write_in_time(context: Context, responses: Iterable[pb.GetFlightRecordResponse]) -> None:
-    """Write all of them; raises RequestError for a reader that takes too long."""
+    """Write all responses; raise RequestError for a reader that takes too long."""
     try:
         async with asyncio.timeout(MAX_FLIGHT_READ_S):
             for response in responses:
@@ -337,7 +339,7 @@ def _file_responses(file: bytes) -> Iterator[pb.GetFlightRecordResponse]:
 def _step_responses(
     records: Iterable[stats_pb2.StepRecord],
 ) -> Iterator[pb.GetFlightRecordResponse]:
-    """Groups of steps, as many in a message as fit."""
+    """Yield messages with as many steps as fit into each."""
     response, size = pb.GetFlightRecordResponse(), 0
     for record in records:
         num_bytes = record.ByteSize()
@@ -357,12 +359,12 @@ async def _rechunked(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 class BadPageToken(ValueError):
-    """Not a token of this list."""
+    """The token is not a page token of this list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """Some entries. `next_token` is empty on the last page."""
+    """One page of a list. `next_token` is empty on the last page."""
 
     entries: tuple[T, ...]
     next_token: str
@@ -376,7 +378,7 @@ def page_of(
     token: str,
     filters: bytes,
 ) -> Page[T]:
-    """The page of `entries` (sorted) that starts at `token`.
+    """Return the page of `entries` (sorted) that starts at `token`.
 
     `filters` identifies the list. Raises BadPageToken.
     """
@@ -389,7 +391,9 @@ def page_of(
 
 
 def _after(place: Place, entries: Sequence[T], place_of: Callable[[T], Place]) -> Sequence[T]:
-    """The start of the next page: by name if the entry exists, as the clock may have been set."""
+    """Return the entries after `place`, found by name if possible, as the clock may have been
+    set.
+    """
     for index, entry in enumerate(entries):
         if place_of(entry)[1:] == place[1:]:
             return entries[index + 1 :]

@@ -1,6 +1,6 @@
 """OperationsService as a gRPC server on a separate port for operators.
 
-Owns the server, its health and its bounds. The handlers are in `operations_methods`.
+Owns the server, its health and its limits. The handlers are in `operations_methods`.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from penstock.server.rpc.read_limiter import RequestReadLimiter
 from penstock.server.security.security import Security
 
 MAX_CALLS = 256
-"""Calls of admitted callers handled at a time, and as many again of health, which needs no right:
-more are refused with RESOURCE_EXHAUSTED. gRPC's own bound would count unauthenticated calls.
+"""Maximum calls of admitted callers handled at a time, and as many of health, which needs no right:
+more are refused with RESOURCE_EXHAUSTED. gRPC's own limit would count unauthenticated calls.
 """
 _MAX_ARRIVAL_S = 30.0
 _MAX_STALL_S = 30.0
@@ -34,8 +34,8 @@ _FLUSH_S = 0.5
 class OperationsServer:
     """Serves `Operations` on `host` and `port` (0: any free one). Lives on one running event loop.
 
-    `is_port_reserved`: this service holds the port already, by a socket with SO_REUSEPORT that does
-    not listen. `security` None: plain text, every caller is admitted.
+    `is_port_reserved`: this service already holds the port with a SO_REUSEPORT socket that does not
+    listen. `security` None: plain text, every caller is admitted.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class OperationsServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
-        """Serve; returns the bound port. Raises OSError when the address cannot be bound."""
+        """Start serving; return the bound port. Raises OSError if the address cannot be bound."""
         # One process serves operators: the port must not be shared with another program.
         options = dict(server_options(KeepaliveConfig()))
         options["grpc.so_reuseport"] = int(self._is_port_reserved)

@@ -1,7 +1,7 @@
-"""The gRPC server's options, one by one with their reasons.
+"""The gRPC server's options, each with its reason.
 
-Owns the transport's limits. gRPC ignores unknown option names silently, so the tests look each name
-up in the core and check the option's effect where that is quick. Some values are the core's own
+Owns the transport's limits. gRPC silently ignores unknown option names, so the tests look up each
+name in the core and check the option's effect where that is quick. Some values equal the core's
 defaults, set so that another release changes nothing.
 """
 
@@ -37,7 +37,7 @@ class KeepaliveConfig:
 
 
 def keepalive_of(front: FrontConfig) -> KeepaliveConfig:
-    """Keepalive from the settings. The grace is never below the longest deadline, so that no
+    """Return keepalive from the settings. The grace is never below the longest deadline, so that no
     request is interrupted.
     """
     usual = KeepaliveConfig()
@@ -51,7 +51,7 @@ def keepalive_of(front: FrontConfig) -> KeepaliveConfig:
 def server_options(
     keepalive: KeepaliveConfig, transport: TransportConfig | None = None
 ) -> ServerOptions:
-    """Options for `grpc.aio.server`; `transport`: its defaults if None."""
+    """Return options for `grpc.aio.server`; `transport` None: its defaults."""
     transport = transport or TransportConfig()
     ping_timeout_ms = _ms(keepalive.server_ping_timeout_s)
     return (
@@ -86,7 +86,7 @@ def server_options(
         ("grpc.http2.settings_timeout", _ms(transport.handshake_timeout_s)),
         # By default half of 5,000 calls that arrive at once are dropped.
         ("grpc.server.max_pending_requests", 20_000),
-        # Between the two limits the core refuses at random; equal limits leave nothing to chance.
+        # Between the two limits the core refuses at random; equal limits avoid that.
         ("grpc.server.max_pending_requests_hard_limit", 20_000),
         # Fronts share the port; the supervisor keeps other programs off. The core's default where
         # the system supports it.
@@ -99,8 +99,8 @@ def _ms(duration_s: float) -> int:
 
 
 def add_port(server: grpc.aio.Server, address: str, tls: TlsFiles | None) -> int:
-    """Listen on `address`; returns the bound port. Raises RuntimeError, as gRPC does, when it
-    cannot.
+    """Listen on `address`; return the bound port. Raises RuntimeError, as gRPC does, if that
+    fails.
     """
     if tls is None:
         return server.add_insecure_port(address)
@@ -108,9 +108,9 @@ def add_port(server: grpc.aio.Server, address: str, tls: TlsFiles | None) -> int
 
 
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
-    """Credentials that check at every handshake for newer files.
+    """Return credentials that check for newer files at every handshake.
 
-    No file is read then, which would block all calls: `tls` is polled elsewhere.
+    A handshake reads no file, which would block all calls: `tls` is polled elsewhere.
     """
     used = tls.material
 

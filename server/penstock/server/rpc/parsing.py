@@ -1,10 +1,10 @@
-"""Bytes to protobuf messages, with errors that describe what is wrong with the bytes.
+"""Parses bytes to protobuf messages, with errors that describe what is wrong with the bytes.
 
 Owns the handling of malformed input, for which gRPC's own deserialisers would return UNKNOWN and
-show class names, and the bounds on what a message holds that are checked before it is read.
+show class names, and the limits on the content of a message that are checked before it is parsed.
 protobuf takes up to 100 ns for each field of a message, and a Struct takes more to convert:
-megabytes of small ones would block the event loop for hundreds of milliseconds. So the fields of a
-large message are counted on the wire first.
+megabytes of small fields would block the event loop for hundreds of milliseconds. So the fields of
+a large message are counted first, in its bytes.
 """
 
 import contextlib
@@ -33,46 +33,50 @@ from penstock.v1.generation_service_pb2 import GenerateRequest, MultiplexSubmit
 M = TypeVar("M", bound=Message)
 
 MAX_DATA_BYTES: Final = 128 << 10
-"""Of tools, tool calls and template arguments, as encoded."""
+"""Maximum encoded bytes of tools, tool calls and template arguments."""
 MAX_PARTS: Final = 4096
-"""Of all chat messages of a prompt."""
+"""Maximum parts of all chat messages of a prompt."""
 _MAX_FIELDS: Final = 1 << 13
-"""Of a large message; those within its parts are not counted. Each takes a microsecond to count."""
+"""Maximum fields of a large message, without those inside its parts. Counting one takes a
+microsecond.
+"""
 _MAX_NUMBERS: Final = 1 << 20
-"""Of one packed list. Reading them takes 9 ns each."""
+"""Maximum numbers of one packed list. Reading one takes 9 ns."""
 _LARGE_BYTES: Final = 64 << 10
-"""The fields of smaller messages are not counted."""
+"""The fields of messages below this size are not counted."""
 _MAX_SHORT_FIELDS: Final = 64
 _MAX_SHORT_BYTES: Final = 1024
-"""Of a message that is refused: what is kept of it."""
+"""What is kept of a refused message: the short ones of its first fields."""
 _DELIMITED: Final = 2
 _FIXED_BYTES: Final = {1: 8, 5: 4}
 _MAX_DEPTH = 16
 _MAX_FIELDS_EXPLAINED = 1_000
-"""Some milliseconds of search; hostile bytes hold millions of fields."""
+"""Fields searched for the malformed one, in some milliseconds; hostile bytes hold millions of
+fields.
+"""
 MAX_UNKNOWN_BYTES = 16 << 10
 MAX_UNKNOWN_FIELDS = 1_000
-"""Fields that clients of later releases may add; Python takes a second for as many as fit into a
-message. The bytes bound the work: fields cannot be counted without listing them all.
+"""Unknown fields, which clients of later releases may add; Python takes a second for as many as fit
+into a message. The limit on bytes bounds the work: fields cannot be counted without listing all.
 """
 _MAX_MESSAGES_SEARCHED = 10_000
 _LONG_TEXT = 1024
 _LONG_MESSAGE = 4096
-"""Smaller ones are serialised as they are, within some microseconds."""
+"""Smaller messages are serialised unchanged, within some microseconds."""
 _MAX_PARTS_CLEARED = 64
 
 
 def parse(message_type: type[M], data: bytes) -> M:
-    """Parse `data`; raises RequestError: MALFORMED_REQUEST, naming a string that is not UTF-8, or
-    INVALID_ARGUMENT where it holds too much.
+    """Parse `data`. Raises RequestError: MALFORMED_REQUEST, naming a string that is not UTF-8, or
+    INVALID_ARGUMENT if it exceeds a limit.
     """
     _check_counts(message_type, data)
     return _read(message_type, data)
 
 
 def parse_request(message_type: type[M], data: bytes) -> tuple[M, Refusal | None]:
-    """Parse a message of a request. Of one that holds too much only the short fields are kept, and
-    the refusal is returned with them. Raises as `parse` does where it is malformed.
+    """Parse a message of a request. If it exceeds a limit, return only its short fields, with the
+    refusal. Raises as `parse` does if it is malformed.
     """
     try:
         _check_counts(message_type, data)
@@ -95,15 +99,16 @@ def _read(message_type: type[M], data: bytes) -> M:
 
 def _check_counts(message_type: type[Message], data: bytes) -> None:
     if len(data) > _LARGE_BYTES:
-        # What is malformed is explained by the parser.
+        # The parser reports malformed messages.
         with contextlib.suppress(IndexError, ValueError):
             _FieldCount(data).check(cast(Descriptor, message_type.DESCRIPTOR))
 
 
 class _FieldCount:
-    """Counts what a message holds, from its bytes, until it is too much.
+    """Counts the content of a message from its bytes.
 
-    Raises RequestError then, and IndexError or ValueError where the wire format breaks.
+    Raises RequestError if a limit is exceeded, IndexError or ValueError if the wire format is
+    invalid.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -165,7 +170,7 @@ def _at_most(path: str, unit: str, number: int, limit: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """What the content of a field is; `inner`: of a message, `is_data`: not to be counted."""
+    """What a field contains. `inner`: its message type. `is_data`: its fields are not counted."""
 
     name: str = "unknown"
     inner: Descriptor | None = None
@@ -198,7 +203,7 @@ def _kind_of(field: FieldDescriptor) -> _Kind:
 
 
 def _short_fields(descriptor: Descriptor, data: bytes) -> bytes:
-    """The message without its long fields, except for those that hold its request."""
+    """Return the message without its long fields, except for fields that hold its request."""
     holders = (GenerateRequest.DESCRIPTOR, MultiplexSubmit.DESCRIPTOR)
     kept = bytearray()
     begun = 0
@@ -216,11 +221,11 @@ def _short_fields(descriptor: Descriptor, data: bytes) -> bytes:
 
 
 def num_unknown_fields(message: Message) -> int:
-    """Fields that this build does not know, at any depth: ignored but counted.
+    """Count the fields that this build does not know, at any depth; they have no effect.
 
-    For a message that is within its bounds and was read: its unknown fields are cleared, of a large
-    one also its lists of numbers and long texts. Raises RequestError MALFORMED_REQUEST when there
-    are more than a later release could add.
+    Call it on a message that is within its limits and was read: it clears unknown fields, and in a
+    large message also lists of numbers and long texts. Raises RequestError MALFORMED_REQUEST if
+    there are more unknown fields than a later release could add.
     """
     if message.ByteSize() > _LONG_MESSAGE:
         _drop_long_values(message)
@@ -272,7 +277,7 @@ def _too_much_unknown(found: str, allowed: str) -> RequestError:
 
 
 def is_repeated(field: FieldDescriptor) -> bool:
-    """Whether a field is repeated; older releases of protobuf lack the property."""
+    """Return whether a field is repeated; older releases of protobuf lack the property."""
     return isinstance(field.default_value, list)
 
 
@@ -290,7 +295,7 @@ def _explain(descriptor: Descriptor, data: bytes) -> RequestError:
 def _invalid_strings(
     descriptor: Descriptor, data: bytes, prefix: str, budget: Iterator[int], depth: int = 0
 ) -> Iterator[str]:
-    """Paths of strings that are not UTF-8, up to where the wire format breaks (ValueError).
+    """Yield paths of strings that are not UTF-8, until the wire format is invalid (ValueError).
 
     Visits no more fields than `budget` has items.
     """
@@ -312,14 +317,14 @@ def _invalid_strings(
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes | None]]:
-    """Field numbers with the bytes of length-delimited fields, None for the others."""
+    """Yield field numbers with the bytes of length-delimited fields, None for other fields."""
     for number, begin, stop in _spans(data, 0, len(data)):
         yield number, None if begin < 0 else data[begin:stop]
 
 
 def _spans(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Field numbers, where the content of length-delimited fields begins (-1 for the others), and
-    where the field ends.
+    """Yield for each field its number, the start of its content (-1 if it is not length-delimited),
+    and its end.
     """
     while position < end:
         tag, position = _varint(data, position)
@@ -339,7 +344,7 @@ def _spans(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """The number at a position, and where it ends."""
+    """Return the number at a position, and where it ends."""
     result = data[position]
     position += 1
     if result < 0x80:

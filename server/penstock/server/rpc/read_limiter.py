@@ -1,19 +1,19 @@
-"""Limits the reading of request messages: callers are authenticated first, metadata is bounded, and
+"""Limits the reading of request messages: callers are authenticated first, metadata is limited, and
 a message must arrive in time and be valid.
 
-Applies to every service, those that come with gRPC included. gRPC itself waits for the message as
-long as the connection lives, so that a client could hold any number of half-open calls; it answers
-malformed bytes with UNKNOWN and a class name, and bounds metadata only once a client has
+Applies to every service, including those that come with gRPC. gRPC itself waits for the message as
+long as the connection lives, so that a client could hold any number of half-open calls; it reports
+malformed bytes as UNKNOWN with a class name, and limits metadata only once a client has
 acknowledged its settings.
 
-On the wire a method that takes one message is no different from one that takes a stream of them. So
-each is served as a stream here, of which one message is read.
+On the wire, a method that takes one message does not differ from a method that takes a stream. So
+each method is served as a stream here, of which one message is read.
 
 A message takes memory while it arrives. Nothing is read from a caller whose headers show that it
 may not make the call: its handler gets the refusal in place of the message. Other reads are limited
 (`reading_slots.py`). Callers are checked only here, and in Multiplex for each request: handlers get
-the caller with the message. Our services take bytes, those that come with gRPC deserialise
-messages: that distinguishes them.
+the caller with the message. Our services take bytes; services that come with gRPC take deserialised
+messages: this distinguishes them.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ _TOO_LARGE = Refusal(
 _MAX_READINGS: Final = 64
 _MAX_READINGS_PER_CALLER: Final = 4
 _YIELD_AFTER_S: Final = 2.0
-"""Messages of a few MiB that may be read at a time, in all and for one caller. A message that
+"""Maximum messages of a few MiB that are read at a time, in total and per caller. A message that
 arrives whole takes an iteration of the event loop or two, so few ever wait; large ones hold their
 slot until their turn (`large_messages.py`).
 """
@@ -55,7 +55,7 @@ MAX_OPEN_READINGS: Final = 16
 _MAX_OPEN_READINGS_PER_CALLER: Final = 4
 _MAX_OPEN_MESSAGE_BYTES: Final = 4096
 _YIELD_AFTER_OPEN_S: Final = 0.25
-"""The same limits for methods without authentication: they only take the name of a service."""
+"""The same limits for methods without authentication, which take only the name of a service."""
 _UNAUTHENTICATED: Final = Caller(
     tenant=NO_TENANT, rights=frozenset(), ceilings=PriorityCeilings(0, 0)
 )
@@ -63,20 +63,20 @@ _UNAUTHENTICATED: Final = Caller(
 
 
 class _CallCount:
-    """Calls of some methods that are being handled, at most `max_num`."""
+    """Counts active calls of some methods, at most `max_num`."""
 
     def __init__(self, max_num: float) -> None:
         self._max_num = max_num
         self._num = 0
 
     async def enter(self, context: Any) -> None:
-        """Count a call; if there are too many, it is refused here."""
+        """Count a call; refuse it if there are too many."""
         if self._num >= self._max_num:
             await _exhausted(context, "too many calls at a time")
         self._num += 1
 
     def leave(self) -> None:
-        """A counted call has ended."""
+        """Remove an ended call from the count."""
         self._num -= 1
 
 
@@ -101,8 +101,8 @@ class RequestReadLimiter:
     """Wraps the handlers that are added to a server.
 
     `max_arrival_s`: see `TransportConfig`. `max_stall_s`: how long one write of a service that
-    comes with gRPC may block. `gate` admits callers. `max_calls`: handled at a time, and as many
-    again of unauthenticated methods. `turns`: the queue of large messages; None: its own.
+    comes with gRPC may block. `gate` admits callers. `max_calls`: maximum active calls, and the
+    same maximum for unauthenticated methods. `turns`: the queue of large messages; None: its own.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class RequestReadLimiter:
         )
 
     def add_generic_rpc_handlers(self, handlers: "Iterable[grpc.GenericRpcHandler]", /) -> None:
-        """As the server's method."""
+        """Wrap handlers and add them to the server."""
         self._server.add_generic_rpc_handlers(
             tuple(_LimitedHandler(one, self._policy_of) for one in handlers)
         )
@@ -174,7 +174,7 @@ class _LimitedHandler(grpc.GenericRpcHandler):
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
-        """The method, if it is one of these."""
+        """Return the called method, None if it is not one of these."""
         if _metadata_bytes(handler_call_details.invocation_metadata) > MAX_ANY_METADATA_BYTES:
             return _REFUSE_METADATA
         path = handler_call_details.method
@@ -188,7 +188,7 @@ class _LimitedHandler(grpc.GenericRpcHandler):
 
 
 def _metadata_bytes(metadata: Iterable[tuple[str, str | bytes]]) -> int:
-    """The size of a header list as HTTP/2 counts it (RFC 9113, 6.5.2), approximately."""
+    """Return the size of a header list as HTTP/2 counts it (RFC 9113, 6.5.2), approximately."""
     return sum(len(key) + len(value) + 32 for key, value in metadata)
 
 
@@ -253,7 +253,7 @@ def _one_then_stream(behaviour: Any, policy: _MethodPolicy) -> Any:
 
 
 def _parsed_stream(behaviour: Any, policy: _MethodPolicy, write_as: Callable[[Any], bytes]) -> Any:
-    """Only the first message has a time limit."""
+    """Serve a stream of messages, of which only the first has a time limit."""
 
     async def messages(context: Any) -> AsyncIterator[Any]:
         data = await _first(context, policy, context.peer())
@@ -286,7 +286,7 @@ def _parsed_stream(behaviour: Any, policy: _MethodPolicy, write_as: Callable[[An
 
 
 async def _until_left(serving: Awaitable[R]) -> R:
-    """Run a write; a peer that disconnects during it is not our error."""
+    """Run a write; raise CancelledError if the peer disconnects, which is not our error."""
     try:
         return await serving
     except grpc.aio.AbortError:
@@ -296,12 +296,14 @@ async def _until_left(serving: Awaitable[R]) -> R:
 
 
 def _caller(context: Any, policy: _MethodPolicy) -> Caller:
-    """The caller, as passed to the handler. Raises RequestError."""
+    """Return the caller for the handler. Raises RequestError."""
     return _UNAUTHENTICATED if policy.right is None else policy.gate.admit(context, policy.right)
 
 
 async def _serve(behaviour: Any, context: Any, policy: _MethodPolicy) -> Any:
-    """A call with one message. Our own handlers report refusals themselves, which counts them."""
+    """Serve a call with one message. Our own handlers report refusals themselves, which counts
+    them.
+    """
     try:
         caller = _caller(context, policy)
     except RequestError as error:
@@ -321,12 +323,12 @@ async def _serve(behaviour: Any, context: Any, policy: _MethodPolicy) -> Any:
 
 
 async def _message(context: Any, policy: _MethodPolicy, caller: str) -> Any:
-    """The message of a call; without one, the call fails here."""
+    """Return the message of a call; abort the call if there is none."""
     return await _parsed(await _first(context, policy, caller), context, policy)
 
 
 async def _first(context: Any, policy: _MethodPolicy, caller: str) -> Any:
-    """The first message of a call, as bytes, or EOF; a large one when its turn comes.
+    """Return the first message of a call as bytes, or EOF; a large message waits for its turn.
 
     The slot is held until then: a message that waits for its turn takes memory too.
     """

@@ -1,9 +1,9 @@
-"""Bounds how many messages are read at a time, in all and per caller.
+"""Limits how many messages are read at a time, in total and per caller.
 
-Owns the bound on the memory of partly received messages. Once a read starts, the core receives a
-message of any allowed size, however slowly it comes; before that it buffers next to nothing
-(`options.py`). So reads are limited: a number in all, a share for each caller, callers in turn. A
-slow sender cannot block others: a slot that others wait for must be given back after a while.
+Owns the limit on the memory of partly received messages. Once a read starts, the core receives a
+message of any allowed size, however slowly it arrives; before that it buffers next to nothing
+(`options.py`). So reads are limited, in total and per caller, and granted round-robin by caller. A
+slow sender cannot block others: a slot for which others wait must be released after a while.
 """
 
 import asyncio
@@ -16,20 +16,22 @@ from typing import Protocol
 
 
 class Deadline(Protocol):
-    """The part of `asyncio.Timeout` that is used."""
+    """The part of `asyncio.Timeout` that is used here."""
 
     def expired(self) -> bool:
         """Whether it has expired."""
         ...
 
     def reschedule(self, when: float | None) -> None:
-        """Move the deadline to `when`; not once it has expired."""
+        """Move the deadline to `when`; not allowed once it has expired."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One message that is read. `since_s`: when the read started, infinite once it has arrived."""
+    """The right to read one message. `since_s`: start of the read, infinite once the message has
+    arrived.
+    """
 
     caller: str
     deadline: Deadline
@@ -40,7 +42,7 @@ Waiter = tuple[Slot, "asyncio.Future[None]"]
 
 
 class ReadingSlots:
-    """At most `max_num` slots, `max_per_caller` for one caller; lives on one event loop.
+    """At most `max_num` slots, of these `max_per_caller` per caller; lives on one event loop.
 
     `yield_after_s`: how long a slot may be held while another caller waits. `clock`: the clock of
     the deadlines; None for the running loop's.
@@ -66,11 +68,11 @@ class ReadingSlots:
 
     @property
     def num_held(self) -> int:
-        """Messages that are being read."""
+        """Number of messages that are being read."""
         return len(self._held)
 
     async def take(self, caller: str, deadline: Deadline) -> Slot:
-        """A slot, once one is free. `deadline` is moved up when others need the slot."""
+        """Wait for a free slot and return it. `deadline` is moved up when others need the slot."""
         slot = Slot(caller, deadline, 0.0)
         if self._can_hold(caller):
             self._grant(slot)
@@ -90,7 +92,7 @@ class ReadingSlots:
         return slot
 
     def give_back(self, slot: Slot) -> None:
-        """The message was handled, or will not arrive."""
+        """Release a slot: its message was handled, or will not arrive."""
         del self._held[slot]
         num_left = self._num_held_by[slot.caller] - 1
         if num_left:
@@ -101,11 +103,11 @@ class ReadingSlots:
             self._grant_waiting()
 
     def note_arrival(self, slot: Slot) -> None:
-        """The message has arrived and waits to be handled: it cannot be late any more."""
+        """Note that the message has arrived and waits to be handled: it cannot be late any more."""
         slot.since_s = math.inf
 
     def expire_slow(self) -> None:
-        """Expire the deadlines of slots that were held long enough and that others wait for."""
+        """Expire the deadlines of slots that were held long enough and for which others wait."""
         now_s = self._clock()
         is_full = len(self._held) >= self._max_num
         for slot in self._held:

@@ -1,8 +1,8 @@
 """Server reflection, v1 and v1alpha.
 
-grpcio-reflection ships v1alpha only. The two differ only in the package, so v1 is served with the
-same messages under its own name. Its descriptor is derived from the other's, so that tools can
-describe the service they found.
+grpcio-reflection ships v1alpha only. The two versions differ only in the package, so v1 is served
+with the same messages under its own name. Its descriptor is derived from that of v1alpha, so that
+tools can describe the service that they found.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """One front as a gRPC server: its services on one port, from start to drain.
 
-Owns the grpc.aio server, health, and the order of shutdown. Passes the engine's events on to the
-front; does not know processes or signals.
+Owns the grpc.aio server, health, and the order of shutdown. Passes the engine's events to the
+front; independent of processes and signals.
 """
 
 import asyncio
@@ -48,26 +48,23 @@ _OWN_SERVICES = (generation_service.SERVICE_NAME, model_service.SERVICE_NAME)
 _CHANNELZ_SERVICE = "grpc.channelz.v1.Channelz"
 _DRAINING = Refusal(reason=ErrorReason.DRAINING)
 _FINAL_EVENTS_S = 1.0
-"""How long streams that a drain ends may take to send their status."""
+"""How long streams ended by a drain may take to send their status."""
 _FLUSH_S = 0.5
-"""How long written data may take to be sent; only a call that hangs takes all of it."""
+"""How long written data may take to be sent; only a hanging call takes all of it."""
 _QUIET_S = 0.2
 _MAX_LINGER_S = 2.0
-"""A drain continues to refuse calls until none has come for the first time, and no longer than the
-second.
-"""
+"""A drain refuses calls until none has arrived for the first period, at most for the second."""
 _MAX_SWEEP_INTERVAL_S = 1.0
 
 
 class FrontServer:
     """A front with its gRPC server; an `EnginePortListener`. Lives on one running event loop.
 
-    Usually the link's client is built first (`port`), then this, then the client is started with
-    this as its listener. `recorder` and `is_tracing`: see `Front`; every record is noted when
-    `drain` or `stop` returns.
-    `has_operations`: the service has an OperationsService, on a separate port. `security` None:
-    plain text, and every client may call. `gateway` makes a service of another contract over the
-    same front, None for none.
+    Usually the link's client is built first (`port`), then this server, and the client is started
+    with the server as its listener. `recorder` and `is_tracing`: see `Front`; every record was
+    passed on when `drain` or `stop` returns. `has_operations`: the service has an
+    OperationsService, on a separate port. `security` None: plain text, and every client may call.
+    `gateway` makes the service of another contract over the same front, None for none.
     """
 
     def __init__(  # noqa: PLR0913 (everything that a composition root may set)
@@ -117,18 +114,18 @@ class FrontServer:
 
     @property
     def num_live_requests(self) -> int:
-        """Requests that have not been released."""
+        """Number of requests that have not been released."""
         return len(self.front.table)
 
     @property
     def num_active_calls(self) -> int:
-        """Open calls of any kind."""
+        """Number of open calls of any kind."""
         return self._wrapper.num_active_calls
 
     async def start(self, address: str) -> int:
         """Listen on `address` ("127.0.0.1:50051"; port 0 picks one) and return the bound port.
 
-        Raises OSError when the address cannot be bound. Serves at once; health reports NOT_SERVING
+        Raises OSError if the address cannot be bound. Serves at once; health reports NOT_SERVING
         until the engine's hello.
         """
         server = grpc.aio.server(options=self._options)
@@ -182,9 +179,9 @@ class FrontServer:
         self.on_engine_change()
 
     async def drain(self, grace_s: float, *, is_hand_over: bool = False) -> None:
-        """Accept nothing new, let live requests finish for `grace_s` seconds, then stop.
+        """Accept no new requests, let live ones finish for `grace_s` seconds, then stop.
 
-        Requests left then end with UNAVAILABLE. Health and refusals continue meanwhile; in a
+        The remaining requests end with UNAVAILABLE. Health and refusals continue meanwhile; in a
         hand-over only briefly, since callers can reach another server on this port.
         """
         self.front.begin_drain()
@@ -227,7 +224,7 @@ class FrontServer:
         self.front.accounts.settle()
 
     async def _refuse_new(self, grace_s: float) -> None:
-        """Stop listening: clients that reconnect reach the other server."""
+        """Stop listening, so that clients that reconnect reach the other server."""
         await self._linger()
         self.health.close()
         if self._server is not None:
@@ -241,10 +238,10 @@ class FrontServer:
                 await self._wrapper.wait_until_idle()
 
     async def _linger(self) -> None:
-        """Refuse new calls until clients have moved elsewhere.
+        """Refuse new calls until clients use another server.
 
-        Once the core shuts down, it cancels every call that no handler has seen, and the client
-        reads CANCELLED, which must not be retried.
+        Once the core shuts down, it cancels every call that no handler has received, and the client
+        gets CANCELLED, which must not be retried.
         """
         for _ in range(round(_MAX_LINGER_S / _QUIET_S)):
             num_calls = self._wrapper.num_calls

@@ -1,7 +1,7 @@
 """The table from reasons to gRPC statuses and their google.rpc details.
 
-Owns codes, standard messages and which details a status carries. No message quotes a prompt, an
-output or an exception.
+Owns codes, standard messages and the choice of details. No message quotes a prompt, an output or an
+exception.
 """
 
 import math
@@ -27,10 +27,10 @@ from penstock.server.front.errors import ErrorReason, QuotaViolation, Refusal
 DOMAIN: Final = "penstock.dev"
 MAX_MESSAGE_BYTES: Final = 1024
 MAX_VIOLATIONS: Final = 16
-"""Violations in one status: details travel in metadata, which peers bound."""
+"""Maximum violations in one status: details travel in metadata, which peers limit."""
 MAX_DETAIL_CHARS: Final = 256
 MAX_RETRY_SPREAD: Final = 0.25
-"""Share by which the retry delay is spread."""
+"""Maximum share of the retry delay that is added at random."""
 _MAX_PUSHBACK_MS: Final = 2**31 - 1
 STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
 PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
@@ -42,7 +42,7 @@ Trailers = tuple[tuple[str, str | bytes], ...]
 class StatusRule:
     """How one reason is reported. `is_retryable`: always with RetryInfo and the push-back trailer.
 
-    Others have them where the refusal itself has a retry time.
+    Other reasons have both only if the refusal itself has a retry time.
     """
 
     code: grpc.StatusCode
@@ -143,11 +143,11 @@ class Abort:
 
 
 def retry_delay_s(refusal: Refusal, *, default_s: float, chance: float) -> float | None:
-    """How long the caller should wait before it retries; None to leave it out.
+    """Return how long the caller should wait before it retries; None if no delay is sent.
 
-    The refusal's own value, or else `default_s` for a retryable reason, and up to MAX_RETRY_SPREAD
-    longer: callers that were refused together must not retry together. `chance` is drawn uniformly
-    from [0, 1).
+    This is the refusal's own delay, else `default_s` for a retryable reason, plus a share of up to
+    MAX_RETRY_SPREAD: callers that were refused together must not retry together. `chance` is drawn
+    uniformly from [0, 1).
     """
     delay_s = refusal.retry_after_s
     if delay_s is None:
@@ -162,9 +162,9 @@ def retry_delay_s(refusal: Refusal, *, default_s: float, chance: float) -> float
 def status_of(
     refusal: Refusal, *, request_id: str = "", retry_after_s: float | None = None
 ) -> Status:
-    """The rich status of a refusal; its message is at most 1 KiB.
+    """Return the rich status of a refusal; its message is at most 1 KiB.
 
-    `retry_after_s` becomes RetryInfo; without it there is none.
+    `retry_after_s`: becomes RetryInfo; None for no RetryInfo.
     """
     rule = STATUS_RULES[refusal.reason]
     status = Status(code=rule.code.value[0], message=_message(refusal, rule))
@@ -201,7 +201,7 @@ def status_of(
 def abort_of(
     refusal: Refusal, *, request_id: str = "", retry_after_s: float | None = None
 ) -> Abort:
-    """The status as gRPC carries it: code, message and trailing metadata."""
+    """Return the status as gRPC carries it: code, message and trailing metadata."""
     rule = STATUS_RULES[refusal.reason]
     status = status_of(refusal, request_id=request_id, retry_after_s=retry_after_s)
     trailers: Trailers = ((STATUS_DETAILS_KEY, status.SerializeToString()),)

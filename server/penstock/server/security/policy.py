@@ -46,8 +46,8 @@ class TenantPolicy(TenantQuota):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticToken:
-    """A bearer token by its SHA-256; `expires_unix_s` infinite for never. The token itself is not
-    stored.
+    """A bearer token by its SHA-256, without the token. `expires_unix_s` infinite: never
+    expires.
     """
 
     digest: bytes

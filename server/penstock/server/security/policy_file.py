@@ -30,8 +30,7 @@ _CERTIFICATE: Final = re.compile(r"(?:cn|dns|uri|email):\S(?:.*\S)?")
 
 
 class PolicyFile:
-    """The policy of a file, reloaded on changes. Raises ValueError or OSError if it is invalid at
-    the start.
+    """A policy file, reloaded on changes. Raises ValueError or OSError if invalid at the start.
 
     `is_behind_proxy`: a proxy names the tenants; then the policy must not contain credentials, and
     otherwise it must. `has_client_certificates`: TLS is mutual, so that names of certificates can

@@ -78,9 +78,7 @@ class Security:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach `host`. A name must have loopback addresses
-    only.
-    """
+    """Return whether only this machine can reach `host`. Names need loopback addresses only."""
     try:
         return _is_loopback_address(host)
     except ValueError:

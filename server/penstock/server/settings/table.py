@@ -22,8 +22,7 @@ _METAVARS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "FILE",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """One setting. `path`: the path of its field, such as `scheduler.order`. `kind`: the type of
-    values.
+    """One setting. `path`: of its field, such as `scheduler.order`. `kind`: type of the values.
 
     `default`: the field's default, MISSING if a value is required.
     """
@@ -88,7 +87,7 @@ class Declared:
 
 @functools.cache
 def declared(kind: Any, prefix: str = "") -> tuple[Declared, ...]:
-    """Return the settings of a dataclass and of the dataclasses in it, in the order of their
+    """Return the settings of a dataclass and of those nested in it, in the order of their
     fields.
     """
     found: list[Declared] = []
@@ -112,9 +111,7 @@ def declared(kind: Any, prefix: str = "") -> tuple[Declared, ...]:
 def add_flags(
     parser: argparse.ArgumentParser, table: Sequence[Declared], groups: Mapping[str, str]
 ) -> None:
-    """Add `--config` and a flag for each setting; texts are parsed later, with the other
-    sources.
-    """
+    """Add `--config` and a flag for each setting; the texts are parsed later by `sources`."""
     everyday = parser.add_argument_group("common")
     everyday.add_argument(
         "--config", metavar="FILE", help="TOML file with settings (default: no file)"

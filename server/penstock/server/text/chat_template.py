@@ -41,7 +41,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
-    """One message of a chat. `role` as in the template; other fields are optional."""
+    """One message of a chat. `role` as in the template; unset optional fields are empty."""
 
     role: str
     content: str

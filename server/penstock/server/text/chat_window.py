@@ -36,8 +36,6 @@ _USUAL_MESSAGE_TOKENS: Final = 8
 
 
 class _Encoded(Protocol):
-    """A rendered chat."""
-
     def __len__(self) -> int: ...
 
 

@@ -89,7 +89,7 @@ class ControlTokens:
         max_tokens: int | None = None,
         count: Callable[[int], None] = lambda _: None,
     ) -> Steps[NDArray[np.int32]]:
-        """Encode a guarded text to int32 [n], a slice in each step; `count` gets their numbers.
+        """Encode a guarded text to int32 [n], a slice per step. `count` receives token counts.
 
         `is_guarded`: some part of the text was changed. Control tokens that the text spells without
         a mark are the template's and are allowed. Raises ControlTokenError if there are more, which
@@ -243,7 +243,7 @@ def _added_ids(tokenizer: tokenizers.Tokenizer) -> dict[int, str]:
 
 
 def _is_markup(content: str, template: str) -> bool:
-    """Return whether the template contains this marker: neither a plain word nor white space."""
+    """Return whether `content` is a marker of the template, neither a word nor white space."""
     return len(content) > 1 and content in template and bool(re.search(r"[^\w\s]", content))
 
 

@@ -135,7 +135,7 @@ def _metaspace_shape(step: Step) -> _Shape | None:
 
 
 def _replacing_shape(steps: list[Step], kinds: list[object]) -> _Shape | None:
-    """Replace*, ByteFallback?, Fuse, Strip?, as in SentencePiece vocabularies."""
+    """Recognise Replace*, ByteFallback?, Fuse, Strip?, as in SentencePiece vocabularies."""
     replacements: list[tuple[str, str]] = []
     while kinds and kinds[0] == "Replace":
         pattern = cast("Step", steps[0].get("pattern") or {}).get("String")

@@ -66,17 +66,17 @@ class TextAccount:
     num_made: int = 0
 
     def add(self, num_tokens: int) -> None:
-        """Count tokens that were made."""
+        """Add to the number of tokens made."""
         self.num_made += num_tokens
 
     def end(self) -> None:
-        """Report that no more tokens are made."""
+        """Report the number: no more tokens are made."""
         self.on_end(self.num_made)
 
 
 class Tokenizer:
     """The tokenizer of one model in one process. Call the `_async` methods on an event loop, the
-    others anywhere.
+    others on any thread.
     """
 
     def __init__(

@@ -259,7 +259,6 @@ def _advance(steps: Steps[Any]) -> tuple[bool, Any]:
 
 
 def _give_way() -> None:
-    """Lower the priority of the calling thread."""
     with contextlib.suppress(OSError, AttributeError):
         thread_id = threading.get_native_id()
         os.setpriority(

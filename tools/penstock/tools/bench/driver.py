@@ -37,9 +37,7 @@ class Share:
 
     @classmethod
     def of(cls, plan: LoadPlan, worker: int, num_workers: int) -> "Share":
-        """Return the part of `worker` of `num_workers`. Open loops share the schedule, not its
-        bound.
-        """
+        """Return the part of one worker. Open loops share the schedule, not its bound."""
         is_bounded = plan.max_requests is not None and not plan.is_open_loop
         return cls(
             concurrency=part_of(plan.concurrency or 0, worker, num_workers),

@@ -157,9 +157,7 @@ def plans_of(args: argparse.Namespace, options: "BenchOptions", seed: int) -> "l
 
 
 def plans_for(model: "Model", plans: "list[LoadPlan]") -> "list[LoadPlan]":
-    """Return the plans with the model's vocabulary. Raises UsageError for lengths that the model
-    rejects.
-    """
+    """Return the plans with the model's vocabulary, within its limits. Raises UsageError."""
     if model.limits.vocab_size is None:
         raise UsageError(f"{model.name} has no vocabulary size")
     plan = plans[0]

@@ -195,9 +195,7 @@ class RequestRecord:
         return is_in_time and self._num_slow_gaps <= SLOW_GAP_SHARE * self._num_gaps
 
     def _is_short(self, end: Finished) -> bool:
-        """Return whether the output is shorter than requested: the figures are then of another
-        load.
-        """
+        """Return whether the output is shorter than requested, which changes the load."""
         is_whole = self._num_tokens == self._num_wanted_tokens
         return not is_whole or any(
             output.finish_reason is not FinishReason.LENGTH for output in end.outputs

@@ -47,9 +47,7 @@ class _Stream:
 
 
 async def kill_scene(service: OwnService, requests: Sequence[DemoRequest]) -> int:
-    """Run the scene on a running service; return the exit code. Raises ServiceFailed if the service
-    exits.
-    """
+    """Run the scene; return the exit code. Raises ServiceFailed if the service exits."""
     async with Client(service.address) as client:
         print("three streams without a crash ...", flush=True)
         reference = await _stream_all(client, [_Stream(request) for request in requests])

@@ -40,9 +40,7 @@ def choose_view(out: TextIO, runs: Sequence[DemoRun]) -> View:
 
 
 class LineView:
-    """Plain lines that start with the request's name: states as they change, text as it is
-    received.
-    """
+    """Plain lines that start with the request's name: states and text as they arrive."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out

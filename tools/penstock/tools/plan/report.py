@@ -132,9 +132,7 @@ def write_plan_report(plan: Plan, folder: Path) -> tuple[Chart, ...]:
 
 
 def plan_charts(plan: Plan) -> tuple[Chart, ...]:
-    """Chart p99 TTFT and the good share over replicas, goodput and p99 TTFT over the load of
-    one.
-    """
+    """Chart p99 TTFT and good share over replicas, goodput and p99 TTFT over the load of one."""
     found = plan.candidates
     per_replica = [_over_replicas(each, [v.ttft_p99_s * 1e3 for v in each.tried]) for each in found]
     most = max(verdict.num_replicas for each in found for verdict in each.tried)

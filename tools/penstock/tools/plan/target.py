@@ -80,9 +80,7 @@ class Verdict:
 
 
 def judge(run: ClusterRun, target: PlanTarget) -> Verdict:
-    """Compare a finished run with the targets; the run must have counted slow gaps against
-    `itl_p99_s`.
-    """
+    """Compare a finished run, with slow gaps counted against `itl_p99_s`, with the targets."""
     if run.config.replica.targets.itl_s != target.itl_p99_s:
         raise ValueError("the run has counted slow gaps against another target")
     table = run.total.recorder.table

@@ -66,9 +66,7 @@ def calibrate(path: Path) -> Calibration:
 
 
 def read_steps(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return counts float64 [n, 3] (prefill tokens, decode rows, context tokens), seconds float64
-    [n].
-    """
+    """Read counts [n, 3] (prefill tokens, decode rows, context tokens) and seconds [n], float64."""
     counts: list[tuple[float, ...]] = []
     seconds: list[float] = []
     try:

@@ -23,9 +23,7 @@ _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightTrace:
-    """The requests in order of arrival, the first at 0 s. `num_left_out`: number of omitted
-    requests.
-    """
+    """The requests in order of arrival, the first at 0 s. `num_left_out`: omitted requests."""
 
     requests: tuple[TraceRequest, ...]
     num_left_out: int

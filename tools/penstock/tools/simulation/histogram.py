@@ -55,9 +55,7 @@ class DurationHistogram:
         return self._max_s if len(self) else math.nan
 
     def percentile_s(self, percent: float) -> float:
-        """Return the smallest duration that at least `percent` % of them do not exceed; NaN if
-        empty.
-        """
+        """Return the smallest duration that at least `percent` % do not exceed; NaN if empty."""
         num = len(self)
         if not num:
             return math.nan

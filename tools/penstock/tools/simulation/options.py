@@ -131,9 +131,7 @@ def cost_of(args: argparse.Namespace) -> "CostModel":
 def config_of(
     args: argparse.Namespace, cost: "CostModel", targets: "Targets | None" = None
 ) -> "SimulationConfig":
-    """Return the settings of one server. `targets`: used if no flag sets them. Raises UsageError,
-    BadSetting.
-    """
+    """Return one server's settings. `targets`: default targets. Raises UsageError, BadSetting."""
     from penstock.scheduler.config import SchedulerConfig
     from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, Policy, SimulationConfig
 
@@ -267,9 +265,7 @@ def json_object(option: str, text: str | None) -> dict[str, Any]:
 
 
 def flight_trace_of(path: Path) -> "Iterator[TraceRequest]":
-    """Return the requests of a recording; omitted ones are reported on stderr. Raises
-    UsageError.
-    """
+    """Return the requests of a recording; report omitted ones on stderr. Raises UsageError."""
     from penstock.server.observe.flight.layout import FlightError
     from penstock.tools.simulation.flight_trace import flight_trace
 
@@ -320,9 +316,7 @@ def check_report_options(args: argparse.Namespace) -> None:
 
 
 def finish_report(args: argparse.Namespace, command: str, charts: "tuple[Chart, ...]") -> None:
-    """Write the plots into the folder of a written report; print the location. Raises
-    UsageError.
-    """
+    """Write the plots into the report's folder; print the location. Raises UsageError."""
     from penstock.tools.charts import PlotsUnavailable, has_matplotlib, write_png
 
     if args.png or (args.png is None and has_matplotlib()):

@@ -42,9 +42,7 @@ class PromptMaker:
         self._zeros = _frozen(np.zeros(65_536, dtype=np.int32))
 
     def make(self, request: TraceRequest, tenant_index: int) -> Prompt:
-        """Return the prompt of a request; `tenant_index` separates tenants, which never share
-        blocks.
-        """
+        """Return the prompt of a request; tenants, by `tenant_index`, never share blocks."""
         if not (request.prefix_ids and self._has_prefix_caching):
             return Prompt(token_ids=self._plain(request.num_prompt_tokens))
         token_ids = self._tokens(request)

@@ -17,9 +17,7 @@ from penstock.tools.simulation.load_signal import LoadSignal
 
 
 class PrefixIndex:
-    """Prefix ids of a replica by tenant, at most `max_entries`: one per `prefix_block_tokens`
-    tokens.
-    """
+    """Prefix ids of a replica by tenant, at most `max_entries`: one per block of the trace."""
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
@@ -52,9 +50,7 @@ DEFAULT_SLACK = {LoadSignal.REQUESTS: 8, LoadSignal.TOKENS: 16_384}
 
 
 class RouterKind(enum.StrEnum):
-    """ROUND_ROBIN: each replica in turn. LEAST_LOADED: least load. PREFIX_AWARE: see
-    `PrefixAware`.
-    """
+    """ROUND_ROBIN: each in turn. LEAST_LOADED: least load. PREFIX_AWARE: see `PrefixAware`."""
 
     ROUND_ROBIN = "round_robin"
     LEAST_LOADED = "least_loaded"
@@ -217,9 +213,7 @@ class PrefixAware:
 
 
 def build_router(config: RoutingConfig, num_replicas: int, num_cache_tokens: int) -> Router:
-    """Return the router of a cluster; `num_cache_tokens`: capacity of the KV cache of one
-    replica.
-    """
+    """Return the router of a cluster; `num_cache_tokens`: capacity of a replica's KV cache."""
     match config.router:
         case RouterKind.ROUND_ROBIN:
             return RoundRobin(num_replicas)

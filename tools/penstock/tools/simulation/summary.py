@@ -182,9 +182,7 @@ def durations(values_s: NDArray[np.float64]) -> Durations:
 def memory_figures(
     samples: MemorySamples, num_blocks: int, block_size: int
 ) -> tuple[float, float, float]:
-    """Return the mean and maximum share of blocks in use, and the unused share of their token
-    slots.
-    """
+    """Return mean and maximum share of blocks in use, and the unused share of their slots."""
     if len(samples.at_s) < 2:
         return math.nan, math.nan, math.nan
     at_s = np.array(samples.at_s)
@@ -305,9 +303,7 @@ def served_ratio(
 
 
 def _num_waiting(table: RequestTable, tenant: int, at_s: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Count the requests of a tenant that have arrived and were not admitted by then, int64
-    [len(at_s)].
-    """
+    """Count the requests of a tenant that wait at each time, int64 [len(at_s)]."""
     is_its = table.counts("tenant") == tenant
     admitted_s = table.seconds("admitted_s")[is_its]
     # A rejected or expired request stops waiting at its end.

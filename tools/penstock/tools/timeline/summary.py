@@ -17,9 +17,7 @@ _NUM_WAITERS = 5
 
 
 def step_seconds(steps: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the device time of each step, float64 [n]: with two steps in flight, the later one
-    waits.
-    """
+    """Return the device time of each step, float64 [n]: the later of two in flight waits."""
     begun_s = steps["begun_s"].astype(np.float64)
     begun_s[1:] = np.maximum(begun_s[1:], steps["collected_s"][:-1])
     return np.maximum(steps["collected_s"] - begun_s, 0.0)

@@ -44,9 +44,7 @@ async def _kept(subject: Subject, wanted: GenerationOptions) -> str:
 async def _twice(
     subject: Subject, options: GenerationOptions
 ) -> tuple[Transcript, Transcript, int]:
-    """Send one new prompt twice, first with `options`; return both transcripts and its token
-    count.
-    """
+    """Send one prompt twice, first with `options`; return both transcripts and its length."""
     if subject.is_prefix_reuse_off:
         raise CheckSkipped("prefix caching is off")
     num_tokens = min(_NUM_PROMPT_TOKENS, (subject.model.limits.max_total_tokens or 2) // 2)

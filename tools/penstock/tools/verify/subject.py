@@ -95,9 +95,7 @@ class Subject:
         prompt: PromptLike | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Transcript:
-        """Generate the most likely `num_tokens` tokens, with their ids, past any end-of-sequence
-        token.
-        """
+        """Generate the most likely `num_tokens` tokens, with their ids, past end-of-sequence."""
         wanted: GenerationOptions = {
             "temperature": 0.0,
             "max_tokens": self.room(num_tokens),
@@ -130,9 +128,7 @@ class Subject:
         transcript: Transcript,
         **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[AsyncGenerator[Event, None], None]:
-        """Yield the events and record them in the transcript; leaving the block cancels the
-        rest.
-        """
+        """Yield the events, recorded in the transcript; leaving the block cancels the rest."""
         events = self.client.generate(
             self.prompt() if prompt is None else prompt, deadline_s=CALL_DEADLINE_S, **options
         )

@@ -142,8 +142,8 @@ class NativeKernels:
         self.instructions = instructions
         library: Any = load_library()
         self._library = library
-        # With the processor's own products of bfloat16 oneDNN is as fast for many rows; without,
-        # it takes three times as long for any number. The baseline's has not been compared.
+        # If the processor has bfloat16 products, oneDNN is as fast for many rows; if not, it takes
+        # three times as long for any number of rows. The baseline was not compared.
         self.has_fast_bf16_linear = instructions != "baseline"
         for name, arguments in _ARGUMENTS.items():
             function = getattr(library, f"penstock_{name}_{instructions}")

@@ -62,7 +62,7 @@ class PlainKernels:
     def int8_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
         """See `Kernels`."""
         whole, scales = _quantise(x)
-        # In float64, whose sums of whole numbers are exact too.
+        # In float64, in which these sums of integers are exact too.
         sums = whole.double() @ matrix.unpacked().double().T
         product = sums.float() * (scales * matrix.scales[: matrix.num_outputs])
         if len(matrix.bias):

@@ -52,7 +52,7 @@ class DecodeGraphs:
         for bucket in reversed(self._buckets):
             self._capture(queue, bucket)
         with queue.active():
-            # Not captured, but compiled before the first request.
+            # This variant is not captured, but compiled before the first request.
             self._sample(max_rows, Variant.FULL)
         queue.synchronize()
         _log.info(

@@ -74,7 +74,7 @@ class FixedKernel:
         self._fixed = (compiled.function, compiled.packed_metadata, *_NO_HOOKS)
         pointers = map(_POINTER, tensors)
         try:
-            # Without programs it only reads its arguments.
+            # A launch without programs only reads its arguments.
             stream = self._stream(self._device)
             compiled.run(0, 0, 0, stream, *self._fixed, *pointers, *numbers, *self._values)
         except TypeError as error:

@@ -84,7 +84,7 @@ class FusedExecutor:
                 max_rows=info.max_num_seqs,
                 max_seq_len=info.max_seq_len,
             )
-            # Everything that a packed step compiles is compiled before the first request.
+            # Compile everything that a packed step needs before the first request.
             self._enqueue(self._probe.batch, self._probe.rules, self._own_set).wait()
         page_bytes = info.num_blocks * block_bytes(loaded.shapes, info.block_size, parts.page_dtype)
         self._info = replace(
@@ -120,7 +120,7 @@ class FusedExecutor:
         try:
             self._follow(batch)
         except Exception as error:
-            # Short of memory it can be done again, with what the allocator held.
+            # After a lack of memory, repeat with the memory that the allocator held.
             self._recover(error)
             self._follow(batch)
         if batch.num_rows == 0:
@@ -133,7 +133,7 @@ class FusedExecutor:
         except ExecutorDied:
             raise
         except Exception as error:
-            # Its row is found by running parts, each waited for.
+            # Find the row that causes it by running parts and waiting for each.
             traceback.clear_frames(error.__traceback__)
             self._recover(error)
             self._launched.append(run_apart(batch, self._run_part, self._recover))

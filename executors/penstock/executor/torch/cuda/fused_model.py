@@ -227,7 +227,7 @@ class FusedModel:
         for index, layer in enumerate(self._layers):
             normed = math.norm(scratch, added, residual, layer.input_norm)
             attend(index, layer, math.whole(math.project(scratch, normed, layer.qkv, "qkv")))
-            # What the layer before added is in the residual by now.
+            # The residual now includes the previous layer's output.
             rows = math.rows(scratch, attended)
             added = math.project(scratch, rows, layer.out, "added")
             normed = math.norm(scratch, added, residual, layer.output_norm)

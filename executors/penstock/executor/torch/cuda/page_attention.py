@@ -82,7 +82,7 @@ class PageAttention:
         self._table = table
         self._rotary = rotary
         self._scales = scales
-        # As the kernels multiply with the content of 8-bit pages.
+        # The number format in which the kernels multiply with the content of 8-bit pages.
         self._query_dtype = torch.float16 if pages.dtype.itemsize == 1 else dtype
         self._chunk_tile = chunk_tile(
             group=layout.group, head_dim=layout.head_dim, dtype=self._query_dtype
@@ -90,7 +90,7 @@ class PageAttention:
         self._precision = "ieee" if self._query_dtype == torch.float32 else "tf32"
         self._dim_width = max(16, 1 << (layout.head_dim - 1).bit_length())
         num_pairs = max_rows * layout.num_kv_heads
-        # Short contexts have 1,024 parts at most; see `decode_tile`.
+        # Short contexts have at most 1,024 parts; see `decode_tile`.
         num_parts = max(1024, min(max_rows, MAX_LONG_ROWS) * layout.num_kv_heads * 32)
         num_parts *= layout.group
         device = pages.device

@@ -121,8 +121,8 @@ class RowMath:
             shape = (rows.values.shape[0], projection.weight.shape[0])
             out = scratch.empty(name, shape, rows.values.dtype)
             return Product(self._projection.project(rows.values, projection, out), None, projection)
-        # Unscaled: a call that scales by row and column takes twice as long. There is no public
-        # name for it.
+        # Unscaled, because a call that scales by row and column takes twice as long. The function
+        # has no public name.
         values = torch._scaled_mm(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
             rows.values,
             projection.transposed,

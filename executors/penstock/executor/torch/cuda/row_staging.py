@@ -188,7 +188,7 @@ def _token_rows(
     positions = np.arange(num_decodes, int(ends[-1])) - np.repeat(firsts, counts[of_chunks])
     per_token[0, num_decodes:] = token_slots
     per_token[1, num_decodes:] = positions
-    # An invalid token id must not be taken for one that the device sampled.
+    # An invalid token id must not be mistaken for one that the device sampled.
     per_token[2, num_decodes:] = np.maximum(arrays.token_ids[token_slots, positions], 0)
     per_token[3, num_decodes:] = arrays.block_table[token_slots, positions // arrays.block_size]
     return per_token

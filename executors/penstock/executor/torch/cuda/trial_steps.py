@@ -43,7 +43,7 @@ def trial_logits(model: FusedModel, queue: DeviceQueue, block_size: int) -> Tens
         staging.stage_decodes(trial_batch(arrays, position, 1), staged, num_rows)
         logits = found[0].new_empty((num_rows, model.vocab_size))
         model.decode(staged, tokens.first(num_rows), logits, rows=num_rows, is_long=False)
-        queue.synchronize()  # the host memory is written again
+        queue.synchronize()  # before the host memory is written again
         found.append(logits[:1])
     return torch.cat(found)
 

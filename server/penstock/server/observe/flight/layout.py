@@ -186,8 +186,9 @@ class Geometry:
 
     @classmethod
     def of_steps(cls, num_steps: int) -> "Geometry":
-        """Return the geometry for `num_steps` steps. Raises FlightError unless it is a power of two
-        within bounds.
+        """Return the geometry for `num_steps` steps.
+
+        Raises FlightError unless `num_steps` is a power of two within bounds.
         """
         geometry = cls((num_steps, EVENTS_PER_STEP * num_steps, REQUESTS_PER_STEP * num_steps))
         geometry.check()
@@ -195,8 +196,8 @@ class Geometry:
 
     @classmethod
     def of_header(cls, header: bytes, num_bytes: int) -> "Geometry":
-        """Return the geometry in the header of a memory or file of `num_bytes`. Raises FlightError
-        if it is invalid.
+        """Return the geometry in the header of a memory or file of `num_bytes`. Raises
+        FlightError.
         """
         if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
             raise FlightError("is not a flight recording")

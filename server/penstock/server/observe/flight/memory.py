@@ -151,7 +151,7 @@ class RingMemory:
         return append
 
     def launch_writer(self) -> Callable[..., None]:
-        """Return a function that records the last launched step, from the fields of
+        """Return a function that records the last launched step, given the fields of
         `layout.LAUNCH`.
         """
         return functools.partial(LAUNCH.pack_into, self._map, LAUNCH_OFFSET)

@@ -47,8 +47,8 @@ _NUM_TRIES = 5
 _NUM_RINGS = len(RINGS)
 _MAX_COUNT = 1 << 62
 MAX_NUM_FILES = 8
-"""Number of files kept per service and reason, so that frequent dumps do not replace crash
-dumps."""
+"""Number of files kept per service and reason, so that frequent dumps do not replace those of
+crashes."""
 MAX_NUM_ALL_FILES = 64
 _PREFIX, _SUFFIX, _PARTIAL = "penstock-flight-", ".bin", ".part"
 _MAX_WHY_CHARS = 40
@@ -125,8 +125,7 @@ class FlightReader:
         return dict(zip(TOTALS, self._totals.tolist(), strict=True))
 
     def new_steps(self) -> tuple[NDArray[Any], int]:
-        """Return the steps since the last call (a copy of STEP rows) and the number lost before
-        them.
+        """Return the steps since the last call (a copy of STEP rows), and the number lost before.
 
         All steps are of one engine, which `facts` then describes.
         """
@@ -140,9 +139,7 @@ class FlightReader:
         return rows, num_missed
 
     def recording(self) -> Recording:
-        """Return the current content, of one engine. Raises FlightError if no engine has written
-        yet.
-        """
+        """Return the current content, of one engine. Raises FlightError if none has written yet."""
         for _ in range(_NUM_TRIES):
             if not self._follow():
                 continue
@@ -164,8 +161,7 @@ class FlightReader:
         raise FlightError("contains no engine's record, or one that has just started")
 
     def copy(self, now: float) -> bytes:
-        """Copy the memory in the file format, at time `now`; rows that changed meanwhile are marked
-        invalid.
+        """Copy the memory at `now` in the file format; rows that changed meanwhile become invalid.
 
         Raises FlightError if no engine has written yet.
         """
@@ -219,7 +215,7 @@ class FlightReader:
             raise FlightError(f"has facts that cannot be read: {error}") from error
 
     def _held(self, ring: int, first: int) -> tuple[NDArray[Any], int, int]:
-        """Return the available rows of a ring from `first` on, the number of the first one, and the
+        """Return the available rows of a ring from `first` on, the first one's number, and the
         end.
         """
         rows, size = self._rings[ring], self._sizes[ring]

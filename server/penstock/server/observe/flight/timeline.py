@@ -336,8 +336,7 @@ class TraceEvents:
         *,
         is_inner: bool = False,
     ) -> int:
-        """Add a slice of at least a nanosecond on track (pid, tid); return its start in
-        nanoseconds.
+        """Add a slice of at least 1 ns on track (pid, tid); return its start in nanoseconds.
 
         `is_inner`: nested in another slice of the track; omitted if its length is zero.
         """

@@ -51,8 +51,7 @@ class TurnGaps:
     def measure(
         self, arrays: SlotArrays | None, known: NDArray[np.int32], now: float
     ) -> tuple[float, int]:
-        """Return the mean gap of the slots that got tokens in this iteration (NaN for none), and
-        their number.
+        """Return the mean gap (NaN for none) and the number of slots with tokens in this iteration.
 
         `known` int32 [S]: number of tokens of each slot after the previous iteration.
         """
@@ -265,9 +264,7 @@ class FlightWriter:
         self._totals[_PREEMPTED] += 1
 
     def _note_first_tokens(self, events: StepEvents, note: StepNote | None) -> int:
-        """Record first tokens; return the number of requests that got their first token since
-        admission.
-        """
+        """Record first tokens since admission; return the number of requests that got one."""
         first = self._first_of(events.keys, note)
         if not first:
             return 0
@@ -314,8 +311,7 @@ class FlightWriter:
             self._totals[_FAILED if is_failure else _FINISHED] += 1
 
     def _num_output(self, key: int, live: _Live, keys: NDArray[np.int64]) -> int:
-        """Return the number of tokens that a request has generated, including this iteration's
-        (`keys`).
+        """Return the number of generated tokens of a request, including this iteration's (`keys`).
 
         The slot arrays drop a request when its slot is released, so this adds the count of the
         previous iteration and the tokens of this one.

@@ -142,7 +142,7 @@ class MetricsApplication:
     def __call__(
         self, environ: "WSGIEnvironment", start_response: "StartResponse"
     ) -> Iterable[bytes]:
-        """Handle one request."""
+        """Handle one WSGI request."""
         answer = self._answer(environ)
         body = answer.body
         headers = [("Content-Type", answer.content_type), *_HEADERS, *answer.headers]
@@ -277,8 +277,8 @@ class LiveStatus:
         self._as_of_s = float("-inf")
 
     def __call__(self) -> bytes:
-        """Return the status, at most MAX_AGE_S old. Raises TimeoutError, or RuntimeError if the
-        loop is closed.
+        """Return the status, at most MAX_AGE_S old. Raises TimeoutError; RuntimeError once
+        closed.
         """
         with self._lock:
             if self._clock() - self._as_of_s > MAX_AGE_S:

@@ -101,9 +101,7 @@ class FrontMetrics:
         return max((beat.epoch for beat in self._beats()), default=0)
 
     def _front(self, front_id: int) -> _FrontLedger:
-        """Return the entry of a front; ids are unique, so a removed id that returns is the same
-        front.
-        """
+        """Return the entry of a front; ids are unique, so a returning id is the same front."""
         if front_id not in self._fronts:
             known = front_id in self._gone
             self._fronts[front_id] = self._gone.pop(front_id) if known else _FrontLedger()

@@ -66,7 +66,7 @@ class Callers:
             self._silent_since_s[caller] = self._clock()
 
     def take_seat(self, caller: socket.socket, *, is_scrape: bool) -> bool:
-        """Take a slot for a complete request; return False if none is free or the caller was
+        """Take a slot for a complete request; return False if none is free or it was
         disconnected.
         """
         max_calls = MAX_CALLS if is_scrape else MAX_OTHER_CALLS

@@ -65,9 +65,7 @@ class ProcessUsage:
         self._counted: dict[tuple[str, int], float] = {}
 
     def update(self) -> None:
-        """Read the usage again. CPU time of a name accumulates over successive processes of that
-        name.
-        """
+        """Read the usage again. CPU time of a name accumulates over its successive processes."""
         memory = self._tables.gauge(catalogue.PROCESS_MEMORY)
         memory.clear()
         counted: dict[tuple[str, int], float] = {}
@@ -161,9 +159,7 @@ class ServiceMetrics(ServiceListener, Collector):
         num_missed: int,
         totals: Mapping[str, int] = NO_TOTALS,
     ) -> None:
-        """Add steps of the engine of `epoch`. Without `totals`, only the steps that were read are
-        counted.
-        """
+        """Add steps of the engine of `epoch`. Without `totals`, only the steps read are counted."""
         with self._lock:
             self._steps.take_steps(epoch, rows, num_missed)
             if totals:

@@ -127,7 +127,8 @@ class StepMetrics:
         self._tables.counter(catalogue.DROPPED_RETENTIONS).add(self._cuts[1] - counted[1])
 
     def _set_blocks(self, used: int, row: Any) -> None:
-        """`used`: number of used blocks. `row`: the last step, None if there is none.
+        """Set the block gauges. `used`: number of used blocks. `row`: the last step, None without
+        one.
 
         Blocks that were released since that step count as cached until the next step.
         """

@@ -35,7 +35,7 @@ class CounterTable:
         self._values.setdefault(_checked(self._spec, labels), 0)
 
     def add(self, amount: float, *labels: str) -> None:
-        """Increment. Raises ValueError for a negative amount."""
+        """Increment the series. Raises ValueError for a negative amount."""
         if not amount >= 0:
             raise ValueError(f"{self._spec.name} cannot decrease, by {amount}")
         _checked(self._spec, labels)
@@ -180,7 +180,7 @@ class MetricTables:
         return self._histograms[spec]
 
     def families(self) -> Iterator[Metric]:
-        """Every metric that has a series, in the order of the catalogue."""
+        """Return every metric that has a series, in the order of the catalogue."""
         tables: Mapping[MetricSpec, CounterTable | GaugeTable | HistogramTable] = {
             **self._counters,
             **self._gauges,

@@ -148,12 +148,11 @@ class _Slots:
         self._numbers = np.full(num_slots, -1, dtype=np.int64)
 
     def number_at(self, at_s: float) -> int:
-        """Return the slot number of a time."""
         return math.floor(at_s / self.slot_s)
 
     def claim(self, number: int) -> tuple[int, bool]:
-        """Return the index of slot `number` and whether it was newly claimed; index -1 if it is too
-        old.
+        """Return the index of slot `number` (-1 if it is too old), and whether it was newly
+        claimed.
         """
         index = number % self.num_slots
         held = int(self._numbers[index])
@@ -247,9 +246,7 @@ class SumWindow:
 
 
 def _bucket_s(index: int) -> float:
-    """Return the reported value of a bucket: the middle, with equal relative error to both
-    bounds.
-    """
+    """Return the value that represents a bucket, with equal relative error to both bounds."""
     if not index:
         return MIN_DURATION_S
     upper_s = MIN_DURATION_S * math.exp(index * _LOG_GROWTH)

@@ -28,7 +28,7 @@ _ORDER_S = 2.0
 _AFTER_PROFILE_S = 5.0
 """Time limit for a sampled process to aggregate its samples, in seconds."""
 _FRESH_S = 0.25
-"""How long a response is cached, in seconds: the rate of queries does not depend on the number of
+"""How long a response is cached, in seconds: the query rate is independent of the number of
 viewers."""
 _CHUNK_BYTES = 64 * 1024
 
@@ -71,9 +71,7 @@ class Operations:
         return self._snapshots.snapshot()
 
     async def live_requests(self) -> tuple[RequestView, ...]:
-        """Return all live requests by arrival. Queries engine and fronts; raises
-        OperationsError.
-        """
+        """Query engine and fronts; return all live requests by arrival. Raises OperationsError."""
         loop = asyncio.get_running_loop()
         is_old = loop.time() - self._looked_s > _FRESH_S
         if self._looking is None or (self._looking.done() and is_old):
@@ -83,7 +81,7 @@ class Operations:
         return await asyncio.shield(self._looking)
 
     async def drain(self, timeout_s: float | None) -> int:
-        """Begin to drain; returns the number of live requests.
+        """Begin to drain; return the number of live requests.
 
         Raises OperationsError for an invalid timeout.
         """
@@ -95,9 +93,7 @@ class Operations:
         return num_live
 
     async def flight_record(self) -> bytes:
-        """Return a copy of the flight recorder's memory in the file format. Raises
-        OperationsError.
-        """
+        """Return a copy of the recorder's memory in the file format. Raises OperationsError."""
         recorder = self._recorder()
         try:
             return await self._off_the_loop(recorder.copied)
@@ -105,9 +101,7 @@ class Operations:
             raise OperationsError(f"there is no flight record: {error}") from error
 
     async def dump_flight_record(self, why: str) -> Path:
-        """Write the flight record to a file in the flight folder; return its path. Raises
-        OperationsError.
-        """
+        """Write the flight record to the flight folder; return the path. Raises OperationsError."""
         recorder = self._recorder()
         try:
             # A slow disk must not delay other calls.

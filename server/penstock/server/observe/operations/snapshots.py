@@ -69,7 +69,7 @@ class FrontLives:
         return total
 
     def views(self) -> tuple[FrontSnapshot, ...]:
-        """Each live front."""
+        """Return the view of each live front."""
         return tuple(
             FrontSnapshot(
                 index=beat.front_id,
@@ -96,9 +96,7 @@ def _counts_of(beat: Heartbeat) -> Counter[str]:
 
 
 def _kinds(outcomes: Iterable[OutcomeCount]) -> Iterable[tuple[str, int]]:
-    """Yield each kind of the outcomes with its number; cancelled requests count as completed
-    too.
-    """
+    """Yield the kinds of outcomes with their numbers; cancelled requests count as completed too."""
     for outcome in outcomes:
         is_cancelled = outcome.code == _CANCELLED or outcome.finish_reason == _CANCELLED_NAME
         if is_cancelled:
@@ -276,7 +274,7 @@ class SnapshotMaker(ServiceListener):
         return left_s if left_s > 0.0 else None
 
     def _is_settled(self) -> bool:
-        """Return whether the heartbeats are newer than the last step by enough to replace its
+        """Return whether the heartbeats are enough newer than the last step to replace its
         figures.
         """
         return self._clock() - self._steps.updated_s > 1.0
@@ -287,7 +285,6 @@ def _was_admitted(record: RequestRecord) -> bool:
 
 
 def _queue_s(record: RequestRecord) -> float:
-    """Return the total time in the queue."""
     return math.fsum(
         segment.end_s - segment.start_s
         for segment in record.segments

@@ -81,8 +81,7 @@ class RecordFile:
 def open_pair(
     folder: Path, names: tuple[str, str], max_bytes: int
 ) -> tuple[RecordFile, RecordFile]:
-    """Open new files `<name>.jsonl`, or `<name>-2.jsonl` and so on, with the first number free for
-    both.
+    """Open new files `<name>.jsonl`, or `<name>-2.jsonl` and so on, both of the first free number.
 
     `folder` is created, for its owner only, if it is missing. Raises OSError.
     """
@@ -174,7 +173,7 @@ class Recorder:
         self._put(_Turn(keys=events.keys, ends=events.ends, measure=self._measure(note)))
 
     def close(self) -> None:
-        """Write the remaining lines and close the files, within a time limit in case the disk
+        """Write the remaining lines and close the files; limited in time, in case the disk
         hangs.
         """
         self._ended.set()

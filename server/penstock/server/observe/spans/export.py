@@ -102,8 +102,8 @@ class TraceWorker:
             self._counts.add(f"traces_dropped_{reason}", num_dropped)
 
     def finish(self, limit_s: float) -> bool:
-        """Accept no more records and write the queued ones; return False if that took longer than
-        `limit_s`.
+        """Accept no more records and write the queued ones; return False if `limit_s` was too
+        short.
         """
         with self._changed:
             self._is_closing = True
@@ -165,7 +165,7 @@ class OncePerMinute(logging.Filter):
 
 
 class WithoutHeaders(logging.Filter):
-    """Logs the variable that has a malformed header, instead of the SDK's line that quotes the
+    """Logs the variable with a malformed header, instead of the SDK's line that quotes the
     header.
     """
 
@@ -284,7 +284,7 @@ class Tracing(ServiceListener):
         self._worker.put(records)
 
     def counters(self) -> dict[str, int]:
-        """Return the counts of traces and spans by outcome since the start, named as in
+        """Return counts of traces and spans by outcome since the start; see
         `span_processor.NAMES`.
         """
         return self._counts.counts()

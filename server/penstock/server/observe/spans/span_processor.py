@@ -64,9 +64,7 @@ class QueueSlots:
             return True
 
     def leave(self, num: int) -> bool:
-        """Move `num` spans from the queue to the exporter; return False if they were abandoned
-        before.
-        """
+        """Move `num` spans from the queue to the exporter; return False if they were abandoned."""
         with self._changed:
             self._num_in -= num
             self._num_under_way += num
@@ -74,9 +72,7 @@ class QueueSlots:
             return not self._is_abandoned
 
     def arrive(self, num: int) -> bool:
-        """Record that an export of `num` spans has ended, with or without success; return False if
-        they were abandoned before.
-        """
+        """Record the end of an export of `num` spans; return False if they were abandoned."""
         with self._changed:
             self._num_under_way -= num
             return not self._is_abandoned
@@ -118,9 +114,7 @@ class WatchedExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Shut down the inner exporter; a running export then fails, if the exporter supports
-        that.
-        """
+        """Shut down the inner exporter, which may abort a running export as failed."""
         with self._lock:
             is_first, self._is_shut = not self._is_shut, True
         if is_first:

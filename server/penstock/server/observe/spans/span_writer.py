@@ -145,9 +145,7 @@ class SpanWriter:
         self._clock = clock
 
     def write(self, record: RequestRecord) -> bool:
-        """Write the trace of one request; return False if it was not sampled, or is not traced at
-        all.
-        """
+        """Write the trace of one request; return False if it was not sampled or is not traced."""
         trace = record.trace
         if not (trace.trace_id and trace.span_id):
             return False
@@ -178,9 +176,7 @@ class SpanWriter:
         return True
 
     def _write_children(self, root: ReadableSpan, record: RequestRecord, offset_ns: int) -> None:
-        """Write children as ended spans: starting and ending each takes the SDK several times as
-        long.
-        """
+        """Write the children as ended spans: the SDK's start and end take several times as long."""
         parent = root.get_span_context()
         assert parent is not None
         root_id = parent.span_id
@@ -215,15 +211,12 @@ def _kept_indices(num_segments: int) -> Iterable[int]:
 
 
 def _child_id(root_id: int, index: int) -> int:
-    """Return a child's span id, derived from the root's and different from its siblings'; never
-    0.
-    """
+    """Return a child's span id, derived from the root's, different from its siblings', never 0."""
     return (root_id + (index + 1) * _ID_STEP) & _ID_MASK or (root_id - _ID_STEP) & _ID_MASK
 
 
 def _events(record: RequestRecord) -> Iterator[tuple[str, float]]:
-    """Yield events of preemptions and replays: the request returned to the queue, or lost its
-    engine.
+    """Yield the events: preemptions (return to the queue) and replays (loss of the engine).
 
     An engine that preempts reports the residency that it ends; one that died does not.
     """

@@ -44,9 +44,7 @@ def max_queue_spans(environment: Mapping[str, str]) -> int:
 
 
 def max_batch_spans(environment: Mapping[str, str]) -> int:
-    """Return `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`, by default 512, or the queue size if that is
-    smaller.
-    """
+    """Return `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`, by default 512 or the queue size if smaller."""
     queue_spans = max_queue_spans(environment)
     batch_spans = _number(environment, BATCH_SIZE, least=1)
     if batch_spans is None:

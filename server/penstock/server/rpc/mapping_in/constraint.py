@@ -339,7 +339,7 @@ class _Counter:
         if not self._brackets:
             self._add(1)
             return
-        # An empty one is copied like any other.
+        # An empty group is copied too.
         inner = (self._most, max(1, self._total))
         most, total = self._brackets.pop()
         self._most, self._total, self._last = max(most, inner[0]), total + inner[1], inner
