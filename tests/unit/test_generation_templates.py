@@ -1,4 +1,4 @@
-"""The `buf generate` templates have version 2's form, and run if their plugins are installed."""
+"""The `buf generate` templates have version 2's format, and run if their plugins are installed."""
 
 import os
 import shutil
@@ -36,7 +36,7 @@ def plugins(language: str) -> list[dict[str, Any]]:
 
 
 def missing_programs(language: str) -> list[str]:
-    """What the template runs and this machine does not have."""
+    """Return the programs that the template runs and this machine lacks."""
     needed = [plugin.get("local", "protoc") for plugin in plugins(language)]
     return [program for program in needed if shutil.which(program, path=PATH) is None]
 

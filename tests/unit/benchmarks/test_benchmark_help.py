@@ -25,13 +25,13 @@ LACKING = {
     "gpu.py": "torch is not installed: install penstock[torch]",
     "slow_pictures.py": "rich is not installed: install penstock[top]",
 }
-"""What is stated, instead of a usage, where a package that cannot be done without is missing."""
+"""The message in place of a usage where a required package is missing."""
 PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="module")
 def helps() -> dict[str, tuple[int, str]]:
-    """Exit code and words of each, all from one process that has no optional package."""
+    """Return exit code and output of each, all from one process without optional packages."""
     folder = ROOT / "benchmarks"
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     answer = subprocess.run(

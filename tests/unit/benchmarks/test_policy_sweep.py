@@ -55,7 +55,7 @@ def test_outputs_end_by_themselves_below_the_limit_alone(
 def test_the_scheduler_knows_lengths_or_learns_them(
     max_tokens: int | None, most_expired: int
 ) -> None:
-    """Overloaded, with deadlines for whole answers: few are begun that will be late.
+    """Overload with deadlines for whole outputs: few start that will be late.
 
     Nothing is learned before sixteen outputs have ended.
     """

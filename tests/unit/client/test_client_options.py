@@ -81,7 +81,7 @@ def is_ours(field: FieldDescriptor) -> bool:
 
 
 def set_paths(message: Any, prefix: str = "") -> set[str]:
-    """Paths of the scalar fields that are set below a message."""
+    """Return the paths of all scalar fields that are set in a message."""
     paths: set[str] = set()
     for field, value in message.ListFields():
         path = f"{prefix}{field.name}"

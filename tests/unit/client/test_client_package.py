@@ -119,7 +119,7 @@ def test_a_client_is_shown_with_its_addresses() -> None:
 
 @pytest.fixture
 def fake_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """Stands in for the W3C propagator; the test fills what the current span would inject."""
+    """Replace the W3C propagator; the test sets what the current span injects."""
     current: dict[str, str] = {}
 
     class TraceContextTextMapPropagator:

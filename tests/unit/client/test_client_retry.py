@@ -138,7 +138,7 @@ def test_bad_policy_names_its_field(field: str, value: Any) -> None:
 
 
 class Clock:
-    """Time that passes when reported to, seconds."""
+    """A clock in seconds that the test advances."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

@@ -45,7 +45,7 @@ def test_who_leaves_early_closes_at_once() -> None:
 
 
 async def test_a_loop_of_the_same_thread_takes_no_part() -> None:
-    """Its hooks would keep the generators, and close them when it ends."""
+    """Its hooks would keep the generators, and close them at its end."""
     hooks = sys.get_asyncgen_hooks()
     seen: list[object] = []
     sys.set_asyncgen_hooks(seen.append, hooks.finalizer)

@@ -40,7 +40,9 @@ def builds() -> Builds:
 
 
 def config_of(manifests: list[dict[str, Any]]) -> ServerConfig:
-    """What `penstock serve` makes of a pod's variables, but for files that only a pod has."""
+    """Return the configuration from a pod's environment variables, without files that only a pod
+    has.
+    """
     settings = dict(settings_of(manifests))
     settings.pop("PENSTOCK_TRTLLM_CONFIG", None)
     if settings.pop("PENSTOCK_EXECUTOR", "") == "trtllm":
@@ -185,7 +187,7 @@ def test_what_is_named_is_mounted_and_what_is_written_to_can_be(builds: Builds) 
 
 
 def test_services_of_these_names_leave_no_setting_behind(builds: Builds) -> None:
-    """In pods of others, which keep Kubernetes' variables of Services."""
+    """In other pods, which keep the environment variables of Kubernetes Services."""
     made: dict[str, str] = {}
     for service in of_kind(builds["base"], "Service"):
         prefix = service["metadata"]["name"].upper().replace("-", "_")

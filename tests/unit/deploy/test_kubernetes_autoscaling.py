@@ -21,7 +21,7 @@ SERIES = 'namespace="penstock",pod="{}",model="demo"'
 
 
 def filled(query: str) -> str:
-    """As the adapter asks for the pods of a namespace."""
+    """Return the query as the adapter sends it for the pods of a namespace."""
     return query.replace("<<.LabelMatchers>>", 'namespace="penstock",pod=~"a|b"').replace(
         "<<.GroupBy>>", "pod"
     )

@@ -1,4 +1,4 @@
-"""Old and new releases of Kubernetes accept every manifest that kustomize makes."""
+"""Old and new releases of Kubernetes accept every manifest that kustomize generates."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from support.kubernetes import COMPONENTS, FOLDER, OVERLAYS, every_build
 
 OLDEST = "1.30"
-"""As base/kustomization.yaml states: preStop sleeps from there on."""
+"""As in base/kustomization.yaml: the first release with a preStop sleep."""
 OF_OTHERS = {"monitoring.coreos.com/v1", "inference.networking.k8s.io/v1"}
-"""Resources that Kubernetes itself has no schema of."""
+"""Resources without a schema in Kubernetes."""
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def builds() -> dict[str, list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def validator() -> Any:
-    """Kubernetes' own schemas, as a package brings them along."""
+    """Provide Kubernetes' schemas from the package kubernetes_validate."""
     pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     return importlib.import_module("kubernetes_validate")
 

@@ -30,7 +30,7 @@ COLLECTOR = loaded("collector.yaml")
 
 
 def mounts(name: str) -> dict[str, str]:
-    """Of a service: what is seen there, by its place in the container."""
+    """Return a service's mounts: source by target in the container."""
     return {
         target: source
         for source, target in (
@@ -40,7 +40,7 @@ def mounts(name: str) -> dict[str, str]:
 
 
 def listens(service: str, port: int) -> bool:
-    """Whether our files have a service listen on this port of its container."""
+    """Return whether our files configure a service to listen on this port of its container."""
     published = [mapping.rpartition(":")[2] for mapping in SERVICES[service]["ports"]]
     return str(port) in published or (service, port) in {
         ("collector", COLLECTOR["service"]["telemetry"]["metrics"]["readers"][0]["pull"]

@@ -17,7 +17,7 @@ FRONTS_AFTER_GRACE_S = 2.0
 
 
 def instruction(name: str) -> str:
-    """The last instruction of that name, its continuation lines joined."""
+    """Return the last instruction of that name with its continuation lines joined."""
     joined = DOCKERFILE.replace("\\\n", "")
     found: list[str] = re.findall(rf"^{name} +(.*)$", joined, re.M)
     return found[-1]

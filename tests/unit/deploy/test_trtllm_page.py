@@ -30,7 +30,7 @@ IN_CONTAINER = re.compile(
 
 
 def penstock_arguments(command: str) -> list[str] | None:
-    """What follows `penstock` in a command of the page; None where it is not called."""
+    """Return the arguments of `penstock` in a command of the page; None for other commands."""
     found = IN_CONTAINER.search(command)
     return None if found is None else shlex.split(found[1])
 

@@ -49,7 +49,7 @@ OURS = {
 
 
 def share_a_version(ours: SpecifierSet, theirs: SpecifierSet) -> bool:
-    """Whether some version satisfies both; bounds and what comes right after them are tried."""
+    """Return whether some version satisfies both; try the bounds and a patch release of each."""
     bounds = [Version(part.version) for part in [*ours, *theirs]]
     tried = [*bounds, *(Version(f"{bound.base_version}.1") for bound in bounds)]
     return any(

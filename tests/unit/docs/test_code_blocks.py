@@ -60,7 +60,7 @@ def test_blocks_are_of_languages_that_somebody_checks(page: Path) -> None:
 
 
 def wrong_command(words: tuple[str, ...]) -> str | None:
-    """What is wrong with a call of `penstock`; None: nothing."""
+    """Return what is wrong with a call of `penstock`; None if nothing."""
     arguments = tuple(word for word in words[1:] if word != "...")  # whatever else you need
     if not arguments or arguments[0].startswith("-"):
         return None if arguments in {(), ("--help",), ("-h",)} else f"no such option: {arguments}"
@@ -144,7 +144,7 @@ def test_commands_within_the_text_name_what_there_is(page: Path) -> None:
 
 
 def wrong_call(words: tuple[str, ...]) -> str | None:
-    """What is wrong with a call by a tool such as grpcurl; None: nothing, or no call of ours."""
+    """Return what is wrong with a call of a tool such as grpcurl; None if nothing or not ours."""
     target = words[-1].replace(".", "/").rsplit("/", 2)
     if not words[-1].startswith("penstock.v1.") or len(target) < 3:
         return None
@@ -188,7 +188,7 @@ def test_calls_by_reflection_name_what_there_is(page: Path) -> None:
 
 
 def wrong_imports(tree: ast.AST) -> list[str]:
-    """Imports of ours, or of what is installed, that bring nothing."""
+    """Return imports of our or installed modules that do not exist."""
     wrong: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -231,7 +231,7 @@ def test_python_compiles_and_imports_what_there_is(page: Path) -> None:
 
 
 def wrong_fields(proto: str) -> list[str]:
-    """Fields of messages of ours that are not there, or have another number."""
+    """Return fields of our messages that do not exist or have another number."""
     wrong: list[str] = []
     for name, body in re.findall(r"^message (\w+) \{(.*?)^\}", proto, re.M | re.S):
         message = getattr(pb, name, None)

@@ -1,4 +1,4 @@
-"""Every link on every page leads somewhere: files, folders, pictures, headings."""
+"""Every link on every page has a target: files, folders, pictures, headings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ASIDE = {
 
 
 def linked_from(page: Path) -> set[Path]:
-    """The files that a page links to; of a folder its README."""
+    """Return the files that a page links to; for a folder its README."""
     targets = (link.target.partition("#")[0] for link in links(page.read_text(encoding="utf-8")))
     files = [(page.parent / target).resolve() for target in targets if target]
     return {file / "README.md" if file.is_dir() else file for file in files}

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: the reasons are those of the contract, the texts those of commands."""
+"""docs/troubleshooting.md: the reasons are in the contract, the texts in the code of commands."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_what_only_the_modules_read_is_given_back(dtype: str, tmp_path: Path) ->
 
 
 class _Faulty(PlainKernels):
-    """Packs in bfloat16, and multiplies wrong."""
+    """Packs in bfloat16, and multiplies incorrectly."""
 
     is_native = True
     has_fast_bf16_linear = True

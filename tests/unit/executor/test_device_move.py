@@ -16,7 +16,7 @@ META = torch.device("meta")
 
 
 def layers(count: int) -> nn.Module:
-    """Each a GiB by its shape, and nothing of it in memory."""
+    """Return layers of a GiB each by shape, without memory behind them."""
     row = torch.empty(1, dtype=torch.uint8).expand(GIB)
     parts = [nn.ParameterList([nn.Parameter(row, requires_grad=False)]) for _ in range(count)]
     return nn.ModuleList(parts)

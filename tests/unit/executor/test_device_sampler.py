@@ -26,7 +26,7 @@ from support.triton_device import DEVICE, IS_INTERPRETED
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
 NUM_CASES = 3 if IS_INTERPRETED else 40
 WIDE = 34_000
-"""Large enough that the maxima of parts bound the candidates."""
+"""Large enough that the maxima of the parts bound the candidates."""
 
 
 class OnDevice:
@@ -127,7 +127,7 @@ def test_ties_at_the_threshold_all_stay(top_k: int) -> None:
 
 
 def wide_logits(num_rows: int) -> torch.Tensor:
-    """Flat, usual and peaked rows, and one of which nothing stands out."""
+    """Return flat, usual and peaked rows, and one of equal logits."""
     random = np.random.default_rng(5)
     scales = np.resize([0.5, 2.0, 6.0, 0.0], num_rows)[:, None]
     rows = random.normal(0, 1, (num_rows, WIDE)) * scales

@@ -50,7 +50,9 @@ LENGTHS = [0, 37, 15, 16] if IS_INTERPRETED else [0, 37, 15, 16, 640, 8000, 2049
 
 
 def tolerance(case: Case) -> float:
-    """Of fp8 pages: the reference rounds a rotated key that differs in its last bits."""
+    """Return the tolerance; with fp8 pages the reference rounds rotated keys that differ in the
+    last bits.
+    """
     if case.page_dtype is None:
         return TOLERANCE[case.dtype]
     return 2e-2

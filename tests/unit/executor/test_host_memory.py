@@ -1,4 +1,4 @@
-"""The memory that a process may still take: the machine's, or less under a control group."""
+"""The memory that a process may still allocate: the machine's, or less in a control group."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from support.torch_models import NaiveModel, save_tiny_model
 _BLOCK = 16
 _LENGTHS = (1, 40, 23, 7)
 ROUNDING = 0.3
-"""Of a logit in bfloat16, in standard deviations; a wrong page misses by several."""
+"""Tolerance of a bfloat16 logit, in standard deviations; a wrong page differs by several."""
 
 
 def _batch(counts: tuple[int, ...], starts: tuple[int, ...]) -> Batch:
@@ -97,7 +97,7 @@ def test_in_bfloat16_each_token_is_the_likeliest_of_a_full_forward_but_for_round
 def _logits(
     config: ExecutorConfig, instructions: str, *, is_int8: bool, whole: bool
 ) -> torch.Tensor:
-    """Of chunks, and of a token of each sequence after them."""
+    """Return the logits of chunks, and of one token of each sequence after them."""
     kernels = load(instructions)
     assert isinstance(kernels, NativeKernels)
     model = load_configured(config)

@@ -29,7 +29,7 @@ NUM_ROWS = 200
 
 @pytest.fixture(autouse=True, params=[*filter(is_supported, INSTRUCTION_SETS)])
 def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every instruction set that this processor has."""
+    """Provide every instruction set of this processor."""
     monkeypatch.setenv(KERNELS_VARIABLE, request.param)
     native_sampling._functions.cache_clear()
     kernels, _ = native_sampling._loaded()

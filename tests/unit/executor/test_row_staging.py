@@ -16,7 +16,7 @@ from support.host_queue import HostQueue
 
 @pytest.fixture
 def batch() -> Batch:
-    """A decode in slot 2, then a chunk in slot 0 whose first 8 tokens are cached; blocks of 4."""
+    """Return a decode in slot 2, then a chunk in slot 0 with 8 cached tokens; blocks of 4."""
     arrays = SlotArrays(num_slots=3, max_seq_len=20, block_size=4)
     arrays.token_ids[:] = np.arange(60).reshape(3, 20)
     arrays.num_tokens[:] = (15, 0, 6)

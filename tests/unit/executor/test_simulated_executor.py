@@ -47,7 +47,7 @@ def spec_of(key: int, *prompt: int, **fields: Any) -> RequestSpec:
 
 
 class Hand:
-    """Plays the scheduler: slot s owns blocks 4s .. 4s + 3."""
+    """Acts as the scheduler: slot s owns blocks 4s .. 4s + 3."""
 
     def __init__(self, executor: SimulatedExecutor) -> None:
         info = executor.info
@@ -73,7 +73,9 @@ class Hand:
         self._released.append(slot)
 
     def launch(self, *rows: tuple[int, int, int], sampled: tuple[int, ...] | None = None) -> None:
-        """Rows of (slot, start, count), decodes first; all are sampled unless reported."""
+        """Launch rows of (slot, start, count), decodes first; all are sampled unless `sampled` is
+        given.
+        """
         self._step += 1
         columns = np.array(rows, dtype=np.int32).reshape(-1, 3)
         num_decodes = 0

@@ -36,7 +36,7 @@ def build(
 
 
 def engine_of(executor: SimulatedExecutor, *, max_tokens: int) -> Engine:
-    """An engine with one request of three prompt tokens in it."""
+    """Return an engine that has one request of three prompt tokens."""
     engine = Engine(executor, SchedulerConfig(), time.monotonic)
     prompt = np.array([5, 6, 7], dtype=np.int32)
     engine.submit((RequestSpec(key=1, request_id="a", prompt_ids=prompt, max_tokens=max_tokens),))

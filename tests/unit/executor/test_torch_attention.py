@@ -50,7 +50,7 @@ def test_groups_cover_all_rows_and_no_cheaper_uniform_cut_exists(
 
 
 def make_batch(arrays: SlotArrays, rows: Sequence[tuple[int, int, int]]) -> Batch:
-    """Rows of (slot, start, number of tokens)."""
+    """Return a batch of rows of (slot, start, number of tokens)."""
     slots, starts, counts = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
     return Batch(
         step=1,
@@ -99,7 +99,7 @@ class Paged:
     def run(
         self, rows: Sequence[tuple[int, int, int]], query: torch.Tensor, scoring: Scoring
     ) -> tuple[torch.Tensor, list[tuple[int, int]]]:
-        """Attention of one step over `rows`, in packed order, with the new keys written."""
+        """Compute one step's attention over `rows`, in packed order; write the new keys."""
         step = StepInputs(
             make_batch(self.arrays, rows), self.pages, num_embeddings=300, overhead_blocks=4.0
         )
@@ -116,7 +116,7 @@ class Paged:
     def exact(
         self, slot: int, position: int, query: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        """float64 attention of one token, [Hq, D]."""
+        """Return float64 attention of one token, [Hq, D]."""
         first = max(0, position + 1 - scoring.window) if scoring.window else 0
         keys = self.keys[slot][first : position + 1].double().repeat_interleave(GROUP, 1)
         values = self.values[slot][first : position + 1].double().repeat_interleave(GROUP, 1)
@@ -275,7 +275,7 @@ def test_freed_memory_is_kept_where_glibc_allocates() -> None:
 
 
 class LargestTemporary(TorchDispatchMode):
-    """The greatest number of bytes that an operator allocated."""
+    """Records the largest allocation of an operator in bytes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -25,7 +25,7 @@ from support.torch_models import MAX_SEQ_LEN, VOCAB_SIZE, NaiveModel, save_tiny_
 from support.torch_paths import PATHS, PathName, build_by
 
 POISON = 4
-"""A token whose embedding is not a number."""
+"""A token whose embedding is NaN."""
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -108,7 +108,7 @@ def test_a_poisoned_request_fails_alone_and_leaves_nothing_behind(
 
 @pytest.fixture(scope="module")
 def overflowing(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The value of POISON in the last layer overflows; its key and every client else's do not."""
+    """Make POISON's value in the last layer overflow; its key and all other values stay finite."""
     module: Any = AutoModelForCausalLM.from_pretrained(folder)
     layers = module.model.layers
     with torch.inference_mode():

@@ -1,7 +1,7 @@
 """Steps of the torch executor that raise: the faulty request is found, the others continue.
 
-Every step is a mix of decode rows and prefill chunks; greedy output must equal the naive model's
-whatever was run again, in whatever parts.
+Every step mixes decode rows and prefill chunks; greedy output must equal the naive model's,
+whatever parts were run again.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ from support.torch_paths import PATHS, PathName, build_by
 from support.torch_saboteur import TorchSaboteur, for_keys
 
 BAD = frozenset({2, 5, 6, 11})
-"""Of the mixed requests: a chunked prompt, two of a block or so that decode side by side, a long
-one."""
+"""Keys of the mixed requests: a chunked prompt, two of about a block that decode together, a long
+one.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +164,9 @@ def test_drawn_tokens_are_the_same_in_parts(by: PathName, folder: Path) -> None:
 def test_case_29_a_sampler_that_raises_for_one_row_fails_that_one(
     folder: Path, naive: NaiveModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own edits raise, as a broken bias would: bad only in the sampler, the forward is fine."""
+    """The row's logit edits raise, as a broken bias would: only the sampler fails, not the
+    forward.
+    """
 
     def broken(edits: LogitEdits, logits: torch.Tensor, slots: np.ndarray) -> None:
         keys = edits.arrays.key[slots]

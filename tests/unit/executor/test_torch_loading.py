@@ -190,28 +190,28 @@ Leak = Callable[[Tensor, Tensor], Tensor]
 
 
 def shift_tokens(hidden: Tensor, _positions: Tensor) -> Tensor:
-    """What a convolution or a token shift does: the token before is mixed in."""
+    """Mix in the previous token, as a convolution or a token shift does."""
     return hidden + hidden.roll(1, dims=1)
 
 
 def count_places(hidden: Tensor, _positions: Tensor) -> Tensor:
-    """Its own Positions making."""
+    """Compute its own positions."""
     return hidden + torch.arange(hidden.shape[1])[None, :, None] / 10
 
 
 def scale_by_longest(hidden: Tensor, positions: Tensor) -> Tensor:
-    """What dynamic rotary embeddings do: one long sequence changes all others."""
+    """Scale as dynamic rotary embeddings do: one long sequence changes all others."""
     return hidden * (1 + positions.max() / 100)
 
 
 def bound_experts(hidden: Tensor, _positions: Tensor) -> Tensor:
-    """What a capacity of experts does: tokens beyond it are dropped."""
+    """Drop tokens beyond the experts' capacity."""
     kept = torch.arange(hidden.shape[1])[None, :, None] < 20
     return hidden * kept
 
 
 def restart_in_chunks(hidden: Tensor, positions: Tensor) -> Tensor:
-    """State that begins again where a chunk does."""
+    """Restart the state at each chunk."""
     first = torch.arange(hidden.shape[1])[None] - positions
     is_cut = (first[..., None] < 0) & (positions[..., None] < 20)
     return hidden + is_cut

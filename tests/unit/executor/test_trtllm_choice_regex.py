@@ -40,7 +40,9 @@ def test_any_text_at_all_matches_itself(text: str) -> None:
     ],
 )
 def test_only_metacharacters_get_a_backslash(text: str, pattern: str) -> None:
-    """Rust's dialect refuses a backslash before a letter or a blank, ECMAScript's reads some."""
+    """Rust's dialect rejects a backslash before a letter or a space; ECMAScript gives some a
+    meaning.
+    """
     assert choice_regex([text]) == pattern
 
 

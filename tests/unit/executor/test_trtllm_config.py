@@ -237,7 +237,7 @@ def key_paths(kind: type[Any], prefix: str) -> list[str]:
 
 
 def nested_settings(hint: Any) -> type[Any] | None:
-    """The dataclass inside `hint`: itself, in a union with None, or in a tuple."""
+    """Return the dataclass inside `hint`: itself, in a union with None, or in a tuple."""
     candidates: list[Any] = [hint, *getattr(hint, "__args__", ())]
     found = [item for item in candidates if isinstance(item, type)]
     return next((item for item in found if dataclasses.is_dataclass(item)), None)

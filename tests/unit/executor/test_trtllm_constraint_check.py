@@ -14,7 +14,7 @@ from penstock.scheduler.request import Constraint, ConstraintKind
 
 
 class Grammar:
-    """Builds nothing before it may; remembers what was begun, in order."""
+    """Compiles nothing until released; records what was started, in order."""
 
     begun: list[str]
     may_end: threading.Event

@@ -47,7 +47,7 @@ def without(package: Package, *names: str) -> Package:
 
 
 def with_classes(package: Package, **classes: Any) -> Package:
-    """The package with these classes in the separate place; None for none at all."""
+    """Return the package with these classes in one module; a class of None is absent."""
     module = types.ModuleType("tensorrt_llm.llmapi")
     for found in reversed(package.modules):
         vars(module).update({name: value for name, value in vars(found).items() if name[0] != "_"})

@@ -21,7 +21,7 @@ from support.trtllm_recorder import recording_package
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    """A package of that name, and nothing else, on the path."""
+    """Put a package of that name with this source on the path, without the rest of TensorRT-LLM."""
     package = folder / "tensorrt_llm"
     package.mkdir()
     (package / "__init__.py").write_text(source)

@@ -1,4 +1,4 @@
-"""The meaning of the texts of the engine's errors."""
+"""The meaning of the engine's error messages."""
 
 from __future__ import annotations
 

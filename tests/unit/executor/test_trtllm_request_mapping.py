@@ -58,7 +58,7 @@ def test_a_plain_request_is_told_this_and_nothing_else() -> None:
 
 
 def test_token_ids_are_pythons_own_integers() -> None:
-    """numpy's would be pickled one by one, objects each."""
+    """numpy's integers would be pickled one by one, each as an object."""
     inputs = arguments(spec(), [8])["inputs"]
     assert type(inputs) is list
     assert {type(token) for token in inputs} == {int}
@@ -141,7 +141,7 @@ def test_without_stops_the_engine_ignores_the_end_and_asks_no_tokenizer() -> Non
 
 
 def test_the_models_own_end_is_the_end_id_and_the_others_are_stop_ids() -> None:
-    """The front puts end-of-sequence ids last, and the engine bars its `end_id` alone."""
+    """The front puts end-of-sequence ids last, and the engine suppresses only its `end_id`."""
     made = params(spec(stop_ids=(30, 31, 2)))
     assert (made["end_id"], made["stop_token_ids"], made["ignore_eos"]) == (2, [30, 31], False)
 

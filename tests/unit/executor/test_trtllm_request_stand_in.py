@@ -1,4 +1,4 @@
-"""Requests made with the stand-in's classes, which validate arguments as the real ones do."""
+"""Requests built with the stand-in's classes, which validate arguments as the real ones do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ needs_torch = pytest.mark.skipif(
 
 
 def engine(folder: Path) -> RequestMapping:
-    """Over everything that can be offered, with one adapter whose folder exists."""
+    """Provide an engine with every optional feature, and one adapter whose folder exists."""
     adapters = LoraSettings(adapters=(Adapter(name="law", path=folder, id=1),))
     return RequestMapping(replace(FULL, lora_config=adapters), load_package(), VOCAB)
 
@@ -73,7 +73,7 @@ def test_an_adapter_without_its_folder_is_refused_at_the_start(tmp_path: Path) -
 
 
 async def test_the_stand_in_stops_at_our_end_ids(fake_engines: FakeEngines, tmp_path: Path) -> None:
-    """Both by the end id and by a stop id, and the token that stopped it is still there."""
+    """By the end id and by a stop id; the output contains the token that stopped it."""
     llm, requests = fake_engines.build(), engine(tmp_path)
     greedy = SamplingParams(temperature=0.0)
     free = spec(max_tokens=6, sampling=greedy)

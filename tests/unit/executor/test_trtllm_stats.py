@@ -40,7 +40,7 @@ def test_statistics_are_read() -> None:
 
 
 def pushing_llm(opened: list[int], revived: list[int]) -> Any:
-    """An engine that pushes one iteration per reading, and then ends its iterator."""
+    """Return an engine that pushes one iteration per read, and then ends its iterator."""
 
     class Pushed:
         async def __aiter__(self) -> AsyncGenerator[Any]:

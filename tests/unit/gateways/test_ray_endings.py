@@ -12,7 +12,7 @@ from penstock.gateway.ray.ending_carrier import EndingCarrier, RawMessage, Way, 
 
 @pytest.fixture
 def ray_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
-    """Serve's own modules that are looked at, and nothing else of Ray."""
+    """Provide the modules of Serve that are inspected, and nothing else of Ray."""
     names = (
         *("ray", "ray.serve", "ray.serve._private"),
         *("ray.serve._private.constants", "ray.serve._private.proxy_request_response"),

@@ -20,7 +20,7 @@ def pool_of(num_blocks: int, *, most: int = 100, each: int = 100, ttl_s: float =
 
 
 def named(pool: BlockPool, count: int) -> list[int]:
-    """Blocks in use whose names are their numbers."""
+    """Return allocated blocks whose digests are derived from their numbers."""
     blocks: list[int] = pool.allocate(count).tolist()
     for block in blocks:
         pool.register(block, name(block))
@@ -45,7 +45,7 @@ def levels(pool: BlockPool, blocks: list[int]) -> list[int | None]:
 
 
 def evicted(pool: BlockPool, blocks: list[int]) -> list[int]:
-    """`blocks` in the order in which the pool gives them up."""
+    """Return `blocks` in the order in which the pool evicts them."""
     order: list[int] = []
     while set(blocks) - set(order):
         (block,) = pool.allocate(1).tolist()

@@ -18,7 +18,7 @@ BLOCK = 16
 
 
 def chain(salt: bytes, num_blocks: int, first: int = 0) -> tuple[tuple[bytes, ...], bytes]:
-    """The digests of a chain, and its tokens as they lie in memory."""
+    """Return the digests of a chain, and its tokens as bytes."""
     tokens = np.arange(first, first + num_blocks * BLOCK, dtype=np.int32)
     return hash_blocks(tokens, BLOCK, chain_root(salt)), tokens.tobytes()
 

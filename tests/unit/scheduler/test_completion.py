@@ -1,4 +1,4 @@
-"""Deadlines of whole answers, predicted from earlier output lengths at arrival and later."""
+"""Deadlines of whole outputs, predicted from earlier output lengths at arrival and later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.priced_site import PRICES, PricedSite
 
 
 def site_with(lengths: int, *, num: int = 60, tenant: str = "", **options: Any) -> PricedSite:
-    """One whose outputs had so many tokens; a step takes 10 ms."""
+    """Return a site that has observed outputs of this length; a step takes 10 ms."""
     site = PricedSite(**({"min_deadline_chance": 0.1} | options))
     for _ in range(num):
         site.engine.completion.lengths.observe(lengths, tenant=tenant, max_tokens=500)
@@ -58,7 +58,7 @@ def test_before_outputs_have_ended_nobody_is_refused() -> None:
 
 
 def test_an_output_of_certain_length_is_judged_from_the_first_request_on() -> None:
-    """Next to prompts under way it has no time for its 200 tokens; alone it would have."""
+    """Next to running prompts there is no time for its 200 tokens; alone there would be."""
     for min_tokens in (0, 200):
         site = PricedSite(min_deadline_chance=0.1)
         site.submit(1, 1900, max_tokens=5)
@@ -165,7 +165,7 @@ def test_where_many_tenants_are_new_they_are_judged_by_what_is_usual() -> None:
 
 
 def test_a_new_tenants_request_runs_as_long_as_it_may() -> None:
-    """Nor is it dropped at admission, or given up, for the lengths of another's outputs."""
+    """Nor is it dropped at admission or preempted because of another tenant's output lengths."""
     site = site_with(300, tenant="hog", num=600)
     for key in (1, 2):
         site.submit(key, 1, tenant="new", max_tokens=400, deadline_s=2.5)
@@ -190,7 +190,7 @@ def test_what_runs_and_has_only_its_limit_to_end_it_says_nothing_of_lengths() ->
 
 
 def test_a_queue_that_stands_takes_nobody_who_would_lose_by_waiting() -> None:
-    """A burst may wait; where a client always waits the next one is refused at once."""
+    """A burst may wait; in a permanent queue the next request is rejected at once."""
     for is_standing in (False, True):
         site = PricedSite(num_seqs=1, min_deadline_chance=0.1)
         lengths = site.engine.completion.lengths
@@ -283,7 +283,7 @@ def test_a_request_takes_longer_than_predicted_by_what_comes_after_it(*, is_late
 
 
 def noted(site: PricedSite, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
-    """What its slowdown records from now on."""
+    """Return the list of what its slowdown records from now on."""
     notes: list[dict[str, float]] = []
     note = site.engine.completion.slowdown.note
 
@@ -342,7 +342,7 @@ def test_a_preempted_request_is_not_recorded(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def slow(site: PricedSite) -> None:
-    """Recent requests took twice as long as predicted."""
+    """Record that recent requests took twice as long as predicted."""
     site.engine.completion.slowdown.note(
         1_000_000, taken_s=20.0, predicted_s=10.0, now=site.clock()
     )

@@ -11,7 +11,7 @@ from support.priced_site import PricedSite
 
 
 def flooded(num_prompts: int = 4, **options: Any) -> PricedSite:
-    """Four slots, of which the last prefills, and a queue: all are one tenant's."""
+    """Return a site whose four slots, the last in prefill, and queue are all one tenant's."""
     site = PricedSite(**options)
     for key in range(1, num_prompts + 1):
         site.submit(key, 300, max_tokens=100, tenant="flood")

@@ -19,7 +19,7 @@ ALONE_S = 0.11
 
 
 def forgive(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
-    """Predictions are known to be too long by so much."""
+    """Set the known error of predictions: too long by `error`."""
     for kind in ("prefill_error", "decode_error"):
         monkeypatch.setattr(StepFit, kind, property(lambda _: StepError(bias=-error)))
 
@@ -126,7 +126,7 @@ def test_nobody_reckons_where_the_deadline_is_far_away(
 
 
 def crowd(site: PricedSite) -> None:
-    """Five prompts of another tenant that wait."""
+    """Submit five prompts of another tenant that wait."""
     for key in range(1, 6):
         site.submit(key, 100, max_tokens=1, tenant="others")
 

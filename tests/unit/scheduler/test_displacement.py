@@ -29,7 +29,7 @@ def engine_of(**config: object) -> Engine:
 
 
 def submit(engine: Engine, *specs: RequestSpec) -> list[int]:
-    """Submit each as a separate request; the keys of those that were rejected or gave way."""
+    """Submit each as a separate request; return the keys of the rejected or displaced ones."""
     for spec in specs:
         engine.submit((spec,))
     return rejected(engine)
@@ -48,7 +48,7 @@ def specs_of(tenant: str, keys: Sequence[int], priority: int = 0) -> list[Reques
 
 
 def outputs_of(tenant: str, keys: Sequence[int]) -> tuple[RequestSpec, ...]:
-    """One request of several outputs."""
+    """Return one request of several outputs."""
     prompt = list(range(40, 45))
     return tuple(
         replace(

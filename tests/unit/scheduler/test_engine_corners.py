@@ -23,7 +23,7 @@ BLOCK_SIZE = 2
 
 
 def engine_of(*faults: Fault) -> Engine:
-    """An engine whose steps take one second each, from second 1 on."""
+    """Return an engine whose steps take one second each, from second 1 on."""
     clock = VirtualClock(1.0)
     cost = CostModel(step_s=1.0, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0)
     config = ExecutorConfig(

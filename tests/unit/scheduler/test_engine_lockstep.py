@@ -10,7 +10,7 @@ from support.core import FakeClock, NullExecutor, make_info, make_spec, run_unti
 
 
 class WatchedExecutor(NullExecutor):
-    """Notes every call: the number of the step that is launched, -1 for a result taken."""
+    """Records every call: the number of a launched step, -1 for a collected result."""
 
     def __init__(self, info: ExecutorInfo) -> None:
         super().__init__(info)

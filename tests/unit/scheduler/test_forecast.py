@@ -119,7 +119,7 @@ TEN = Load(
     num_free_blocks=1000,
     num_used_blocks=100,
 )
-"""With 50 tokens each to go, and ten blocks: one leaves every five steps."""
+"""Each of ten outputs has 50 tokens to go: one ends every five steps."""
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_every_block_has_one_mark_at_or_before_it() -> None:
 
 
 def hits_of_dialogues(order: EvictionOrder | None) -> float:
-    """Two dialogues whose turns come seldom among prompts that come once; share of hits."""
+    """Return the hit share of two conversations with rare turns among prompts that occur once."""
     pool = BlockPool(64, order=order)
     num_found, num_asked = 0, 0
 

@@ -21,7 +21,9 @@ NUM_BLOCKS = 4 * check_pieces.PIECE
 
 
 def engine_of(eviction: EvictionPolicy = EvictionPolicy.LRU) -> Engine:
-    """Idle, with blocks of every kind: free, cached at two levels, named, held by a session."""
+    """Return an idle engine with blocks of every kind: free, cached at two levels, named, held by a
+    session.
+    """
     info = make_info(num_blocks=NUM_BLOCKS, max_seq_len=2 * NUM_BLOCKS)
     config = SchedulerConfig(eviction=eviction, session_ttl_s=100.0, max_num_batched_tokens=8192)
     engine = Engine(NullExecutor(info), config, FakeClock())
@@ -38,7 +40,7 @@ def serve(engine: Engine, key: int, num_prompt: int, **fields: Any) -> None:
 
 
 def check_in_pieces(engine: Engine) -> int:
-    """How many there were."""
+    """Run a whole check; return the number of its pieces."""
     num_pieces = 1
     while not engine.check_next_piece():
         num_pieces += 1
@@ -231,7 +233,7 @@ def test_a_fault_of_the_rest_is_found_in_pieces() -> None:
 
 
 def check_in_short_pauses(engine: Engine, num_pieces: int) -> None:
-    """Between two pauses the engine works, so that no check ends."""
+    """Check a few pieces between steps, so that no check completes."""
     for _ in range(NUM_BLOCKS):
         assert not any(engine.check_next_piece() for _ in range(num_pieces))
         engine.step()
@@ -264,7 +266,7 @@ def test_a_check_begins_again_when_the_engine_works() -> None:
 
 
 def test_what_a_piece_looks_at_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice the blocks are twice the pieces, and no piece looks at more of them."""
+    """Twice the blocks need twice the pieces, and no piece checks more blocks."""
     engine = engine_of()
     num_pieces, sizes = check_in_pieces(engine), list[int]()
     original = BlockPool.faults_at

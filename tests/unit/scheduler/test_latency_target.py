@@ -147,7 +147,7 @@ def test_adversarial_alternation_never_passes_the_target() -> None:
 
 @dataclass(slots=True)
 class Loop:
-    """Plant, fit and pacer. `true_s(prefill, decodes, context)` is what a step really takes."""
+    """Plant, fit and pacer. `true_s(prefill, decodes, context)` is the true duration of a step."""
 
     true_s: Callable[[int, int, int], float]
     noise: float = 0.0
@@ -159,7 +159,9 @@ class Loop:
     def run(
         self, decodes: Iterable[int], backlog: Callable[[int], int] = lambda _: MAX_TOKENS
     ) -> tuple[list[int], list[float]]:
-        """Budgets and true step times, step by step; `backlog` is what waits to be prefilled."""
+        """Return budgets and true step times, step by step; `backlog`: tokens that wait for
+        prefill.
+        """
         random = np.random.default_rng(11)
         budgets: list[int] = []
         times: list[float] = []
@@ -192,17 +194,17 @@ def linear(prefill: int, decodes: int, context: int) -> float:
 
 
 def convex(prefill: int, decodes: int, context: int) -> float:
-    """Worse than any line: long chunks cost more a token."""
+    """Return a superlinear step time: long chunks cost more per token."""
     return linear(prefill, decodes, context) + 2e-7 * prefill * prefill
 
 
 def stairs(prefill: int, decodes: int, context: int) -> float:
-    """A kernel that pads its rows to whole tiles of 128."""
+    """Return the step time of a kernel that pads its rows to whole tiles of 128."""
     return linear(-(-prefill // 128) * 128, -(-decodes // 8) * 8, context)
 
 
 def num_turns(sequence: list[int]) -> int:
-    """How often a sequence changes its direction."""
+    """Return how often a sequence changes its direction."""
     moves = [after - before for before, after in pairwise(sequence) if after != before]
     return sum(a * b < 0 for a, b in pairwise(moves))
 

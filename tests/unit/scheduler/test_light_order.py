@@ -36,7 +36,7 @@ def admitted(events: StepEvents) -> list[int]:
 
 
 def prefilled(engine: Engine, executor: NullExecutor) -> dict[int, int]:
-    """Tokens of prompts that the last step computed, by key."""
+    """Return the prompt tokens that the last step computed, by key."""
     batch, running = executor.batches[-1], engine.running
     found: dict[int, int] = {}
     rows = zip(batch.slots.tolist(), batch.num_tokens.tolist(), strict=True)
@@ -48,7 +48,7 @@ def prefilled(engine: Engine, executor: NullExecutor) -> dict[int, int]:
 
 
 def heavy(engine: Engine) -> None:
-    """Three of a flood's that decode: next to them one request is light."""
+    """Run three decodes of a flooding tenant: next to them one request is light."""
     submit(engine, "flood", [1, 2, 3], prompt=3, max_tokens=50)
     engine.step()
 

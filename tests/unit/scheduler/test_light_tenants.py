@@ -54,7 +54,7 @@ def shares_of(engine: Engine, ratio: float = 2.0) -> FairShare:
 
 
 def flooded(num_running: int = 4, **options: Any) -> tuple[Engine, NullExecutor]:
-    """An engine whose slots are all a flood's, with more of it waiting."""
+    """Return an engine whose slots are all used by a flooding tenant that also fills the queue."""
     engine, executor = build(max_num_seqs=num_running, **options)
     submit(engine, "flood", range(1, 2 * num_running + 1), prompt=3, max_tokens=12)
     engine.step()

@@ -8,7 +8,7 @@ NUM_BLOCKS = 4
 
 
 def request(key: int, num_shared: int) -> Request:
-    """One whose prompt of four blocks begins with so many of every client's."""
+    """Return a request with a four-block prompt that shares its first blocks with all others."""
     shared = list(range(num_shared * BLOCK_SIZE))
     own = [900 + key] * ((NUM_BLOCKS - num_shared) * BLOCK_SIZE)
     spec = make_spec(key, [*shared, *own])

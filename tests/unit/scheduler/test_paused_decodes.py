@@ -14,7 +14,7 @@ NUM_DECODES = 8
 
 
 def busy_engine(priority: int = 0, max_tokens: int = 400) -> tuple[Engine, NullExecutor]:
-    """One tenant decodes in many slots, and was served for it."""
+    """Return an engine in which one tenant decodes in many slots, and has received service."""
     info = make_info(num_blocks=4096, max_num_seqs=12, max_seq_len=2048)
     config = SchedulerConfig(max_num_batched_tokens=16, max_prefill_share=1.0)
     engine, executor = make_engine(info, config)
@@ -49,7 +49,7 @@ def test_decodes_pause_for_a_light_prompt_a_few_steps_in_a_row() -> None:
 
 
 def test_an_answer_is_judged_by_the_time_of_pauses_too() -> None:
-    """Three of four steps of a second leave the decodes out, so a token takes four seconds."""
+    """Three of four one-second steps omit the decodes, so a token takes four seconds."""
     engine, executor = busy_engine()
     num_paused, now = 0, 0.0
     for key in range(100, 160):

@@ -34,7 +34,7 @@ def engine_with(
 
 
 def refusal(engine: Engine, spec: RequestSpec) -> Failed | None:
-    """How the engine refuses a request; None when it takes it. It is run to its end."""
+    """Run a request to its end; return its rejection, None if it was accepted."""
     engine.submit((spec,))
     ends = [end for events in run_until_idle(engine) for end in events.ends]
     refused = [end for end in ends if isinstance(end, Failed)]

@@ -81,7 +81,7 @@ def test_a_released_claim_leaves_the_account(claims: BlockClaims) -> None:
 
 
 def test_one_tenant_cannot_take_the_cache_from_another() -> None:
-    """A tenant that pins its prompts, once, against a quarter of the cache in use by another."""
+    """One tenant pins its prompts, used once; another uses a quarter of the cache."""
     info = make_info(num_blocks=256, max_num_seqs=4, max_seq_len=512)
     clock = FakeClock()
     engine = Engine(NullExecutor(info), SchedulerConfig(), clock)

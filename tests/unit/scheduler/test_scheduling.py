@@ -21,7 +21,7 @@ from support.core import (
 
 
 def work(batch: Batch) -> dict[int, tuple[int, int]]:
-    """Slot -> (start, count)."""
+    """Return slot -> (start, count)."""
     rows = zip(batch.slots.tolist(), batch.starts.tolist(), batch.num_tokens.tolist(), strict=True)
     return {slot: (start, count) for slot, start, count in rows}
 

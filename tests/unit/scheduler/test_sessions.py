@@ -23,7 +23,7 @@ from support.core import (
 )
 
 TOKEN = 7
-"""What the executor answers with, always."""
+"""The token that the executor always returns."""
 
 
 def engine_of(
@@ -41,7 +41,9 @@ def engine_of(
 
 
 def turn(key: int, session_id: str = "a", prompt: list[int] | None = None) -> RequestSpec:
-    """Eight tokens of prompt and four of output: two full blocks and 3 tokens that are computed."""
+    """Return a turn of eight prompt and four output tokens: two full blocks and 3 computed
+    tokens.
+    """
     made = make_spec(key, prompt or list(range(8)), max_tokens=4)
     return replace(made, session_id=session_id)
 
@@ -55,7 +57,7 @@ def told(engine: Engine, *specs: RequestSpec) -> list[StepEvents]:
 
 
 def num_cached(events: list[StepEvents], key: int) -> int:
-    """Prompt tokens found in the cache at the first admission."""
+    """Return the prompt tokens found in the cache at the first admission."""
     return next(
         change.num_cached_tokens
         for event in events
@@ -65,7 +67,7 @@ def num_cached(events: list[StepEvents], key: int) -> int:
 
 
 def stranger(key: int, num_blocks: int) -> RequestSpec:
-    """Takes `num_blocks` in the end, and leaves them cached."""
+    """Return a request that needs `num_blocks` in the end, and leaves them cached."""
     return make_spec(key, (num_blocks - 1) * BLOCK_SIZE, max_tokens=BLOCK_SIZE + 1)
 
 

@@ -16,7 +16,9 @@ Features = tuple[int, int, int]
 
 
 def mixed_steps(num_steps: int, seed: int = 0) -> list[Features]:
-    """(prefill tokens, decodes, context tokens): decodes drift, every other step prefills."""
+    """Return (prefill tokens, decodes, context tokens): decodes drift, every other step
+    prefills.
+    """
     random = np.random.default_rng(seed)
     decodes = 32
     steps: list[Features] = []

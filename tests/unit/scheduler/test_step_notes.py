@@ -20,7 +20,7 @@ from support.self_paced import SelfPacedExecutor
 
 
 class Notes:
-    """A listener who keeps the notes, and what was reported in which order."""
+    """A listener that keeps the notes, and the order of its calls."""
 
     def __init__(self) -> None:
         self.notes: list[StepNote] = []
@@ -42,7 +42,7 @@ PRICES = CostModel(step_s=1.0, prefill_token_s=0.5, decode_slot_s=0.25, context_
 
 
 class TickingClock(FakeClock):
-    """A second passes each time that it is asked."""
+    """A clock that advances a second with each read."""
 
     def __call__(self) -> float:
         self.now_s += 1.0
@@ -135,7 +135,7 @@ def test_a_listener_is_told_in_the_order_of_what_happens() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_what_a_note_counts_is_what_was_in_the_step(depth: int) -> None:
-    """Though those who decode are added up again only when they are others."""
+    """Although the sums over decodes are recomputed only when the set changes."""
     info = make_info(pipeline_depth=depth, max_num_seqs=4, num_blocks=24)
     listener = Notes()
     config = SchedulerConfig(max_num_batched_tokens=8, watermark=0.0)

@@ -24,20 +24,20 @@ PRICES = CostModel(step_s=0.01, prefill_token_s=0.001, decode_slot_s=0.001, cont
 
 
 class Steps:
-    """An `EngineListener` that keeps what each step held and how long it took."""
+    """An `EngineListener` that records the content and duration of each step."""
 
     def __init__(self) -> None:
         self.measures: list[StepMeasure] = []
         self._ended_s = 0.0
 
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """Steps alone are kept."""
+        pass
 
     def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
-        """Steps are kept when they are over."""
+        pass
 
     def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
-        """Keep the step of a turn, if it had one."""
+        """Record the step of a turn, if it had one."""
         if note is not None:
             begun_s = max(note.begun_s, self._ended_s)
             self._ended_s = note.collected_s

@@ -51,7 +51,7 @@ def shares_of(engine: Engine) -> FairShare:
 
 
 def chosen(engine: Engine, num_blocks_short: int, *, is_slot: bool = False) -> list[int]:
-    """Keys of those who yield to one of a tenant that holds nothing."""
+    """Return the keys that are preempted for a request of a tenant that holds nothing."""
     lack = Shortage(
         tenant=engine.tenants.join("quiet"),
         level=0,

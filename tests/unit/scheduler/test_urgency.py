@@ -6,7 +6,7 @@ from penstock.scheduler.events import Finished
 from support.priced_site import PricedSite
 
 LONG = 400
-"""Tokens of a prompt: 440 ms with whole steps, a third more where another has its share."""
+"""Prompt tokens: 440 ms with whole steps, a third more if another prompt gets its share."""
 
 
 def site_of(**config: Any) -> PricedSite:

@@ -56,7 +56,7 @@ class Site:
         raise AssertionError("still busy")
 
     def waits(self, key: int) -> list[Wait]:
-        """Of a request, each time that it was let in."""
+        """Return a request's wait before each of its admissions."""
         found = [
             change.wait
             for events in self.told
@@ -71,7 +71,7 @@ class Site:
 
 
 def rounded(wait: Wait) -> Wait:
-    """To microseconds: sums of floats."""
+    """Round to microseconds, because the values are sums of floats."""
     names = ("blocks_s", "slots_s", "token_budget_s", "fairness_s", "other_s")
     return wait._replace(**{name: round(getattr(wait, name), 6) for name in names})
 
@@ -251,8 +251,7 @@ def test_the_refused_did_not_wait() -> None:
 
 
 def test_the_accounts_outlive_many_arrivals() -> None:
-    """Places are given out again; which has waited all the time loses nothing of what was
-    counted."""
+    """Places are reused; a request that waits all the time keeps what was counted for it."""
     site = Site(info={"max_num_seqs": 1}, aging_s=math.inf)
     num_others = 600
     old = make_spec(10**6, 3, hashed=False, arrival_s=site.clock(), priority=-1)

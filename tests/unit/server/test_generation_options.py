@@ -1,4 +1,4 @@
-"""The requests that the flags of `generate` and `chat` make."""
+"""The requests that the flags of `generate` and `chat` build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Process settings from flags and variables to the service's configuration."""
+"""Process settings from flags and environment variables to the service's configuration."""
 
 from __future__ import annotations
 

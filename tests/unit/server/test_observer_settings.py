@@ -1,4 +1,4 @@
-"""The operators' settings: ports, traces by variables, the flight recorder."""
+"""The operators' settings: ports, traces by environment variables, the flight recorder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrong usage gives one line with the error and a suggestion, and exit code 2."""
+"""Wrong usage prints one line with the error and a suggestion, and exits with code 2."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from penstock.tools.demo import deadline
 
 
 class _CountingClient:
-    """Counts the requests that run at once; each ends when the event loop has run all others."""
+    """Counts concurrent requests; each ends when the event loop has run all others."""
 
     def __init__(self) -> None:
         self.num_running = 0

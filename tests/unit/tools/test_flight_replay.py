@@ -19,7 +19,9 @@ from penstock.tools.simulation.summary import summarise
 from support.flights import COST, Flown, make_facts
 
 BOUND = 0.02
-"""Of throughput: one machine's prices are known exactly, arrivals are those of the record."""
+"""Largest difference in throughput: costs of one machine are known exactly, arrivals are
+recorded.
+"""
 
 
 def flown_traffic(depth: int, num_requests: int = 80) -> Flown:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class _Jumping(selectors.SelectSelector):
-    """Waits for nothing, and counts the time that it was asked to wait."""
+    """A selector that never waits, and adds up the requested waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class _Jumping(selectors.SelectSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Begins at 0 s."""
+    """An event loop in virtual time that begins at 0 s."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
@@ -47,7 +47,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtually(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end in no time."""
+    """Run to the end in virtual time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(work)
 
@@ -56,7 +56,7 @@ SERVICE_S = 0.01
 
 
 class Server:
-    """Serves every client at once in 10 ms, but for a time in which it does nothing."""
+    """Serves every request concurrently in 10 ms, except during a stall."""
 
     def __init__(self, stall: tuple[float, float] = (0.0, 0.0)) -> None:
         self.stall = stall
@@ -86,7 +86,7 @@ class Server:
 
 
 class Refusing(Server):
-    """Refuses every second request."""
+    """Rejects every second request."""
 
     async def generate(
         self, request: PlannedRequest, token_ids: list[int]
@@ -137,7 +137,7 @@ def test_requests_are_sent_when_they_are_due() -> None:
 
 
 def test_a_stall_of_the_server_is_in_the_percentiles() -> None:
-    """A tenth of ten seconds is stalled: so is a tenth of what was due, 0 to 1 s long."""
+    """One of ten seconds is a stall: so a tenth of the requests wait for 0 to 1 s."""
     recorder = drive(plan(rate_per_s=100.0), Server(stall=(4.0, 5.0))).recorder
 
     assert recorder.num_completed == 1000
@@ -147,7 +147,7 @@ def test_a_stall_of_the_server_is_in_the_percentiles() -> None:
 
 
 def test_waiting_for_the_answer_before_sending_would_have_hidden_it() -> None:
-    """The same server, asked by one caller who waits: the stall is one sample of a thousand."""
+    """With one closed-loop client the same stall is one sample of a thousand."""
     recorder = drive(closed(concurrency=1), Server(stall=(4.0, 5.0))).recorder
 
     assert recorder.num_completed > 850
@@ -156,7 +156,7 @@ def test_waiting_for_the_answer_before_sending_would_have_hidden_it() -> None:
 
 
 def test_a_stall_of_the_client_is_in_the_percentiles_too() -> None:
-    """The client's own clock jumps by a second, as when its process was not run for that long."""
+    """The client's own clock jumps by a second, as if its process had not run for that time."""
     jump: list[float] = []
 
     def clock() -> float:

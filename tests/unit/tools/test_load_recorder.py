@@ -25,7 +25,7 @@ def histogram_of(*durations_s: float) -> LatencyHistogram:
 
 
 def served(recorder: Recorder, due_s: float, *at_s: float, sent_s: float | None = None) -> None:
-    """A request with one token at each of these moments, ended with the last."""
+    """Return a request with one token at each of these times, ended with the last."""
     record = recorder.begin(due_s, due_s if sent_s is None else sent_s, len(at_s))
     for moment_s in at_s:
         record.tokens(moment_s, 1)

@@ -28,7 +28,7 @@ def asks(arrival_s: float, num_output: int = 1, num_prompt: int = 8) -> TraceReq
 
 
 class Holds:
-    """States from which number on it holds, and notes what it was asked."""
+    """Holds for the given numbers or from a number on, and records the numbers tried."""
 
     def __init__(self, *numbers: int, or_from: float = math.inf) -> None:
         self._numbers = numbers

@@ -16,7 +16,7 @@ HUGE = "9" * 20
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """What a command states that ends with code 2, which is one line."""
+    """Return the one-line error of a command that exits with code 2."""
     code = main([str(argument) for argument in arguments])
     said = capsys.readouterr().err
     assert code == 2, said

@@ -36,7 +36,7 @@ MODEL = Model(
 
 
 class Clock:
-    """Time that passes when a check states so."""
+    """A clock that a check advances."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -167,7 +167,7 @@ def test_checks_have_names_of_their_own_and_real_features() -> None:
 
 
 def test_every_feature_that_may_be_lacking_is_asked_for_without_it() -> None:
-    """What decides how a request is run and can be refused: `unsupported` must try them all."""
+    """`unsupported` must try every feature that can be rejected."""
     from penstock.scheduler.executor import Feature
     from penstock.tools.verify.endings import ASKING
 
@@ -175,7 +175,7 @@ def test_every_feature_that_may_be_lacking_is_asked_for_without_it() -> None:
 
 
 class FakeClient:
-    """Answers like a service whose engines come and go: when each became ready, None for none."""
+    """Answers like a service with successive engines: when each became ready, None if absent."""
 
     def __init__(self, *ready_at_s: float | None) -> None:
         self._answers = list(ready_at_s)

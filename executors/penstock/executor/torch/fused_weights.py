@@ -1,4 +1,4 @@
-"""The weights of the fused step: projections with a common input are joined into one matrix.
+"""Joins the weights of the fused step: projections with a common input become one matrix.
 
 The modules keep views of the joined matrices, so nothing is stored twice and the eager path over
 the same modules is unchanged.

@@ -80,9 +80,10 @@ def load_configured(config: ExecutorConfig) -> LoadedModel:
 
 
 def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
-    """Load config.json and safetensors of `path`. `dtype` "auto": as the weights are stored.
+    """Load config.json and safetensors of `path`. `dtype` "auto": the stored weights' number
+    format.
 
-    Raises ModelLoadError for a folder that cannot be loaded, UnsupportedModel for a model that
+        Raises ModelLoadError for a folder that cannot be loaded, UnsupportedModel for a model that
     paged attention would compute wrongly.
     """
     if not (path / "config.json").is_file():

@@ -24,8 +24,8 @@ from penstock.executor.torch.step_inputs import Chunk, ChunkKeys, RowGroup, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """How scores are computed. `window` 0 and `softcap` 0 mean off; `sinks` [query heads] or None:
-    a logit per head that takes part in the softmax and attends to nothing.
+    """How scores are computed. `window` 0 and `softcap` 0: off; `sinks` [query heads] or None: a
+    logit per head that is part of the softmax but attends to nothing.
     """
 
     scaling: float
@@ -331,7 +331,6 @@ def _attend_plain(
 
 
 def _cap(scores: Tensor, softcap: float) -> Tensor:
-    """Soft-cap scores in place."""
     return scores.div_(softcap).tanh_().mul_(softcap)
 
 

@@ -1,4 +1,4 @@
-"""Log probabilities of prompts: which packed rows predict which prompt tokens."""
+"""Finds the packed rows that predict prompt tokens, and computes log probabilities of prompts."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,8 @@
 """The settings of the TensorRT-LLM executor, under the vendor's names.
 
-Owns the fields, their ranges and their dependencies. Knows neither the model folder (`preflight`
-compares them) nor the installed version (`llm_args` does). Imports nothing heavy: every process of
-the service reads these.
+Owns the fields, their ranges and their dependencies. Knows neither the model folder (see
+`preflight`) nor the installed version (see `llm_args`). Imports nothing heavy: every process of the
+service reads the settings.
 """
 
 import enum

@@ -53,7 +53,7 @@ matches.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
-    """One argument. `is_asked_for`: the operator set it, so it must not be dropped."""
+    """One argument. `is_asked_for`: the operator set it, so it must not be dropped silently."""
 
     value: Any
     is_asked_for: bool

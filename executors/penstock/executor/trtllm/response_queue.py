@@ -87,7 +87,7 @@ class ResponseQueue:
         loop.call_soon(self._flush)
 
     def die(self, error: BaseException) -> None:
-        """Record that the engine ended; the first reason is kept."""
+        """Record that the engine ended; keep the first error."""
         with self._lock:
             self._death = self._death or error
             self._wake()

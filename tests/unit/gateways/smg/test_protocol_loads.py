@@ -1,4 +1,4 @@
-"""The load of a worker, from the engine's figures at two times."""
+"""The load of a worker, from the engine's statistics at two times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.fronts import INFO
 
 
 class Show:
-    """A board that the test writes."""
+    """A status board that the test writes."""
 
     def __init__(self) -> None:
         self.load = LoadState(

@@ -54,7 +54,7 @@ params = st.fixed_dictionaries(
 
 
 def refusal_of(take: Callable[[], object]) -> Refusal | None:
-    """What is stated of it; None where it is taken."""
+    """Return the rejection; None if the request is accepted."""
     try:
         take()
     except RequestError as error:

@@ -26,7 +26,7 @@ LIMITS = Limits.of(FrontConfig(), INFO)
 
 
 def asked(**params: Any) -> vllm.GenerateRequest:
-    """A request of two tokens with these sampling parameters."""
+    """Return a request of two tokens with these sampling parameters."""
     message = vllm.GenerateRequest(request_id="r-1", stream=True)
     message.tokenized.input_ids.extend([5, 6])
     message.sampling_params.CopyFrom(vllm.SamplingParams(**params))
@@ -40,7 +40,7 @@ def refused(message: vllm.GenerateRequest) -> RequestError:
 
 
 def field_paths(descriptor: Any, prefix: str = "") -> Iterator[str]:
-    """Leaves, but for what is refused as a whole."""
+    """Yield the leaf fields; do not descend into a field that is rejected as a whole."""
     for field in descriptor.fields:
         path = f"{prefix}{field.name}"
         is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
@@ -51,14 +51,14 @@ def field_paths(descriptor: Any, prefix: str = "") -> Iterator[str]:
 
 
 def test_no_field_of_the_contract_is_forgotten() -> None:
-    """A newer release that adds one fails here before any client's option is ignored."""
+    """A new field of a later release fails here before a client's option is ignored."""
     known = MAPPED_FIELDS | UNFELT_FIELDS | REFUSED_FIELDS.keys()
 
     assert set(field_paths(vllm.GenerateRequest.DESCRIPTOR)) == known
 
 
 def test_what_is_not_said_is_not_said_to_us() -> None:
-    """Plain fields read as 0 where a gateway left them out: that is no temperature, no top_p."""
+    """Plain fields read as 0 if the gateway omitted them: then temperature and top_p are unset."""
     own = own_request(asked())
 
     wanted = pb.GenerateRequest(request_id="r-1")
@@ -208,7 +208,7 @@ def test_fields_are_told_by_the_names_they_were_sent_by(ours: str, theirs: str) 
 
 
 def test_an_entry_of_a_map_is_told_by_its_key() -> None:
-    """Where it stands among ours is no business of who sent it."""
+    """Its index in our list is unknown to the client."""
     own = own_request(asked(logit_bias={9_999: 1.0, 7: 200.0, 5: 1.0}))
     with pytest.raises(RequestError) as caught:
         read_generation(own, LIMITS, ("tiny",))

@@ -76,7 +76,7 @@ def test_one_that_nobody_reads_and_that_finds_no_room_does_not_run() -> None:
 
 
 def detached(dispatcher: Dispatcher, front_id: int) -> list[tuple[int, ...]]:
-    """The keys that the front is reported to let go of."""
+    """Return the keys that the front is asked to release."""
     words = [
         decode(body)
         for to, frame in dispatcher.step()

@@ -23,7 +23,7 @@ GRACE_S = 10.0
 
 
 class Store:
-    """A store, the time, and whom it has dropped."""
+    """A store, its clock, and the streams that it dropped."""
 
     def __init__(self, *, max_bytes: int = 1 << 20, max_unread: int = 100) -> None:
         self.clock = Clock()
@@ -90,7 +90,7 @@ class Store:
 
 
 def tokens_of(stream: KeptStream) -> dict[int, list[int]]:
-    """By the lower half of the key."""
+    """Return tokens by the lower half of the key."""
     told: dict[int, list[int]] = {}
     for events in stream.history():
         for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):
@@ -256,7 +256,7 @@ actions = st.lists(
 
 
 class Model:
-    """Drives a store, and knows what each stream must hold. Of every name there is one key."""
+    """Drives a store, and knows the expected content of each stream. Each name has one key."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -285,7 +285,7 @@ class Model:
             kept.front_gone(1)
 
     def _tokens(self, token: int) -> None:
-        """One of each that runs, wherever it is kept."""
+        """Report one token for each running request, wherever it is kept."""
         for name, (key, ids) in self.told.items():
             stream = self.store.kept.find(name)
             if stream is not None and 1 << FRONT_SHIFT | key in stream.live:

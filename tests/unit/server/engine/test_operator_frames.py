@@ -37,7 +37,7 @@ ORDER = Command(ticket=5, kind=CommandKind.PROFILE, argument="0.5")
 
 
 class LookedInto(FakeEngine):
-    """Has one request."""
+    """An engine with one live request."""
 
     def look(self) -> tuple[LiveView, ...]:
         return (VIEW,)

@@ -46,14 +46,14 @@ def events(*keys: int, ends: tuple[Finished | Failed, ...] = ()) -> StepEvents:
 
 
 class Wing:
-    """A quarantine, and what it showed."""
+    """A quarantine, and the keys that it published."""
 
     def __init__(self, *suspects: SuspectedRequest) -> None:
         self.shown: list[tuple[int, ...]] = []
         self.quarantine = Quarantine(suspects, lambda keys: self.shown.append(tuple(keys)))
 
     def is_due(self) -> bool:
-        """Whether the next turn has something to do for it."""
+        """Return whether the quarantine has work in the next turn."""
         return self.quarantine.has_work
 
 

@@ -28,7 +28,7 @@ WAIT = Wait(blocks_s=2.0)
 
 
 class Submission:
-    """Only what a record asks for."""
+    """The attributes of a submission that a record reads."""
 
     def __init__(self, key: int) -> None:
         self.specs = (self,)
@@ -43,7 +43,7 @@ class Site:
         self.accounts = Accounts(self.log.recorder, **(settings | options))
 
     def live(self, key: int) -> RequestAccount:
-        """The account of a request that the engine has."""
+        """Return the account of a request that the engine has."""
         account = self.accounts.open("Generate", arrival_s=0.0)
         generation = Generation(prompt=TextInput(text="canary"), prompt_path="text_prompt.text")
         account.live = LiveRequest(f"r-{key}", generation, 0.0)

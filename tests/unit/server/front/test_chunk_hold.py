@@ -28,7 +28,7 @@ def make(min_tokens: int = 3, max_delay_s: float = 0.5) -> tuple[TokenStream, Fa
 
 
 def say(stream: TokenStream, *events: StreamEvent) -> str:
-    """One step's news; the text that may go then."""
+    """Report one step's events; return the text that may be sent then."""
     for event in events:
         stream.push(event)
     stream.wake()

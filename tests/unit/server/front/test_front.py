@@ -34,7 +34,7 @@ GENERATION = Generation(
 
 
 class Gate:
-    """A tokenizer that waits until it is let through."""
+    """A tokenizer that waits until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, text: ModelText) -> None:
         self.entered = asyncio.Event()

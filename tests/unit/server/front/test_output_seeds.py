@@ -20,7 +20,7 @@ SEEDS_OF_7 = [7, 5576936958904625109, 16783414663788028321, 4313588532706559288]
 
 
 def seeds_of(seed: int, num_outputs: int) -> list[int]:
-    """As the engine is given them, in the order of the outputs."""
+    """Return the seeds that the engine receives, in the order of the outputs."""
     generation = Generation(
         prompt=TokenInput(ids=(1,)),
         prompt_path="token_prompt.ids",

@@ -144,7 +144,7 @@ def test_who_was_taken_back_makes_room_before_the_engine_shows_it() -> None:
 
 
 class Waiting:
-    """Requests of a front that wait, by tenant and class."""
+    """Waiting requests of a front, by tenant and class."""
 
     def __init__(self) -> None:
         self.requests: list[LiveRequest] = []

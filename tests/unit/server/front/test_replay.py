@@ -74,7 +74,7 @@ async def test_the_next_engine_goes_on_after_what_came(text: ModelText) -> None:
 
 
 class CountedGate(QueueGate):
-    """Adds up what it is notified of."""
+    """Counts the requests reported as sent."""
 
     num_at_engine = 0
 

@@ -169,7 +169,7 @@ async def test_an_engine_that_cannot_hold_it_refuses_clearly(text: ModelText) ->
 
 
 async def test_the_end_that_went_down_with_the_engine(text: ModelText) -> None:
-    """All tokens came and the word of the end did not: nothing is left to generate."""
+    """All tokens arrived and the end event did not: nothing is left to generate."""
     site = Site(text)
     stopping = Stopping(max_tokens=2, ignore_eos=True, stop_token_ids=(D,))
     request, [first] = await site.open(generation(stopping=stopping))

@@ -1,4 +1,4 @@
-"""Memory is returned to the system after large growth, and not all the time."""
+"""Memory is returned to the system after large growth, and not continually."""
 
 from __future__ import annotations
 

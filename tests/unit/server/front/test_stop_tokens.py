@@ -20,7 +20,7 @@ def stopping(*, min_tokens: int = 0, **options: object) -> Stopping:
 
 
 async def play(site: Site, tokens: list[int], **options: object) -> list[StreamEvent]:
-    """What comes of a request that draws `tokens` and ends with the last of them."""
+    """Return the events of a request that samples `tokens` and stops at the last of them."""
     request, specs = await site.open(generation(**options))  # type: ignore[arg-type]
     for spec in specs:
         site.run(spec.key)

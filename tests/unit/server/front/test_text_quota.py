@@ -1,4 +1,6 @@
-"""Text counts against its tenant's limits before it is tokenised, whatever its outcome."""
+"""Text counts against its tenant's limits before it is tokenised, whatever the request's
+outcome.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def quotas(clock: Clock, **limits: int) -> TextQuotas:
 
 
 def charged(accounts: TextQuotas, num_tokens: int = 1) -> float | None:
-    """How long the tenant must wait for it; None where it was taken."""
+    """Charge the tenant; return its retry delay, None if it was accepted."""
     try:
         accounts.charge("t", num_tokens)
     except RequestError as error:
@@ -207,7 +209,7 @@ async def test_an_echo_of_token_ids_waits_as_a_text_of_four_bytes_each_does(
 
 
 class HeldTokenizer:
-    """Encodes once it is let go."""
+    """Encodes once it is released."""
 
     def __init__(self, real: Any) -> None:
         self._real = real

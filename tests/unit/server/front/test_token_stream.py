@@ -182,7 +182,7 @@ async def test_only_tokens_count_as_backlog() -> None:
 
 
 async def test_of_much_a_part_is_taken_at_a_time() -> None:
-    """A caller that writes a long prompt or a long backlog would stop the loop for all others."""
+    """Writing a long prompt or backlog at once would block the loop for all other requests."""
     stream = TokenStream()
     parts = list(PromptEcho(np.arange(20_000, dtype=np.int32), "x" * 100_000).head())
     tops = tuple(TopToken(i, -1.0) for i in range(20))

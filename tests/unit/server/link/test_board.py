@@ -1,4 +1,6 @@
-"""The engine's board and the fronts' heartbeats: reads return what was written; dead writers."""
+"""The engine's status board and the fronts' heartbeats: reads return what was written; dead
+writers.
+"""
 
 from __future__ import annotations
 

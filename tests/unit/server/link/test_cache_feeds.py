@@ -35,7 +35,7 @@ WISH = Follow(ticket=7, salt=SALT)
 
 
 def named(cache_index: CacheIndex, num_blocks: int, start: int = 0) -> tuple[bytes, ...]:
-    """A chain of `num_blocks` is cached, from the block `start` on; all its digests."""
+    """Cache a chain of `num_blocks` from the block `start` on; return all its digests."""
     tokens = np.arange(num_blocks * BLOCK, dtype=np.int32)
     digests = hash_blocks(tokens, BLOCK, chain_root(SALT))
     data = tokens[start * BLOCK :].tobytes()
@@ -158,7 +158,7 @@ def test_the_dispatcher_tells_only_who_asked_and_goes_on_until_it_is_told() -> N
 
 
 class Line:
-    """What a desk has sent; `is_cut`: the engine cannot be reported."""
+    """Records sent frames; `is_cut`: the engine is unavailable."""
 
     def __init__(self) -> None:
         self.sent: list[Follow | Unfollow] = []

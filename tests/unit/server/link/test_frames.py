@@ -23,7 +23,7 @@ from penstock.server.observe.frames import ObserverFrame
 from support.frame_draws import FRAMES, OBSERVER_FRAMES, drawn, steps
 
 FORGERY: Codec[Any] = Codec(Any)
-"""Writes frames that `encode` does not."""
+"""Writes invalid frames, which `encode` does not."""
 
 
 def assert_same(left: Any, right: Any) -> None:
@@ -110,7 +110,7 @@ def test_a_frame_that_is_damaged_is_a_frame_or_refused(frame: Frame, data: st.Da
 
 
 TAG = b"\x93\xa6Submit"
-"""An array of three, the name of a frame."""
+"""An array of three whose first item is the name of a frame."""
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_what_outputs_share_travels_once() -> None:
 
 
 class ReadHashes(tuple[bytes, ...]):
-    """Counts how often it is read."""
+    """Counts how often it is iterated."""
 
     num_reads = 0
 

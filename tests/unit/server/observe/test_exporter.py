@@ -68,7 +68,7 @@ def beat(num_records: int = 0) -> Heartbeat:
 
 
 class FakeObserver:
-    """A listening socket that is read by hand."""
+    """A listening socket that the test reads."""
 
     def __init__(self, path: Path) -> None:
         self.peers: list[Peer] = []

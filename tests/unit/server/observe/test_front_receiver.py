@@ -88,7 +88,7 @@ class Heard(ServiceListener):
 
 
 class FakeFront:
-    """A front's end of the line."""
+    """A front's end of the connection."""
 
     def __init__(self, path: Path, front_id: int) -> None:
         self.socket = socket.socket(socket.AF_UNIX)

@@ -10,7 +10,7 @@ from penstock.server.observe.frames import HeartbeatTimer
 
 
 class Ticks:
-    """A clock, and a wait for beats."""
+    """A clock, and a wait for heartbeats."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

@@ -31,7 +31,7 @@ def from_outside(*in_hand: int, on_trial: tuple[int, ...] = ()) -> EngineDeath:
 
 
 def judged(*deaths: EngineDeath) -> tuple[set[int], set[int]]:
-    """Who is to be tried, and who is the poison."""
+    """Return which requests are tried on probation, and which one is responsible."""
     autopsy = CrashAttribution(Clock())
     for death in deaths:
         autopsy.note(death)

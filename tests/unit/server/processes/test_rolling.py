@@ -30,7 +30,7 @@ def nowhere() -> SpawnContext:
 
 
 def place() -> FrontSupervision:
-    """A front's place in which nothing can be started."""
+    """Return a front's slot in which no process can be started."""
     return FrontSupervision(1, nowhere, orphans=Orphans(), front_ids=itertools.count(1))
 
 

@@ -21,7 +21,7 @@ def parent() -> Iterator[Path]:
 
 
 def folder_of(parent: Path, name: str, *, age_s: float = 2 * MIN_AGE_S) -> Path:
-    """Of a service that has bound its socket; no client listens on it."""
+    """Return the folder of a service that bound its socket; nothing listens on it."""
     folder = parent / name
     folder.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as bound:

@@ -1,4 +1,4 @@
-"""Bounds on calls of gRPC's own services, on a connection that the test plays."""
+"""Bounds on calls of gRPC's own services, on a connection that the test controls."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ PATIENCE_S = 60.0
 
 
 class Wire:
-    """A context: its messages come, then nothing more. A caller that writes to it waits for
-    ever."""
+    """A call context: returns its messages, then nothing more. A write to it blocks forever."""
 
     def __init__(self, *messages: bytes) -> None:
         self._messages = list(messages)
@@ -95,7 +94,7 @@ class Played:
         reflection.add_reflection(timely, ())
 
     async def call(self, path: str, wire: Wire) -> None:
-        """One call, until it is over."""
+        """Run one call to its end."""
         for handler in self._house.handlers:
             found = handler.service(_Details(path))
             if found is not None:

@@ -110,7 +110,7 @@ NOTHING: list[tuple[Edit, str, str]] = [
     ),
     (document({"prefixItems": [{"$ref": "#/prefixItems/0"}]}), SCHEMA, LOOP),
 ]
-"""What describes no text at all."""
+"""Constraints that cannot match any text."""
 
 
 @pytest.mark.parametrize(("edit", "path", "words"), NOTHING)

@@ -16,7 +16,7 @@ from penstock.server.security.rights import ANONYMOUS
 
 
 class FakeContext:
-    """Remembers how a call was aborted. `abort` raises `outcome`."""
+    """Records how a call was aborted. `abort` raises `outcome`."""
 
     def __init__(self, outcome: type[Exception] = grpc.aio.AbortError) -> None:
         self.outcome = outcome
@@ -30,7 +30,7 @@ class FakeContext:
 
 
 class Vanished(grpc.aio.BaseError):
-    """What a blocked write raises when its peer is gone."""
+    """The error of a blocked write whose peer is gone."""
 
 
 async def call_with(error: BaseException, context: FakeContext) -> tuple[HandlerWrapper, int]:

@@ -10,7 +10,7 @@ NUM_ITERATIONS = 20
 
 
 class House:
-    """Turns, and a clock that the handling of a message moves."""
+    """Turns, and a clock that the handling of a message advances."""
 
     def __init__(self, message_s: float = 0.0) -> None:
         self.now_s = 100.0
@@ -28,7 +28,7 @@ class House:
 
 
 async def iterate() -> None:
-    """Let everything continue that does not wait for a clock."""
+    """Run everything that does not wait for a clock."""
     for _ in range(NUM_ITERATIONS):
         await asyncio.sleep(0)
 

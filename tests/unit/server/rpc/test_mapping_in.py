@@ -298,7 +298,7 @@ def test_neutral_values_need_no_feature() -> None:
 
 
 def leaves(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
-    """Paths of all fields that carry a value; well-known types are values."""
+    """Return the paths of all fields that carry a value; well-known types are values."""
     for field in descriptor.fields:
         path = f"{prefix}{field.name}"
         child = field.message_type
@@ -335,18 +335,18 @@ CALL: dict[str, Any] = {"id": "1", "name": "weather", "arguments": {"city": "Osl
 
 
 def chat_with(**fields: Any) -> Edit:
-    """A chat prompt with other fields of the message."""
+    """Return a chat prompt with other fields."""
     prompt = {"messages": [{"role": "user", "parts": [{"text": "x"}]}], **fields}
     return lambda m: ParseDict({"chatPrompt": prompt}, m)
 
 
 def message_with(**fields: Any) -> Edit:
-    """A chat prompt of one message with other fields."""
+    """Return a chat prompt of one message with other fields."""
     return chat_with(messages=[{"role": "user", "parts": [{"text": "x"}], **fields}])
 
 
 def test_the_values_of_a_chat_s_data_are_bounded_together() -> None:
-    """As encoded they are a tenth of what is allowed, but each takes as long to read."""
+    """Encoded they are a tenth of the limit, but each value takes as long to read."""
     limits = replace(LIMITS, config=FrontConfig())
     for num, path in ((4090, None), (4200, "chat_prompt.template_arguments")):
         empty: dict[str, Any] = {"a": [{}] * num}
@@ -427,7 +427,7 @@ EXAMPLES: dict[str, Edit] = {
     "adapter.name": adapter("poet"),
     "adapter.scale": adapter("poet", 2.0),
 }
-"""One request per mapped field, which differs from its neighbour in that field alone."""
+"""One request per mapped field, which differs from its neighbour only in that field."""
 NEIGHBOURS: dict[str, Edit] = {
     "chat_prompt.messages.role": chat(("user", "x")),
     "chat_prompt.messages.content": chat(("user", "x")),

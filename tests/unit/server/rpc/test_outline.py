@@ -33,7 +33,7 @@ LARGE_PROMPTS: dict[str, dict[str, Any]] = {
 
 
 def in_each_message(prompt: ChatPrompt) -> list[tuple[Message, GenerateRequest]]:
-    """Messages with this prompt, each with its part that is a GenerateRequest."""
+    """Return messages with this prompt, each with its GenerateRequest part."""
     plain, once, multiplexed = GenerateRequest(), GenerateOnceRequest(), MultiplexRequest()
     multiplexed.submit.key = 7
     requests = (plain, once.generation, multiplexed.submit.generation)

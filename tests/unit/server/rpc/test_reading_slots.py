@@ -1,4 +1,4 @@
-"""Which calls may read a message when more want to than there are slots."""
+"""Which calls may read a message when there are more calls than slots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_NUM, MAX_PER_CALLER, HURRIED_S = 4, 2, 10.0
 
 
 class FakeDeadline:
-    """When the time is up, as far as it was stated."""
+    """Records the time to which it was rescheduled."""
 
     def __init__(self) -> None:
         self.at_s: float | None = None
@@ -25,7 +25,7 @@ class FakeDeadline:
 
 
 class House:
-    """Slots, and a clock that is moved by hand."""
+    """Slots, and a clock that the test advances."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -40,7 +40,7 @@ class House:
         return [await self.slots.take(caller, FakeDeadline()) for caller in callers]
 
     async def waiting(self, caller: str) -> asyncio.Task[Slot]:
-        """One that gets no slot yet."""
+        """Start a call that gets no slot yet."""
         task = asyncio.create_task(self.slots.take(caller, FakeDeadline()))
         await asyncio.sleep(0)
         assert not task.done()

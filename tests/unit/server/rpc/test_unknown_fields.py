@@ -19,7 +19,7 @@ FIELD = b"\xf8\x3f\x01"
 
 @pytest.fixture
 def num_listed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many fields were made into objects of Python, message by message."""
+    """Record how many fields became Python objects, message by message."""
     listed: list[int] = []
 
     def counted(message: Any) -> Any:

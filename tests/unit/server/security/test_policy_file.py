@@ -32,7 +32,7 @@ CERTIFICATES = 'certificates = ["cn:acme"]'
 
 
 class House:
-    """A policy file, its keys, and both who read them: an engine and a judge of callers."""
+    """A policy file, its keys, and its two readers: an engine and an authenticator."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class House:
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
-        """What holds for acme in the engine, and in the policy that callers are judged by."""
+        """Return acme's limit in the engine, and in the authenticator's policy."""
         quotas = self._engine.quotas
         judged = self._judge.policy.of("acme").quota
         return quotas.quota_of("acme").max_num_live, judged.max_num_live

@@ -1,4 +1,4 @@
-"""The policy file: its meaning, and rejections that name the place."""
+"""The policy file: its meaning, and rejections that name the location."""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ def num_tokens(text: str) -> int:
 
 
 def turns(*lengths: int, lead: int | None = None) -> list[ChatMessage]:
-    """Messages of so many tokens, the question first; roles of one letter are one token."""
+    """Return messages of these lengths in tokens, the question first; a one-letter role is one
+    token.
+    """
     told = [
         ChatMessage(role="ua"[index % 2], content="x" * length)
         for index, length in enumerate(lengths)
@@ -44,7 +46,7 @@ def turns(*lengths: int, lead: int | None = None) -> list[ChatMessage]:
 
 
 class Encoder:
-    """Costs what the sum states, and `surplus` more for every message."""
+    """Encodes to the summed lengths, plus `surplus` for every message."""
 
     def __init__(self, surplus: int = 0) -> None:
         self.surplus = surplus
@@ -146,7 +148,7 @@ def test_a_cut_follows_from_the_dialogue_so_far(costs: list[int], room: int) -> 
 
 
 def cut_naively(sums: Sequence[int], may_start: Sequence[bool], room: int) -> int:
-    """What `cut` states, looked up from the beginning at every overflow."""
+    """Return what `cut` returns, searched from the beginning at every overflow."""
     start = 0
     for end in range(1, len(sums)):
         if sums[end] - sums[start] <= room:
@@ -266,7 +268,7 @@ async def test_a_long_dialogue_is_cut_in_steps(
 async def test_all_text_of_a_message_counts_when_a_thread_is_chosen(
     field: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Encoded inline, a dialogue of long roles would hold up the loop."""
+    """Encoded inline, a conversation with long roles would block the loop."""
     sizes: list[int] = []
 
     async def noting(steps: Steps[T], *, num_bytes: int, **_: Any) -> T:

@@ -32,7 +32,7 @@ BYTE_IDS = [VOCABULARY[to_byte_level(bytes([byte]))] for byte in range(256)]
 
 
 def letters(text: str) -> list[int]:
-    """One token for each byte, so that tests control where tokens end."""
+    """Return one token for each byte, so that tests control where tokens end."""
     return [BYTE_IDS[byte] for byte in text.encode()]
 
 

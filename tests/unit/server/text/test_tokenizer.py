@@ -195,7 +195,7 @@ async def test_long_texts_leave_the_loop_and_short_ones_do_not(tokenizer: Tokeni
 
 
 def turns_of_others(task: Callable[[], object]) -> int:
-    """How often another thread has its turn while `task` runs."""
+    """Return how often another thread runs during `task`."""
     started, ended = threading.Event(), threading.Event()
     num_turns = 0
 

@@ -25,7 +25,7 @@ def pool() -> Iterator[TokenizerPool]:
 
 
 class Blocked:
-    """A step that holds a thread until it is let go."""
+    """A step that blocks a thread until it is released."""
 
     def __init__(self) -> None:
         self.entered = asyncio.Event()

@@ -96,7 +96,7 @@ def test_first_steps_and_pauses_are_left_out_and_said() -> None:
 
 
 def test_a_long_prefill_does_not_drown_what_a_decode_costs() -> None:
-    """Prefill grows faster than its tokens here; a small step is foreseen well all the same."""
+    """Prefill cost is superlinear here; a small step is still predicted well."""
     prefills = [(num, 0, num) for num in range(128, 2048, 64)]
     decodes = [(0, num, 300 * num) for num in range(1, 33)]
     counts = np.array(prefills + decodes * 4, dtype=np.float64)

@@ -114,7 +114,9 @@ def digest_of_sources(hook: Path) -> str:
 
 
 def is_supported(instructions: str) -> bool:
-    """True when the kernels are compiled for this instruction set and the processor has it."""
+    """Return True when the kernels are compiled for this instruction set and the processor has
+    it.
+    """
     library = load_library()
     if library is None or not hasattr(library, f"penstock_attend_{instructions}"):
         return False
@@ -316,7 +318,7 @@ class NativeLayer:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Elements of a token's queries, and of its queries, keys and values."""
+        """Number of elements of a token's queries, and of its queries, keys and values together."""
         (num_heads, dim), (num_kv_heads, _) = self._queries, self._keys
         return num_heads * dim, (num_heads + 2 * num_kv_heads) * dim
 

@@ -46,7 +46,7 @@ _MIN_SLOTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Parts:
-    """Everything that does not depend on the number of pages."""
+    """The parts that do not depend on the number of pages."""
 
     layers: tuple[LayerWeights, ...]
     ends: Ends

@@ -1,4 +1,4 @@
-"""Files of recordings: their owner, their number, and that they are written whole."""
+"""Files of recordings: owner, number, and atomic writes."""
 
 import os
 import stat

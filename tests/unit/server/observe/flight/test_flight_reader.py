@@ -36,7 +36,7 @@ def fd() -> Iterator[int]:
 
 
 def append(memory: RingMemory, number: int, num: int = 1) -> None:
-    """Steps in which every value is the step's number."""
+    """Append steps in which every value is the step's number."""
     for step in range(number, number + num):
         memory.appender(STEP_RING)(*([step] * 19), 0, 0, 0, 0, 0)
 
@@ -44,7 +44,9 @@ def append(memory: RingMemory, number: int, num: int = 1) -> None:
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=40))
 @settings(max_examples=40, deadline=None)
 def test_rows_that_are_added_together_are_the_same_rows(batches: list[int]) -> None:
-    """Over the end of the ring too, and more than are packed at once; a step ring has 64 places."""
+    """Across the end of the ring, and more rows than are packed at once; a step ring has 64
+    places.
+    """
     together, apart = create_memory(64, "test"), create_memory(64, "test")
     try:
         one, other = RingMemory(together, make_facts()), RingMemory(apart, make_facts())

@@ -17,7 +17,7 @@ from support.flights import Flown, make_facts, parsed, play
 from support.trace_laws import check_trace
 
 STEPS = 1_000_001
-"""The number of the steps' track in a file."""
+"""The number of the steps' track in a trace file."""
 
 
 def of_track(document: dict[str, Any], pid: int, phase: str = "X") -> list[dict[str, Any]]:
@@ -134,7 +134,7 @@ def test_a_step_that_never_came_back_is_drawn_with_who_was_in_it() -> None:
 
 
 def dying() -> Flown:
-    """An engine that its fourth step kills, in which a client new had come."""
+    """Return an engine that dies in its fourth step, for which a new request had arrived."""
     flown = Flown()
     flown.submit(1, 40, 50)
     for _ in range(3):

@@ -17,7 +17,7 @@ CANARY = "canary"
 
 
 class OutOfMemoryError(RuntimeError):
-    """What a device's driver raises."""
+    """Named like the error of a device's driver."""
 
 
 OutOfMemoryError.__module__ = "torch"

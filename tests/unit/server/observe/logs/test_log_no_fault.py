@@ -1,4 +1,4 @@
-"""A known harmless error line is suppressed, and no other that looks like it."""
+"""A known harmless error line is suppressed, but no similar one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CORE = "grpc._cython.cygrpc"
 
 
 class ExecuteBatchError(Exception):
-    """As gRPC's."""
+    """Named like gRPC's error."""
 
 
 def _finish_handler_with_unary_response(error: Exception) -> None:

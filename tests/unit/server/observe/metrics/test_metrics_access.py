@@ -17,7 +17,7 @@ from support.guarded import ACME, OPERATOR, Premises
 
 
 def answer(app: MetricsApplication, path: str, authorization: str | None) -> tuple[int, Any]:
-    """Status and headers."""
+    """Return status and headers."""
     seen: list[Any] = []
 
     def start(status: str, headers: Any, exc_info: Any = None) -> Callable[[bytes], object]:

@@ -26,7 +26,7 @@ def load(epoch: int = 1, **settings: Any) -> LoadState:
 
 
 def full(said: LoadState | None) -> ServiceMetrics:
-    """Of an engine whose last step was full and that now states this of itself."""
+    """Return the metrics of an engine whose last step was full and that reports the load `said`."""
     metrics = ServiceMetrics(model="demo", load=lambda: said)
     metrics.take_heartbeat(beat())
     metrics.take_steps(1, steps(FULL), 0)

@@ -57,7 +57,7 @@ def test_it_is_safe_within_markup_and_bounded() -> None:
 
 
 class FakeDesk(Operations):
-    """Counts how often it is asked."""
+    """Counts its calls."""
 
     def __init__(self) -> None:
         self.num_asked = 0

@@ -112,7 +112,9 @@ def queue_up(maker: SnapshotMaker, num_waiting: int, num_running: int = 8) -> No
 def test_the_wait_is_what_the_newest_in_the_queue_was_foretold(
     maker: SnapshotMaker, clock: Ticks
 ) -> None:
-    """Those that ended lately came when there was no queue: theirs states nothing of now."""
+    """Recently ended requests arrived at an empty queue: their estimates do not describe the
+    current one.
+    """
     queue_up(maker, num_waiting=40)
     maker.take_heartbeat(beat(1, queue_estimate_s=9.9, queue_estimate_at_s=999.5))
     maker.take_heartbeat(beat(2, queue_estimate_s=2.0, queue_estimate_at_s=990.5))
@@ -133,7 +135,7 @@ def test_the_wait_is_what_the_newest_in_the_queue_was_foretold(
 def test_a_wait_that_is_not_known_is_not_told(
     maker: SnapshotMaker, estimate_s: float | None, at_s: float
 ) -> None:
-    """Nothing was predicted, or long ago, or what time has proved wrong."""
+    """Nothing was predicted, or long ago, or the prediction has proved wrong."""
     queue_up(maker, num_waiting=1)
     maker.take_heartbeat(beat(1, queue_estimate_s=estimate_s, queue_estimate_at_s=at_s))
     assert model_of(maker).estimated_queue_s is None

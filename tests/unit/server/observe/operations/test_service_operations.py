@@ -24,7 +24,7 @@ Told = tuple[str, CommandKind, str]
 
 
 class Fakes:
-    """Every other process of a service."""
+    """All other processes of a service."""
 
     def __init__(self) -> None:
         self.front_ids: tuple[int, ...] = (1, 2)
@@ -84,7 +84,7 @@ class Fakes:
 
 
 class FakeFronts:
-    """The fronts' side, whose `order` takes a front besides."""
+    """The fronts' side, whose `order` also takes a front."""
 
     def __init__(self, fakes: Fakes) -> None:
         self.fakes = fakes

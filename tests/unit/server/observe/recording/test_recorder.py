@@ -62,7 +62,7 @@ def make_spec(key: int, num_prompt: int, num_output: int, arrival_s: float) -> R
 
 
 def served(folder: Path, depth: int = 1) -> list[tuple[int, int]]:
-    """Sixty requests through an engine that is recorded; their lengths."""
+    """Run sixty requests through a recorded engine; return their lengths."""
     clock = VirtualClock()
     recorder = Recorder(folder, block_size=16)
     engine = Engine(make_executor(clock, depth), SchedulerConfig(), clock, recorder)
@@ -165,7 +165,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
 def note_turn(
     recorder: Recorder, begun_s: float = 1.0, updated_s: float = 1.25, num_running: int = 0
 ) -> None:
-    """A turn of a step of three rows: a prompt of one token, two decodes."""
+    """Record a step of three rows: a prompt of one token, two decodes."""
     batch = Batch(
         step=1,
         arrays=SlotArrays(num_slots=3, max_seq_len=16, block_size=16),

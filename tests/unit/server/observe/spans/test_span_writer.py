@@ -33,7 +33,7 @@ SECOND_NS = 10**9
 
 
 def child(tree: SpanTree, name: str, nth: int = 0) -> SpanTree:
-    """The nth child of that name."""
+    """Return the nth child of that name."""
     return [span for span in tree.children if span.name == name][nth]
 
 

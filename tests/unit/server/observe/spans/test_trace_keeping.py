@@ -58,7 +58,7 @@ def test_nothing_is_slow_without_a_limit() -> None:
 
 
 def context(*, is_remote: bool, is_sampled: bool) -> Context:
-    """A parent span of trace 7."""
+    """Return a parent span of trace 7."""
     parent = SpanContext(
         7,
         9,
@@ -70,7 +70,7 @@ def context(*, is_remote: bool, is_sampled: bool) -> Context:
 
 
 def decide(sampler: KeepSampler, parent: Context, attributes: Any) -> tuple[Decision, object]:
-    """What it decides on a span of trace 7, and the reason it writes."""
+    """Return the decision on a span of trace 7, and the recorded reason."""
     result: Any = sampler.should_sample(parent, 7, "name", attributes=attributes)
     return result.decision, result.attributes.get(SAMPLING_REASON)
 

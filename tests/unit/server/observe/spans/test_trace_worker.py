@@ -37,7 +37,7 @@ LIMIT_S = 60.0
 
 
 class Stage:
-    """A writer that can be held up, and whose acts are seen."""
+    """A writer that can be blocked, and whose actions are recorded."""
 
     def __init__(self) -> None:
         self.is_open = threading.Event()
@@ -45,7 +45,7 @@ class Stage:
         self.written: list[str] = []
 
     def write(self, record: RequestRecord) -> bool:
-        """Odd requests are kept; number 13 cannot be written."""
+        """Keep odd requests; fail to write number 13."""
         self.has_begun.set()
         assert self.is_open.wait(LIMIT_S)
         if record.sequence == 13:
@@ -55,7 +55,7 @@ class Stage:
 
 
 def records(first: int, last: int) -> list[RequestRecord]:
-    """Numbers `first` to `last`."""
+    """Return records `first` to `last`."""
     return [request_record(number) for number in range(first, last + 1)]
 
 
@@ -142,21 +142,21 @@ def test_a_room_lets_in_as_many_as_it_holds() -> None:
 
 
 class Fickle(SpanExporter):
-    """Exports well, then badly, then raises."""
+    """Succeeds, then fails, then raises."""
 
     def __init__(self) -> None:
         self.num_calls = 0
         self.num_shutdowns = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """One after the other."""
+        """Return or raise the next result."""
         self.num_calls += 1
         if self.num_calls == 3:
             raise OSError("gone")
         return SpanExportResult.SUCCESS if self.num_calls == 1 else SpanExportResult.FAILURE
 
     def shutdown(self) -> None:
-        """Count."""
+        """Count the call."""
         self.num_shutdowns += 1
 
 
