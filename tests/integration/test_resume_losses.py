@@ -151,14 +151,14 @@ async def test_a_stream_that_comes_back_before_a_step_is_not_ended_as_taken_over
         stream = first.memory.kept.find("r")
         assert stream is not None
 
-        def attached_to(front: SteppedService) -> bool:
+        def attached_to(front_id: int) -> bool:
             first.hear()
-            return stream.front_id == front.front.port.front_id
+            return stream.front_id == front_id
 
         elsewhere = second.stub.Resume(rest_after(told))
-        await second.until(lambda: attached_to(second))
+        await second.until(lambda: attached_to(2))
         back = first.stub.Resume(rest_after(told))
-        await first.until(lambda: attached_to(first))
+        await first.until(lambda: attached_to(1))
         rest: list[Any] = await first.end_of(back)
         assert unbroken([*told, *(r.response for r in rest)])
         with pytest.raises(grpc.aio.AioRpcError) as caught:
