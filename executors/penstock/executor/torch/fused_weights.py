@@ -46,9 +46,7 @@ class LayerWeights:
 
 @torch.inference_mode()
 def fuse_weights(tree: DecoderTree) -> tuple[LayerWeights, ...]:
-    """Join the weights layer by layer; at most one layer's projections are in memory twice,
-    briefly.
-    """
+    """Join the weights layer by layer, so that at most one layer is in memory twice."""
     return tuple(_fuse_layer(layer) for layer in tree.layers)
 
 

@@ -56,7 +56,7 @@ class LoadedModel:
     stored: dict[nn.Module, StoredWeight] = field(default_factory=dict)
 
     def logits(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor) -> Tensor:
-        """Run one packed forward; return logits [len(rows), vocabulary] of the packed tokens
+        """Run a packed forward; return logits [len(rows), vocabulary] of the packed tokens
         `rows`.
         """
         out = self.module(

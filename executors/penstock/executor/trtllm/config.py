@@ -32,9 +32,7 @@ class CapacityPolicy(enum.StrEnum):
 
 
 class ChunkingPolicy(enum.StrEnum):
-    """Which prompt gets the tokens of a step; the engine's ContextChunkingPolicy of the same
-    name.
-    """
+    """Which prompt gets the tokens of a step; the engine's ContextChunkingPolicy."""
 
     FIRST_COME_FIRST_SERVED = "FIRST_COME_FIRST_SERVED"
     EQUAL_PROGRESS = "EQUAL_PROGRESS"

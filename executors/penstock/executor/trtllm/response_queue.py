@@ -93,9 +93,7 @@ class ResponseQueue:
             self._wake()
 
     def take(self) -> list[Response]:
-        """Return all responses since the last call. Raises ExecutorDied when the engine has
-        ended.
-        """
+        """Return all responses since the last call. Raises ExecutorDied if the engine has ended."""
         with self._lock:
             if self._is_closed:
                 raise ExecutorDied("the executor is closed")
