@@ -260,7 +260,7 @@ class SequenceSampler:
         return self._bodies[index][start:]
 
     def _chat(self) -> list[int]:
-        """Return neighbouring speeches under the chat template's headings, with end tokens."""
+        """Return speeches under the chat template's headings; replies end with the end token."""
         is_dropped = self._draws_dropped()
         num_pairs = int(self._generator.geometric(1.0 / self._mix.mean_chat_pairs))
         at = int(self._generator.integers(1, len(self._bodies)))

@@ -56,9 +56,7 @@ class LoadedModel:
     stored: dict[nn.Module, StoredWeight] = field(default_factory=dict)
 
     def logits(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor) -> Tensor:
-        """Run a packed forward; return logits [len(rows), vocabulary] of the packed tokens
-        `rows`.
-        """
+        """Run a packed forward; return logits [len(rows), vocabulary] of the tokens `rows`."""
         out = self.module(
             input_ids=input_ids,
             position_ids=position_ids,

@@ -250,7 +250,7 @@ class PagedAttention:
         own: slice,
         out: Tensor,
     ) -> None:
-        """query and out [n, Hq, D]; `own`: their query heads; keys and values [H, keys, D]."""
+        """Attend for the query heads `own` of query [n, Hq, D]; keys and values [H, keys, D]."""
         num_heads, num_keys, _ = keys.shape
         num_tokens = len(query)
         queries, attended = query.unflatten(1, (num_heads, -1)), out.unflatten(1, (num_heads, -1))

@@ -135,9 +135,7 @@ class RequestMapping:
         return params
 
     def _drawing(self, spec: RequestSpec) -> dict[str, Any]:
-        """Return the sampling arguments, always all three: the engine takes unset ones as
-        greedy.
-        """
+        """Return all three sampling arguments: the engine treats unset ones as greedy."""
         sampling = spec.sampling
         options: dict[str, Any] = {
             "temperature": sampling.temperature,

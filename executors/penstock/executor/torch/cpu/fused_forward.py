@@ -115,15 +115,13 @@ class FusedForward:
     def _project(
         self, layer: "_Layer", residual: Tensor, added: Tensor | None, normed: Tensor
     ) -> Tensor:
-        """Add `added` to `residual`; norm and return queries, keys and values [tokens,
-        elements].
-        """
+        """Add `added` to `residual`; return its queries, keys and values [tokens, elements]."""
         weights = layer.weights
         self._kernels.add_rms_norm(residual, added, weights.input_norm, self._model.eps, normed)
         return weights.qkv(normed)
 
     def _rest(self, layer: "_Layer", residual: Tensor, qkv: Tensor, normed: Tensor) -> Tensor:
-        """Run the rest of the layer; return what must still be added to `residual`."""
+        """Run attention and all after it; return what must still be added to `residual`."""
         model, weights = self._model, layer.weights
         layer.attention.rotate_and_write(
             self._rows,
