@@ -98,7 +98,7 @@ class Probe:
                 except grpc.RpcError as error:
                     self.errors.append(str(error.code()))
                 self.seconds.append(time.perf_counter() - began_s)
-                # It leaves room: what is measured is the front's answer, not how busy a probe is.
+                # The pause keeps the probe's own load low: the front's latency is measured.
                 self._is_over.wait(0.005)
 
 
@@ -195,7 +195,7 @@ def measure(*, is_full: bool) -> tuple[list[Run], dict[str, Any]]:
     limits = ("--handshake-timeout-s", "2", "--max-reader-stall-s", "2", "--max-arrival-s", "5")
     with service(*options, *limits) as found:
         address, front = found.address, psutil.Process(found.pids("front")[0])
-        # What a front takes once, a caller that calls.
+        # Warm-up: memory that a front allocates only once.
         _program("support.attacks", "rapid_reset", address)
         with Probe(address) as probe:
             while len(probe.seconds) < 100:

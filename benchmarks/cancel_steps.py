@@ -126,7 +126,7 @@ async def cancels_counted(num_cancels: int, depth: int) -> list[tuple[int, float
                 message = request(number, 900)
                 message.request_id = f"{caller_index}-{number}"
                 call = stub.Generate(message)
-                # 1: it is accepted, and waits or runs; more: it generates.
+                # 1: the request is accepted, and waits or runs; more: it generates.
                 for _ in range(chance.randint(1, 12)):
                     await call.read()
                 at_s = time.monotonic()

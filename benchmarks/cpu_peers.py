@@ -156,7 +156,7 @@ def started(ways: dict[str, Way], threads: int) -> Generator[dict[str, Side]]:
             try:
                 sides[name] = Side(way, threads)
             except SystemExit:
-                # OpenVINO has keys and values in bfloat16 only where the processor has.
+                # OpenVINO has bfloat16 keys and values only on processors with bfloat16.
                 print(f"{name} does not start here: left out", flush=True)
         yield sides
     finally:
@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument("--openvino-model", metavar="FOLDER", help="the model converted for it")
     parser.add_argument("--openvino-int8", metavar="FOLDER", help="the same in 8 bits")
     options = parser.parse_args()
-    # Ended from outside it still ends its sides, which are stopped.
+    # On SIGTERM, still end the sides, which are stopped.
     signal.signal(signal.SIGTERM, _leave)
     with started(ways_of(options), options.threads) as sides:
         results = measure(sides, 2 * options.rounds if options.full else options.rounds)

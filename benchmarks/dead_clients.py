@@ -93,7 +93,7 @@ def measured() -> float:
     engine = Engine(executor, SchedulerConfig(), time.monotonic)
     with engine_on_socket(engine, executor) as path:
         with front_with_queue(path):
-            # One was admitted and is inside the executor.
+            # One request was admitted and is inside the executor.
             wait_for(engine, NUM_QUEUED - 1)
         return wait_for(engine, 0)
 

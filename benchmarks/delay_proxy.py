@@ -32,7 +32,9 @@ class Direction(asyncio.Protocol):
         self._under_way: deque[tuple[float, bytes]] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's have no common base
+        self.transport = cast(
+            "asyncio.Transport", transport
+        )  # uvloop's transports have no common base class
 
     def data_received(self, data: bytes) -> None:
         self._forward(data)

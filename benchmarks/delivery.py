@@ -144,7 +144,7 @@ def _measured(cell: Cell, number: int) -> Seen | None:
         except RunFailed as error:
             progress(f"{where}  failed: {error}")
             continue
-        # A server that gets no processor for long looks as silent as one that has nothing to do.
+        # A server that is not scheduled for long looks like an idle one.
         is_misread = seen.slip_ms >= 0 and not seen.is_aligned
         if is_misread or (seen.slip_ms < 0 and attempt + 1 < NUM_ATTEMPTS):
             progress(f"{where}  again: the pauses were not seen")
@@ -167,7 +167,7 @@ def main() -> None:
         raise SystemExit(f"delivery.py: {error}") from None
     missing, plan = left_out(), plan_of(options)
     seen = run(plan, missing)
-    # At the pace of the ratios, where each step finds the caches cold.
+    # At the step time of the ratios, where each step finds cold caches.
     num_steps = 200 if options.full else 80
     engine = measure_engine(*BASE, num_steps)
     steps = [

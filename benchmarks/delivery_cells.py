@@ -154,7 +154,7 @@ def measure(cell: Cell) -> Seen:
 def _service(cell: Cell) -> Generator[Target]:
     step_s = cell.step_ms / 1e3
     last = _FIRST_MARK + math.ceil((cell.warm_s + cell.window_s + 0.2) / step_s)
-    # All streams open while the first step takes its time: no token before the others are there.
+    # All streams open during the first step, so that none gets a token before all are open.
     slow = {1: cell.open_s, _FIRST_MARK: _PAUSE_S, last: _PAUSE_S}
     marks: list[dict[str, object]] = [
         {"kind": "slow_step", "at_step": step, "seconds": seconds} for step, seconds in slow.items()

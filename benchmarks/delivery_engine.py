@@ -1,9 +1,10 @@
 """The cost of delivery in the engine process: per token, for the streams of all fronts.
 
-The engine process's own classes in one thread (scheduler, simulated executor, dispatcher, hub),
-paced in real time, a front in another process that only reads. Reported is the thread's processor
-time outside the engine's step (polling, splitting by front, encoding, sending) and for making the
-step's events, which is inside; the rest of the step, scheduling, is reported next to it.
+Runs the classes of the engine process in one thread (scheduler, simulated executor, dispatcher,
+hub), paced in real time, with fronts in other processes that only read. Reports the thread's
+processor time outside the engine's step (polling, splitting by front, encoding, sending) plus the
+making of the step's events, which is inside. The rest of the step, scheduling, is reported
+separately.
 """
 
 from __future__ import annotations

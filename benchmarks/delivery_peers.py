@@ -189,7 +189,7 @@ async def serve_lines(path: str, port: int) -> None:
 
 async def serve_events(path: str, port: int) -> None:
     """Serve server-sent events as they are usually implemented."""
-    # Not among our dependencies: a type checker may not find them either.
+    # Not among the dependencies: a type checker may not find them either.
     fastapi: Any = importlib.import_module("fastapi")
     responses: Any = importlib.import_module("fastapi.responses")
     uvicorn: Any = importlib.import_module("uvicorn")
@@ -223,7 +223,7 @@ async def serve_events(path: str, port: int) -> None:
 
 
 def _started() -> None:
-    # As Penstock does: what was there before the first request is not looked through again.
+    # As Penstock does: objects from before the first request are exempt from garbage collection.
     gc.collect()
     gc.freeze()
     print(READY, flush=True)

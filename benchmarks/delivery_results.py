@@ -167,7 +167,7 @@ def checks_of(results: Results, engine: EngineCost) -> list[Check]:
         name = f"{side}, 1,000 streams, 20 ms: delivered"
         median(name, MANY, side, "delivered", ("at least", 0.99), "share")
     name = f"engine process, {engine.num_streams} streams: link and events per token"
-    # Of many steps each, not of runs.
+    # Measured over many steps, not over runs.
     add(name, engine.delivery_us, ("at most", 1.0), "us", MIN_RUNS)
     return found
 

@@ -1,6 +1,5 @@
-"""A Llama in bare PyTorch over a dense cache: what the arithmetic alone costs, without paging,
-modules, scheduling or batching in flight. The floor that the engine's speed is held against.
-"""
+"""A Llama in bare PyTorch over a dense cache: the cost of the arithmetic alone, without paging,
+modules, scheduling or in-flight batching. The lower bound for the engine's time."""
 
 from __future__ import annotations
 
@@ -93,7 +92,7 @@ class DenseLlama:
 
     def _decode(self, tokens: Tensor, lengths: Tensor, cache: Tensor) -> Tensor:
         """Decode one token for every row: `tokens` and `lengths` [rows]."""
-        # All of the cache, however short the rows still are: a slice of it multiplies far slower.
+        # Use the whole cache, even for short rows: products of a slice are far slower.
         rows = torch.arange(len(tokens))
         unseen = torch.arange(cache.shape[4])[None] > lengths[:, None]
         mask = torch.zeros(unseen.shape, dtype=cache.dtype).masked_fill_(unseen, float("-inf"))
@@ -103,7 +102,7 @@ class DenseLlama:
             query, key, value = self._project(hidden, layer, lengths)
             cache[index, 0, rows, :, lengths] = key
             cache[index, 1, rows, :, lengths] = value
-            # One query a row: products of batches beat the fused attention here.
+            # One query per row: batched products are faster than the fused attention here.
             keys, values = cache[index].flatten(1, 2)
             scores = torch.baddbmm(
                 mask,

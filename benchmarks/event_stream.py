@@ -1,7 +1,8 @@
 """One OpenAI-compatible call over HTTP/1.1 with server-sent events, read at little cost.
 
-Owns the sending of a request and the reading of server-sent events. A client library would be in
-the figures: this parses headers, chunk sizes and the lines of events, and no more JSON than asked.
+Owns the sending of a request and the reading of server-sent events. The figures would include the
+cost of a client library, so this parses only headers, chunk sizes, event lines and the requested
+JSON.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def conformance() -> list[Check]:
     """Run all languages and print their results; return one check for each that runs here."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "conformance.json"
-        # Its exit code states that something failed, which the figures state as well.
+        # A non-zero exit code means a failure, which the figures report too.
         subprocess.run(
             [sys.executable, str(TABLE), "--no-page", "--json", str(file)],
             stdout=subprocess.DEVNULL,

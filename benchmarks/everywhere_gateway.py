@@ -111,7 +111,7 @@ async def ttft(size: Size) -> tuple[Any, list[Check]]:
     with two_workers(*simulated(STEP_S)) as (first, second):
         addresses = [first.address, second.address]
         async with gateway_process(*addresses, policy="round_robin") as gateway:
-            await through_gateway(gateway.port, 1.0)  # connections, caches, code
+            await through_gateway(gateway.port, 1.0)  # warm-up: connections, caches, code
             await straight(addresses, 1.0)
             for _ in range(size.num_rounds):
                 by_way = {
@@ -199,7 +199,7 @@ async def dialogue(number: int, gateway: GatewayProcess) -> list[Answered]:
         messages.append({"role": "user", "content": " ".join(words)})
         answers.append(await caller.chat(messages, 8, MODEL))
         messages.append({"role": "assistant", "content": answers[-1].text})
-        # People read before they answer; meanwhile the others' turns come.
+        # Users read before they answer; meanwhile other conversations take their turns.
         await asyncio.sleep(draw.uniform(0.1, 0.4))
     caller.close()
     return answers

@@ -180,14 +180,14 @@ def measure(num_running: int, num_steps: int, *, replaces: bool) -> Found:
         times_ns = np.zeros((num_steps, 2), dtype=np.int64)
         num_ends = 0
         for number in range(num_steps):
-            # A caller that comes second finds the caches as the first one left them.
+            # The second engine finds the CPU caches as the first one left them.
             order: tuple[Callable[[], tuple[int, int]], ...] = (plain.step, flight.step)
             for side in (0, 1) if number % 2 else (1, 0):
                 times_ns[number, side], ended = order[side]()
                 num_ends += ended
         gc.unfreeze()
     times_us = times_ns / 1e3
-    # One in a hundred is the machine's doing, on either side.
+    # The slowest 1 % of the steps is noise of the machine, on either side.
     kept = times_us[(times_us <= np.percentile(times_us, 99, axis=0)).all(axis=1)]
     middle, means = np.median(times_us, axis=0), kept.mean(axis=0)
     return Found(

@@ -1,7 +1,7 @@
 """The smg gateway in front of services that a benchmark started.
 
-Owns the process and what it states of its workers. It has no port 0, so it gets ports that were
-free a moment ago. Needs the packages `smg` and `smg-grpc-proto`.
+Owns the process and the parsing of its log for registered workers. The gateway does not support
+port 0, so it gets recently free ports. Needs the packages `smg` and `smg-grpc-proto`.
 """
 
 from __future__ import annotations

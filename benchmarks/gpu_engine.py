@@ -1,7 +1,7 @@
 """The engine on a GPU without a service: steps, prefill, whole loads.
 
-Owns the loads and what is measured of them. A turn is one `Engine.step`: plan, launch, collect and
-the events of it, as the service's engine process does it.
+Owns the loads and their measurements. A turn is one `Engine.step` (plan, launch, collect and their
+events), as in the engine process of the service.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def timeline(executor: Executor, num_rows: int) -> dict[str, Any]:
     for event in found.events() or ():
         begun, length = event.time_range.start, event.time_range.elapsed_us()
         if event.device_type.name == "CUDA":
-            if not event.name.startswith("turn "):  # the profiler shows ranges there too
+            if not event.name.startswith("turn "):  # the profiler reports ranges there too
                 kernels.append((event.name, begun, length))
         elif event.name.startswith("turn "):
             turns.append((int(event.name[5:]), begun, length))

@@ -1,6 +1,7 @@
 """Models for the GPU benchmark: common shapes with random weights, created on the device.
 
-Owns the shapes and the folders. Random weights compute as fast as trained ones and state nonsense.
+Owns the shapes and the folders. Random weights compute as fast as trained ones; their output is
+meaningless.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ VLLM_SERVED = {
     "8B": {32: (4_309, 5.86), 128: (8_640, 8.87), 256: (9_869, 14.2)},
 }
 """Tokens/s and ITL p50 in ms, by number of streams."""
-# The first part found in a kernel's name states what it is.
+# The first part found in a kernel's name determines its kind.
 KINDS: Sequence[tuple[str, str, tuple[str, ...]]] = (
     ("attention", GREEN, ("attention", "rotate")),
     ("matrix products", BLUE, ("gemm", "nvjet", "cutlass", "projection", "splitk", "cublas")),

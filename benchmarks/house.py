@@ -169,7 +169,7 @@ async def _generate(stub: Any, memory: Any, server: FrontServer) -> None:
         memory.pump()
     if num_tokens != _NUM_TOKENS:
         raise RuntimeError(f"{num_tokens} tokens came instead of {_NUM_TOKENS}")
-    # Its last lines run after the client has its status.
+    # The call's last lines run after the client has received its status.
     while server.num_active_calls:  # noqa: ASYNC110
         await asyncio.sleep(0)
 

@@ -154,7 +154,7 @@ PLANTS = (
         load=replace(_CROWD, is_varied=True),
         is_crowded=True,
     ),
-    # Who comes in together ages together and ends together.
+    # Requests that start together age and end together.
     Plant(name="cohorts", true_s=linear_s, target_s=0.016, load=_CROWD, is_crowded=True),
     Plant(name="erratic", true_s=erratic_s, is_noisy=True, is_erratic=True),
 )

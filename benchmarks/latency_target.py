@@ -124,7 +124,7 @@ def _best(plant: Plant, default: Run, duration_s: float) -> tuple[int, Run] | No
         if run.itl_percentile_s(99.0) > MAX_P99_RATIO * plant.target_s:
             continue
         if best is not None and run.prefill_per_s <= best[1].prefill_per_s:
-            # Smaller ones spend more and more on steps as such.
+            # Smaller budgets spend an increasing share on the fixed cost of steps.
             break
         best = num_tokens, run
     return best

@@ -54,7 +54,7 @@ def _built(name: str, contract: tuple[str, ...], libraries: tuple[str, ...]) -> 
         made = work / "program"
         generated = [str(path) for path in sorted(work.rglob("*.cc"))]
         _run("g++", *_FLAGS, f"-I{work}", "-o", str(made), str(main), *generated, *libraries)
-        # Two runs at once may both compile; the last one's program is as good as the first one's.
+        # Two concurrent runs may both compile; either program is valid.
         shutil.copy(made, program.with_suffix(f".{os.getpid()}"))
         program.with_suffix(f".{os.getpid()}").replace(program)
     return program

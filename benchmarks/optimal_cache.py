@@ -1,11 +1,10 @@
 """The prefix hit rate of an optimal cache: the upper bound for eviction.
 
-Owns Belady's rule (1966): evict what is needed again last, and of what is needed at the same time
-the block farthest from the start of its prompt, which is worth nothing without those before it. It
-works on whole blocks of the trace, lets every prompt be cached the moment it arrives and gives all
-of the memory to the cache, so no real scheduler can do better with the same memory. Next to
-it the least recently used rule under the same generous conditions, to separate the value of the
-future from what a scheduler loses.
+Owns Belady's rule (1966): evict the block whose next use is latest; among blocks with the same next
+use, the one farthest from the start of its prompt, which is useless without those before it. It
+works on whole blocks of the trace, caches every prompt on arrival and gives all memory to the
+cache, so no real scheduler can do better with the same memory. The least-recently-used rule runs
+under the same conditions, to separate the value of knowing the future from a scheduler's losses.
 """
 
 import heapq
@@ -115,7 +114,7 @@ class _LeastRecentCache:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        # In order of their last visit.
+        # Ordered by last visit.
         self._blocks: dict[_Block, None] = {}
 
     def visit(self, block: _Block, next_visit: float, depth: int) -> bool:

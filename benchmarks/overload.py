@@ -142,7 +142,7 @@ def measure(duration_s: float, num_fronts: int) -> list[Level]:
     )
     levels: list[Level] = []
     with service(*options, num_fronts=num_fronts) as found:
-        asyncio.run(offered(found.address, 0.5 * PEAK_PER_S, 1.5))  # everything is warm then
+        asyncio.run(offered(found.address, 0.5 * PEAK_PER_S, 1.5))  # warm-up
         for load in LOADS:
             levels.append(asyncio.run(offered(found.address, load * PEAK_PER_S, duration_s)))
     return levels

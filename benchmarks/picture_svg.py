@@ -1,7 +1,7 @@
 """Plain SVG for the pictures of docs/why-is-it-slow.md: shapes and text, no external resources.
 
-Owns escaping, the look (a light ground, the fonts that a system has) and ticks of an axis of time.
-Does not know what is drawn.
+Owns escaping, the style (light background, system fonts) and the ticks of a time axis. Does not
+know the content of the pictures.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class _Picture:
             colour = ORANGE if "prefill" in each.name else BLUE
             colour = RED if _NO_STEP in each.name else colour
             hint = f"{each.name}: {seconds(each.end_s - each.start_s)}" if end - x > 3 else ""
-            # A hairline of ground between one and the next, where there is room for it.
+            # Leave a hairline of background between neighbours if there is room.
             gap = 0.6 if end - x > 2 else 0.0
             self._drawing.rect(x, y, max(end - x - gap, 0.4), height, colour, title=hint)
             if _NO_STEP in each.name:

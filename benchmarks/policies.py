@@ -192,7 +192,7 @@ def _run_sections(
 ) -> tuple[dict[str, list[dict[str, Any]]], list[Table]]:
     """Run all trials of all parts in parallel; return raw results by part, and their tables."""
     trials = [(section, trial) for section in sections for trial in section.trials]
-    # A flood takes longest: begun last, every client would wait for it.
+    # The flood takes longest: started last, it would delay the whole run.
     order = sorted(range(len(trials)), key=lambda i: trials[i][0].key != "neighbour")
     done = dict(zip(order, runs.run([trials[i][1] for i in order]), strict=True))
     raw: dict[str, list[dict[str, Any]]] = {}
@@ -215,7 +215,7 @@ def checks_of(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]
         for kind in DEADLINE_KINDS
     }
     checks = [
-        # The same requests are offered to both, so what is good of them compares.
+        # Both get the same requests, so the numbers of good ones are comparable.
         at_least("good of penstock over fcfs, load 1.2", _ratio(good, 1.2), 1.3, "times"),
         *(
             at_most(f"prefill lost to deadlines, {kind}", 100 * share, MOST_LOST_PERCENT[kind], "%")

@@ -36,7 +36,7 @@ class Contender:
             deadline_admission=self.is_told,
             target_itl_s=base.targets.itl_s if self.is_told else None,
             max_num_batched_tokens=self.max_num_batched_tokens,
-            # Better eviction is ours; the others have what servers have.
+            # Only the fair policy uses the configured eviction; the others use LRU, as servers do.
             eviction=base.scheduler.eviction if self.policy is Policy.FAIR else EvictionPolicy.LRU,
         )
         return dataclasses.replace(base, policy=self.policy, scheduler=scheduler)

@@ -41,7 +41,7 @@ def capacity(trace: Sequence[TraceRequest], base: SimulationConfig, shares: Good
             fine = [low + step * number / (NUM_FINE + 1) for number in range(1, NUM_FINE + 1)]
             num_met = _num_met(shares(fine))
             return fine[num_met - 1] if num_met else low
-        # Already the first was too much.
+        # Even the first load was too high.
         step /= NUM_COARSE
     raise NoCapacity("no load was found at which FCFS just meets its targets: change --cost")
 
@@ -53,7 +53,7 @@ def saturating_load(trace: Sequence[TraceRequest], base: SimulationConfig) -> fl
     outputs = np.array([request.num_output_tokens for request in trace], dtype=np.float64)
     cost = base.cost
     contexts = prompts + outputs * (prompts + outputs / 2.0)
-    # Memory may hold fewer than there are slots.
+    # Memory may hold fewer requests than there are slots.
     num_places = base.num_blocks * base.block_size
     held = float((outputs * (prompts + outputs / 2.0)).sum() / outputs.sum())
     num_running = max(1.0, min(float(base.max_num_seqs), num_places / held))

@@ -54,7 +54,7 @@ class PrefixReuse:
         for num_blocks, result, lru in zip(self._sizes, ours, least_recent, strict=True):
             used = result.summary.kv_utilisation
             num_tokens = num_blocks * block_size
-            # What running requests hold is no room for the past.
+            # Blocks of running requests are unavailable for caching.
             bounds = [
                 optimal_hit_rate(self.trace, num_cache_tokens=num, block_size=block_size)
                 for num in (num_tokens, int(num_tokens * (1.0 - used)))

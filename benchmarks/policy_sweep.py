@@ -103,7 +103,7 @@ class Sweep:
             for future in as_completed(index_of):
                 yield index_of[future], future.result()
         finally:
-            # After a failed trial the rest is not awaited.
+            # After a failed trial, do not wait for the others.
             for future in index_of:
                 future.cancel()
 
@@ -121,7 +121,7 @@ def sweep(
     if num == 1:
         yield Sweep(trace, None, on_progress)
         return
-    # Not forked: whatever threads and locks this process holds stay here.
+    # Not forked: a child must not inherit threads and locks of this process.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(num, context, initializer=_begin, initargs=(trace,))
     try:

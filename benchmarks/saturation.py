@@ -69,7 +69,7 @@ def services(before: Path | None) -> Generator[dict[str, Service]]:
         }
         if before is not None:
             path = os.pathsep.join(str(before / root) for root in _ROOTS)
-            # The command line has not always been a separate part.
+            # Older checkouts have no folder `tools`.
             module = "penstock.tools" if (before / "tools").exists() else "penstock.server.cli"
             environment = {**os.environ, "PYTHONPATH": path}
             renamed = [_name_in(before, word) for word in options]
@@ -123,7 +123,7 @@ def main() -> None:
             for number in range(num_rounds + 1):
                 for name, side in sides.items():
                     found = turn(name, side, number, window_s)
-                    if number:  # the first one warms up
+                    if number:  # the first is warm-up
                         turns.setdefault(name, []).append(found)
     except (native_build.CannotBuild, RunFailed) as error:
         raise SystemExit(f"saturation.py: {error}") from None

@@ -127,7 +127,7 @@ def wave_of(
 
 
 def _client(arguments: list[object]) -> dict[str, list[float]]:
-    # Its errors go where this program's do.
+    # Its stderr is this program's.
     done = subprocess.run(
         [*map(str, arguments)],
         stdout=subprocess.PIPE,

@@ -200,7 +200,7 @@ def service(
         yield found
     finally:
         if started.poll() is None:
-            # The second one ends it at once, whatever still runs.
+            # A second SIGTERM ends the service at once, even with running requests.
             started.send_signal(signal.SIGTERM)
             found.end()
 
@@ -224,7 +224,7 @@ def capacity(num_streams: int, num_tokens: int) -> tuple[str, ...]:
         *("--max-num-seqs", str(num_seqs), "--max-num-batched-tokens", str(max(8192, num_seqs))),
         *("--max-num-waiting", str(4 * num_seqs), "--max-seq-len", str(num_tokens + 96)),
         *("--block-size", "64", "--num-blocks", str(num_seqs * (num_tokens // 64 + 3))),
-        # Slow steps on purpose would teach it that nothing can be done in time.
+        # Deliberately slow steps would make it predict every request late.
         *("--pipeline-depth", "2", "--deadline-admission", "off"),
     )
 
@@ -293,7 +293,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
 def expect_ready(process: subprocess.Popen[str]) -> None:
     """Wait until the process prints "ready". Raises RunFailed otherwise."""
     if line_of(process).strip() != "ready":
-        time.sleep(0.1)  # its complaint is on the way to our stderr
+        time.sleep(0.1)  # its error message is on the way to this process's stderr
         raise RunFailed(f"{process.args!r} did not start: exit code {process.poll()}")
 
 

@@ -56,7 +56,7 @@ PATIENCE_S = 120.0
 _PREFIX_TOKENS, _SHARED = 64, 0.3
 SERVICE = (
     *("--max-num-seqs", str(MAX_NUM_SEQS), "--num-blocks", str(NUM_BLOCKS)),
-    # The other cores are for the front and for the clients, which are on this machine as well.
+    # The other cores are for the front and the clients on this machine.
     *("--max-seq-len", str(MAX_SEQ_LEN), "--fronts", "1", "--threads", "1"),
 )
 STEP = "mean step"

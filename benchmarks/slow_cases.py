@@ -206,7 +206,7 @@ def _killed() -> Case:
         name="killed",
         options=(
             *("--max-num-seqs", "4", "--block-size", "16", "--num-blocks", "400"),
-            *("--max-replays", "0"),  # else the streams continue in the next engine
+            *("--max-replays", "0"),  # otherwise the streams continue in the next engine
         ),
         asks=tuple(asks),
         groups=("essay-", "late-"),

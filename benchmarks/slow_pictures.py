@@ -85,7 +85,7 @@ class Load(threading.Thread):
     async def _drive(self) -> list[Seen]:
         async with (
             Client(self._address, retry=NO_RETRY) as client,
-            # Little is under way to a slow reader, on a separate connection.
+            # A slow reader has a separate connection with little data in flight.
             Client(self._address, retry=NO_RETRY, channel=NarrowLine()) as narrow,
         ):
             usual, slow = (sending(each, deadline_s=60.0) for each in (client, narrow))

@@ -1,6 +1,6 @@
 """The measurements of docs/why-is-it-slow.md: Prometheus, and the clients' own figures.
 
-Owns a real Prometheus and how both are reported on the page: the text between its marks.
+Owns a Prometheus process, and the text with both between the marks of the page.
 """
 
 from __future__ import annotations

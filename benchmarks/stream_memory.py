@@ -96,14 +96,14 @@ def churn(port: int, num_requests: int, num_tokens: int, leave_after: int = 0) -
 def held(num_streams: int, *, is_active: bool) -> Held:
     """Open `num_streams` streams at once and measure their memory."""
     num_fronts = 1 if num_streams <= 4000 else 2
-    # A caller that comes after the warm-up waits: the step that its first one is in does not end.
+    # Requests after the warm-up wait: the step with the first of them does not end.
     stuck: dict[str, object] = {
         "kind": "slow_step",
         "at_request": _WARM_REQUESTS + 1,
         "seconds": 3600.0,
     }
     steps = simulated(0.25) if is_active else simulated(0.0, faults=[stuck])
-    # On a busy machine they take a minute to open: a step without end is no hang here.
+    # On a busy machine they take a minute to open: the endless step must not count as a hang.
     sizes = (*capacity(num_streams, 512), *MEASURED, "--engine-hang-s", "3600")
     with service(*steps, *sizes, num_fronts=num_fronts) as serving:
         port, fronts = serving.port, serving.pids("front")
@@ -154,7 +154,7 @@ def growth(kind: str, num_requests: int, send: Callable[[int, int], float]) -> G
                 f"{kind}: {block * (number + 1):,} of {num_requests:,}"
                 f"  {resident[-1] / 2**20:.1f} MiB"
             )
-    # What a process takes at first it takes once: the second half reports what continues.
+    # The first allocations happen once: the second half shows continuing growth.
     half = np.array(resident[NUM_BLOCKS // 2 :], dtype=np.float64)
     slope = float(np.polyfit(np.arange(len(half)) * block, half, 1)[0])
     return Growth(

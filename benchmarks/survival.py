@@ -122,7 +122,7 @@ def main() -> None:
         results[name] = {"found": found, "checks": [check.name for check in told]}
         checks += told
         progress(f"{name}: {time.monotonic() - begun_s:.0f} s")
-        # What was found so far is kept, whatever happens to the rest.
+        # Keep the results so far if a later section fails.
         write_json(options.json, results, checks)
     print_checks(checks)
     if failed:

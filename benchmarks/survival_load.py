@@ -58,7 +58,7 @@ async def cancel(num_cancels: int) -> tuple[list[Any], list[Check]]:
             resident.append(resident_bytes(fronts))
         leaked = await _used_blocks(serving.operations)
     p99 = float(np.percentile(steps, 99))
-    # What a process takes at first it takes once: the second half reports what continues.
+    # The first allocations happen once: the second half shows continuing growth.
     growth = (resident[-1] - resident[5]) / (num_cancels / 2)
     results = {
         "steps_to_free_p99": p99,

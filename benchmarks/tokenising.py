@@ -90,7 +90,7 @@ async def stops(ticks: Path, folder: Path) -> dict[str, dict[str, Any]]:
         async with grpc.aio.insecure_channel(serving.address, options=_OPTIONS) as channel:
             await generate(channel, GenerateRequest(), _SHORT)
             for name, call in calls_of(channel).items():
-                # The pages of a process that has never held such a text are new to it.
+                # Warm-up: the first such text makes the process allocate new pages.
                 await call()
                 rows = sorted([await stop(reader, call) for _ in range(NUM_TIMES)], key=_stop_ms)
                 found[name] = rows[NUM_TIMES // 2]
@@ -294,7 +294,7 @@ async def flood(ticks: Path, folder: Path, duration_s: float) -> dict[str, Any]:
     with service(*options_of(model, num_positions)) as serving:
         reader = TickReader(ticks, serving.until_up("front", 1).pid)
         reader.switch(is_on=True)
-        # Not counted: the first calls of a service find everything new.
+        # Not counted: the first calls warm up the service.
         await first_tokens_ms(serving, 2.0)
         quiet = await first_tokens_ms(serving, duration_s)
         attack = await asyncio.create_subprocess_exec(
@@ -349,7 +349,7 @@ async def first_tokens_ms(serving: Service, duration_s: float) -> dict[str, floa
 
 async def attack(address: str, duration_s: float) -> dict[str, int]:
     """Send waves of 64 prompts of 1 MB at once; count the resulting statuses."""
-    # An attacker has a separate machine.
+    # A real attacker would use another machine.
     os.nice(10)
     message = GenerateRequest()
     message.text_prompt.text = _MB

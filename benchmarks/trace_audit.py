@@ -144,7 +144,7 @@ def run(num: int, rate_per_s: float, interval_s: float, seed: int) -> Found:
         options = (*simulated(STEP_S), "--otlp-endpoint", endpoint, *_OPTIONS)
         with service(*options, num_fronts=2, environment=environment, has_metrics=True) as serving:
             asks = make_asks(num, seed, rate_per_s)
-            # Five deaths in a minute, and the supervisor gives up: that is another test.
+            # After five crashes in a minute the supervisor gives up: another test covers that.
             killer = Killer(serving, interval_s, most=4 if interval_s < 15 else 1000)
             killer.start()
             answers = asyncio.run(drive(serving.address, asks, MAX_SEQ_LEN))

@@ -162,7 +162,7 @@ class _Sender:
         try:
             outcome = await self._outcome(ask)
         except PenstockError as error:
-            # Only a server of ours gives reasons: what has none, the client or gRPC made up.
+            # Only Penstock's server sets reasons: errors without one come from the client or gRPC.
             self._is_answered |= error.reason != ""
             outcome = error.reason or error.code.name
         self._answers.note(ask, outcome, is_answered=self._is_answered)
@@ -202,7 +202,7 @@ class _Sender:
             async for event in events:
                 self._is_answered = True
                 if isinstance(event, Accepted) and ask.kind is Kind.CANCELLED:
-                    # It may have ended meanwhile.
+                    # The request may have ended meanwhile.
                     with contextlib.suppress(PenstockError):
                         await self._control.cancel(event.request_id)
                 if isinstance(event, Tokens):

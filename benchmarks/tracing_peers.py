@@ -104,7 +104,7 @@ async def serve(note: Note | None, *, has_metadata: bool, interceptors: Sequence
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     start_ticking()
-    # As Penstock does: what was there before the first request is not looked through again.
+    # As Penstock does: objects from before the first request are exempt from garbage collection.
     gc.collect()
     gc.freeze()
     print(port, flush=True)
@@ -163,7 +163,7 @@ def sdk_note(endpoint: str) -> Note:
 
 def contrib_interceptor(endpoint: str) -> Any:
     """Return opentelemetry-instrumentation-grpc's interceptor for grpc.aio servers."""
-    # Not among our dependencies: a type checker may not find it either.
+    # Not among the dependencies: a type checker may not find it either.
     contrib: Any = importlib.import_module("opentelemetry.instrumentation.grpc")
     return contrib.aio_server_interceptor(tracer_provider=sdk_provider(endpoint))
 

@@ -162,7 +162,7 @@ async def _batch_us(
         front.now_s = request.arrival_s + 0.091
         calls.close(account, _OK)
     edges_ns.append(time.thread_time_ns())
-    # What an idle loop costs in that time is next to nothing.
+    # The idle loop's cost in that time is negligible.
     await asyncio.sleep(_PAUSE_S)
     edges_ns.append(time.thread_time_ns())
     return np.diff(edges_ns) / len(requests) * 1e-3
@@ -197,7 +197,7 @@ async def _measured(path: Path, num_batches: int) -> RecordPath:
     if sum(exporter.dropped.values()) or sum(recorder.dropped_records.values()):
         raise RunFailed(f"records were dropped: {exporter.dropped}, {recorder.dropped_records}")
     await exporter.close(1.0)
-    times_us = np.array(both[1:])  # the first of each warms up
+    times_us = np.array(both[1:])  # the first of each is warm-up
     parts_us = np.median(times_us[:, 1], axis=0)
     all_us = times_us.sum(axis=2)
     return RecordPath(

@@ -188,7 +188,7 @@ async def closed_loop(
 
 async def answer_loads(run: Callable[[Load], Awaitable[Seen]]) -> None:
     """Run the loads that arrive on stdin, one JSON object per line, until it is closed."""
-    # As the engine process does: what lives now lives to the end.
+    # As the engine process does: objects alive now live to the end.
     gc.collect()
     gc.freeze()
     say({})

@@ -70,7 +70,7 @@ async def vllm_service(
         *("--max-num-batched-tokens", str(budget), "--no-enable-prefix-caching"),
         env={**os.environ, **settings},
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,  # its errors go where this program's do
+        stdout=asyncio.subprocess.DEVNULL,  # its stderr is this program's
         start_new_session=True,
     )
     try:

@@ -175,7 +175,7 @@ def _anchors(files: Sequence[CommentedFile]) -> Iterator[str]:
 
 
 def _heading(name: str) -> str:
-    # Headings get their anchors in lower case; what links here knows the name as it is.
+    # Headings get lower-case anchors; links use the name unchanged.
     return f"{_anchor(name)}\n\n### {name}"
 
 

@@ -1,6 +1,6 @@
 """Draws the six figures of the README as one picture; `python docs/tools/figures_chart.py`.
 
-Owns the picture. The values are those of docs/figures.md, which has machines and commands.
+Owns the picture. The values are from docs/figures.md, which has machines and commands.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _ID = re.compile(r'<a id="([^"]+)"></a>')
 class Block:
     """A fenced block of code."""
 
-    info: str  # what follows the fence: "python", "sh test", ""
+    info: str  # text after the fence: "python", "sh test", ""
     text: str
     line: int  # of the text's first line, from 1
 

@@ -71,7 +71,7 @@ def _comments(file: FileDescriptorProto) -> dict[PathInFile, str]:
         if location.leading_comments
     }
     for location in file.source_code_info.location:
-        # What stands before `syntax`, with an empty line between, is about the whole file.
+        # A comment before `syntax`, separated by an empty line, is about the whole file.
         if tuple(location.path) == (SYNTAX,):
             about = [*location.leading_detached_comments, location.leading_comments]
             comments[(SYNTAX,)] = _without_margin("\n".join(text for text in about if text))

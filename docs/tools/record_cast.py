@@ -66,7 +66,7 @@ def record(command: Sequence[str], *, columns: int, rows: int) -> list[Output]:
         select.select([ours], [], [])
         try:
             piece = os.read(ours, 65536)
-        except OSError:  # how Linux reports that the last writer is gone
+        except OSError:  # Linux raises it when the last writer has closed
             break
         found.append(Output(time.monotonic() - begun_s, piece.decode("utf-8", "replace")))
     os.close(ours)

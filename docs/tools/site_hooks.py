@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-# The navigation as mkdocs.yml has it.
+# The navigation as in mkdocs.yml.
 Nav: TypeAlias = "str | list[Nav] | dict[str, Nav]"
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BELOW = "repository"
 _ITEM = re.compile(r"[-*] \S")
-# The picture that stands for the one diagram of each of these files.
+# The picture that replaces the one diagram of each of these files.
 PICTURES = {
     "scheduler/README.md": "docs/pictures/states.svg",
 }
@@ -47,7 +47,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the files outside docs/ that the pages link to, and the files that these link
     to in turn."""
-    # Not at the top: the tests of links run without mkdocs.
+    # Imported here: the tests of links run without mkdocs.
     from mkdocs.structure.files import File
 
     waiting = [f"docs/{file.src_uri}" for file in files.documentation_pages()]
@@ -57,7 +57,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     while waiting:
         path = waiting.pop()
         if path in seen or not (REPOSITORY / path).is_file():
-            # What is missing stays missing: mkdocs reports which page wants it.
+            # Skip missing files: mkdocs reports the page that links to them.
             continue
         seen.add(path)
         if not path.startswith("docs/"):
@@ -88,7 +88,7 @@ def for_site(path: str, markdown: str) -> str:
             return target
         file = linked_file(path, target)
         if file is None:
-            # A folder without a README: there is nothing that the site could show.
+            # A folder without a README: the site has nothing to show.
             return None
         relative = posixpath.relpath(site_place(file), here or ".")
         _, hash_mark, anchor = target.partition("#")

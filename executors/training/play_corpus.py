@@ -73,9 +73,7 @@ def parse_speeches(text: str) -> list[Speech]:
 def split_speeches(
     speeches: Sequence[Speech], *, holdout: float
 ) -> tuple[list[Speech], list[Speech]]:
-    """Return (training, validation): the last `holdout` of the characters is held out, split at a
-    speech.
-    """
+    """Return (training, validation); `holdout` of the characters, at the end, is validation."""
     lengths = np.cumsum([len(speech.text) + 2 for speech in speeches])
     cut = int(np.searchsorted(lengths, lengths[-1] * (1.0 - holdout)))
     cut = min(max(cut, 1), len(speeches) - 1)
@@ -83,9 +81,7 @@ def split_speeches(
 
 
 def train_tokenizer(speeches: Sequence[Speech], *, vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE tokenizer: any UTF-8 text round-trips, since all 256 bytes are in the
-    vocabulary.
-    """
+    """Train a byte-level BPE tokenizer with all 256 bytes, so that any UTF-8 text round-trips."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -147,9 +143,7 @@ class SubwordSampler:
         return [self._word_id(piece) for piece, _ in pieces]
 
     def spell(self, words: Sequence[int], *, is_dropped: bool) -> list[int]:
-        """Return token ids: each word's plain spelling, or a random one of its dropout
-        spellings.
-        """
+        """Return token ids: each word's plain spelling, or a random dropout spelling."""
         ids: list[int] = []
         if not is_dropped:
             for word in words:
@@ -222,9 +216,7 @@ class SequenceSampler:
         self.dropped_share = dropped_share
 
     def batch(self, *, num_sequences: int, num_tokens: int) -> npt.NDArray[np.int64]:
-        """Return token ids int64 [num_sequences, num_tokens]; ids that are read only are
-        complements.
-        """
+        """Return ids int64 [num_sequences, num_tokens]; ids that are read only are complements."""
         rows = [self._sequence(num_tokens) for _ in range(num_sequences)]
         return np.asarray(rows, dtype=np.int64)
 
@@ -245,9 +237,7 @@ class SequenceSampler:
         return ids[:num_tokens]
 
     def _excerpt(self, num_tokens: int, *, max_speeches: int) -> list[int]:
-        """Return consecutive speeches, followed by the end token unless `num_tokens` truncates
-        them.
-        """
+        """Return consecutive speeches and the end token, truncated to `num_tokens`."""
         is_dropped = self._draws_dropped()
         at = int(self._generator.integers(len(self._bodies)))
         ids = [BOS_ID]
@@ -263,18 +253,14 @@ class SequenceSampler:
         return [*ids, EOS_ID]
 
     def _opening(self, index: int) -> list[int]:
-        """Return the whole speech, or some of its last lines, since prompts often have no
-        heading.
-        """
+        """Return the speech, or some of its last lines: prompts often have no heading."""
         if self._generator.random() >= self._mix.mid_speech_starts:
             return self._headings[index] + self._bodies[index]
         start = int(self._generator.choice(self._line_starts[index]))
         return self._bodies[index][start:]
 
     def _chat(self) -> list[int]:
-        """Return neighbouring speeches under the chat template's two headings; replies end with the
-        end token.
-        """
+        """Return speeches under the chat template's headings; replies end with the end token."""
         is_dropped = self._draws_dropped()
         num_pairs = int(self._generator.geometric(1.0 / self._mix.mean_chat_pairs))
         at = int(self._generator.integers(1, len(self._bodies)))
@@ -330,9 +316,7 @@ class SequenceSampler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationText:
-    """Documents for measuring loss: their token ids (each starts with the begin token) and
-    characters.
-    """
+    """Documents for measuring loss: token ids (each starts with the begin token), characters."""
 
     documents: list[list[int]]
     num_chars: int

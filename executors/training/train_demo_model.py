@@ -324,9 +324,7 @@ def write_folder(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> No
 def sample(
     model: LlamaForCausalLM, tokenizer: Tokenizer, prompt: str, *, max_new_tokens: int = 300
 ) -> str:
-    """Return a text that continues `prompt` at temperature 0.8, including the end token if it was
-    sampled.
-    """
+    """Continue `prompt` at temperature 0.8; include the end token if it was sampled."""
     ids = torch.tensor([tokenizer.encode(prompt).ids], device=model.device)
     num_prompt_tokens = ids.shape[1]
     for _ in range(max_new_tokens):

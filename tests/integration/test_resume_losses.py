@@ -143,6 +143,29 @@ async def test_many_that_ask_on_several_fronts_all_find_it(text: ModelText) -> N
                 assert rich_error(result).info.reason == "STREAM_SUPERSEDED"
 
 
+async def test_a_stream_that_comes_back_before_a_step_is_not_ended_as_taken_over(
+    text: ModelText,
+) -> None:
+    async with stepped(text) as first, another_front(first) as second:
+        told = await lose(first, first.stub.Generate(resumable(60)), 5)
+        stream = first.memory.kept.find("r")
+        assert stream is not None
+
+        def attached_to(front_id: int) -> bool:
+            first.hear()
+            return stream.front_id == front_id
+
+        elsewhere = second.stub.Resume(rest_after(told))
+        await second.until(lambda: attached_to(2))
+        back = first.stub.Resume(rest_after(told))
+        await first.until(lambda: attached_to(1))
+        rest: list[Any] = await first.end_of(back)
+        assert unbroken([*told, *(r.response for r in rest)])
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await second.end_of(elsewhere)
+        assert rich_error(caught.value).info.reason == "STREAM_SUPERSEDED"
+
+
 @pytest.mark.parametrize("is_ended", [False, True])
 async def test_after_a_lost_front_every_point_is_to_be_had(text: ModelText, is_ended: bool) -> None:
     message = resumable(60)

@@ -1,7 +1,7 @@
 """The executor's settings: which executor, which model, which resources.
 
 Owns the fields, their ranges and their JSON form. Imports nothing heavy: every process of the
-service reads these, long before an executor is built.
+service reads the settings, long before an executor is built.
 """
 
 import enum

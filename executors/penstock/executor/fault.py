@@ -9,9 +9,7 @@ from dataclasses import dataclass
 
 
 class FaultKind(enum.StrEnum):
-    """The kinds of faults. The kinds in REQUEST_FAULTS hit single requests, the others the
-    executor.
-    """
+    """The kinds of faults. REQUEST_FAULTS hit single requests, the others the executor."""
 
     REQUEST_FAILS = "request_fails"
     """The request alone fails, with `Fault.detail`."""

@@ -137,9 +137,7 @@ def _joined(results: list[StepResult], failures: tuple[SlotFailure, ...]) -> Ste
 
 
 def _joined_logprobs(results: list[StepResult]) -> TokenLogprobs | None:
-    """Merge logprobs: one row per token; zeros for parts without logprobs and for missing
-    alternatives.
-    """
+    """Merge logprobs: one row per token; zeros for missing logprobs and alternatives."""
     asked = [result.logprobs for result in results if result.logprobs is not None]
     if not asked:
         return None

@@ -134,7 +134,7 @@ class EngineControl:
         self._engine.set_paused(True)
 
     def resume(self) -> None:
-        """Run freely."""
+        """Run iterations without `step`."""
         self._engine.set_paused(False)
 
     def step(self, count: int = 1, timeout_s: float = 30.0) -> None:

@@ -32,7 +32,7 @@ class SamplingParams:
 
     end_id: int | None = None
     pad_id: int | None = None
-    max_tokens: int | None = 32  # states int, takes None
+    max_tokens: int | None = 32  # declared int, accepts None
     bad: str | list[str] | None = None
     bad_token_ids: list[int] | None = None
     stop: str | list[str] | None = None

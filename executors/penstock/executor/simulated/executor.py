@@ -215,9 +215,7 @@ class SimulatedExecutor:
         return bool(spec.stop_ids) or max(sampling.num_logprobs, sampling.num_prompt_logprobs) >= 0
 
     def _plain_answer(self, batch: Batch) -> StepResult:
-        """Return the result of `_answer` for a batch in which every row gets one hashed token
-        only.
-        """
+        """Return the result of `_answer` if every row gets only one hashed token."""
         slots = batch.sampled_slots
         ends = _ends(batch, slots)
         tokens = tokens_at(self._origins[slots], ends, self._info.vocab_size)
@@ -304,17 +302,13 @@ class _ScriptedError(Exception):
 
 
 def _only_scripted(error: Exception) -> None:
-    """Raise `error` again unless it is scripted: any other is a bug. A scripted error needs no
-    cleanup.
-    """
+    """Raise `error` again unless it is scripted. A scripted error needs no cleanup."""
     if not isinstance(error, _ScriptedError):
         raise error
 
 
 def _ends(batch: Batch, slots: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return each slot's position after its last token of this step, int32 [m], for `slots` [m] in
-    row order.
-    """
+    """Return the position after each slot's last token of this step, int32 [m] in row order."""
     ends: NDArray[np.int32] = batch.starts + batch.num_tokens
     return ends if len(slots) == len(ends) else ends[np.isin(batch.slots, slots)]
 

@@ -30,7 +30,7 @@ class FaultScript:
         return not any(self._times_left)
 
     def admit(self, request: Request) -> None:
-        """Record a request that got a slot."""
+        """Record a request that the scheduler assigned to a slot."""
         key = request.spec.key
         # Keys after the last ordinal in the script are not kept, which limits the memory.
         if key not in self._ordinals and len(self._ordinals) < self._max_ordinal:

@@ -81,7 +81,7 @@ class ShadowMemory:
         self._num_known[slot] = end
 
     def check(self, batch: Batch) -> None:
-        """Raise DeviceCheckError unless every row can be computed from what was written."""
+        """Raise DeviceCheckError unless the written entries suffice to compute every row."""
         slots = batch.slots
         _require(len(np.unique(slots)) == len(slots), "a slot has two rows")
         _require(

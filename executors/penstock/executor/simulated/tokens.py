@@ -27,9 +27,7 @@ def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def origin_of(prompt_ids: NDArray[np.int32], seed: int = 0) -> int:
-    """Return the 64-bit number that determines a whole generation: a hash of the prompt ids and
-    seed.
-    """
+    """Return the 64-bit number that determines a generation: a hash of prompt ids and seed."""
     data = np.ascontiguousarray(prompt_ids, dtype=np.int32).tobytes()
     key = seed.to_bytes(8, "little")
     return int.from_bytes(blake2b(data, digest_size=8, key=key).digest(), "little")

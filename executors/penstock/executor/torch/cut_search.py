@@ -19,9 +19,7 @@ _MAGNITUDE_BITS = 0x7FFF_FFFF
 
 
 def search_threshold(scores: Tensor, truncation: Truncation) -> Tensor:
-    """Return the least score kept, float32 [m], for scores float32 [m, V], none of which is above
-    zero.
-    """
+    """Return the least score kept, float32 [m], for scores float32 [m, V] of at most zero."""
     outside = float("-inf")
     is_at_least = torch.empty_like(scores)
 
@@ -59,9 +57,7 @@ def _last_enough(is_enough: Callable[[Tensor], Tensor], scores: Tensor) -> Tenso
 
 
 def _ordered(numbers: Tensor) -> Tensor:
-    """Return int32 in the order of the floats: their bits, with the magnitude of negative ones
-    inverted.
-    """
+    """Return int32 in the order of the floats: their bits, negative magnitudes inverted."""
     bits = numbers.view(torch.int32)
     return torch.where(bits >= 0, bits, bits ^ _MAGNITUDE_BITS)
 

@@ -220,9 +220,7 @@ class TorchExecutor:
 
 
 def _rows_of(batch: Batch, slots: NDArray[np.int32]) -> Ints:
-    """Return the batch rows of `slots`, in the order of `slots`; the batch must contain all of
-    them.
-    """
+    """Return the batch rows of `slots`, in the order of `slots`, which the batch must have."""
     row_of_slot = np.zeros(batch.arrays.num_slots, dtype=np.int64)
     row_of_slot[batch.slots] = np.arange(batch.num_rows)
     return row_of_slot[slots]

@@ -1,4 +1,4 @@
-"""The weights of the fused step: projections with a common input are joined into one matrix.
+"""Joins the weights of the fused step: projections with a common input become one matrix.
 
 The modules keep views of the joined matrices, so nothing is stored twice and the eager path over
 the same modules is unchanged.
@@ -46,9 +46,7 @@ class LayerWeights:
 
 @torch.inference_mode()
 def fuse_weights(tree: DecoderTree) -> tuple[LayerWeights, ...]:
-    """Join the weights layer by layer; at most one layer's projections are in memory twice,
-    briefly.
-    """
+    """Join the weights layer by layer, so that at most one layer is in memory twice."""
     return tuple(_fuse_layer(layer) for layer in tree.layers)
 
 

@@ -20,9 +20,7 @@ _WIDTHS = (64, 256)
 
 
 def draw(scores: Tensor, uniforms: Tensor) -> Tensor:
-    """Return token ids int64 [m] for logits less their maximum, float32 [m, V]; uniforms float64
-    [m].
-    """
+    """Return ids int64 [m]. Scores float32 [m, V]: logits less their maximum; uniforms float64."""
     return _pick(scores.exp(), uniforms)
 
 

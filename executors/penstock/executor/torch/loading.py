@@ -56,9 +56,7 @@ class LoadedModel:
     stored: dict[nn.Module, StoredWeight] = field(default_factory=dict)
 
     def logits(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor) -> Tensor:
-        """Run one packed forward; return logits [len(rows), vocabulary] of the packed tokens
-        `rows`.
-        """
+        """Run a packed forward; return logits [len(rows), vocabulary] of the tokens `rows`."""
         out = self.module(
             input_ids=input_ids,
             position_ids=position_ids,
@@ -80,9 +78,10 @@ def load_configured(config: ExecutorConfig) -> LoadedModel:
 
 
 def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
-    """Load config.json and safetensors of `path`. `dtype` "auto": as the weights are stored.
+    """Load config.json and safetensors of `path`. `dtype` "auto": the stored weights' number
+    format.
 
-    Raises ModelLoadError for a folder that cannot be loaded, UnsupportedModel for a model that
+        Raises ModelLoadError for a folder that cannot be loaded, UnsupportedModel for a model that
     paged attention would compute wrongly.
     """
     if not (path / "config.json").is_file():

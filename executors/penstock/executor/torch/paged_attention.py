@@ -24,8 +24,8 @@ from penstock.executor.torch.step_inputs import Chunk, ChunkKeys, RowGroup, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """How scores are computed. `window` 0 and `softcap` 0 mean off; `sinks` [query heads] or None:
-    a logit per head that takes part in the softmax and attends to nothing.
+    """How scores are computed. `window` 0 and `softcap` 0: off; `sinks` [query heads] or None: a
+    logit per head that is part of the softmax but attends to nothing.
     """
 
     scaling: float
@@ -138,9 +138,7 @@ class PagedAttention:
         return found[2]
 
     def _gather(self, layer: int, page_rows: Tensor) -> Tensor:
-        """Gather pages into a buffer that layers and groups share, so that it stays in the CPU
-        cache.
-        """
+        """Gather pages into a buffer that layers and groups share, which stays in the CPU cache."""
         pages = self._pages.block_rows(layer)
         num_elements = page_rows.numel() * pages.shape[1]
         if self._gathered.numel() < num_elements:
@@ -157,9 +155,7 @@ class PagedAttention:
         return self._scores[:num_elements].view(shape), self._weights[:num_elements].view(shape)
 
     def _tiles(self, layer: int, num_rows: int, width: int) -> Iterator[tuple[slice, slice]]:
-        """Yield (rows, key heads) of tiles whose gathered pages, `width` blocks per row, fit the
-        scratch.
-        """
+        """Yield (rows, key heads) of tiles whose pages, `width` blocks per row, fit the scratch."""
         shape = self._pages.shapes[layer]
         num_elements = 2 * width * self._pages.block_size * shape.head_dim
         room = max(self._scratch.gathered_bytes // (num_elements * self._pages.dtype.itemsize), 1)
@@ -171,9 +167,7 @@ class PagedAttention:
     def _attend_group(
         self, layer: int, group: RowGroup, query: Tensor, scoring: Scoring, out: Tensor
     ) -> None:
-        """Attend with query and out [rows, Hq, D]; queries of one key head are rows of one
-        matrix.
-        """
+        """query and out [rows, Hq, D]; queries of one key head are rows of one matrix."""
         shape = self._pages.shapes[layer]
         num_rows, num_queries, head_dim = query.shape
         per_head = (num_rows, shape.num_heads, num_queries // shape.num_heads)
@@ -256,9 +250,7 @@ class PagedAttention:
         own: slice,
         out: Tensor,
     ) -> None:
-        """Attend with query and out [n, Hq, D], for the query heads `own`; keys and values [H,
-        keys, D].
-        """
+        """Attend for the query heads `own` of query [n, Hq, D]; keys and values [H, keys, D]."""
         num_heads, num_keys, _ = keys.shape
         num_tokens = len(query)
         queries, attended = query.unflatten(1, (num_heads, -1)), out.unflatten(1, (num_heads, -1))
@@ -331,14 +323,11 @@ def _attend_plain(
 
 
 def _cap(scores: Tensor, softcap: float) -> Tensor:
-    """Soft-cap scores in place."""
     return scores.div_(softcap).tanh_().mul_(softcap)
 
 
 def _exponentiate(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Replace float32 scores by their exponentials; return their sums, including sinks, [...,
-    1].
-    """
+    """Exponentiate float32 scores in place; return their sums with sinks, [..., 1]."""
     greatest = scores.amax(-1, keepdim=True)
     if sinks is not None:
         greatest = torch.maximum(greatest, sinks)

@@ -1,4 +1,4 @@
-"""Log probabilities of prompts: which packed rows predict which prompt tokens."""
+"""Finds the packed rows that predict prompt tokens, and computes log probabilities of prompts."""
 
 from dataclasses import dataclass
 
@@ -51,9 +51,7 @@ def prompt_rows(batch: Batch, last_of_row: Ints) -> list[PromptRows]:
 def prompt_logprobs(
     logits: Tensor, prompts: list[PromptRows]
 ) -> list[tuple[int, int, TokenLogprobs]]:
-    """Return (slot, first position, log probabilities) from `logits`, the prompts' rows
-    concatenated.
-    """
+    """Return (slot, first position, log probabilities); `logits`: the prompts' rows in order."""
     found: list[tuple[int, int, TokenLogprobs]] = []
     first = 0
     for prompt in prompts:

@@ -1,7 +1,7 @@
 """Weights in 8 bits: symmetric, one float32 scale for each output channel.
 
-Owns the number formats and their rounding: a weight is `values[out, in] * scale[out]`. A product
-with the values must be multiplied by the scale, which gives the same number.
+Owns the number formats and their rounding: a weight is `values[out, in] * scale[out]`. Multiplying
+a product with the values by the scale gives the same result.
 """
 
 from dataclasses import replace

@@ -50,9 +50,7 @@ def _apart(kind: object, usual: object) -> str:
 
 
 def weight_bytes(model: LoadedModel, others: Sequence[Tensor] = ()) -> int:
-    """Return the bytes of the model's parameters, its buffers and `others`; shared memory counts
-    once.
-    """
+    """Return the bytes of parameters, buffers and `others`; shared memory counts once."""
     tensors = [*model.module.parameters(), *model.module.buffers(), *others]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())

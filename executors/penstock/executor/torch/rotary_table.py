@@ -16,9 +16,7 @@ class RotaryTable:
 
 @torch.inference_mode()
 def rotary_of(positions: Tensor, inverse_frequencies: Tensor, scaling: float) -> RotaryTable:
-    """Compute the angles in float32 as transformers does, without its rounding to half
-    precision.
-    """
+    """Compute the angles as transformers does, but without its rounding to half precision."""
     frequencies = inverse_frequencies.to(device=positions.device, dtype=torch.float32)
     angles = torch.outer(positions.float(), frequencies)
     return RotaryTable(

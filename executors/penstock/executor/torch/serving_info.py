@@ -22,9 +22,7 @@ _FEATURES = frozenset(
 
 
 def served_length(config: ExecutorConfig, model: LoadedModel) -> int:
-    """Return the maximum length of prompt plus output: the model's, or the configured one if it is
-    less.
-    """
+    """Return the maximum of prompt plus output: the model's, or the setting if it is less."""
     longest = model.architecture.max_seq_len
     return longest if config.max_seq_len is None else min(longest, config.max_seq_len)
 

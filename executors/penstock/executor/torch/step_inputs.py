@@ -168,9 +168,7 @@ class StepInputs:
         return self._rows
 
     def token_rows(self, shape: HeadShape) -> tuple[Tensor, Tensor]:
-        """Return the rows of `KVPages.token_rows` for all tokens' keys and values, each [T *
-        heads].
-        """
+        """Return rows of `KVPages.token_rows` for all keys and values, each [T * heads]."""
         rows = self._token_rows.get(shape.num_heads)
         if rows is None:
             block_size = self._pages.block_size
@@ -183,9 +181,7 @@ class StepInputs:
         return rows
 
     def row_groups(self, shape: HeadShape, window: int) -> tuple[RowGroup, ...]:
-        """Return the single-token rows in length groups; `window`: keys a row may see, 0 for no
-        window.
-        """
+        """Return the single-token rows in groups; `window`: keys a row may see, 0: no window."""
         key = (shape.num_heads, window)
         groups = self._row_groups.get(key)
         if groups is None:
@@ -289,9 +285,7 @@ def _unwritten(last_blocks: Ints, starts: Ints, ends: Ints, block_size: int) -> 
 
 
 def _page_rows(blocks: Ints, num_heads: int) -> Ints:
-    """Return the rows of `KVPages.block_rows` for blocks [rows, width], as [2, rows, heads,
-    width].
-    """
+    """Map blocks [rows, width] to rows of `KVPages.block_rows`, [2, rows, heads, width]."""
     pages = np.arange(2)[:, None, None, None] * num_heads + np.arange(num_heads)[:, None]
     return blocks[:, None, :] * 2 * num_heads + pages
 

@@ -53,9 +53,7 @@ def check_structure(model: LoadedModel, tree: DecoderTree, ids: Tensor) -> Tenso
 
 
 def _far_positions(first: int, longest: int, windows: set[int]) -> Tensor:
-    """Return positions from `first` on, evenly spaced by their logarithm, and around the windows'
-    ends.
-    """
+    """Return positions from `first` on, evenly spaced by logarithm, and around windows' ends."""
     spread = torch.logspace(0, 1, _NUM_FAR, base=max(longest / first, 1.0)) * first
     found = {min(round(position), longest - 1) for position in spread.tolist()}
     found.update(window + offset for window in windows for offset in (-1, 0, 1))
@@ -125,9 +123,7 @@ class _Check(WholeSequence):
         return self._attended
 
     def judge_logits(self, found: Tensor) -> Tensor:
-        """Compare the forward's logits, which cover part of the vocabulary; return all expected
-        logits.
-        """
+        """Compare the forward's logits, a part of the vocabulary; return all expected logits."""
         tree = self._tree
         hidden = _rms_norm(self._hidden, tree.final_norm.float(), tree.eps)
         parts = [

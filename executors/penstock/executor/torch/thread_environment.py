@@ -22,9 +22,7 @@ _SPINS_IN_COMPANY = 1000
 NUM_THREADS_VARIABLE = "OMP_NUM_THREADS"
 _POLICY = "OMP_WAIT_POLICY"
 _SPINS = "GOMP_SPINCOUNT"
-"""Read by GNU's OpenMP runtime, which torch ships on Linux; other runtimes ignore it. Overrides the
-policy.
-"""
+"""Read by GNU's OpenMP runtime, which torch ships on Linux. Overrides the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,9 +49,7 @@ def scatter_rows(part: TokenLogprobs, rows: np.ndarray, num_rows: int) -> TokenL
 def logprobs_of(
     logits: Tensor, tokens: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return values and ranks of a few rows, on their device; ids and values of the most likely
-    tokens.
-    """
+    """Return values and ranks, and ids and values of the most likely tokens, on the device."""
     logprobs = torch.log_softmax(logits.float(), dim=1)
     chosen = logprobs.gather(1, tokens[:, None])
     ranks = (logprobs > chosen).sum(1) + 1

@@ -75,9 +75,7 @@ class TrialReference:
 
 @torch.inference_mode()
 def make_reference(model: LoadedModel, tree: DecoderTree, num_tokens: int) -> TrialReference:
-    """Compute the reference. Raises NotFused when the model computes more than its module tree
-    implies.
-    """
+    """Compute the reference. Raises NotFused when the model computes more than the tree."""
     ids = trial_tokens(tree.embedding, num_tokens)
     exact = check_structure(model, tree, ids)
     rounding = float((module_logits(model, ids) - exact).norm() / exact.norm())

@@ -42,9 +42,7 @@ class WholeSequence:
 
 
 def trial_tokens(embedding: Tensor, num_tokens: int) -> Tensor:
-    """Return the same few tokens every time, spread over the vocabulary; none has an embedding that
-    is not finite.
-    """
+    """Return a fixed set of tokens, spread over the vocabulary, with finite embeddings."""
     vocab_size = len(embedding)
     spread = (torch.arange(4 * num_tokens) * 7919 + 13) % vocab_size
     is_finite = torch.isfinite(embedding[spread.to(embedding.device)]).all(1).cpu()

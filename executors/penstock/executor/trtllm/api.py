@@ -70,9 +70,7 @@ class Llm(Protocol):
         ...
 
     def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
-        """Iterate over the statistics of each iteration; end after `timeout` seconds without
-        any.
-        """
+        """Iterate over the statistics of iterations; end after `timeout` seconds without any."""
         ...
 
     def shutdown(self) -> None:

@@ -56,9 +56,7 @@ class BlockAccount:
         self._unanswered.discard(submitted)
 
     def enter(self) -> Iterator[SubmittedRequest]:
-        """Yield the requests that may enter now, in order; each counts as inside when it is
-        yielded.
-        """
+        """Yield the requests that may enter now, in order; each counts as inside from then on."""
         while self._waiting and self._has_room(self._waiting[0]):
             submitted = self._waiting.popleft()
             self._inside.add(submitted)

@@ -46,9 +46,7 @@ class BuilderEnd:
 
 
 def find_builder() -> Path:
-    """Return the builder of this installation, else the one on the search path. Raises
-    BuilderUnusable.
-    """
+    """Return this installation's builder, else that on the path. Raises BuilderUnusable."""
     beside = str(Path(sys.executable).parent)
     found = shutil.which(PROGRAM, path=beside) or shutil.which(PROGRAM)
     if found is None:
@@ -61,9 +59,7 @@ def find_builder() -> Path:
 
 
 def known_flags(builder: Path) -> frozenset[str]:
-    """Return the names, without dashes, of the flags in the builder's help. Raises
-    BuilderUnusable.
-    """
+    """Return the flags in the builder's help, without dashes. Raises BuilderUnusable."""
     try:
         answer = subprocess.run(
             [builder, "--help"],
@@ -128,9 +124,7 @@ def run_builder(
 
 
 def _dying_with(parent: int) -> Callable[[], None] | None:
-    """Return a function that a child process calls so that it is killed when `parent` dies
-    (Linux).
-    """
+    """Return a function for a child process that makes it die with `parent` (Linux)."""
     if sys.platform != "linux":
         return None
     # Loaded before the fork: few functions are safe between fork and exec.
@@ -151,9 +145,7 @@ def _pass_output_on(
     on_heartbeat: Callable[[], None],
     heartbeat_s: float,
 ) -> tuple[str, ...]:
-    """Forward output until the builder has ended and its output is complete; return the last
-    lines.
-    """
+    """Forward output until the builder has ended and its output is complete; return its tail."""
     assert process.stdout is not None
     tail: deque[str] = deque(maxlen=_NUM_KEPT_LINES)
     partial = b""

@@ -1,8 +1,8 @@
 """The settings of the TensorRT-LLM executor, under the vendor's names.
 
-Owns the fields, their ranges and their dependencies. Knows neither the model folder (`preflight`
-compares them) nor the installed version (`llm_args` does). Imports nothing heavy: every process of
-the service reads these.
+Owns the fields, their ranges and their dependencies. Knows neither the model folder (see
+`preflight`) nor the installed version (see `llm_args`). Imports nothing heavy: every process of the
+service reads the settings.
 """
 
 import enum
@@ -32,9 +32,7 @@ class CapacityPolicy(enum.StrEnum):
 
 
 class ChunkingPolicy(enum.StrEnum):
-    """Which prompt gets the tokens of a step; the engine's ContextChunkingPolicy of the same
-    name.
-    """
+    """Which prompt gets the tokens of a step; the engine's ContextChunkingPolicy."""
 
     FIRST_COME_FIRST_SERVED = "FIRST_COME_FIRST_SERVED"
     EQUAL_PROGRESS = "EQUAL_PROGRESS"

@@ -49,9 +49,7 @@ class CheckProcesses:
         self._idle = [_Process()]
 
     def fault(self, constraint: Constraint) -> str:
-        """As `fault_of`, within limits; also reports a constraint that could not be checked.
-        Blocks.
-        """
+        """As `fault_of`, within limits; also reports an unchecked constraint. Blocks."""
         with self._lock:
             process = self._idle.pop() if self._idle else None
         process = process or _Process()
@@ -90,9 +88,7 @@ class _Process:
         self._is_ready = False
 
     def ask(self, constraint: Constraint, check_s: float) -> str | None:
-        """Check a constraint; return its error, or None when it took too long or ended the
-        process.
-        """
+        """Check a constraint; return its error, None if it took too long or ended the process."""
         if not self._is_ready and self._line(START_S) != _READY:
             log.error("the constraint checker does not start")
             return NOT_CHECKED

@@ -115,9 +115,7 @@ def _needed_by(token: re.Match[str]) -> str | None:
 
 
 def _has_member(members: str) -> bool:
-    """Return whether a character class has a member. A class with an invalid character counts as
-    empty.
-    """
+    """Return whether a character class has a member; with an invalid character it has none."""
     is_negated = members.startswith("^")
     ranges = sorted(_ranges(members[is_negated:]))
     if any(high > _LAST_CODE_POINT for _, high in ranges):

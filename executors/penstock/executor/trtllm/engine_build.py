@@ -219,9 +219,7 @@ def _check_made(builder: Path, folder: ModelFolder, output: Path) -> None:
 
 
 def _wait_reporter(reporter: BuildReporter) -> Callable[[float, str], None]:
-    """Return a function that reports, at once and then at intervals, that the build waits for
-    another.
-    """
+    """Return a function that reports, at once and at intervals, the wait for another build."""
     next_s = 0.0
 
     def report_wait(waited_s: float, holder: str) -> None:

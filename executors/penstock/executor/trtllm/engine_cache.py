@@ -62,9 +62,7 @@ class EngineCache:
         return self._folder / f"{_ODD.sub('-', model.name) or 'model'}-{key.digest}"
 
     def exists(self, place: Path) -> bool:
-        """Return whether we built an engine here. Raises CacheUnusable for a folder of other
-        origin.
-        """
+        """Return whether our build exists. Raises CacheUnusable for a folder of other origin."""
         if not place.exists():
             return False
         if not (place / MANIFEST).is_file():

@@ -51,9 +51,7 @@ def engine_key(
 
 
 def folder_fingerprint(folder: Path) -> list[dict[str, Any]]:
-    """Return size and hash of the sampled content of every file that is not hidden, by relative
-    name.
-    """
+    """Return size and hash of every file that is not hidden, by relative name."""
     return [
         {
             "name": path.relative_to(folder).as_posix(),

@@ -46,14 +46,12 @@ _DECODING_CLASSES = {
 }
 _MAX_STATS = 1000
 _NGRAM_MATCH = 2
-"""The default of `max_matching_ngram_size` in later versions; in 1.2 it is 0, which never
-matches.
-"""
+"""Default of `max_matching_ngram_size` in later versions; the 0 of 1.2 never matches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
-    """One argument. `is_asked_for`: the operator set it, so it must not be dropped."""
+    """One argument. `is_asked_for`: the operator set it, so it must not be dropped silently."""
 
     value: Any
     is_asked_for: bool
@@ -99,9 +97,7 @@ def _text_side(config: TrtllmConfig, tokenizer: Path) -> dict[str, _Setting]:
 
 
 def _sections(config: TrtllmConfig, default: TrtllmConfig, package: Package) -> dict[str, _Setting]:
-    """Return the arguments that are objects of the vendor's classes, created only where
-    supported.
-    """
+    """Return the arguments that are objects of the vendor's classes, where supported."""
     builders: dict[str, Callable[[], Any]] = {
         "kv_cache_config": lambda: _kv_cache(config.kv_cache_config, package),
         "scheduler_config": lambda: _scheduler(config.scheduler_config, package),

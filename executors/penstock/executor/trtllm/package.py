@@ -67,9 +67,7 @@ class Package:
         return found is not None and tuple(map(int, found.groups())) > line
 
     def named(self, name: str) -> Any:
-        """Return the class with that name. Raises ExecutorUnavailable naming the class and the
-        version.
-        """
+        """Return the class with that name. Raises ExecutorUnavailable naming class and version."""
         for module in self.modules:
             if (found := getattr(module, name, None)) is not None:
                 return found

@@ -39,9 +39,7 @@ _FATAL: Final = re.compile(
 
 
 def is_refusal(message: str, quoted: str = "") -> bool:
-    """Return whether the text blames the request. `quoted`: the part of the request it may
-    quote.
-    """
+    """Return whether the text blames the request. `quoted`: what it may quote of the request."""
     if is_constraint_refusal(message, quoted):
         return True
     return _REFUSALS.search(message) is not None and not _has_own(_FAULTS, message, quoted)

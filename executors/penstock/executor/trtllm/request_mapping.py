@@ -92,9 +92,7 @@ class RequestMapping:
         return arguments
 
     def _check_tokens(self, tokens: NDArray[np.int32]) -> None:
-        """Check token ids: the engine fails with an assertion for an empty list or an unknown
-        id.
-        """
+        """Check token ids: an empty list or an unknown id fails an assertion in the engine."""
         if not len(tokens):
             raise ValueError("prompt_ids: must have at least one token")
         foreign = np.flatnonzero((tokens < 0) | (tokens >= self._vocab_size))
@@ -137,9 +135,7 @@ class RequestMapping:
         return params
 
     def _drawing(self, spec: RequestSpec) -> dict[str, Any]:
-        """Return the sampling arguments. All three are always set: the engine treats unset ones as
-        greedy.
-        """
+        """Return all three sampling arguments: the engine treats unset ones as greedy."""
         sampling = spec.sampling
         options: dict[str, Any] = {
             "temperature": sampling.temperature,

@@ -87,15 +87,13 @@ class ResponseQueue:
         loop.call_soon(self._flush)
 
     def die(self, error: BaseException) -> None:
-        """Record that the engine ended; the first reason is kept."""
+        """Record that the engine ended; keep the first error."""
         with self._lock:
             self._death = self._death or error
             self._wake()
 
     def take(self) -> list[Response]:
-        """Return all responses since the last call. Raises ExecutorDied when the engine has
-        ended.
-        """
+        """Return all responses since the last call. Raises ExecutorDied if the engine has ended."""
         with self._lock:
             if self._is_closed:
                 raise ExecutorDied("the executor is closed")

@@ -75,9 +75,7 @@ _REQUIRED: Final = "required"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One entry that differs in the source. `is_verified`: it was verified in some source
-    before.
-    """
+    """One entry that differs in the source. `is_verified`: it was verified in some source."""
 
     where: str
     what: str
@@ -114,9 +112,7 @@ class SourceReport:
 
 
 def load_facts(generation: str = LINE) -> dict[str, Any]:
-    """Return the table of a generation: the table of release 1.2, overridden by the generation's
-    entries.
-    """
+    """Return a generation's table: that of release 1.2, overridden by its own entries."""
     table = _table(LINE)
     if generation == LINE:
         return table
@@ -162,9 +158,7 @@ def check_source(folder: Path, generation: str = "") -> SourceReport:
 
 
 def check_installed() -> SourceReport | None:
-    """As `check_source`, for the installed package, which is located and not imported; None if it
-    is not installed.
-    """
+    """As `check_source`, for the installed package, which is not imported; None without one."""
     spec = importlib.util.find_spec("tensorrt_llm")
     if spec is None or spec.origin is None:
         return None
@@ -193,9 +187,7 @@ def _merge(entry: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 class _Found:
-    """A class in source: its members and those of its bases in the same file. Defaults are
-    literals.
-    """
+    """A class: its members and those of its bases in the same file. Defaults are literals."""
 
     def __init__(self) -> None:
         self.fields: dict[str, object] = {}
@@ -319,9 +311,7 @@ def _parameters(arguments: ast.arguments) -> dict[str, object]:
 
 
 def _literal(node: ast.expr | None) -> object:
-    """Return a default as the table writes it: a literal, `_REQUIRED`, `_FACTORY`, or the last
-    name.
-    """
+    """Return a default as in the table: a literal, `_REQUIRED`, `_FACTORY` or the last name."""
     if node is None:
         return _REQUIRED
     if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].lower() == "field":

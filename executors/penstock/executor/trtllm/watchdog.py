@@ -33,7 +33,7 @@ class Watchdog:
         self._num_failures_in_row = 0
 
     def watch(self, requests: Iterable[SubmittedRequest], now_s: float) -> None:
-        """Watch submitted requests."""
+        """Expect responses for submitted requests from now on."""
         self._count_silence(now_s)
         self._silent_since_s.update((submitted, now_s) for submitted in requests)
 

@@ -239,6 +239,9 @@ class Dispatcher:
             return Attached(ticket=attach.ticket, resume_spec=None, failure=failure)
         if stream.front_id not in (NO_FRONT, front_id):
             self._detach(stream)
+        # An older notice would arrive after the answer and end the new stream.
+        stale = (front_id, _detach_frame(stream))
+        self._outgoing = [sent for sent in self._outgoing if sent != stale]
         self._live_keys[stream.front_id] -= stream.live
         self._live_keys[front_id] |= stream.live
         self.kept.move(stream, front_id)
@@ -251,9 +254,7 @@ class Dispatcher:
 
     def _detach(self, stream: KeptStream) -> None:
         """Notify the stream's front, with the frames of the next step."""
-        self._outgoing.append(
-            (stream.front_id, encode(Detach(names=(stream.name,), keys=stream.keys)))
-        )
+        self._outgoing.append((stream.front_id, _detach_frame(stream)))
 
     def _drop(self, stream: KeptStream) -> None:
         """Cancel a dropped request's running outputs: no front can attach it any more."""
@@ -351,3 +352,7 @@ class Dispatcher:
         self._mark_submitting(specs[0].key)
         self.engine.submit(specs)
         self._mark_submitting(0)
+
+
+def _detach_frame(stream: KeptStream) -> bytes:
+    return encode(Detach(names=(stream.name,), keys=stream.keys))

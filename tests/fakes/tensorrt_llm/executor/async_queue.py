@@ -36,7 +36,7 @@ class AsyncQueue(Generic[ItemT]):
     async def get(self, timeout_s: float | None = None) -> ItemT:
         """Return the next item. Raises TimeoutError after `timeout_s` without one."""
         while not self._items:
-            # Another reader may have taken what this one was woken for.
+            # Another reader may have taken the item that woke this one.
             self._event.clear()
             if timeout_s is None:
                 await self._event.wait()

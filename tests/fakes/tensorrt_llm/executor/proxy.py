@@ -45,7 +45,7 @@ class GenerationExecutorProxy:
         self._stats: IterationResult | None = None
         self.slip_token = settings.slip_token
         self._stats_dispatch = StatsDispatch(settings)
-        # Only there since statistics are fetched.
+        # Exists only where statistics are fetched.
         self.rpc_client = None if settings.stats == "push" else self._stats_dispatch
         self.engine = PyExecutor(limits, settings, self._dispatch, self._stats_dispatch.put)
         self._worker = (
@@ -103,7 +103,7 @@ class GenerationExecutorProxy:
             return None
         self._stats.set_timeout(timeout)
         if self.rpc_client is not None:
-            # On the caller's thread, and nothing fills the queue after this.
+            # On the caller's thread; nothing fills the queue after this.
             for each in self.rpc_client.fetch(timeout):
                 self._stats.add(each)
         return self._stats

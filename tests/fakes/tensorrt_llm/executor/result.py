@@ -156,7 +156,7 @@ class RequestOutput:
         self._handle(await self.queue.get())
 
     def _handle(self, response: Response) -> None:
-        # May end the whole engine, here and now, before it raises.
+        # May shut down the whole engine before it raises.
         self._on_error(response.error)
         output = self.outputs[0]
         output._last_token_ids_len = len(output.token_ids)
@@ -187,7 +187,7 @@ class RequestOutput:
             if output.token_ids[-len(ids) :] == ids:
                 output.stop_reason = reason
                 if not self._params.include_stop_str_in_output:
-                    # Shorter, it may be, than what was read before.
+                    # May become shorter than what was read before.
                     output.token_ids = output.token_ids[: -len(ids)]
                 break
 

@@ -179,7 +179,7 @@ class LLM:
             raise TypeError(
                 f"The sampling_params must be type SamplingParams or None, but got {type(params)}"
             )
-        # Stop strings are read only here, and only when the end is not set by hand.
+        # Stop strings are processed only here, and only if `end_id` is not set.
         if params.end_id is None:
             if self.tokenizer is None:
                 raise ValueError(

@@ -104,7 +104,7 @@ class LookaheadDecodingConfig(DecodingBaseConfig):
 
 
 class UserProvidedDecodingConfig(DecodingBaseConfig):
-    """A drafter of the caller's own."""
+    """The caller's drafter."""
 
     drafter: Any
     resource_manager: Any = None

@@ -115,17 +115,13 @@ class FusedForward:
     def _project(
         self, layer: "_Layer", residual: Tensor, added: Tensor | None, normed: Tensor
     ) -> Tensor:
-        """Add `added` to `residual`; return queries, keys and values [tokens, elements] of its
-        norm.
-        """
+        """Add `added` to `residual`; return its queries, keys and values [tokens, elements]."""
         weights = layer.weights
         self._kernels.add_rms_norm(residual, added, weights.input_norm, self._model.eps, normed)
         return weights.qkv(normed)
 
     def _rest(self, layer: "_Layer", residual: Tensor, qkv: Tensor, normed: Tensor) -> Tensor:
-        """Run attention and the rest of the layer; return what must still be added to
-        `residual`.
-        """
+        """Run attention and all after it; return what must still be added to `residual`."""
         model, weights = self._model, layer.weights
         layer.attention.rotate_and_write(
             self._rows,
@@ -156,9 +152,7 @@ class _Layer:
 def _native_decoder(
     model: FusedModel, kernels: Kernels, layers: Sequence[_Layer]
 ) -> NativeDecoder | None:
-    """Return the compiled decoder, or None unless all parts of the layers are packed for compiled
-    kernels.
-    """
+    """Return the compiled decoder; None unless all parts are packed for compiled kernels."""
     if not isinstance(kernels, NativeKernels):
         return None
     native: list[DecoderLayer] = []

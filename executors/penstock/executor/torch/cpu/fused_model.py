@@ -181,9 +181,7 @@ def _packing(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> Callable
 
 
 def _own_format(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> torch.dtype | None:
-    """Return the format in which our kernels' weights are packed; None if other kernels
-    multiply.
-    """
+    """Return the packed format of our kernels' weights; None if other kernels multiply."""
     if is_int8:
         return torch.int8
     return dtype if dtype == torch.bfloat16 and uses_own_bf16(kernels) else None

@@ -118,9 +118,7 @@ def _trial_logits(
     block_size: int,
     kv_dtype: torch.dtype,
 ) -> Tensor:
-    """Return logits [_NUM_TRIAL_TOKENS, vocabulary] of `trial_tokens`, computed as a chunk, then
-    token by token.
-    """
+    """Return logits [_NUM_TRIAL_TOKENS, vocabulary] of a chunk, then of single tokens."""
     num_blocks = -(-_NUM_TRIAL_TOKENS // block_size)
     pages = KVPages(
         model.shapes,

@@ -105,9 +105,7 @@ class Kernels(Protocol):
 
     @property
     def has_fast_bf16_linear(self) -> bool:
-        """True when `bf16_linear` is the fastest product on this machine, for any number of
-        rows.
-        """
+        """True when `bf16_linear` is the fastest product here, for any number of rows."""
         ...
 
     def int8_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:

@@ -106,15 +106,13 @@ def load_library() -> ctypes.CDLL | None:
 
 
 def digest_of_sources(hook: Path) -> str:
-    """Return the digest of a checkout's sources, which its build hook also writes into the
-    library.
-    """
+    """Return the digest of a checkout's sources; the build hook writes it to the library."""
     files = (hook, *sorted((_FOLDER / "csrc").iterdir()))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def is_supported(instructions: str) -> bool:
-    """True when the kernels are compiled for this instruction set and the processor has it."""
+    """Return whether the kernels include this instruction set and the processor has it."""
     library = load_library()
     if library is None or not hasattr(library, f"penstock_attend_{instructions}"):
         return False
@@ -122,9 +120,7 @@ def is_supported(instructions: str) -> bool:
 
 
 def source_digest() -> str | None:
-    """Return the digest of the sources that the library was compiled from; None without a
-    library.
-    """
+    """Return the digest of the library's sources; None without a library."""
     library = load_library()
     return None if library is None else _digest_of(library)
 
@@ -316,7 +312,7 @@ class NativeLayer:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Elements of a token's queries, and of its queries, keys and values."""
+        """Number of elements of a token's queries, and of its queries, keys and values together."""
         (num_heads, dim), (num_kv_heads, _) = self._queries, self._keys
         return num_heads * dim, (num_heads + 2 * num_kv_heads) * dim
 

@@ -67,9 +67,7 @@ class DecoderLayer:
     key_norm: Tensor | None
 
     def to_c(self, hidden: int, dtype: torch.dtype) -> _CLayer:
-        """Convert to the C structure. Raises ValueError if the parts do not match, because C does
-        not check.
-        """
+        """Convert to the C structure. Raises ValueError if the parts do not match."""
         for norm in (self.input_norm, self.output_norm):
             if norm.shape != (hidden,) or norm.dtype is not dtype or norm.stride(0) != 1:
                 raise ValueError("a norm's weight does not fit the hidden size")

@@ -11,9 +11,7 @@ _MATRIX = 2
 
 
 class PackedLinear:
-    """Computes x @ weight^T + bias with a weight packed in `dtype`; does not keep the unpacked
-    weight.
-    """
+    """Computes x @ weight^T + bias with a weight packed in `dtype`; keeps only that."""
 
     def __init__(
         self, kernels: Kernels, weight: Tensor, bias: Tensor | None, dtype: torch.dtype

@@ -64,7 +64,7 @@ class DecodeGraphs:
 
     @property
     def num_graphs(self) -> int:
-        """Captured graphs."""
+        """Number of captured graphs."""
         return len(self._forwards) + len(self._samplings)
 
     def run(self, batch: Batch, staging: RowStaging, variant: Variant) -> DeviceSamples:

@@ -20,7 +20,7 @@ class Mark(Protocol):
 
 
 class Replayable(Protocol):
-    """Captured work."""
+    """Captured work, which can be queued again."""
 
     def replay(self) -> None:
         """Queue the captured work again, over the same memory."""
@@ -28,7 +28,7 @@ class Replayable(Protocol):
 
 
 class DeviceQueue(Protocol):
-    """One device's queue."""
+    """The queue of work for one device."""
 
     @property
     def device(self) -> torch.device:
@@ -36,7 +36,7 @@ class DeviceQueue(Protocol):
         ...
 
     def active(self) -> AbstractContextManager[object]:
-        """Context in which launches go to this queue."""
+        """Direct launches within this context to this queue."""
         ...
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -44,7 +44,7 @@ class DeviceQueue(Protocol):
         ...
 
     def mark(self) -> Mark:
-        """Mark the end of the queued work."""
+        """Mark the current end of the queue."""
         ...
 
     def capture(self, run: Callable[[], None]) -> Replayable:
@@ -94,7 +94,7 @@ class CudaQueue:
         return self._device
 
     def active(self) -> AbstractContextManager[object]:
-        """Context in which this stream is the current one."""
+        """Make this stream the current one within this context."""
         return torch.cuda.stream(self._stream)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

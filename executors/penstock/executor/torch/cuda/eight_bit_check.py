@@ -1,4 +1,4 @@
-"""Which 8-bit settings the fused step on a GPU supports, by model and device."""
+"""Checks which 8-bit settings the fused step on a GPU supports, by model and device."""
 
 import torch
 from torch import nn

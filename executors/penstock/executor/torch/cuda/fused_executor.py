@@ -140,9 +140,7 @@ class FusedExecutor:
 
     @torch.inference_mode()
     def collect(self) -> StepResult:
-        """Return the oldest launched step's results. Raises ExecutorDied when the device is
-        lost.
-        """
+        """Return the oldest launched step's results. Raises ExecutorDied if the device is lost."""
         launched = self._launched.popleft()
         if isinstance(launched, StepResult):
             return launched

@@ -46,7 +46,7 @@ _MIN_SLOTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Parts:
-    """Everything that does not depend on the number of pages."""
+    """The parts that do not depend on the number of pages."""
 
     layers: tuple[LayerWeights, ...]
     ends: Ends
@@ -58,9 +58,7 @@ class _Parts:
 
 @torch.inference_mode()
 def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) -> FusedExecutor:
-    """Build the executor. Raises NotFused with the reason when the fused step does not support the
-    model.
-    """
+    """Build the executor. Raises NotFused if the fused step does not support the model."""
     tree = read_module_tree(model)
     check_eight_bit(
         config,
@@ -119,9 +117,7 @@ def _eight_bit_settings(config: ExecutorConfig) -> str:
 def _in_eight_bits(
     config: ExecutorConfig, model: LoadedModel, tree: DecoderTree, parts: _Parts, pages: KVPages
 ) -> _Parts:
-    """Return the parts with weights and pages in the configured formats. `pages`: written by a
-    trial.
-    """
+    """Return the parts in the configured formats. `pages`: written by a trial."""
     if config.kv_cache_dtype != "auto":
         dtype = page_dtype(config.kv_cache_dtype, model.dtype)
         parts = replace(parts, page_dtype=dtype, page_scales=measure_scales(pages))
@@ -138,9 +134,7 @@ def _check_eight_bits(
     queue: DeviceQueue,
     reference: TrialReference,
 ) -> None:
-    """Compare logits in 8 bits. Raises NotFused, which refuses the model: the eager path has no 8
-    bits.
-    """
+    """Compare logits. Raises NotFused, which refuses the model: the eager path has no 8 bits."""
     try:
         found, _ = _try(config, model, parts, queue)
     except torch.OutOfMemoryError:

@@ -131,9 +131,7 @@ class FusedModel:
     def decode(
         self, staged: Tensor, tokens: RowTokens, logits: Tensor, *, rows: int, is_long: bool
     ) -> None:
-        """Compute single-token rows: reads `staged` int32 [4, ...], writes `tokens` and `logits`
-        [rows].
-        """
+        """Compute single-token rows of `staged` int32 [4, ...]; write `tokens`, `logits` [rows]."""
         tile = self._attention.tile_for(rows, is_long=is_long)
         residual = self._embed(staged, tokens, rows)
         scratch = self._scratch()

@@ -128,9 +128,7 @@ class PageAttention:
         rows: int,
         tile: DecodeTile,
     ) -> None:
-        """Attend for the first `rows` rows of `qkv`, one token each; `staged` as in
-        `embed_rows`.
-        """
+        """Attend for the first `rows` single-token rows; `staged` as in `embed_rows`."""
         layout, table = self.layout, self._table
         key = (tile, layer.window > 0, layer.query_norm is not None)
         kernel = self._decodes.get(key)

@@ -16,9 +16,7 @@ _HEADROOM = 8.0
 
 
 def measure_scales(pages: KVPages) -> tuple[Tensor, ...]:
-    """Return float32 [2, heads] for each layer. `pages`: a sequence's keys and values, zero
-    elsewhere.
-    """
+    """Return float32 [2, heads] per layer. `pages`: one sequence, zero elsewhere."""
     return tuple(_scales(pages.layer(index)) for index in range(len(pages.shapes)))
 
 

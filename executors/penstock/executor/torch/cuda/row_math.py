@@ -77,9 +77,7 @@ class RowMath:
         *,
         is_last: bool = False,
     ) -> Rows:
-        """Add `added` to `residual`; return its norm, for a projection or, if `is_last`, for the
-        head.
-        """
+        """Add `added` to `residual`; return its norm for a projection or (`is_last`) the head."""
         is_quantised = self._is_fp8 and not is_last
         dtype = FP8 if is_quantised else residual.dtype
         out = scratch.empty("normed", residual.shape, dtype)

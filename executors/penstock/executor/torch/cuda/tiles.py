@@ -61,9 +61,7 @@ class RowTile:
 
 
 def row_tile(*, num_in: int, is_gated: bool, is_quantised: bool) -> RowTile:
-    """Return the tile for one row: the whole row if it is short, else enough of it to saturate the
-    memory.
-    """
+    """Return a row's tile: a short row at once, of a long row enough to saturate the memory."""
     if is_quantised:
         if num_in > 4096:
             return RowTile(outputs=2, inputs=2048, warps=4)

@@ -57,9 +57,7 @@ def run_widest_step(
     max_seq_len: int,
     block_size: int,
 ) -> None:
-    """Run a packed step of `num_tokens`, or as many as `max_rows` sequences hold, all in block
-    0.
-    """
+    """Run a step of `num_tokens`, or as many as `max_rows` sequences hold, all in block 0."""
     num_rows = min(-(-num_tokens // max_seq_len), max_rows)
     count = min(-(-num_tokens // num_rows), max_seq_len)
     arrays = SlotArrays(num_slots=num_rows, max_seq_len=max_seq_len, block_size=block_size)

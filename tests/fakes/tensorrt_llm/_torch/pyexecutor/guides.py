@@ -16,7 +16,7 @@ from typing import Any
 
 from tensorrt_llm.sampling_params import GuidedDecodingParams
 
-# Python's own reader of expressions has no types and no public name.
+# Python's regex parser has no types and no public name.
 sre: Any = import_module("re._constants")
 sre_parser: Any = import_module("re._parser")
 MAX_TEXTS = 64
@@ -37,7 +37,7 @@ def texts_of(guide: GuidedDecodingParams) -> list[str]:
     try:
         return _texts_of(guide)
     except (LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        # What is wrong is named by its kind alone: the guide is the client's.
+        # Report only the error's type: the guide is client data.
         raise ValueError(f"invalid guided decoding: {type(error).__name__}") from None
 
 

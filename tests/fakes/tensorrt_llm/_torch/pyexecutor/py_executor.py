@@ -154,7 +154,7 @@ class PyExecutor:
             try:
                 self._generation.run(step, self.iteration + 1, responses)
             except DeviceAssertError as error:
-                # Everyone who runs gets it, and the loop ends; its health stays as it was.
+                # All active requests get the error, and the loop ends; reported health stays.
                 self._fail_all(responses, str(error))
                 self._respond(responses)
                 return False
@@ -208,7 +208,7 @@ class PyExecutor:
             else:
                 self._receive(item, responses, faults)
         for request_id in cancelled:
-            # Of one that waits nothing is ever received again.
+            # A cancelled request that waits never gets a response.
             if self.waiting.pop(request_id, None) is None and request_id in self.active:
                 request = self.active[request_id]
                 responses.append(self._generation.end(request, FinishReason.CANCELLED))
@@ -226,7 +226,7 @@ class PyExecutor:
         try:
             self.waiting[item.id] = self._admit(item)
         except FileNotFoundError as error:
-            # Outside of what the worker guards: it ends, and only the next submission shows it.
+            # The worker does not catch this: it ends, and only the next submission reveals it.
             self._respond([Response(0, [], is_final=True, error=error)])
             faults.add("kill")
         except (RequestError, RuntimeError, ValueError, TypeError, LookupError) as error:

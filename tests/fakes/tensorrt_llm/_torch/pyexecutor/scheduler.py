@@ -28,7 +28,8 @@ class Scheduled:
 
 
 class StepScheduler:
-    """`max_tokens_per_decode` is above one with speculative decoding."""
+    """Schedules the requests of a step. `max_tokens_per_decode` is above one with speculative
+    decoding."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class StepScheduler:
             count = min(left, 1 + request.state % self._max_tokens_per_decode)
         missing = self._blocks(request.num_computed + count) - len(request.blocks)
         while missing > self._pool.num_free and request.blocks:
-            # The last that came gives way first, even this one.
+            # The latest request is paused first, even if it is this one.
             victim = next(other for other in reversed(requests) if other.blocks)
             self._pause(victim)
             step.num_paused += 1
@@ -115,14 +116,14 @@ class StepScheduler:
     def _match(self, request: LlmRequest) -> int:
         """Return the free pages that admitting the request uses."""
         if self._is_reusing and not request.block_keys:
-            # The last token is always computed: its logits are what the prompt is for.
+            # The last token is always computed, for its logits.
             request.block_keys = block_keys(
                 request.reuse_root, request.prompt[:-1], self._pool.tokens_per_block
             )
         found = self._pool.match(request.block_keys)
         if self._policy is not CapacitySchedulerPolicy.MAX_UTILIZATION:
-            # Counted whole: this line gives no credit for pages to be reused before a request
-            # has begun (NVIDIA PR #11637 brought it).
+            # All pages count: this release gives no credit for reusable pages before a request
+            # has begun (NVIDIA PR #11637 added that).
             return self._blocks(len(request.prompt) + request.max_tokens)
         length = len(request.prompt) + len(request.generated)
         return self._blocks(length) - len(found) + self._pool.num_unheld(found)
@@ -137,7 +138,7 @@ class StepScheduler:
         if self._is_chunked:
             unit = min(self._pool.tokens_per_block, self._max_num_tokens)
             return budget - budget % unit
-        # After a pause a prompt and its output may be longer than any step; it goes alone.
+        # After preemption, prompt and output may exceed any step's budget; the request runs alone.
         return left if is_first and request.generated else 0
 
     def _start(self, request: LlmRequest) -> None:

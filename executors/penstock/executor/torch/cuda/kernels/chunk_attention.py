@@ -36,8 +36,9 @@ def rotate_and_write(
     dim_width: tl.constexpr,
     block_size: tl.constexpr,
 ):
-    """For tokens from `first_token` on: rotated queries [tokens, heads, dim] out; keys and values
-    to the pages. `staged` as in `embed_rows`. `has_scales`: those of keys go into the queries.
+    """Rotate the tokens from `first_token` on: write queries to [tokens, heads, dim], keys and
+    values to the pages. `staged` as in `embed_rows`. `has_scales`: queries are multiplied by the
+    keys' scales.
     """
     token = first_token + tl.program_id(0)
     head = tl.program_id(1)
@@ -148,9 +149,9 @@ def chunk_attention(
 ):
     """queries, out [tokens, heads * dim].
 
-    Program (t, head) takes tokens from `tile_tokens[t]` on of chunk `tile_chunks[t]`; chunk c has
-    the packed tokens `chunk_firsts[c] .. chunk_firsts[c + 1] - 1`, the first of them at position
-    `chunk_starts[c]` of the request in `chunk_slots[c]`.
+    Program (t, head) processes the tokens of chunk `tile_chunks[t]` from `tile_tokens[t]` on. Chunk
+    c has the packed tokens `chunk_firsts[c] .. chunk_firsts[c + 1] - 1`, the first of them at
+    position `chunk_starts[c]` of the request in `chunk_slots[c]`.
     """
     chunk = tl.load(tile_chunks + tl.program_id(0))
     first_token = tl.load(tile_tokens + tl.program_id(0))

@@ -32,7 +32,9 @@ def _write_key_value(qkv_row, key_norm, page, column, is_in, cosine, sine, eps, 
 def _attend(query, pages, table_row, head, start, end, column, is_in, scale2,
             kv_heads: tl.constexpr, dim: tl.constexpr, block_size: tl.constexpr,
             tile: tl.constexpr, precision: tl.constexpr):  # fmt: skip
-    """Softmax-weighted sum over keys start .. end - 1: maximum score, sum of weights, sum."""
+    """Attend to keys start .. end - 1; return maximum score, sum of weights, weighted sum of
+    values.
+    """
     greatest = tl.full([query.shape[0]], -float("inf"), tl.float32)
     total = tl.zeros([query.shape[0]], tl.float32)
     summed = tl.zeros([query.shape[0], query.shape[1]], tl.float32)
@@ -98,9 +100,9 @@ def decode_attention(
 ):  # fmt: skip
     """qkv [rows, (group + 2) * kv_heads * dim] in, out [rows, group * kv_heads * dim].
 
-    `staged` as in `embed_rows`; pages [block, 2, kv_heads, block_size, dim]; `scale2` is the
-    scale of scores over ln 2; `window` keys a row sees. `counters` are zero before and after.
-    `has_scales`: what a page holds times `page_scales` [2, kv_heads] are keys and values.
+    `staged` as in `embed_rows`; pages [block, 2, kv_heads, block_size, dim]; `scale2` is the scale
+    of scores over ln 2; `window`: keys that a row sees. `counters` are zero before and after.
+    `has_scales`: the content of a page must be multiplied by `page_scales` [2, kv_heads].
     """
     head = tl.program_id(0)
     row = tl.program_id(1)

@@ -13,7 +13,7 @@ _GREATEST = tl.constexpr(448.0)
 
 @triton.jit
 def to_eight_bit(value):
-    """A row in e4m3, and the scale to multiply it by."""
+    """Return a row in e4m3, and the scale to multiply it by."""
     greatest = tl.max(tl.abs(value), 0)
     # The scale of a row that is not finite is not finite either, nor is any result of it.
     scale = tl.where(greatest == 0.0, 1.0, greatest / _GREATEST)
@@ -22,7 +22,7 @@ def to_eight_bit(value):
 
 @triton.jit
 def quantise_rows(x, out, out_scales, hidden: tl.constexpr, width: tl.constexpr):
-    """x [rows, hidden] to out e4m3 [rows, hidden] and out_scales float32 [rows]."""
+    """Quantise x [rows, hidden] to out e4m3 [rows, hidden] and out_scales float32 [rows]."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, width)
     is_in = column < hidden
@@ -37,7 +37,7 @@ def rescale_rows(
     product, row_scales, column_scales, bias, has_bias: tl.constexpr, width: tl.constexpr,
     part: tl.constexpr,
 ):  # fmt: skip
-    """product [rows, width] times its scales, plus `bias`, in place."""
+    """Multiply product [rows, width] by its scales and add `bias`, in place."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * part + tl.arange(0, part)
     is_in = column < width
@@ -54,7 +54,9 @@ def silu_mul_rows(
     gate_up, row_scales, column_scales, bias, out, out_scales, has_bias: tl.constexpr,
     width: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate) * up of products [rows, gate | up], to out e4m3 [rows, width] and its scales."""
+    """Write silu(gate) * up of products [rows, gate | up] to out e4m3 [rows, width] and its
+    scales.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, padded)
     is_in = column < width

@@ -25,11 +25,12 @@ def embed_rows(
     hidden: tl.constexpr,
     part: tl.constexpr,
 ):
-    """The input token of each row, its embedding, and its block in the device's block table.
+    """Find each row's input token, copy its embedding, and store its block in the device's block
+    table.
 
-    `staged` int32 [4, stride]: slot, position, token (-1: the sampled one of that position), block.
-    The sampled token of position p is at `last_tokens[2 * slot + p % 2]`: a repeated step finds the
-    same token.
+    `staged` int32 [4, stride]: slot, position, token (-1: the token sampled for that position),
+    block. The sampled token of position p is at `last_tokens[2 * slot + p % 2]`: a repeated step
+    finds the same token.
     """
     row = tl.program_id(0)
     slot = tl.load(staged + row)
@@ -70,7 +71,7 @@ def add_norm(
 ):
     """residual += added; out = RMSNorm(residual) * weight. Sums in float32.
 
-    `has_scales`: `added` is a product in 8 bits, whose scales, and `bias`, are still to be applied.
+    `has_scales`: `added` is an 8-bit product, whose scales and `bias` must still be applied.
     `is_quantised`: out is e4m3 with `out_scales` [rows].
     """
     row = tl.program_id(0).to(tl.int64)

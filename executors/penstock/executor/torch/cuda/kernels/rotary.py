@@ -10,13 +10,15 @@ import triton.language as tl
 
 @triton.jit
 def partner_of(column, half: tl.constexpr):
-    """The column that a column is rotated with."""
+    """Return the column that `column` is rotated with."""
     return tl.where(column < half, column + half, column - half)
 
 
 @triton.jit
 def angles(cosines, sines, position, column, is_in, half: tl.constexpr):
-    """Cosine and signed sine of every column at one position; tables [positions, half] float32."""
+    """Return cosine and signed sine of every column at one position; tables [positions, half]
+    float32.
+    """
     at = position * half + column % half
     cosine = tl.load(cosines + at, mask=is_in, other=0.0)
     sine = tl.load(sines + at, mask=is_in, other=0.0)
@@ -26,7 +28,7 @@ def angles(cosines, sines, position, column, is_in, half: tl.constexpr):
 @triton.jit
 def rotated_row(row, norm, column, is_in, cosine, sine, eps, has_norm: tl.constexpr,
                 half: tl.constexpr):  # fmt: skip
-    """One head's row [dim] in float32."""
+    """Return one head's rotated row [dim] in float32."""
     partner = partner_of(column, half)
     value = tl.load(row + column, mask=is_in, other=0.0).to(tl.float32)
     other = tl.load(row + partner, mask=is_in, other=0.0).to(tl.float32)
@@ -40,7 +42,9 @@ def rotated_row(row, norm, column, is_in, cosine, sine, eps, has_norm: tl.conste
 @triton.jit
 def rotated_rows(rows, norm, column, is_row, is_in, cosine, sine, eps, has_norm: tl.constexpr,
                  half: tl.constexpr):  # fmt: skip
-    """Several heads of one token, `rows` [heads, 1] pointers to their first element, in float32."""
+    """Return several rotated heads of one token in float32; `rows` [heads, 1]: pointers to their
+    first elements.
+    """
     partner = partner_of(column, half)
     mask = is_row[:, None] & is_in[None, :]
     value = tl.load(rows + column[None, :], mask=mask, other=0.0).to(tl.float32)

@@ -51,7 +51,7 @@ from penstock.executor.torch.cuda.kernels.sampler_search import (
 )
 
 _MOST_PARTS = tl.constexpr(640)
-"""Parts whose maxima may lie above the bound of the candidates."""
+"""Maximum number of parts whose maxima may be above the bound of the candidates."""
 _MOST_WANTED = tl.constexpr(512)
 _LIST_PIVOTS = tl.constexpr(4)
 _LIST_BLOCK = tl.constexpr(2048)
@@ -65,7 +65,7 @@ _LEAST_KEY = tl.constexpr(-(1 << 62))
 def bound_candidates(
     slots, table, part_maxima, bounds, num_parts: tl.constexpr, num_padded: tl.constexpr
 ):  # fmt: skip
-    """The bound of one row's candidates; infinite where the row has none."""
+    """Store the bound of one row's candidates; infinite if the row has none."""
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     flags = word(table, slot, FLAGS)
@@ -91,7 +91,7 @@ def list_candidates(
     slots, table, work, part_maxima, bounds, listed_scores, listed_tokens, listed_counts,
     vocab_size, num_chunks: tl.constexpr,
 ):  # fmt: skip
-    """Store one chunk's candidates in order, and their number, stored or not."""
+    """Store one chunk's candidates in order, and how many there are, including those not stored."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)
     if (word(table, slot, FLAGS) & (CUT | LOGPROBS)) != 0:
@@ -122,7 +122,9 @@ def list_candidates(
 def _listed_threshold(
     table, slot, listed, num_listed, num_found, vocab_size, bound, top, scale, whole
 ):  # fmt: skip
-    """The least score kept, and whether the candidates decide it. `whole`: mass of the row."""
+    """Return the least score kept, and whether the candidates decide it. `whole`: mass of the
+    row.
+    """
     top_k, top_p = word(table, slot, TOP_K), number_word(table, slot, TOP_P)
     has_k = (top_k > 0) & (top_k < vocab_size)
     threshold = top + number_word(table, slot, MIN_P_LOG) * number_word(table, slot, TEMPERATURE)
@@ -145,7 +147,7 @@ def _listed_threshold(
 
 @triton.jit
 def _searched_threshold(table, slot, scores, vocab_size, top, scale, whole):
-    """The least score kept, from the whole row."""
+    """Return the least score kept, computed from the whole row."""
     top_k, top_p = word(table, slot, TOP_K), number_word(table, slot, TOP_P)
     threshold = top + number_word(table, slot, MIN_P_LOG) * number_word(table, slot, TEMPERATURE)
     kept = whole
@@ -163,7 +165,7 @@ def _searched_threshold(table, slot, scores, vocab_size, top, scale, whole):
 
 @triton.jit
 def _weigh_chunks(scores, masses, threshold, top, scale, vocab_size, num_chunks: tl.constexpr):
-    """Write the mass at or above the threshold of each chunk."""
+    """Store each chunk's mass at or above the threshold."""
     rows: tl.constexpr = _ROW_BLOCK // CHUNK
     for first in tl.range(0, num_chunks, rows, num_stages=3):
         chunk = first + tl.arange(0, rows)
@@ -177,7 +179,7 @@ def _weigh_chunks(scores, masses, threshold, top, scale, vocab_size, num_chunks:
 @triton.jit
 def _write_top(values, tokens, count, num_top, shift, out, has_tokens: tl.constexpr,
                block: tl.constexpr):  # fmt: skip
-    """The most likely tokens and their log probabilities; the least id first among equals."""
+    """Store the most likely tokens and their log probabilities; the least id first among equals."""
     below = tl.full([], 0x7FFFFFFFFFFFFFFF, tl.int64)
     for rank in range(0, num_top):
         best = tl.full([], _LEAST_KEY, tl.int64)
@@ -207,7 +209,7 @@ def _write_token(token, is_finite, slot, position, table, counted, last_tokens, 
 
 @triton.jit
 def _draw_listed(listed, tokens, num_listed, number, threshold, top, scale, width: tl.constexpr):
-    """The token at `number` of the weights of the candidates."""
+    """Return the token at `number` of the candidates' cumulative weights."""
     at = tl.arange(0, width)
     score = tl.load(listed + at, mask=at < num_listed, other=float("-inf"))
     weight = tl.where(score >= threshold, tl.exp2((score - top) * scale), 0.0).to(tl.float64)
@@ -222,7 +224,9 @@ def choose_listed(
     last_tokens, out_rows, vocab_size,
     num_chunks: tl.constexpr, num_padded: tl.constexpr, has_masks: tl.constexpr,
 ):  # fmt: skip
-    """A token for one row, unless its candidates do not decide it: it is then `pending`."""
+    """Choose a token for one row, or mark the row as `pending` if its candidates do not decide
+    it.
+    """
     row = tl.program_id(0)
     slot, position = tl.load(slots + row), tl.load(positions + row)
     chunks = tl.arange(0, num_padded)
@@ -278,7 +282,9 @@ def choose_searched(
     out_rows, vocab_size,
     num_chunks: tl.constexpr, num_padded: tl.constexpr,
 ):  # fmt: skip
-    """A token for one `pending` row, which truncates; its scores are finite and edited."""
+    """Choose a token for one `pending` row, which has truncation; its scores are finite and
+    edited.
+    """
     row = tl.program_id(0)
     if tl.load(pending + row) != 0:
         slot, position = tl.load(slots + row), tl.load(positions + row)
@@ -308,7 +314,7 @@ def note_logprobs(
     listed_counts, out_rows, out_tops, vocab_size,
     num_chunks: tl.constexpr, num_padded: tl.constexpr,
 ):  # fmt: skip
-    """Log probability and rank of one row's token, and the alternatives to it."""
+    """Store log probability and rank of one row's token, and its alternatives."""
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     out = out_rows + row * 4

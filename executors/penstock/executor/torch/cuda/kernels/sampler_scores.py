@@ -52,25 +52,25 @@ _NO_INDEX = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def number_word(table, slot, index: tl.constexpr):
-    """A word of the slot's row that holds a float32."""
+    """Return a word of the slot's row as float32."""
     return tl.load(table + slot * NUM_WORDS + index).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def word(table, slot, index: tl.constexpr):
-    """A word of the slot's row."""
+    """Return a word of the slot's row."""
     return tl.load(table + slot * NUM_WORDS + index)
 
 
 @triton.jit
 def seed_of(seeds, slot):
-    """The slot's seed; `seeds` is the table seen as int64."""
+    """Return the slot's seed; `seeds` is the table viewed as int64."""
     return tl.load(seeds + slot * (NUM_WORDS // 2) + SEED // 2)
 
 
 @triton.jit
 def _penalised(score, table, slot, count):
-    """Penalties on scores, given the packed counts of their tokens."""
+    """Apply penalties to scores, given the packed counts of their tokens."""
     is_seen = count != 0
     penalty = number_word(table, slot, REPETITION)
     changed = tl.where(score > 0, score / penalty, score * penalty)
@@ -84,10 +84,11 @@ def _penalised(score, table, slot, count):
 
 @triton.jit
 def _counted(counts, counted, last_tokens, slot, position, at, vocab_size):
-    """Packed counts of the tokens `at`, the newest token of the slot included.
+    """Return packed counts of the tokens `at`, including the newest token of the slot.
 
-    It was sampled after they were last written; the program of its chunk writes it. `counted`
-    advances in the second launch, so that a repeated step finds the same value.
+    The newest token was sampled after the counts were last written; the program of its chunk writes
+    its count. `counted` advances in the second launch, so that a repeated step finds the same
+    value.
     """
     place = counts + slot * vocab_size + at
     count = tl.load(place, mask=at < vocab_size, other=0).to(tl.int32)
@@ -101,7 +102,7 @@ def _counted(counts, counted, last_tokens, slot, position, at, vocab_size):
 
 @triton.jit
 def _edit_single(work, table, slot, bias_ids, bias_values, chunk, vocab_size, is_barred):
-    """Bias, then barred stop ids, on the scores of one chunk in memory."""
+    """Apply bias, then barred stop ids, to the scores of one chunk in memory."""
     first = chunk * CHUNK
     last = tl.minimum(first + CHUNK, vocab_size)
     tl.debug_barrier()
@@ -124,8 +125,8 @@ def _edit_single(work, table, slot, bias_ids, bias_values, chunk, vocab_size, is
 
 @triton.jit
 def _masked(score, mask, at, limit):
-    """Minus infinity for tokens that a row must not take, below `limit`; one bit a token, 1 for
-    allowed.
+    """Return scores, minus infinity for tokens that a row must not take, below `limit`; one bit per
+    token, 1 for allowed.
     """
     bits = tl.load(mask + at // 32, mask=at < limit, other=-1)
     return tl.where(((bits >> (at % 32)) & 1) != 0, score, float("-inf"))
@@ -133,7 +134,7 @@ def _masked(score, mask, at, limit):
 
 @triton.jit
 def is_worked_row(table, slot, position):
-    """Whether the row's scores are stored edited, in float32, in their own memory."""
+    """Return whether the row's edited scores are stored in float32 in separate memory."""
     is_barred = position < word(table, slot, MIN_TOTAL)
     return (word(table, slot, FLAGS) != 0) | (word(table, slot, NUM_BIASES) > 0) | is_barred
 
@@ -143,7 +144,9 @@ def _edited(
     score, own, table, slot, position, counts, counted, last_tokens, bias_ids, bias_values, mask,
     has_mask, chunk, vocab_size, has_masks: tl.constexpr,
 ):  # fmt: skip
-    """A chunk's scores with all edits of its row, also stored in the row's own memory."""
+    """Return a chunk's scores with all edits of its row; also store them in the row's own
+    memory.
+    """
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     is_inside = at < vocab_size
     if (word(table, slot, FLAGS) & PENALISED) != 0:
@@ -167,7 +170,7 @@ def score_chunks(
     part_maxima, vocab_size,
     num_chunks: tl.constexpr, is_full: tl.constexpr, has_masks: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of one row: edit it, and store its best score, token and masses."""
+    """Edit one chunk of one row, and store its best score, token and masses."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -208,7 +211,7 @@ def score_chunks(
 
 @triton.jit
 def _scores(logits, work, at, vocab_size, is_worked):
-    """A row's scores as edited, minus infinity past the end."""
+    """Return a row's edited scores, minus infinity past the end."""
     edited = tl.load(work + at, mask=at < tl.where(is_worked, vocab_size, 0), other=float("-inf"))
     limit = tl.where(is_worked, 0, vocab_size)
     plain = tl.load(logits + at, mask=at < limit, other=float("-inf"))
@@ -217,7 +220,7 @@ def _scores(logits, work, at, vocab_size, is_worked):
 
 @triton.jit
 def drawn(logits, work, is_worked, masses, number, top, scale, threshold, vocab_size):
-    """The token at `number` of the cumulated weights; masses: float64 of the chunks."""
+    """Return the token at `number` of the cumulative weights; masses: float64 of the chunks."""
     chunks = tl.arange(0, masses.shape[0])
     chunk, rest = pick(masses, chunks, number * tl.sum(masses, 0))
     offset = tl.arange(0, CHUNK)
@@ -233,7 +236,7 @@ def choose_plain(
     logits, stride, slots, positions, table, seeds, best_scores, best_tokens, masses, last_tokens,
     out_rows, vocab_size, num_chunks: tl.constexpr, num_padded: tl.constexpr,
 ):  # fmt: skip
-    """A token for one row: its best, or one sampled at its temperature."""
+    """Choose a token for one row: the best, or one sampled at its temperature."""
     row = tl.program_id(0)
     slot, position = tl.load(slots + row), tl.load(positions + row)
     chunks = tl.arange(0, num_padded)

@@ -13,14 +13,14 @@ _MAGNITUDE_BITS = tl.constexpr(0x7FFFFFFF)
 
 @triton.jit
 def ordered(numbers):
-    """int32 in the order of the float32 numbers."""
+    """Map float32 numbers to int32 in the same order."""
     bits = numbers.to(tl.int32, bitcast=True)
     return tl.where(bits >= 0, bits, bits ^ _MAGNITUDE_BITS)
 
 
 @triton.jit
 def number_of(ordered_bits):
-    """The float32 that `ordered` came from."""
+    """Return the float32 for a result of `ordered`."""
     bits = tl.where(ordered_bits >= 0, ordered_bits, ordered_bits ^ _MAGNITUDE_BITS)
     return bits.to(tl.float32, bitcast=True)
 
@@ -34,7 +34,9 @@ def _mixed(value):
 
 @triton.jit
 def uniform(seed, position):
-    """float64 in [0, 1) of (seed int64 bits, position): `counter_random.uniforms`, bit for bit."""
+    """Return float64 in [0, 1) for (seed int64 bits, position), as `counter_random.uniforms`, bit
+    for bit.
+    """
     counter = (position.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
     bits = _mixed(_mixed(seed.to(tl.uint64, bitcast=True)) + counter) >> 11
     # 2**-53, as a product of two powers that float32 holds too.
@@ -43,9 +45,9 @@ def uniform(seed, position):
 
 @triton.jit
 def pick(weights, index, target):
-    """First index whose cumulated weight exceeds target, never one without weight; what is left.
+    """Return the first index with weight whose cumulative weight exceeds the target, and the rest.
 
-    The second value is the target less the weights before the index, to continue inside it.
+    The rest is the target less the weights before the index, to continue the search inside it.
     """
     cumulated = tl.cumsum(weights, 0)
     last = tl.max(tl.where(weights > 0.0, index, 0), 0)
@@ -56,7 +58,9 @@ def pick(weights, index, target):
 
 @triton.jit
 def mass_at_least(values, count, threshold, top, scale, block: tl.constexpr):
-    """Sum of exp2((value - top) * scale) over `values[:count]` at or above the threshold."""
+    """Return the sum of exp2((value - top) * scale) over `values[:count]` at or above the
+    threshold.
+    """
     sums = tl.zeros([block], tl.float64)
     for first in tl.range(0, count, block, num_stages=3):
         at = first + tl.arange(0, block)
@@ -77,10 +81,10 @@ def least_kept(
     num_pivots: tl.constexpr,
     block: tl.constexpr,
 ):
-    """The greatest finite value t for which the values at or above it reach `goal`.
+    """Return the greatest finite value t for which the values at or above t reach `goal`.
 
-    The sum is the number of values, or their mass exp2((value - top) * scale); the least finite
-    value where all together do not reach it. Each pass over `values[:count]` tests several
+    Their sum is their number, or their mass exp2((value - top) * scale). If all values together do
+    not reach the goal, t is the least finite value. Each pass over `values[:count]` tests several
     thresholds at once, alternately spaced evenly over the numbers and over their bits: the first
     converges fast for usual distributions, the second bounds the number of passes.
     """
@@ -125,7 +129,7 @@ def least_kept(
 
 @triton.jit
 def candidate_bound(maxima, wanted, most, top):
-    """A number that at least `wanted` of the maxima reach, and not many more than `most` if
+    """Return a number that at least `wanted` of the maxima reach, and not many more than `most` if
     possible.
     """
     keys = ordered(maxima).to(tl.int64)
@@ -144,7 +148,7 @@ def candidate_bound(maxima, wanted, most, top):
 
 @triton.jit
 def count_above(values, count, limit, block: tl.constexpr):
-    """How many of `values[:count]` are greater than the limit."""
+    """Return how many of `values[:count]` are greater than the limit."""
     sums = tl.zeros([block], tl.int32)
     for first in tl.range(0, count, block, num_stages=3):
         at = first + tl.arange(0, block)
