@@ -39,7 +39,7 @@ def fake_trtllm() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
     """Provide a small model's tokenizer and templates."""
-    # Imported by those who ask: many tests need neither the server nor its libraries.
+    # Imported on demand: many tests need neither the server nor its libraries.
     from support.fronts import make_text
 
     text = make_text(tmp_path_factory.mktemp("model"))

@@ -90,7 +90,7 @@ async def test_a_hung_front_is_killed_and_followed() -> None:
 
 
 async def test_case_26_an_engine_that_keeps_dying_ends_the_service_and_every_stream() -> None:
-    # A caller that is there, not one request: no client is to blame.
+    # The engine dies at its step 30 with any requests: none is responsible.
     fault = {"kind": "process_exits", "at_step": 30, "exit_code": 9}
     arguments = [*simulated(faults=[fault]), "--max-replays", "16", "--fronts", "2"]
     async with started(*arguments) as service:

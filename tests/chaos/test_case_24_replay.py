@@ -69,7 +69,9 @@ async def listen(channel: grpc.aio.Channel, number: int, heard: Heard) -> None:
 
 
 async def all_streams(service: Service, kills: Sequence[int]) -> list[Heard]:
-    """Run all streams to their end; kill the engine whenever the first has so many tokens."""
+    """Run all streams to their end; kill the engine whenever the first has one of the `kills` token
+    counts.
+    """
     channels = [service.channel() for _ in range(4)]
     heard = [Heard() for _ in range(NUM_STREAMS)]
     tasks = [
@@ -86,7 +88,7 @@ async def all_streams(service: Service, kills: Sequence[int]) -> list[Heard]:
 
 
 async def until(heard: Heard, num_tokens: int) -> None:
-    """Wait until the stream has received so many tokens."""
+    """Wait until the stream has received `num_tokens`."""
     async with asyncio.timeout(PATIENCE_S):
         while len(heard.token_ids) < num_tokens:
             await heard.news.wait()

@@ -79,7 +79,7 @@ async def test_case_24_requests_that_nobody_reads_outlive_the_engine() -> None:
             point = point.after(event)
             if len(events) == 10:
                 break
-        # As if its process had died: the connection goes, and nothing is stated.
+        # As if its process had died: the connection closes without a message.
         await client._calls.pool.close()  # pyright: ignore[reportPrivateUsage]
         os.kill(engine, signal.SIGKILL)
         await service.next_pid("engine")

@@ -44,7 +44,7 @@ async def test_case_43_connections_have_a_bound(max_connections: int, is_room: b
             async with siege.service.channel() as channel:
                 outcome = await stream(channel, 3).outcome()
                 assert outcome is (grpc.StatusCode.OK if is_room else grpc.StatusCode.UNAVAILABLE)
-        # Once they are gone there is room again.
+        # Once they are closed there is room again.
         async with siege.probed() as probe, siege.service.channel() as channel:
             await channel_ready(channel)
         assert probe.num_errors == 0

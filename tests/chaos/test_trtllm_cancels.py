@@ -155,7 +155,7 @@ class Belongings:
 
 def _open_files() -> Iterator[tuple[int, str]]:
     for entry in Path("/proc/self/fd").iterdir():
-        # The folder's own descriptor is gone by the time it is looked at.
+        # The folder's own descriptor is closed before it is read.
         with contextlib.suppress(FileNotFoundError):
             yield int(entry.name), str(entry.readlink())
 

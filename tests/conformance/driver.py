@@ -1,7 +1,7 @@
 """Run a program through the scenarios: `python tests/conformance/driver.py --program "COMMAND"`.
 
 Starts a separate service. COMMAND gets `--address HOST:PORT` behind it; README.md next to this
-file states what it has to do. Exit code 0 when nothing failed, 1 when something did.
+file specifies its behaviour. Exit code 0 when nothing failed, 1 when something did.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ EVIDENCE: Mapping[str, Evidence] = {
         _answered(1, num=6),
     ),
     # Resume is a call of the same request and leaves no separate span. The one that was cut does,
-    # and the engine's counter states that it continued all the same.
+    # and the engine's counter shows that it continued nevertheless.
     "resume": _left(
         Trail(methods=(_STREAM,), num_asked_tokens=RESUMED_TOKENS, is_cut=True),
         _answered(RESUMED_TOKENS),

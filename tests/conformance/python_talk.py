@@ -104,7 +104,7 @@ class Heard:
         return self.accepted
 
     async def until_tokens(self, num_tokens: int = 1) -> None:
-        """Read until so many tokens were received."""
+        """Read until `num_tokens` were received."""
         while self.num_tokens < num_tokens:
             await self._read()
 

@@ -10,7 +10,7 @@ import pytest
 from conformance.house import House
 from conformance.runs import Result, Run
 
-# Real processes, a service that is none.
+# Real processes, a fake service.
 PRELUDE = """
 import json, sys
 def say(**line):

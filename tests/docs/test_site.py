@@ -34,7 +34,7 @@ LINK = re.compile(r"<a [^>]*href=[\"']?([^\"'\s>]+)")
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    # A proxy that no client answers at: whatever wants the network fails.
+    # A proxy that does not answer: every network access fails.
     closed = {f"{scheme}_proxy": "http://127.0.0.1:9" for scheme in ("http", "https")}
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],

@@ -217,7 +217,7 @@ async def test_what_a_worker_tells_of_itself(served: ServedFront) -> None:
 
 async def test_the_tokenizer_is_handed_over(served: ServedFront) -> None:
     call: Any = served.channel.unary_stream(f"/{SERVICE_NAME}/GetTokenizer")
-    for _ in range(2):  # the second is reported from memory
+    for _ in range(2):  # the second is answered from the cache
         chunks = [
             common_pb2.GetTokenizerChunk.FromString(data)
             async for data in call(b"", timeout=PATIENCE_S)
@@ -254,7 +254,7 @@ async def test_every_method_of_the_contract_answers_and_says_whom_it_is_for(
         call: Any = served.channel.unary_stream(f"/{SERVICE_NAME}/{method.name}")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call(b"\xff", timeout=PATIENCE_S).read()
-        # Not gRPC's own word for a method that no client serves, which has no details.
+        # Not gRPC's own status of an unknown method, which has no details.
         assert "grpc-status-details-bin" in dict(caught.value.trailing_metadata() or ())
     assert service.full_name == SERVICE_NAME
     assert handlers.health.is_serving

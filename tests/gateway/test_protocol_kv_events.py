@@ -70,7 +70,7 @@ async def read(call: Any, max_batches: int) -> None:
 
 
 async def refused(call: Any, num_batches: int = 1) -> grpc.aio.AioRpcError:
-    """Return the status that replaces one of so many batches."""
+    """Read up to `num_batches`; return the error status of the call."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await read(call, num_batches)
     return caught.value

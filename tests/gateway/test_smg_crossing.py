@@ -68,7 +68,7 @@ class TellingRelay(grpc.GenericRpcHandler):
     ) -> AsyncIterator[bytes]:
         metadata = [pair for pair in context.invocation_metadata() if pair[0] not in _OWN_KEYS]
         left_s = context.time_remaining()
-        # A call without a deadline is stated to have the longest one there is.
+        # gRPC reports the longest possible deadline for a call without one.
         seen = Call(method, dict(metadata), left_s if left_s and left_s < 1e6 else None)
         self.calls.append(seen)
         if self.is_shut:

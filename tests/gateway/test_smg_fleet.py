@@ -135,6 +135,6 @@ class Load:
                 self._news.notify_all()
 
     async def until(self, num: int) -> None:
-        """Wait for so many responses."""
+        """Wait for `num` responses."""
         async with asyncio.timeout(PATIENCE_S), self._news:
             await self._news.wait_for(lambda: self.num_done >= num)

@@ -30,7 +30,7 @@ from penstock.client import (
 from support.cut_relay import cut_relay
 from support.service import Service, simulated, started
 
-# Callers that never pause, and who answered them.
+# Callers that never pause, and the servers that answered.
 
 PATIENCE_S = 60.0
 PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
@@ -60,7 +60,7 @@ class SteadyLoad:
                 self._news.notify_all()
 
     async def more(self, *names: str, count: int = 10) -> Counter[str]:
-        """Wait until each of these has answered so many more; return all answers meanwhile."""
+        """Wait until each of these has answered `count` more; return all answers meanwhile."""
         before = self.answered.copy()
         async with asyncio.timeout(PATIENCE_S), self._news:
             await self._news.wait_for(
@@ -69,7 +69,7 @@ class SteadyLoad:
         return self.answered - before
 
     async def without(self, name: str, count: int = 30) -> None:
-        """Wait for so many answers in a row that are not from this one."""
+        """Wait for `count` answers in a row that are not from this one."""
         async with asyncio.timeout(PATIENCE_S), self._news:
             while True:
                 before = self.answered.copy()
@@ -82,7 +82,7 @@ class SteadyLoad:
 
 @contextlib.asynccontextmanager
 async def steady_load(client: Client, num_callers: int = 6) -> AsyncGenerator[SteadyLoad]:
-    """Run so many callers concurrently until the block ends."""
+    """Run `num_callers` concurrently until the block ends."""
     load = SteadyLoad()
     callers = [asyncio.create_task(load.call(client)) for _ in range(num_callers)]
     try:
@@ -95,7 +95,7 @@ async def steady_load(client: Client, num_callers: int = 6) -> AsyncGenerator[St
         assert isinstance(outcome, asyncio.CancelledError), outcome
 
 
-# A name server that states what the test states: the addresses behind a name, which may change.
+# A name server with scripted answers: the addresses of a name, which may change.
 
 _HEADER = struct.Struct("!6H")
 _A, _INTERNET = 1, 1
@@ -199,7 +199,7 @@ async def test_a_list_of_servers_one_drained_and_one_killed(stack: AsyncExitStac
 
         on_b, on_c = await opened_on(client, "b"), await opened_on(client, "c")
         b.process.kill()
-        # What the dead one had stated something of is lost, and only that.
+        # Only streams that the dead server had begun to send are lost.
         with pytest.raises(Unavailable):
             async for _ in on_b:
                 pass

@@ -53,7 +53,7 @@ async def test_case_01_cancel_while_pending(one_slot: SteppedService) -> None:
     waiting.cancel()
     await service.until(lambda: service.server.num_live_requests == 1)
     assert await waiting.code() is grpc.StatusCode.CANCELLED
-    # Hearing of it is enough: no step is needed, and none was spent on it.
+    # Receiving it is enough: no step is needed, and none was done.
     service.hear()
     assert list(service.engine.requests) == [running_key]
     assert len(service.engine.queue) == 0
@@ -96,13 +96,13 @@ async def test_case_03_cancel_after_the_first_token(one_slot: SteppedService) ->
     assert service.is_clean()
     assert len(service.engine.cancelled) == 1, "the engine was told once"
     assert not service.step()
-    # What was released may be released again: no client is reported twice.
+    # A released request may be released again: nothing is reported twice.
     assert service.server.num_live_requests == 0
     assert await call.code() is grpc.StatusCode.CANCELLED
 
 
 def raced(engine: Engine, key: int, num_tokens: int, num_before: int) -> Finished | Failed:
-    """Submit one request and cancel it after so many turns; return how it ended."""
+    """Submit one request and cancel it after `num_before` turns; return how it ended."""
     engine.submit((make_spec(key, max_tokens=num_tokens),))
     ends: list[Finished | Failed] = []
     for turn in range(num_tokens + 8):

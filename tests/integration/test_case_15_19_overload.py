@@ -138,7 +138,7 @@ async def test_case_17_health_during_a_burst(text: ModelText) -> None:
         show_queue(service)
         for _ in range(10 * MAX_WAITING):
             burst.send(service, request(NUM_TOKENS))
-            # While the engine takes no step at all: an answer waits for no client.
+            # While the engine takes no step at all: health does not wait for it.
             answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         await service.until(lambda: len(burst.done) == 9 * MAX_WAITING)

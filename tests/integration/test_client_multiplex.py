@@ -156,7 +156,7 @@ async def test_leaving_early_cancels_that_request(face: Face, server: MultiplexS
     await face.leave_after_output("Hi")
 
     await until(server.requests[0].cancelled)
-    # The end that comes for it now belongs to no client, and is no error.
+    # The end that arrives for it now belongs to no request, and is no error.
     assert await face.text("more") == ["Hello, ", "world"]
     assert len(server.calls) == 1
 

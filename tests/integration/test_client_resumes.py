@@ -159,7 +159,7 @@ async def test_another_process_goes_on_from_a_point(service: SteppedService) -> 
     assert point.received_token_counts == (
         sum(event.num_tokens for event in events if isinstance(event, Tokens)),
     )
-    # A process that dies does not cancel: its connection goes, and that is all.
+    # A process that dies does not cancel: only its connection closes.
     for call in tuple(first._calls._open_calls):  # pyright: ignore[reportPrivateUsage]
         call.cancel()
     async with Client(service.address) as second:

@@ -90,7 +90,7 @@ async def test_a_service_that_dies_fails_the_demo() -> None:
         _, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
 
     assert process.returncode == 1
-    # Who sees it first, the one who waits for the process or the streams, is a matter of luck.
+    # Either the wait for the process or the streams may detect it first.
     assert re.search(r"the service ended (by itself )?with exit code -9", err.decode())
     _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
     assert alive == []

@@ -142,7 +142,7 @@ async def test_a_window_bounds_a_dialogue_and_keeps_its_beginning_between_cuts()
             turns.append(
                 await take_turn(channel, dialogue, session_id="w", window_tokens=400, max_tokens=4)
             )
-            # What a simulated model states need not be text that comes back as the same tokens.
+            # The text of a simulated model need not encode to the same tokens.
             dialogue.append(("assistant", "The rain it raineth every day, said the fool to all."))
         assert max(len(turn.prompt_ids) for turn in turns) <= 400
         cuts = [turn.num_dropped for turn in turns]

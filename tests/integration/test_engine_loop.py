@@ -104,7 +104,7 @@ def test_the_books_are_looked_over_whenever_the_work_is_done(path: Path) -> None
     def test(hub: FrontConnections) -> None:
         for num_steps in (3, 1, 200):
             work_off(engine, hub, num_steps)
-            # Where the loop is faster than who gives the work it looks in between as well.
+            # A loop that is faster than the test checks in between as well.
             while engine.num_steps_at_checks.get(timeout=PATIENCE_S) < engine.num_steps:
                 pass
 

@@ -71,7 +71,7 @@ def test_an_idle_loop_comes_round_and_does_its_chores(path: Path, board_fd: int)
         thread = threading.Thread(target=loop.run)
         thread.start()
         try:
-            # With no client there and nothing to do.
+            # Without a front and without work.
             assert [done.get(timeout=PATIENCE_S) for _ in range(4)] == ["one", "two"] * 2
             for _ in range(3):
                 display.rounds.get(timeout=PATIENCE_S)

@@ -90,7 +90,7 @@ async def test_drain_lets_live_requests_finish_and_refuses_new_ones(served: Serv
         assert error.code is grpc.StatusCode.UNAVAILABLE
         assert error.info.reason == "DRAINING"
         assert error.retry_s is not None
-        served.port.come_up(epoch=1)  # health stays down whatever the engine states
+        served.port.come_up(epoch=1)  # health stays down whatever the engine reports
         assert not served.server.health.is_serving
         assert not drain.done()
         # The hello brings back what an engine had lost, and the drain waits for it.

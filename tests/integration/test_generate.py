@@ -137,7 +137,7 @@ async def test_stop_string_across_tokens_ends_the_stream_and_the_engine(
     num_told = sum(r.tokens.num_tokens for r in responses)
     assert num_told == end.num_completion_tokens
     assert await served.port.next_cancel() == ((spec.key,), FinishReason.STOP)
-    served.port.finish(spec.key, FinishReason.STOP)  # arrives late and harms no client
+    served.port.finish(spec.key, FinishReason.STOP)  # arrives late and has no effect
     assert served.server.front.counters.num_late_events >= 1
     assert len(served.port.cancelled) == 1, "a finished request is not cancelled again"
 

@@ -86,5 +86,5 @@ async def test_a_pod_as_the_manifests_make_it(root: Path) -> None:
         assert list(folders[settings_of(manifests)["PENSTOCK_FLIGHT_FOLDER"]].iterdir())
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
-    # JSON, as stated.
+    # JSON, as configured.
     assert all(line.startswith("{") for line in service.stderr)

@@ -77,7 +77,7 @@ async def test_an_engine_that_wakes_up_after_its_successor_is_not_heard() -> Non
                 await engines.until_hung_up(first)
             assert recorder.hellos.empty()
             assert recorder.events.empty()
-            # Neither a loss: no client was there.
+            # Not a loss either: no engine was connected.
             assert recorder.lost.empty()
             async with engines.connected() as third:
                 await engines.say(third, encode(hello(3)), NEWS)

@@ -30,7 +30,7 @@ def house() -> Iterator[House]:
 
 def test_clients_that_only_hold_connections_keep_nobody_out(house: House) -> None:
     holders = [house.connect() for _ in range(MAX_SILENT - 1)]
-    for holder in holders[::2]:  # the others state nothing at all
+    for holder in holders[::2]:  # the others send nothing
         holder.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
     try:
         for path in ("/metrics", "/", "/status.json", "/healthz"):

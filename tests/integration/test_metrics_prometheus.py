@@ -28,7 +28,7 @@ from support.dashboards import RULES, dashboard_queries, without_variables
 from support.metric_samples import beat, engine_hello, outcome, record, steps
 from support.service import Service, simulated, started
 
-# A real Prometheus that scrapes a port of this machine, and what its API states.
+# A real Prometheus that scrapes a port of this machine, and its API.
 
 PATIENCE_S = 60.0
 _PAUSE_S = 0.25
@@ -107,7 +107,7 @@ class Prometheus:
         missing = queries
         for _ in range(int(PATIENCE_S / _PAUSE_S)):
             go_on()
-            # Prometheus has no way to state that it has scraped.
+            # Prometheus cannot report that it has scraped.
             pause.wait(_PAUSE_S)
             missing = {name: query for name, query in queries.items() if not self.has_data(query)}
             if not missing:

@@ -72,7 +72,7 @@ async def test_every_end_is_counted_once() -> None:
         assert value(samples, "fronts") == 2
         assert value(samples, "max_requests_running") == 4
         assert value(samples, "kv_cache_total_blocks") == 512
-        # Who has left may be found to have left a step later; then no client runs.
+        # A cancel may be detected a step later; then no request runs.
         samples = await scraped_until(
             service, lambda seen: value(seen, "num_requests_running") == 0
         )
@@ -100,7 +100,7 @@ async def test_requests_that_leave_an_idle_engine_are_gone_from_its_gauges() -> 
         )
         assert value(samples, "kv_cache_usage_ratio") > 0
 
-        # No client who stays makes the engine take another step.
+        # No remaining request makes the engine take another step.
         waiting._call.cancel()
         running._call.cancel()
 

@@ -75,7 +75,7 @@ async def test_live_requests_are_seen_from_both_sides() -> None:
         await running.until_running()
         waiting = stream(channel, 900, 9)
         await waiting.until_accepted()
-        # It may be accepted before its engine has received of it.
+        # It may be accepted before its engine has received it.
         await until_stats(
             operations,
             lambda stats: (model_of(stats).num_processing, model_of(stats).num_pending) == (1, 1),

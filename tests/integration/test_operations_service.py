@@ -324,7 +324,7 @@ async def test_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving_desk(desk) as served, asyncio.timeout(PATIENCE_S):
         calls = [served.stub.ListLiveRequests(pb.ListLiveRequestsRequest()) for _ in range(8)]
         ends = [asyncio.ensure_future(call.code()) for call in calls]
-        # Those that are refused end first; the others are then let go.
+        # The rejected calls end first; the others are then released.
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         desk.hold.set()
         codes = await asyncio.gather(*ends)

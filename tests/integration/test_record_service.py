@@ -89,7 +89,7 @@ async def test_a_service_can_be_played_again(tmp_path: Path) -> None:
     assert sum(one.prefix_ids[:3] == requests[0].prefix_ids[:3] for one in requests) == 12
 
     counts, seconds = read_steps(steps)
-    # A step that is simulated takes what its counts cost, and the service takes its time besides.
+    # A simulated step takes the cost of its counts; the service adds its own time.
     cost = CostModel(**COST)
     for (prefill, decode, context), took_s in zip(counts.tolist(), seconds.tolist(), strict=True):
         least_s = cost.step_time_s(

@@ -112,7 +112,7 @@ def echo_of(responses: list[Any]) -> bytes:
 
 
 async def told_before_the_end(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
-    """Read up to so many messages before the end; their number depends on their sizes."""
+    """Read up to `num_messages` before the end; their number depends on their sizes."""
     told: list[Any] = []
     while len(told) < num_messages:
         (message,) = await read_some(service, call, 1)

@@ -39,7 +39,7 @@ async def test_they_leave_all_the_same(hung: tuple[str, ...], num_live: int) -> 
             live = [stream(channel, 900, first) for first in range(num_live)]
             for one in live:
                 await one.until_running()
-            # A stopped front keeps what it has not stated.
+            # A stopped front keeps what it has not sent.
             await until_stats(
                 operations, lambda stats: model_of(stats).ttft.num_values >= NUM_ENDED
             )

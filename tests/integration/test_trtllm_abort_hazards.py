@@ -39,7 +39,7 @@ def test_a_request_in_the_engines_own_queue_is_given_up_after_the_grace(build: H
     house.turn()
     house.engine.cancel(1)
     house.turn()
-    # Both came before any iteration: it is dropped from the queue, and no client receives of it.
+    # Both came before any iteration: it is dropped from the queue without an event.
     house.iterate(6)
     house.turn()
     assert house.finish(2) is FinishReason.LENGTH
@@ -162,6 +162,6 @@ def test_no_order_makes_a_second_abort_or_one_of_what_is_over(build: Houses, is_
     house.settle()
 
     assert len(house.control.aborted) == (0 if is_over else 1)
-    # Whatever the engine makes of it, no client waits for longer than the grace.
+    # Whatever the engine does, nothing waits longer than the grace period.
     house.pass_loop_time(GRACE_S)
     assert len(house.streams) == 0

@@ -173,7 +173,7 @@ def test_after_an_abort_the_next_goes_in_when_the_engine_let_go(build: Houses) -
     house.engine.cancel(1)
     house.turn()
     house.turn()
-    # Our scheduler has let 3 in; the engine has not received of it, for it still holds 1.
+    # Our scheduler has admitted 3; the engine has not received it, because it still holds 1.
     assert len(house.engine.running) == 2
     assert house.submitted_keys == [1, 2]
     house.iterate()
@@ -232,7 +232,7 @@ def test_requests_that_share_a_prefix_are_all_inside_to_run(build: Houses) -> No
         house.turn()
         house.iterate()
         view = house.view()
-        # A caller that is inside runs, or begins with the next iteration.
+        # A request in the engine runs, or begins with the next iteration.
         assert not view.waiting
         num_inside = max(num_inside, len(view.active))
         house.turn()

@@ -62,7 +62,7 @@ def test_a_shutdown_that_blocks_inside_a_coroutine_does_not_block_the_scheduler(
     house.round(2)
     house.control.fail_fatally()
     assert begun.wait(PATIENCE_S)
-    # The loop is stuck in the engine's own clean-up, and no client can state so.
+    # The loop is stuck in the engine's own clean-up, and nothing can report it.
     house.submit(greedy_spec(2))
     for _ in range(3):
         house.engine.step()
@@ -138,7 +138,7 @@ def test_a_loop_that_died_while_only_an_aborted_request_was_inside(build: Houses
     house.turn()
     house.pass_loop_time(GRACE_S)
     house.turn()
-    # Given up, as any aborted one that is not answered: no client waits for anything any more.
+    # Given up, as every abort without an answer: nothing waits for it any more.
     assert (house.executor.num_given_up, house.num_inside) == (1, 0)
     house.clock.now_s += 10 * RESPONSE_TIMEOUT_S
     house.turn()

@@ -30,7 +30,7 @@ def test_a_cumulative_result_gives_every_token_once_however_far_we_lag(build: Ho
     house.submit(*specs)
     house.turn()
     for num_iterations in (1, 5, 2, 30):
-        # The same object changed so many times before any client looked.
+        # The same object changed this often before it was read.
         for _ in range(num_iterations):
             house.control.step()
         house.settle()

@@ -35,7 +35,7 @@ def live_of(service: SteppedService) -> Counter[str]:
 
 
 async def until_live(service: SteppedService, tenant: str, count: int) -> None:
-    """Wait until the engine has so many requests of a tenant, and has reported the displaced
+    """Wait until the engine has `count` requests of a tenant, and has reported the displaced
     ones.
     """
 

@@ -66,7 +66,7 @@ class LyingProxy(grpc.GenericRpcHandler):
                 yield _change(pb.GenerateRequest, lie.request, request, method)
 
         left_s = context.time_remaining()
-        # A call without a deadline is stated to have the longest one there is.
+        # gRPC reports the longest possible deadline for a call without one.
         timeout_s = left_s if left_s is not None and left_s < 1e6 else None
         stub: Any = self._channel.stream_stream(method)
         call = stub(changed(), timeout=timeout_s)

@@ -19,7 +19,7 @@ from penstock.scheduler.request import CacheRetention
 from penstock.scheduler.sessions import SessionKey, Sessions
 from support.core import blocks_of
 
-# Eviction orders stated as plainly as possible, to hold the real ones against.
+# Eviction orders in their simplest form, compared with the real ones.
 
 EDGES = [0] + [edge << octave for octave in range(24) for edge in (16, 24)]
 """Lower bounds of the age bins: 0, 16, 24, 32, 48, ..."""

@@ -230,7 +230,7 @@ def test_who_waits_long_enough_is_admitted_in_bounded_turns(
             and since_s - its_level * aging_s <= rank
             and admitted_s[other] >= ripe_s
         ]
-        # One slot: no client is light, so the bound is that without light tenants.
+        # One slot: no tenant is light, so the bound is that without light tenants.
         assert len(late) <= stride * (len(senior) + 1)
 
 

@@ -46,7 +46,7 @@ class News:
 
 
 Script = list[News | str | int]
-"""Actions besides events: take all, take so many tokens, and other ends of a stream."""
+"""Actions besides events: take all, take this many tokens, and other ends of a stream."""
 PLAIN = News("", 0, [(0, SOME_IDS[0])])
 OPENING: Script = [News("admitted", 0), PLAIN]
 

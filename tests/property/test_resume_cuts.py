@@ -60,7 +60,7 @@ cuts = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.booleans()),
 async def rest_of(
     service: SteppedService, call: Any, num_messages: int
 ) -> tuple[list[pb.GenerateResponse], bool]:
-    """Read up to so many messages of a call; return them, and whether it ended."""
+    """Read up to `num_messages` of a call; return them, and whether it ended."""
     responses: list[pb.GenerateResponse] = []
     for _ in range(num_messages):
         try:

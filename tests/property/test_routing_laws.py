@@ -57,7 +57,7 @@ def test_no_prefix_beats_the_overload_rule(
     held: list[set[tuple[int, ...]]] = [set() for _ in range(4)]
 
     for path, loads in requests:
-        # Ids name what precedes them: a path is reported as its own numbering.
+        # Ids identify the prefix before them: each path has its own numbering.
         ids = tuple(
             sum(4**place * (one + 1) for place, one in enumerate(path[: n + 1]))
             for n in range(len(path))

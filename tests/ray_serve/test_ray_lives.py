@@ -34,7 +34,7 @@ async def test_a_replica_that_is_killed_takes_its_service_along_and_is_followed(
         os.kill(first.pid, signal.SIGKILL)
         codes = await asyncio.gather(*(each.outcome() for each in streams))
         await until_gone(first.service_pid)
-        # Who is there now is not who was there; no client waited for it to take calls.
+        # Another replica serves now, without a wait until it accepts calls.
         assert await stream(channel, 4).outcome() is grpc.StatusCode.OK
 
     # Serve has one word for it, whatever it was.

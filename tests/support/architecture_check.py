@@ -1,7 +1,7 @@
 """One architecture through the real engine, compared with its own eager forward.
 
-Owns the verdict on a type: exact, wrong, refused or not buildable. Requests are chunked, share
-prefixes and are preempted; every log probability of prompts and outputs is compared.
+Determines the verdict on a type: exact, wrong, refused or not buildable. Requests are chunked,
+share prefixes and are preempted; every log probability of prompts and outputs is compared.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def work(model_types: Sequence[str], device: str) -> None:
         try:
             verdict = check_architecture(model_type, device=device)
         except Exception as error:
-            # Neither refused nor right: the load or a step broke in a way no client foresaw.
+            # Neither refused nor exact: the load or a step failed unexpectedly.
             detail = f"{type(error).__name__}: {error}"[:160]
             verdict = Verdict(model_type=model_type, outcome="wrong", detail=detail)
         print(json.dumps(asdict(verdict)), flush=True)

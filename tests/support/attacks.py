@@ -1,6 +1,6 @@
 """Attacks of hostile clients, one function each; each returns when the server has handled it.
 
-Owns the misbehaviour; whether the server held is for those who run it to look at. As a program,
+Contains the misbehaviour; the caller checks whether the server withstood it. As a program,
 one attack by its name, so that a benchmark's probe shares no event loop with it:
 
     python -m support.attacks NAME ADDRESS [SCALE]
@@ -84,7 +84,7 @@ async def rapid_reset(address: str, num: int = 20_000) -> Seen:
         for first in range(1, 2 * num, 2 * _NUM_AT_ONCE):
             streams = range(first, min(first + 2 * _NUM_AT_ONCE, 2 * num), 2)
             calls = [h2.call(one, GENERATE, data) + h2.reset(one) for one in streams]
-            # The window of the connection is held to, or that would be the end of it.
+            # Respects the connection's window: the server would close it otherwise.
             num_sent += len(streams) * (len(data) + 5)
             await connection.until_granted(num_sent)
             await connection.send(*calls)

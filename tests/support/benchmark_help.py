@@ -2,9 +2,9 @@
 
     benchmark_help.py FILE ...
 
-Prints one line of JSON, a list of (file, exit code, what it stated). A traceback counts as code 1,
-as it does at a prompt. The packages of the extras are not found, installed or not: the answers are
-alike on every machine, and none of them has to be loaded.
+Prints one line of JSON, a list of (file, exit code, output). A traceback counts as code 1,
+as it does at a prompt. The packages of the extras are hidden, installed or not: the results are
+the same on every machine, and no package has to be loaded.
 """
 
 from __future__ import annotations

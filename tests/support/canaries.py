@@ -1,7 +1,7 @@
 """Secrets that a client sends, and all encodings in which a service might leak them.
 
-Owns the words and token ids, the requests that carry them, and the search. A canary is found as it
-is, as JSON or Python would quote it, cut to its beginning, and token ids also as numbers.
+Contains the texts and token ids, the requests that carry them, and the search. A canary is found
+verbatim, as JSON or Python would quote it, cut to its beginning, and token ids also as numbers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The table of survival cases in docs/survival-cases.md and the tests that show them.
 
-Owns finding both. `python tests/support/case_table.py` writes the table's last column again.
+Finds both. `python tests/support/case_table.py` updates the table's last column.
 """
 
 from __future__ import annotations

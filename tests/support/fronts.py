@@ -69,11 +69,11 @@ class ScriptedPort:
         self.listener: EnginePortListener | None = None
         self.is_up = False
         self.cancelled: list[tuple[tuple[int, ...], FinishReason]] = []
-        # Whether it states how what was cancelled ended, as an engine does.
+        # Whether it reports the ends of cancelled requests, as an engine does.
         self.is_answering = False
         self.known_elsewhere: dict[str, RequestState] = {}
         self.num_unsent_bytes = 0
-        # Whether it states that it has an index of cached blocks, and who follows it, by salt.
+        # Whether it reports an index of cached blocks, and its listeners by salt.
         self.publishes_cache = False
         self.cache_listeners: dict[bytes, CacheListener] = {}
         self._submitted: asyncio.Queue[tuple[RequestSpec, ...]] = asyncio.Queue()
@@ -246,7 +246,7 @@ async def until_empty(table: RequestTable) -> None:
 
 
 async def until_written(stream: TokenStream, max_held_tokens: int) -> None:
-    """Return once a writer has taken all but so many tokens; the caller bounds the wait."""
+    """Return once at most `max_held_tokens` are unwritten; the caller bounds the wait."""
     for _ in itertools.count():
         if stream.num_backlog_tokens <= max_held_tokens:
             return

@@ -45,7 +45,7 @@ def read_request(data: bytes) -> None:
         valid_request_id(message)
         read_generation(message, LIMITS, ("tiny", "demo"))
     except RequestError as error:
-        # What is reported of it fits, and can be reported.
+        # Its message is within the limit, and can be encoded.
         abort = abort_of(error.refusal)
         assert len(abort.message.encode()) <= 1024
 

@@ -174,7 +174,7 @@ def check_failure(game: Game, told: Told, end: Failed) -> None:
             assert reason is FailureReason.QUEUE_FULL, f"{reason.name} was never caused"
     if reason in AT_THE_DOOR:
         assert told.num_admissions == 0
-        # At a full queue a request that waits may give way to another.
+        # At a full queue a waiting request may be displaced by another.
         assert told.num_queued == 0 or reason is FailureReason.QUEUE_FULL
 
 
@@ -209,7 +209,7 @@ def is_duration(seconds: float | None) -> bool:
     return seconds is None or (math.isfinite(seconds) and seconds >= 0.0)
 
 
-# Who may be let in and preempted before whom, judged by what a turn reported.
+# The order of admissions and preemptions, checked on the events of a turn.
 
 
 def check_order(game: Game, events: StepEvents) -> None:
@@ -221,7 +221,7 @@ def check_order(game: Game, events: StepEvents) -> None:
     admitted = {change.key for change in events.changes if isinstance(change, Admitted)}
     if not (preempted or admitted):
         return
-    # Under the other policy who is in stays in.
+    # The other policy never preempts.
     assert not preempted or game.config.admission_policy is AdmissionPolicy.MAX_UTILIZATION
     if preempted and admitted:
         _check_yields(game, events)
@@ -324,7 +324,7 @@ def _check_lines(game: Game, live: dict[int, Told], running: set[int], admitted:
         assert told.num_preemptions or told.line not in lines
 
 
-# What engines state of how requests waited and ran, against what could be seen from outside.
+# The engine's reports of how requests waited and ran, compared with outside observations.
 
 TOLERANCE_S = 1e-6
 

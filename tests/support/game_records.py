@@ -129,7 +129,7 @@ class Game:
         return (told for told in self.live.values() if not told.is_running)
 
 
-# Watches who is let in and who is passed, in place of an engine's order.
+# Watches admissions and overtaking, in place of an engine's order.
 
 MAX_PASSED_OF_ONE_LINE = 4
 

@@ -14,7 +14,7 @@ NUM_TURNS = 100
 
 
 def played(seed: int, num_turns: int = NUM_TURNS) -> EnginePlayer:
-    """Run at least so many turns, then to the end. Raise AssertionError if a law is broken."""
+    """Run at least `num_turns`, then to the end. Raise AssertionError if a law is broken."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         game = DrawnGame(seed)

@@ -53,14 +53,14 @@ class Gateway:
         return sum(text in line for line in self.lines)
 
     async def until_logged(self, text: str, num: int = 1) -> None:
-        """Wait for so many log lines with `text`; raise AssertionError with the log if it exits."""
+        """Wait for `num` log lines with `text`; raise AssertionError with the log if it exits."""
         async with asyncio.timeout(PATIENCE_S), self._news:
             while self.num_lines(text) < num:
                 assert not self._is_over, "".join(self.lines[-20:])
                 await self._news.wait()
 
     async def until_workers(self, num: int) -> None:
-        """Wait for so many registrations since the start, and for the tokenizer."""
+        """Wait for `num` registrations since the start, and for the tokenizer."""
         await self.until_logged("Activated 1 of 1 worker(s)", num)
         await self.until_logged("Successfully loaded tokenizer")
 

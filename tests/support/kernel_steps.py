@@ -56,7 +56,7 @@ class Step:
         num_blocks = sum(widths) + 3
         shuffled = np.random.default_rng(0).permutation(num_blocks)[::-1].astype(np.int32)
         shuffled[np.argmax(shuffled)], shuffled[0] = shuffled[0], num_blocks - 1
-        # A block of no client's, far out, where a table continues behind a sequence.
+        # A block without an owner, far out, where a table continues after a sequence.
         table = np.full((len(widths) + 1, max(widths) + 1), 1 << 30, dtype=np.int32)
         self.slots = np.arange(len(widths), dtype=np.int32)[::-1] + 1
         for slot, width in zip(self.slots, widths, strict=True):

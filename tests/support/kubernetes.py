@@ -33,7 +33,7 @@ def _kubectl() -> str | None:
         [found, "kustomize", str(FOLDER / "base")],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    # One that is too old does not know the word; a fault of ours has to fail, not to skip.
+    # A kubectl that is too old does not know `labels`; an error of ours must fail, not skip.
     return None if "unknown field" in asked.stderr and '"labels"' in asked.stderr else found
 
 

@@ -55,7 +55,7 @@ class MemoryEngine:
         return MemoryPort(self, front_id)
 
     def pump(self, max_num_steps: int = 1) -> int:
-        """Read the fronts' frames, do up to so many steps; return how many had work."""
+        """Read the fronts' frames, do up to `max_num_steps`; return how many had work."""
         num_steps = 0
         self._drain_inbox()
         while num_steps < max_num_steps and self._has_work():

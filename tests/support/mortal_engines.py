@@ -190,7 +190,9 @@ async def play(
     *,
     turns_between: int = 0,
 ) -> list[Told]:
-    """Run all requests to their end, submitted so many turns apart; return what each received."""
+    """Run all requests to their end, submitted `turns_between` turns apart; return what each
+    received.
+    """
     await service.begin_life()
     told: list[Told] = []
     waiting, dying = list(generations), list(deaths)

@@ -103,7 +103,7 @@ async def _read(call: Any, got: list[pb.GenerateResponse], num_messages: int) ->
             got.append(message.response)
     except grpc.aio.AioRpcError as error:
         reason = rich_error(error).info.reason
-        # Never that no client has it, nor that it is not to be had from there.
+        # Never that the request is unknown, nor that it cannot be resumed there.
         if reason not in ("ENGINE_DOWN", "STREAM_SUPERSEDED"):
             raise
         return str(reason)

@@ -296,7 +296,7 @@ class Ticks:
 
 
 def numbered(views: int) -> tuple[RequestView, ...]:
-    """Return so many requests in order of arrival."""
+    """Return the given number of requests in order of arrival."""
     return tuple(request_view(number) for number in itertools.islice(itertools.count(), views))
 
 

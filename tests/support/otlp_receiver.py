@@ -220,7 +220,7 @@ class _HttpHandler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("content-type", "application/x-protobuf")
         self.send_header("content-length", str(len(body)))
-        # A caller that was kept waiting may be gone.
+        # A client that had to wait may have disconnected.
         with contextlib.suppress(ConnectionError):
             self.end_headers()
             self.wfile.write(body)

@@ -11,7 +11,7 @@ from markdown_source import blocks
 
 SHELLS = {"sh", "bash", "console", "shell"}
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
-# Not "penstock metrics on http://...", which a service states.
+# Not "penstock metrics on http://...", which is a service's output.
 _OURS = re.compile(r"(?:penstock [a-z]+|grpcurl)(?! on )(?: |$)")
 _ENDS = {"|", "||", "&&", "&", ";", "(", ")", ">", ">>", "<", "<<", ">&", "|&", ";;"}
 

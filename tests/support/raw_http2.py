@@ -166,11 +166,11 @@ class RawConnection:
         await self.until(lambda: self.counts[SETTINGS] > num_before)
 
     async def until_granted(self, num_bytes: int) -> None:
-        """Wait until the connection's send window has allowed so many bytes in total."""
+        """Wait until the connection's send window has allowed `num_bytes` in total."""
         await self.until(lambda: num_bytes <= DEFAULT_WINDOW + self.granted[0])
 
     async def until_all_answered(self, num: int) -> None:
-        """Wait until so many calls have ended with a status."""
+        """Wait until `num` calls have ended with a status."""
         await self.until(lambda: len(self.statuses) >= num)
 
     async def until_answered(self) -> None:

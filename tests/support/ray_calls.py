@@ -18,7 +18,7 @@ from support.service import PATIENCE_S
 
 
 def request(num_tokens: int, request_id: str = "") -> pb.GenerateRequest:
-    """Return a request with a short prompt and exactly so many output tokens."""
+    """Return a request with a short prompt and exactly `num_tokens` output tokens."""
     message = pb.GenerateRequest()
     if request_id:
         message.request_id = request_id

@@ -87,7 +87,7 @@ class RayCluster:
         return self.until(num_replicas)
 
     def until(self, num_replicas: int, without: Sequence[str] = ()) -> list[Replica]:
-        """Wait until exactly so many replicas run, none of `without`; return them."""
+        """Wait until exactly `num_replicas` run, none of `without`; return them."""
         told = self._ask(do="until", num_replicas=num_replicas, without=list(without))
         return [Replica(**replica) for replica in told]
 

@@ -59,7 +59,7 @@ class Driver:
         orders = {"deploy": self.deploy, "until": self.until}
         try:
             return {"ok": orders[order["do"]](order)}
-        except Exception as error:  # the tests are reported of it, whatever it was
+        except Exception as error:  # every error is reported to the tests
             return {"error": f"{type(error).__name__}: {error}"}
 
     def deploy(self, order: dict[str, Any]) -> None:
@@ -83,7 +83,7 @@ class Driver:
                 is_all = len(replicas) == order["num_replicas"]
                 if is_all and not without & {each["replica"] for each in replicas}:
                     return replicas
-            # Serve reports no client when a replica is there; it has to be asked.
+            # Serve does not report new replicas; they must be polled.
             threading.Event().wait(_POLL_INTERVAL_S)
         raise TimeoutError(f"replicas: {states}, of which told: {replicas}")
 

@@ -37,7 +37,9 @@ def resumable(
     grace_s: float = 60.0,
     prompt: Iterable[int] = (5, 6, 7, 8),
 ) -> pb.GenerateRequest:
-    """Return a greedy request of exactly so many tokens, reported by id, kept for `grace_s`."""
+    """Return a greedy request of exactly `num_tokens` output tokens, reported by id, kept for
+    `grace_s`.
+    """
     message = request(num_tokens, prompt, request_id=request_id)
     message.resume_timeout.FromMicroseconds(round(grace_s * 1e6))
     return message
@@ -71,8 +73,8 @@ async def until_read(service: SteppedService, reading: asyncio.Future[Any]) -> A
 
 
 async def read_some(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
-    """Read so many messages of a call while the engine runs, one step at a time: tokens that wait
-    for their reader share a message.
+    """Read `num_messages` of a call while the engine runs, one step at a time: tokens that wait for
+    their reader share a message.
     """
     messages = aiter(call)
     read: list[Any] = []
@@ -114,7 +116,7 @@ async def another_front(
 
 
 async def lose(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
-    """Read so many messages of a call and cancel it; return when the front has detected that."""
+    """Read `num_messages` of a call and cancel it; return when the front has detected that."""
     messages = await read_some(service, call, num_messages)
     call.cancel()
     await service.until(lambda: not service.server.num_active_calls)

@@ -300,7 +300,7 @@ class SoakCall:
         if self.is_resumable:
             message = pb.CancelRequest(request_id=self.request_id)
             with contextlib.suppress(grpc.aio.AioRpcError):
-                # It may have just ended, or no client is there: the stream states which.
+                # It may have just ended, or the service may be unavailable: the stream shows which.
                 await self.lines.stub(self.chance).Cancel(message, timeout=MOST_S)
         else:
             call.cancel()
@@ -363,7 +363,7 @@ class SoakCall:
             return wait_s, False  # it never arrived
         if code is grpc.StatusCode.ALREADY_EXISTS and self.is_resumable:
             return wait_s, True  # it did arrive
-        # A caller that begins a call over a connection that is being closed is reported so.
+        # gRPC reports a call over a closing connection this way.
         is_lost = code is grpc.StatusCode.CANCELLED and not reason
         if code is not grpc.StatusCode.UNAVAILABLE and not is_lost:
             return name

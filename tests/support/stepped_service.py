@@ -81,7 +81,7 @@ class SteppedService:
         return not self.engine.requests and not self.num_used_blocks and not len(self.engine.queue)
 
     def step(self, count: int = 1) -> int:
-        """Read the fronts' commands and do up to so many steps; return how many had work."""
+        """Read the fronts' commands and do up to `count` steps; return how many had work."""
         done = self.memory.pump(count)
         self.num_steps += done
         return done
@@ -99,7 +99,7 @@ class SteppedService:
                 await asyncio.sleep(0)
 
     async def until_live(self, count: int) -> None:
-        """Wait until the engine has exactly so many requests."""
+        """Wait until the engine has exactly `count` requests."""
 
         def is_so() -> bool:
             self.hear()
@@ -138,7 +138,7 @@ def request(
     *,
     request_id: str | None = None,
 ) -> pb.GenerateRequest:
-    """Return a greedy request of exactly so many tokens, which are reported by id."""
+    """Return a greedy request of exactly `num_tokens` output tokens, which are reported by id."""
     message = pb.GenerateRequest(request_id=request_id)
     message.token_prompt.ids.extend(prompt)
     message.sampling.temperature = 0.0

@@ -17,7 +17,7 @@ NUM_TOKENS = 900
 
 
 async def hold(address: str, count: int) -> None:
-    """Open so many streams over one connection and read them."""
+    """Open `count` streams over one connection and read them."""
     async with grpc.aio.insecure_channel(address) as channel:
         running = [stream(channel, NUM_TOKENS, first) for first in range(count)]
         await asyncio.gather(*(one.until_running() for one in running))

@@ -32,7 +32,7 @@ _KEY = 7
 
 
 def request(num_tokens: int = 3, prompt: Sequence[int] = (5, 6, 7, 8)) -> pb.GenerateRequest:
-    """Return a greedy request of so many arbitrary tokens."""
+    """Return a greedy request of `num_tokens` arbitrary output tokens."""
     message = pb.GenerateRequest()
     message.token_prompt.ids.extend(prompt)
     message.sampling.temperature = 0.0

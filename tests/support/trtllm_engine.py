@@ -259,7 +259,7 @@ class TrtllmHouse:
         self.control._engine._thread.join(PATIENCE_S)
         assert not self.view().is_alive
 
-    # What became of it
+    # Its results
 
     def tokens(self, key: int) -> list[int]:
         return self.outcomes[key].tokens

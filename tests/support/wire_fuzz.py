@@ -1,6 +1,6 @@
 """Sends mutated messages of every method to a live server, and counts how the calls end.
 
-Owns the sending. Shared by the tests and the benchmark, which also is a program:
+Sends only. Shared by the tests and the benchmark, and also a program:
 
     python -m support.wire_fuzz ADDRESS NUM [SEED]
 """
@@ -44,7 +44,7 @@ class WireFuzz:
         self._others = dict(enumerate(data for some in self._seeds.values() for data in some))
 
     async def run(self, channel: grpc.aio.Channel, num_calls: int) -> None:
-        """Send so many calls, several at a time."""
+        """Send `num_calls`, several at a time."""
         left = iter(range(num_calls))
 
         async def work() -> None:

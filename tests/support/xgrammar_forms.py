@@ -1,7 +1,7 @@
 """Constraints for xgrammar: invalid ones, one with a dead end, and valid ones.
 
-Owns the lists, and as a program the real check of them: `python xgrammar_forms.py` prints one JSON
-object, the fault by form, with the xgrammar that is on its path.
+As a program it checks them with the xgrammar on its path: `python xgrammar_forms.py` prints one
+JSON object, the faults by constraint and the error texts.
 """
 
 from __future__ import annotations

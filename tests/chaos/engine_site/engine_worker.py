@@ -14,7 +14,7 @@ from pathlib import Path
 
 def main(conduct: str, folder: Path) -> None:
     if conduct != "child" and os.fork():
-        os._exit(0)  # the one that stays is no client's child, in a separate session
+        os._exit(0)  # the worker that stays is detached, in its own session
     if conduct != "child":
         os.setsid()
     # The engine ignores SIGTERM, and so does what it starts until it knows better.
@@ -28,7 +28,7 @@ def main(conduct: str, folder: Path) -> None:
         return
     (folder / f"worker-{os.getpid()}").touch()
     if conduct == "tree":
-        # Below it one that is loose again, and below that one a plain child: reported by name.
+        # Starts two more workers: a detached one and a plain child.
         program = [sys.executable, __file__]
         with subprocess.Popen([*program, "detached", folder], stdout=subprocess.PIPE) as below:
             assert below.stdout is not None

@@ -123,7 +123,7 @@ def test_a_pod_lives_as_long_as_its_drain(builds: Builds) -> None:
         drain_s = config_of(manifests).drain_grace_s
         after_s = FRONTS_AFTER_GRACE_S + OBSERVER_AFTER_GRACE_S
         assert grace_s >= pause_s + drain_s + after_s + 5, name
-        # Balancers have received of it by then: two periods of the slowest that is asked.
+        # Balancers have detected it by then: two periods of the slowest probe.
         assert pause_s >= 2 * probe_of(build("base"), "readiness")["periodSeconds"]
 
 

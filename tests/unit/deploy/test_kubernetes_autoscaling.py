@@ -69,7 +69,7 @@ def test_the_rules_say_what_they_should(tmp_path: Path) -> None:
         f"penstock_num_requests_running{{{b}}}": "0x10",
         f"penstock_num_requests_waiting{{{b}}}": "0x10",
         f"penstock_max_requests_running{{{b}}}": "0x10",
-        # Two requests a second, which had waited 1.5 s each; no client.
+        # Two requests a second, which had waited 1.5 s each; none at `b`.
         f"penstock_request_queue_seconds_sum{{{a}}}": "0+45x10",
         f"penstock_request_queue_seconds_count{{{a}}}": "0+30x10",
         f"penstock_request_queue_seconds_sum{{{b}}}": "0x10",

@@ -136,7 +136,7 @@ def test_commands_within_the_text_name_what_there_is(page: Path) -> None:
         ):
             wrong[span] = reason
 
-    # "penstock ready on ..." is what the service states.
+    # "penstock ready on ..." is the service's output.
     assert {span: why for span, why in wrong.items() if not span.startswith("penstock ready")} == {}
 
 

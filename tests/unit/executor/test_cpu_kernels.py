@@ -116,7 +116,7 @@ def test_the_kernels_run_on_the_threads_of_torch() -> None:
         torch.randn(1 << 20).exp()
         before = len([*Path("/proc/self/task").iterdir()])
         step.layer().attend(step.rows, query, torch.empty_like(query))
-        # Fewer are those of an earlier, larger team that were still on their way out.
+        # Fewer, if threads of an earlier, larger team were still exiting.
         assert len([*Path("/proc/self/task").iterdir()]) <= before
     finally:
         torch.set_num_threads(threads)

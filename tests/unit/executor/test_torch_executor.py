@@ -101,7 +101,7 @@ def test_a_poisoned_request_fails_alone_and_leaves_nothing_behind(
         tokens = outputs(told)
         for key, ids in good.items():
             said = tokens[key + 10 * turn]
-            # A model that states the poisoned token itself would fail rightly; this one does not.
+            # A model that samples the poisoned token would rightly fail; this one does not.
             assert POISON not in said
             assert naive.is_greedy(ids, said)
 

@@ -89,7 +89,7 @@ def test_a_form_with_a_nul_would_be_cut_short() -> None:
         arguments(constrained(ConstraintKind.CHOICE, "yes", "no\0thing"))
 
 
-# Who shares what with whom.
+# Which requests share cached blocks.
 
 
 @given(st.binary(min_size=1), st.binary(min_size=1))

@@ -34,7 +34,7 @@ needs_torch = pytest.mark.skipif(
 )
 
 
-# What every request is reported.
+# The arguments of every request.
 
 
 def test_a_plain_request_is_told_this_and_nothing_else() -> None:

@@ -55,7 +55,7 @@ def test_who_waits_ahead_counts(order: SchedulingOrder) -> None:
     site.submit(9, 100, ttft_deadline_s=0.35)
     site.submit(10, 100, ttft_deadline_s=5.0)
     site.run()
-    # In the fair order it would go before those who are due later.
+    # In the fair order it would precede requests with later deadlines.
     is_refused = isinstance(site.ends[9], Failed)
     assert is_refused is (order is SchedulingOrder.FCFS)
     assert isinstance(site.ends[10], Finished)

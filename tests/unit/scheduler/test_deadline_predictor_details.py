@@ -122,7 +122,7 @@ def test_nobody_reckons_where_the_deadline_is_far_away(
     assert len(calls) == num_reckoned
 
 
-# Who waits ahead: sure are those of the same tenant, others have their turns.
+# The requests ahead: all of the same tenant are certain, other tenants take turns.
 
 
 def crowd(site: PricedSite) -> None:

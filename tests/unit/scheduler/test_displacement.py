@@ -139,7 +139,7 @@ def test_outputs_of_one_request_give_way_together_and_not_once_one_was_admitted(
     engine.submit(outputs_of("flood", [3, 4]))
     assert submit(engine, make_spec(9, tenant="quiet")) == [4, 3]
 
-    engine.step()  # admits the leader of the first, whose follower waits
+    engine.step()  # admits the leader of the first; its follower waits
     submit(engine, *specs_of("quiet", [10]))
     assert submit(engine, *specs_of("third", [11, 12, 13])) != [2]
     assert 2 in engine.requests

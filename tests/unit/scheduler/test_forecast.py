@@ -106,7 +106,7 @@ def test_the_wait_is_forgiven_the_error_of_the_steps_it_is_made_of() -> None:
     places = forecast(machine, want, full, QueuedAhead(num_requests=1))
     prompts = forecast(machine, want, roomy, QueuedAhead(num_requests=1, num_prefill_tokens=1000))
 
-    # Two must leave of whom one does every 25 steps; ten steps of prompts; half a step each.
+    # Two must end, one every 25 steps; ten steps of prompts; half a step each.
     assert places.queue_left == pytest.approx(1.0 - 0.4 / math.sqrt(50.5))
     assert prompts.queue_left == pytest.approx(1.0 - 0.2 / math.sqrt(10.5))
     assert (places.prefill_left, prompts.prefill_left) == pytest.approx((0.8, 0.8))

@@ -269,7 +269,7 @@ def test_prompts_alone_never_leave_it_without_a_solution(
     sizes = 40 * random.choice([1, 1, 2, 2, 3, 5, 8, 13], 20_000)
     factors = random.choice(noise, 20_000)
     for num_tokens, factor in zip(sizes.tolist(), factors.tolist(), strict=True):
-        # Prefill tokens and context are one number, and no client decodes: one price for two.
+        # Prefill tokens and context are equal and nothing decodes: one coefficient for both.
         feed(fit, (num_tokens, 0, num_tokens), (step_s + num_tokens * token_s) * factor)
         assert min(astuple(fit.model)) >= 0.0
     predicted_s = predict(fit, (120, 0, 120))

@@ -157,7 +157,7 @@ def test_running_requests_keep_their_time_while_prompts_keep_coming() -> None:
 def test_the_batch_shrinks_to_what_the_target_allows() -> None:
     steps = Steps()
     measures = steps.measures
-    # 10 ms and a millisecond for each of those who run: 32 of them are too many for 30 ms.
+    # 10 ms and a millisecond for each running request: 32 are too many for 30 ms.
     engine, _ = make_engine(steps, target_itl_s=0.03)
     for key in range(1, 201):
         engine.submit((make_spec(key, [key] * 8, max_tokens=40, hashed=False),))

@@ -12,7 +12,7 @@ from penstock.server.cli.connection import default_address, default_operations_a
         ({}, "127.0.0.1:50051"),
         ({"PENSTOCK_PORT": "7000"}, "127.0.0.1:7000"),
         ({"PENSTOCK_PORT": "tcp://10.0.0.1:50051"}, "127.0.0.1:50051"),
-        # No port, which the command then states.
+        # No port: the command reports that.
         ({"PENSTOCK_PORT": "many"}, "127.0.0.1:many"),
         ({"PENSTOCK_PORT": "7000", "PENSTOCK_ADDRESS": "there:1"}, "there:1"),
     ],

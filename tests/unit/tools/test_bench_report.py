@@ -92,7 +92,7 @@ def test_a_trace_alone_is_replayed_as_far_as_the_run_goes(trace: Path) -> None:
     assert [row.arrival_s for row in made.rows] == [0.0, 1.0]
     assert [row.num_prompt_tokens for row in made.rows] == [10, 15]
     assert (made.rows[0].priority, made.rows[0].deadline_s) == (2, 3.0)
-    # Without a key to send it under, a tenant is no client's.
+    # A tenant without a metadata key is never sent.
     assert made.rows[1].tenant == ""
 
 

@@ -122,5 +122,5 @@ def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:
     other.write_text("{}")
     os.mkfifo(tmp_path / "pipe")
     assert not is_flight_file(other)
-    # Not even looked at: what is read of a pipe is gone.
+    # Not even read: bytes read from a pipe are lost.
     assert not is_flight_file(tmp_path / "pipe")

@@ -15,7 +15,7 @@ from penstock.tools.bench.plan import Arrivals, LoadPlan
 from penstock.tools.bench.schedule import PlannedRequest, planned_requests
 from support.load_events import finished, plan, tokens
 
-# An event loop whose time passes at once: which sleeps is woken once all others sleep.
+# An event loop in virtual time: a sleeper wakes at once when all others sleep.
 
 T = TypeVar("T")
 

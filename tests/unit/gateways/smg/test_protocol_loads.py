@@ -61,7 +61,7 @@ def test_speed_is_of_the_last_seconds() -> None:
     house = House()
 
     assert house.speed(0, 0) == 0.0
-    assert house.speed(50, 0.5) == 0.0  # too soon to state
+    assert house.speed(50, 0.5) == 0.0  # too soon to compute
     assert house.speed(200, 1.5) == 100.0
     assert house.speed(200, 2.0) == 50.0
     assert house.speed(200, 8.0) == pytest.approx(0.0)  # nothing for ten seconds

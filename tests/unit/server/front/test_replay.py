@@ -146,7 +146,7 @@ async def test_nothing_that_came_nothing_in_the_prompt(text: ModelText) -> None:
     [again] = await site.replace_engine()
     assert again.prompt_ids.tolist() == list(PROMPT)
     assert (again.num_replayed, again.num_replays) == (0, 1)
-    # Its client is reported at once that it is in: it will not be refused any more.
+    # Its client gets the accepted event at once: it will not be rejected any more.
     assert isinstance((await request.stream.take())[0], Accepted)
     assert first.key == again.key
 
@@ -277,7 +277,7 @@ async def test_an_engine_that_was_never_gone_gets_new_keys(text: ModelText) -> N
     site.port.come_up(site.epoch)
     [again] = await site.port.next_submission()
     assert again.key != first.key
-    # Its word on what was cut off with the connection concerns no client.
+    # Its events of requests cancelled with the connection concern no client.
     site.port.finish(first.key, FinishReason.CANCELLED)
     site.tokens((again.key, B))
     site.port.finish(again.key)

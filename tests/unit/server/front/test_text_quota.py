@@ -65,7 +65,7 @@ def test_a_limit_of_requests_fills_at_its_rate() -> None:
     assert [charged(accounts), charged(accounts)] == [None, pytest.approx(30.0)]
     accounts.take_back("t", 0)
     assert charged(accounts) is None
-    accounts.charge("", 10**9)  # whom nothing limits
+    accounts.charge("", 10**9)  # without a limit
 
 
 def test_tokens_are_settled_once_they_are_known_and_may_overdraw() -> None:

@@ -163,7 +163,7 @@ def test_every_front_beats_in_its_own_row() -> None:
     one.beat()
     two.beat()
     assert (view.num_beats(0, 7), view.num_beats(1, 8)) == (2, 1)
-    # A caller that had the row before is not taken for who has it now.
+    # The previous owner of a row is not mistaken for the current one.
     assert view.num_beats(0, 6) == 0
     for closing in (view, one, two):
         closing.close()

@@ -178,7 +178,7 @@ def test_a_desk_asks_every_engine_again_and_tells_of_losses() -> None:
     line, heard = Line(), list[CacheUpdate | None]()
     desk = CacheSubscriber(line.write)
     stop = desk.follow(SALT, heard.append)
-    assert line.sent == []  # no client is there yet
+    assert line.sent == []  # no engine yet
 
     desk.on_hello(engine(publishes_cache=True))
     assert line.sent == [Follow(ticket=0, salt=SALT)]

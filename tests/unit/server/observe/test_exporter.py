@@ -211,7 +211,7 @@ async def test_records_for_nobody_are_dropped_and_counted(
     async with exporter(path, max_records=1 << 20) as box:
         peer = await observer.accept()
         assert await peer.next() == HELLO
-        # Given up: no client listens any more.
+        # Given up: nothing listens any more.
         observer.listener.close()
         peer.socket.close()
         num_offered = 0

@@ -256,7 +256,7 @@ def test_steps_are_read_and_a_recorder_that_cannot_be_is_no_end() -> None:
     flown.step()
     flown.step()
     source.read()
-    source.read()  # nothing new: no client is reported
+    source.read()  # nothing new: no event
     next_generation = (4).to_bytes(8, "little")
     os.pwrite(flown.fd, b"?", FACTS_OFFSET)
     os.pwrite(flown.fd, next_generation, GENERATION_OFFSET)

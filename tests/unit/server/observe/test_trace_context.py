@@ -166,7 +166,7 @@ def test_processes_draw_no_id_twice() -> None:
     traces = [drawn[at : at + 16] for at in range(0, len(drawn), 24)]
     spans = [drawn[at + 16 : at + 24] for at in range(0, len(drawn), 24)]
     assert len(set(traces)) == len(set(spans)) == NUM_PROCESSES * NUM_IDS
-    # Those who sample by a half of the id alone need both halves to be random.
+    # Samplers that use half of the id need both halves to be random.
     for half in (slice(0, 8), slice(8, 16)):
         assert len({trace[half] for trace in traces}) == NUM_PROCESSES * NUM_IDS
         assert all(any(trace[half]) for trace in traces)

@@ -96,7 +96,7 @@ def test_the_only_one_in_hand_twice_is_the_poison() -> None:
 
 
 def test_kills_from_outside_convict_only_whom_they_hit_on_trial_twice() -> None:
-    # An operator who kills an engine again and again loses no client's request.
+    # An operator that kills an engine repeatedly makes no request fail.
     assert judged(*[from_outside(4)] * 6) == ({4}, set())
     once = (from_outside(4), from_outside(4), from_outside(4, on_trial=(4,)))
     assert judged(*once) == ({4}, set())

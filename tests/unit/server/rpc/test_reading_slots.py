@@ -85,7 +85,7 @@ async def test_only_what_is_wanted_is_hurried() -> None:
     assert hurried(slots) == [True, True, False]
     slots += await house.held("b")
     house.slots.expire_slow()
-    # There is none left: now all are, but for those that have only begun.
+    # No slot is free: now all are hurried, except new ones.
     assert hurried(slots) == [True, True, True, False]
     house.slots.give_back(slots[0])
     await waiting

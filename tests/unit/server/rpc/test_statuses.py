@@ -31,7 +31,7 @@ from penstock.server.rpc.statuses import (
 )
 from penstock.v1 import error_pb2
 
-# As the contract's comments state (error.proto).
+# As in the contract's comments (error.proto).
 CODES = {
     "INVALID_ARGUMENT": grpc.StatusCode.INVALID_ARGUMENT,
     "PROMPT_TOO_LONG": grpc.StatusCode.INVALID_ARGUMENT,

@@ -220,7 +220,7 @@ def turns_of_others(task: Callable[[], object]) -> int:
 def test_other_threads_run_while_the_library_works(tokenizer: Tokenizer) -> None:
     uncut = "x1" * 200_000
     ids = tokenizer.encode(uncut)
-    # Where the library lets no client else run, a few find a gap before and after it.
+    # If the library blocks other threads, a few turns still fit before and after it.
     assert turns_of_others(lambda: tokenizer.encode(uncut)) > 200
     assert turns_of_others(lambda: tokenizer.decode(ids.tolist())) > 200
 

@@ -78,7 +78,7 @@ def test_an_overloaded_replica_loses_its_prefixes_to_others_that_have_them() -> 
     assert router.route(asks(1, 2), (11, 7, 6)) == 2
     # Replica 2 has them now as well, and replica 1 has less to do but does not.
     assert router.route(asks(1, 2), (11, 5, 6)) == 2
-    # More than 4 above the least, but not above 1.5 times it: no client is overloaded.
+    # More than 4 above the least, but not above 1.5 times it: none is overloaded.
     assert router.route(asks(1, 2), (25, 20, 26)) == home
 
 

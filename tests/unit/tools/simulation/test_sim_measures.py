@@ -110,7 +110,7 @@ def test_a_long_prefill_does_not_drown_what_a_decode_costs() -> None:
 
 def test_no_price_is_negative() -> None:
     counts = steps(300, 2)
-    # Faster with more decode rows: plain least squares would state so.
+    # Plain least squares would find that more decode rows are faster.
     seconds = 0.02 + 30e-6 * counts[:, 0] - 40e-6 * counts[:, 1]
 
     fit = fit_cost(counts, seconds)

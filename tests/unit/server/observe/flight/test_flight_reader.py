@@ -131,7 +131,7 @@ def test_an_engine_that_starts_over_is_followed(fd: int) -> None:
     memory = RingMemory(fd, make_facts(epoch=2))
     append(memory, 0, 3)
 
-    # Still those of the steps that were reported.
+    # Still the rows of the reported steps.
     assert reader.facts == make_facts(epoch=1)
     rows, num_missed = reader.new_steps()
     assert (len(rows), num_missed) == (3, 0)
@@ -164,7 +164,7 @@ def test_a_copy_tells_only_what_was_whole_in_it(fd: int) -> None:
     assert recording.steps["step"].tolist() == list(range(37, 100))
     assert len(recording.events) == 1
     assert recording.totals["num_steps"] == 100
-    # Copies of copies state the same.
+    # Copies of copies are the same.
     again = FlightReader(FlightReader(data).copy(78.0)).recording()
     assert again.steps["step"].tolist() == recording.steps["step"].tolist()
 

@@ -160,7 +160,7 @@ def test_events_tell_each_life_in_its_slot(depth: int, seed: int) -> None:
     recording = flown.recording()
 
     prompts = {int(row["key"]): int(row["num_prompt_tokens"]) for row in recording.requests}
-    # By slot: whose it is. A new owner's chunk is written before what freed the slot is reported.
+    # The owner of each slot. A new owner's chunk is written before the release is reported.
     computed: dict[int, int] = dict.fromkeys(prompts, 0)
     slot_of: dict[int, int] = {}
     for row in np.sort(recording.events, order="at_s", kind="stable"):
@@ -298,7 +298,7 @@ def test_an_engine_that_paces_itself() -> None:
         key: [EventKind(int(row["kind"])).name for row in events if row["key"] == key]
         for key in (1, 2)
     }
-    # A chunk is written at the launch, before the news of the turn.
+    # A chunk is written at the launch, before the events of the turn.
     assert kinds[2] == ["CHUNK", "QUEUED", "ADMITTED", "FIRST_TOKEN", "FINISHED"]
     assert kinds[1].count("CHUNK") == 1
     assert kinds[1].count("PREFIX_FOUND") == 1

@@ -48,7 +48,7 @@ def make_executor(clock: VirtualClock, depth: int = 1) -> SimulatedExecutor:
 
 
 def make_spec(key: int, num_prompt: int, num_output: int, arrival_s: float) -> RequestSpec:
-    # All begin alike, in the first 48 tokens or as far as they go.
+    # All share their first 48 tokens, or all if they are shorter.
     ids = np.concatenate((np.arange(48), np.full(num_prompt, key)))[:num_prompt].astype(np.int32)
     return RequestSpec(
         key=key,
