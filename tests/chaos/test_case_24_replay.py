@@ -88,7 +88,6 @@ async def all_streams(service: Service, kills: Sequence[int]) -> list[Heard]:
 
 
 async def until(heard: Heard, num_tokens: int) -> None:
-    """Wait until the stream has received `num_tokens`."""
     async with asyncio.timeout(PATIENCE_S):
         while len(heard.token_ids) < num_tokens:
             await heard.news.wait()

@@ -22,7 +22,6 @@ NUM_STREAMS = 12
 
 
 def ids_of(events: list[Event]) -> list[int]:
-    """Return the ids of a completed stream."""
     assert isinstance(events[-1], Finished)
     return [record.id for event in events if isinstance(event, Tokens) for record in event.records]
 

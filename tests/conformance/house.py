@@ -72,7 +72,6 @@ class House:
         await self._stack.aclose()
 
     async def kill_engine(self) -> None:
-        """Kill the engine process with SIGKILL."""
         service = await self._running()
         while not service.pids["engine"].empty():
             self._engine_pid = service.pids["engine"].get_nowait()

@@ -55,7 +55,6 @@ def require(holds: bool, why: str) -> None:
 
 
 def new_id() -> str:
-    """Return a unique request id."""
     return f"conformance-{uuid.uuid4()}"
 
 
@@ -104,7 +103,6 @@ class Heard:
         return self.accepted
 
     async def until_tokens(self, num_tokens: int = 1) -> None:
-        """Read until `num_tokens` were received."""
         while self.num_tokens < num_tokens:
             await self._read()
 

@@ -66,7 +66,6 @@ class Program:
 
     @property
     def is_running(self) -> bool:
-        """Return whether it runs."""
         return self._process.returncode is None
 
     async def tell(self, line: str) -> None:

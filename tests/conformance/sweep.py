@@ -69,7 +69,6 @@ def run_language(language: Language, on_result: Callable[[Result], None] = lambd
 
 
 def page_of(all_told: Sequence[Told]) -> str:
-    """Return the page as Markdown."""
     return "\n".join([*_head(), *_languages(all_told), *_scenarios(all_told), *_failures(all_told)])
 
 

@@ -36,7 +36,6 @@ def parsed(known: list[str]) -> argparse.Namespace:
 
 
 def as_data(told: Told) -> dict[str, Any]:
-    """Return one language as JSON data."""
     return {
         "language": told.language.name,
         "versions": told.versions,

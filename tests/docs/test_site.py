@@ -64,7 +64,6 @@ def test_every_page_of_docs_is_there(site: Path) -> None:
 
 
 def entries_of(nav: Any, label: str = "") -> Iterator[tuple[str, str]]:
-    """Return label and address of each entry."""
     if isinstance(nav, str):
         place = re.sub(r"(README|index)\.md$", "index.html", nav)
         yield label, re.sub(r"\.md$", ".html", place)

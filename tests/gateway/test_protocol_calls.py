@@ -47,7 +47,6 @@ async def served(text: ModelText) -> AsyncIterator[ServedFront]:
 
 
 async def ask(served: ServedFront, method: str, request: Any = None, **more: Any) -> Any:
-    """Make one call; return its decoded response."""
     data = b"" if request is None else request.SerializeToString()
     call: Any = served.channel.unary_unary(f"/{SERVICE_NAME}/{method}")
     answer: Any = getattr(vllm, f"{method}Response")

@@ -77,7 +77,6 @@ async def refused(call: Any, num_batches: int = 1) -> grpc.aio.AioRpcError:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Run the loop until the condition holds."""
     async with asyncio.timeout(PATIENCE_S):
         for _ in itertools.count():
             if is_so():

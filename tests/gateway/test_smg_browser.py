@@ -72,7 +72,6 @@ class Browser:
         return result
 
     def open(self, url: str) -> Page:
-        """Open a new page."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.call("Page.enable", session)
@@ -201,7 +200,7 @@ def static_server() -> Generator[str]:
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-            """Log nothing."""
+            pass
 
         def do_POST(self) -> None:
             """Stand in for a gateway whose responses end as a real one's cannot be made to end."""

@@ -155,7 +155,6 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """Return its error."""
         error: dict[str, Any] = self.body["error"]
         return error
 

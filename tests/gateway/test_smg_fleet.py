@@ -124,7 +124,6 @@ class Load:
         self._news = asyncio.Condition()
 
     async def run(self) -> None:
-        """Run one client."""
         while not self.is_over:
             try:
                 assert await ask(self._client, self.num_done) == 10
@@ -135,6 +134,5 @@ class Load:
                 self._news.notify_all()
 
     async def until(self, num: int) -> None:
-        """Wait for `num` responses."""
         async with asyncio.timeout(PATIENCE_S), self._news:
             await self._news.wait_for(lambda: self.num_done >= num)

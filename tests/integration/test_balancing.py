@@ -82,7 +82,6 @@ class SteadyLoad:
 
 @contextlib.asynccontextmanager
 async def steady_load(client: Client, num_callers: int = 6) -> AsyncGenerator[SteadyLoad]:
-    """Run `num_callers` concurrently until the block ends."""
     load = SteadyLoad()
     callers = [asyncio.create_task(load.call(client)) for _ in range(num_callers)]
     try:

@@ -34,7 +34,6 @@ class Load:
             assert self._has_news.wait_for(lambda: self.ends["ok"] >= target, PATIENCE_S)
 
     async def run(self, client: Client) -> None:
-        """Send requests until `stop`."""
         while not self._is_over.is_set():
             try:
                 self._note([event async for event in self._events(client)])

@@ -115,7 +115,6 @@ def row_of(result: Result, name: str) -> list[str]:
 
 
 def outcomes_of(result: Result) -> dict[str, str]:
-    """Return the outcome by check."""
     rows = [line.split() for line in result.out.splitlines()]
     return {row[1]: row[0] for row in rows if row and row[0] in ("PASS", "FAIL", "SKIP")}
 

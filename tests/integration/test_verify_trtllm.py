@@ -19,7 +19,6 @@ UNHONOURED = {"seed", "min-tokens", "penalties", "min-p"}
 
 
 async def verify(config: dict[str, object], report: Path) -> tuple[int, str]:
-    """Return exit code and output."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.tools", "verify"),
         *("--json", str(report), "--concurrency", "8", "--serve", "--"),

@@ -181,7 +181,6 @@ async def _replica_of(channel: grpc.aio.Channel, session: tuple[tuple[str, str],
 
 
 def _engine_of(service_pid: int) -> int:
-    """Return the pid of a service's engine."""
     children = Path(f"/proc/{service_pid}/task/{service_pid}/children").read_text(encoding="ascii")
     for pid in children.split():
         if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes():

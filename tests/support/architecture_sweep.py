@@ -136,7 +136,6 @@ By the modules of transformers: {eager}.
 
 
 def cuda_section(verdicts: Sequence[Verdict], device: str) -> str:
-    """Return the page's section on CUDA."""
     import torch
     import transformers
 
@@ -174,7 +173,6 @@ def write_page(verdicts: Sequence[Verdict], device: str) -> None:
 
 
 def page_of(verdicts: Sequence[Verdict], device: str) -> str:
-    """Return the text of docs/architectures.md."""
     import torch
     import transformers
 

@@ -44,7 +44,6 @@ class Siege:
         return self.service.address
 
     def rss_mib(self) -> float:
-        """Return the resident memory of the front."""
         return float(psutil.Process(self.front_pid).memory_info().rss) / 2**20
 
     @contextlib.asynccontextmanager

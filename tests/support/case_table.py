@@ -56,7 +56,6 @@ def told_tests() -> Tests:
 
 
 def cell_of(tests: frozenset[tuple[str, str]]) -> str:
-    """Return the last column of a case."""
     return "<br>".join(f"[`{name}`](../{place})" for name, place in sorted(tests))
 
 

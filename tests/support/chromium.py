@@ -23,19 +23,16 @@ class Left:
 
     @property
     def text(self) -> str:
-        """Return its text without markup."""
         reader = _Reader()
         reader.feed(self.document)
         return " ".join(reader.words)
 
     def attributes(self, tag: str) -> list[dict[str, str | None]]:
-        """Return the attributes of every element with this tag."""
         reader = _Reader()
         reader.feed(self.document)
         return [attributes for name, attributes in reader.elements if name == tag]
 
     def by_id(self, name: str) -> dict[str, str | None]:
-        """Return the attributes of the element with this id."""
         reader = _Reader()
         reader.feed(self.document)
         (found,) = (attributes for _, attributes in reader.elements if attributes.get("id") == name)

@@ -37,7 +37,6 @@ def dashboard_queries() -> dict[str, str]:
 
 
 def rules() -> list[dict[str, Any]]:
-    """Return the alert and recording rules."""
     loaded = yaml.safe_load(RULES.read_text(encoding="utf-8"))
     return [rule for group in loaded["groups"] for rule in group["rules"]]
 

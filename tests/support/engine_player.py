@@ -210,7 +210,6 @@ class EnginePlayer:
         return replace(spec, prompt_ids=tokens, num_replayed=count, block_hashes=hashes)
 
     def step(self, *, count: int) -> None:
-        """Run `count` turns."""
         for _ in range(count):
             self.turn()
 
@@ -329,7 +328,6 @@ class EnginePlayer:
 
 
 def cost_model(prices: list[float]) -> CostModel:
-    """Return the cost model of the four prices, in field order."""
     return CostModel(
         step_s=prices[0],
         prefill_token_s=prices[1],
@@ -339,7 +337,6 @@ def cost_model(prices: list[float]) -> CostModel:
 
 
 def retained(retention: list[float] | None) -> CacheRetention | None:
-    """Return the retention of a priority and a duration."""
     if retention is None:
         return None
     return CacheRetention(level=int(retention[0]), duration_s=retention[1])

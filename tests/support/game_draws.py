@@ -34,7 +34,6 @@ class DrawnGame:
 
 
 def draw_setup(random: Random) -> dict[str, Any]:
-    """Return arguments of an `EnginePlayer`."""
     depth = random.choice([1, 2])
     order = random.choice([SchedulingOrder.FAIR, SchedulingOrder.FAIR, SchedulingOrder.FCFS])
     num_slots = random.choice([2, 4, 4, 6])
@@ -56,7 +55,7 @@ def draw_setup(random: Random) -> dict[str, Any]:
 
 
 def draw_prices(random: Random) -> list[float]:
-    """Return the prices of a device step: one second each, or a mix of all four."""
+    """Return the prices of a device step: one second per step, or a mix of all four."""
     if random.random() < 0.4:
         return [1.0, 0.0, 0.0, 0.0]
     return [
@@ -76,7 +75,6 @@ def draw_known_cost(random: Random, prices: list[float]) -> list[float] | None:
 
 
 def draw_settings(random: Random, order: SchedulingOrder) -> dict[str, Any]:
-    """Return fields of SchedulerConfig."""
     settings: dict[str, Any] = {
         "deadline_admission": random.random() < 0.7,
         "min_deadline_chance": random.choice([0.0, 0.1, 0.5]),
@@ -150,7 +148,6 @@ def draw_action(random: Random, player: EnginePlayer, arrivals_per_turn: float) 
 
 
 def draw_request(random: Random) -> dict[str, Any]:
-    """Return arguments of `EnginePlayer.submit`."""
     tail = [random.randrange(5, VOCAB) for _ in range(random.randint(1, 6))]
     return {
         "prompt_ids": [*random.choice(STEMS)[: random.choice([0, 5, 8, 10])], *tail],

@@ -65,7 +65,6 @@ class Gateway:
         await self.until_logged("Successfully loaded tokenizer")
 
     async def add_worker(self, address: str) -> None:
-        """Add a worker while the gateway serves."""
         num = self.num_lines("Activated 1 of 1 worker(s)")
         await self.post("/workers", {"url": f"grpc://{address}"})
         await self.until_logged("Activated 1 of 1 worker(s)", num + 1)
@@ -102,7 +101,6 @@ class Gateway:
                     return
 
     async def ended(self) -> None:
-        """Wait until the process exits."""
         async with asyncio.timeout(PATIENCE_S):
             await self.process.wait()
             await self._reader
@@ -153,7 +151,6 @@ async def openai_client(made: Gateway) -> AsyncGenerator[Any]:
 
 
 def openai() -> Any:
-    """Import and return the package."""
     return importlib.import_module("openai")
 
 

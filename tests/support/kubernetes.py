@@ -56,7 +56,6 @@ def build(*parts: str) -> list[Manifest]:
 
 
 def build_with(*components: str) -> list[Manifest]:
-    """Build the base with these components."""
     # Inside the folder, because kustomize takes nothing but paths relative to the file.
     with tempfile.TemporaryDirectory(prefix="penstock-kustomize-") as folder:
         home = Path(folder)
@@ -84,7 +83,6 @@ def every_build() -> dict[str, list[Manifest]]:
 
 
 def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
-    """Return the objects of one kind."""
     return [manifest for manifest in manifests if manifest["kind"] == kind]
 
 
@@ -100,13 +98,11 @@ def the(manifests: list[Manifest], kind: str, name: str = "penstock") -> Manifes
 
 
 def pod_of(manifests: list[Manifest]) -> Manifest:
-    """Return the Deployment's pod template."""
     template: Manifest = the(manifests, "Deployment")["spec"]["template"]
     return template
 
 
 def container_of(manifests: list[Manifest]) -> Manifest:
-    """Return the one container of the pod."""
     (container,) = pod_of(manifests)["spec"]["containers"]
     found: Manifest = container
     return found

@@ -43,7 +43,6 @@ class MemoryEngine:
 
     @property
     def num_live(self) -> int:
-        """Return the number of requests of all fronts that have not ended."""
         return self._dispatcher.num_live
 
     @property
@@ -145,7 +144,6 @@ class MemoryPort(UnixEnginePort):
         asyncio.get_running_loop().call_soon(self._memory.read, frame)
 
     def lose(self) -> None:
-        """Lose the connection."""
         self._up.clear()
         asyncio.get_running_loop().call_soon(self._memory.lose)
 

@@ -129,7 +129,6 @@ def request_view(number: int, **changes: Any) -> RequestView:
 
 
 def waiting_view(number: int, **changes: Any) -> RequestView:
-    """Return a request that waits."""
     given: dict[str, Any] = {
         "state": "PENDING",
         "phase": "queue",
@@ -246,7 +245,6 @@ def step_rows(num_steps: int, at_s: Callable[[int], float], **changes: Any) -> N
 
 
 def live_view(key: int, request_id: str = "mine", **changes: Any) -> LiveView:
-    """Return an output that runs."""
     given: dict[str, Any] = {
         "tenant": "",
         "output_index": 0,

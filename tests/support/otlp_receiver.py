@@ -82,12 +82,10 @@ class Receiver:
         self._stopped.set()
 
     def spans(self) -> list[Span]:
-        """Return all spans in the order received."""
         with self._changed:
             return list(self._spans())
 
     def resources(self) -> list[dict[str, object]]:
-        """Return the attributes of all resources."""
         with self._changed:
             return [
                 attributes_of(part.resource.attributes)
@@ -121,7 +119,6 @@ class Receiver:
             return self._changed.wait_for(holds, limit_s)
 
     def wait_for_calls(self, num: int) -> None:
-        """Wait until `num` calls have been received."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.num_calls >= num, WAIT_LIMIT_S)
 
@@ -134,7 +131,6 @@ class Receiver:
 
 @contextmanager
 def grpc_receiver(mode: Mode = Mode.OK) -> Generator[Receiver]:
-    """A collector over OTLP/gRPC."""
     receiver = Receiver(mode)
     server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
     cast(Any, add_TraceServiceServicer_to_server)(_Service(receiver), server)
@@ -149,7 +145,6 @@ def grpc_receiver(mode: Mode = Mode.OK) -> Generator[Receiver]:
 
 @contextmanager
 def http_receiver(mode: Mode = Mode.OK) -> Generator[Receiver]:
-    """A collector over OTLP/HTTP with protobuf."""
     receiver = Receiver(mode)
 
     class Handler(_HttpHandler):
@@ -211,7 +206,6 @@ class _HttpHandler(BaseHTTPRequestHandler):
     told: Receiver
 
     def do_POST(self) -> None:
-        """Handle an export."""
         payload = self.rfile.read(int(self.headers["content-length"]))
         pairs = {key.lower(): value for key, value in self.headers.items()} | {"path": self.path}
         mode = self.told.take(payload, pairs)
@@ -226,4 +220,4 @@ class _HttpHandler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-        """Log nothing."""
+        pass

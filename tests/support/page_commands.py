@@ -38,7 +38,6 @@ def commands(markdown: str) -> Iterator[Command]:
 
 
 def spans(markdown: str) -> Iterator[str]:
-    """Yield the inline code of the text."""
     prose = re.sub(r"^```.*?^```", "", markdown, flags=re.M | re.S)
     yield from re.findall(r"(?<!`)`([^`]+)`(?!`)", prose)
 

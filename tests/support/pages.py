@@ -16,7 +16,6 @@ def markdown_pages() -> list[Path]:
 
 
 def page_id(path: Path) -> str:
-    """Return the test id of a page."""
     return path.relative_to(REPOSITORY).as_posix()
 
 

@@ -74,7 +74,6 @@ def message(stream: int, data: bytes, *, is_compressed: bool = False) -> bytes:
 
 
 def call(stream: int, path: str, data: bytes) -> bytes:
-    """Return all frames of a call."""
     return headers(stream, path) + message(stream, data)
 
 
@@ -174,11 +173,9 @@ class RawConnection:
         await self.until(lambda: len(self.statuses) >= num)
 
     async def until_answered(self) -> None:
-        """Wait until a call has ended with a status."""
         await self.until(lambda: bool(self.statuses))
 
     async def until_closed(self) -> None:
-        """Wait until the peer closes."""
         await self.until(lambda: False)
 
     async def close(self) -> None:
@@ -264,7 +261,6 @@ class SilentSocket:
         self.reader, self.writer = reader, writer
 
     async def until_closed(self) -> None:
-        """Wait until the peer closes."""
         with contextlib.suppress(ConnectionError):
             while await self.reader.read(4096):
                 pass

@@ -29,7 +29,6 @@ def request(num_tokens: int, request_id: str = "") -> pb.GenerateRequest:
 
 
 def stub(channel: grpc.aio.Channel) -> Any:
-    """Return a stub of the generation service."""
     return pb_grpc.GenerationServiceStub(channel)
 
 

@@ -30,7 +30,6 @@ PATIENCE_S = 60.0
 
 @cache
 def has_ray() -> bool:
-    """Return whether Ray is installed."""
     asked = subprocess.run(
         [PYTHON, "-c", "import importlib.util as u; assert u.find_spec('ray.serve')"],
         stderr=subprocess.DEVNULL,
@@ -40,7 +39,6 @@ def has_ray() -> bool:
 
 
 def recommended_environment() -> dict[str, str]:
-    """Return the environment of deploy/ray/ray.env."""
     lines = (REPOSITORY / "deploy/ray/ray.env").read_text(encoding="utf-8").splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 

@@ -54,7 +54,6 @@ class Driver:
         )
 
     def answer(self, line: str) -> dict[str, Any]:
-        """Execute one order; return the answer."""
         order = json.loads(line)
         orders = {"deploy": self.deploy, "until": self.until}
         try:
@@ -88,7 +87,6 @@ class Driver:
         raise TimeoutError(f"replicas: {states}, of which told: {replicas}")
 
     def end(self) -> None:
-        """End everything that was started."""
         self._serve.shutdown()
         ray.shutdown()
         self._cluster.shutdown()

@@ -71,7 +71,6 @@ class Case:
         return logits
 
     def kept(self) -> NDArray[np.bool_]:
-        """Return the tokens that truncation keeps."""
         sampling = self.sampling
         logits = self.edited() / sampling.temperature
         probabilities = np.exp(logits - logits.max())
@@ -89,7 +88,6 @@ class Case:
         return is_kept
 
     def expected(self) -> int:
-        """Return the sampled token."""
         if self.sampling.temperature == 0.0:
             return int(self.edited().argmax())
         logits = self.edited() / self.sampling.temperature

@@ -105,7 +105,6 @@ class Service:
         self.process.send_signal(number)
 
     def channel(self) -> grpc.aio.Channel:
-        """Return a channel with its own connection."""
         return grpc.aio.insecure_channel(
             self.address, options=[("grpc.use_local_subchannel_pool", 1)]
         )
@@ -200,7 +199,6 @@ class Stream:
             assert await self._read(), f"the stream ended early: {await self._call.code()}"
 
     async def outcome(self) -> grpc.StatusCode:
-        """Read to the end; return the status."""
         with contextlib.suppress(grpc.aio.AioRpcError):
             while await self._read():
                 pass
@@ -208,7 +206,6 @@ class Stream:
         return code
 
     async def trailers(self) -> dict[str, str | bytes]:
-        """Return the trailing metadata."""
         return dict(await self._call.trailing_metadata())
 
     async def _read(self) -> bool:
@@ -223,7 +220,6 @@ class Stream:
 
 
 def stream(channel: grpc.aio.Channel, num_tokens: int, first_token: int = 5) -> Stream:
-    """Start a generation."""
     return Stream(channel, num_tokens, [first_token, 6, 7, 8])
 
 
@@ -244,7 +240,6 @@ def health_watch(channel: grpc.aio.Channel) -> Any:
 
 
 async def until_health(channel: grpc.aio.Channel, wanted: int) -> None:
-    """Watch until the health is `wanted`."""
     watch = health_watch(channel)
     async for answer in watch:
         if answer.status == wanted:

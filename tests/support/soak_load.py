@@ -306,7 +306,6 @@ class SoakCall:
             call.cancel()
 
     def take(self, message: pb.GenerateResponse) -> None:
-        """Check one message."""
         if message.sequence != self.next_sequence:
             self._wrong(f"message {message.sequence} in place of {self.next_sequence}")
         self.next_sequence = message.sequence + 1
@@ -525,7 +524,6 @@ class Load:
         await asyncio.sleep(max(0.0, min(seconds, self._until_s - time.monotonic())))
 
     async def end_holders(self) -> None:
-        """Kill the remaining client processes."""
         for process in self.holders:
             if process.returncode is None:
                 process.send_signal(signal.SIGKILL)

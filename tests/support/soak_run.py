@@ -151,7 +151,6 @@ class Watch:
 
 
 def faults_of(stats: ServerStats) -> Iterator[str]:
-    """Yield inconsistencies of the statistics."""
     for model in stats.models:
         cache = model.cache
         parts = cache.num_used_blocks + cache.num_cached_blocks + cache.num_free_blocks
@@ -164,7 +163,6 @@ def faults_of(stats: ServerStats) -> Iterator[str]:
 
 
 def has_engine(stats: ServerStats) -> bool:
-    """Return whether an engine is available."""
     return bool(stats.models) and all(model.state is ModelState.READY for model in stats.models)
 
 
@@ -357,7 +355,6 @@ class SoakResult:
 
 
 def judge(result: SoakResult) -> None:
-    """Return every gate."""
     ledger, watch = result.ledger, result.watch
     result.gates = [
         *_gates_of_requests(result),

@@ -55,7 +55,6 @@ def members_of(path: str) -> set[str]:
 
 
 def parameters_of(path: str) -> set[str]:
-    """Return the keyword parameters of a constructor."""
     found = facts()["classes"][path]
     made = found.get("methods", {}).get("__init__", {})
     more = made.get("takes_more")
@@ -124,7 +123,6 @@ class Use:
 
     @property
     def is_recorded(self) -> bool:
-        """Return whether the table has it."""
         modules, classes = facts()["modules"], facts()["classes"]
         if not self.name:
             return self.owner in modules

@@ -64,7 +64,6 @@ def test_variables_of_the_operator_take_precedence(
 
 @pytest.fixture
 def two_threads() -> Generator[Any]:
-    """Run PyTorch with two threads."""
     torch = pytest.importorskip("torch", reason="the torch extra is not installed")
     before = torch.get_num_threads()
     torch.set_num_threads(2)

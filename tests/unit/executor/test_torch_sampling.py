@@ -21,7 +21,6 @@ from support.sampling_cases import CUTS, EDITS, GREEDY, VOCAB, Case, Seated, spl
 
 
 def run(cases: Sequence[Case], dtype: torch.dtype = torch.float32) -> Sampled:
-    """Sample all cases in one batch."""
     seated = Seated(cases)
     logits = torch.from_numpy(seated.logits).to(dtype)
     return sample(logits, seated.arrays, seated.slots, seated.positions, seated.rules)

@@ -48,7 +48,6 @@ def specs_of(tenant: str, keys: Sequence[int], priority: int = 0) -> list[Reques
 
 
 def outputs_of(tenant: str, keys: Sequence[int]) -> tuple[RequestSpec, ...]:
-    """Return one request of several outputs."""
     prompt = list(range(40, 45))
     return tuple(
         replace(

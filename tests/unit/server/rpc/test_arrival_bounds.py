@@ -94,7 +94,6 @@ class Played:
         reflection.add_reflection(timely, ())
 
     async def call(self, path: str, wire: Wire) -> None:
-        """Run one call to its end."""
         for handler in self._house.handlers:
             found = handler.service(_Details(path))
             if found is not None:

@@ -17,7 +17,6 @@ from support.guarded import ACME, OPERATOR, Premises
 
 
 def answer(app: MetricsApplication, path: str, authorization: str | None) -> tuple[int, Any]:
-    """Return status and headers."""
     seen: list[Any] = []
 
     def start(status: str, headers: Any, exc_info: Any = None) -> Callable[[bytes], object]:

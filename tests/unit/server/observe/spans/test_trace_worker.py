@@ -55,7 +55,6 @@ class Stage:
 
 
 def records(first: int, last: int) -> list[RequestRecord]:
-    """Return records `first` to `last`."""
     return [request_record(number) for number in range(first, last + 1)]
 
 
@@ -149,14 +148,12 @@ class Fickle(SpanExporter):
         self.num_shutdowns = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Return or raise the next result."""
         self.num_calls += 1
         if self.num_calls == 3:
             raise OSError("gone")
         return SpanExportResult.SUCCESS if self.num_calls == 1 else SpanExportResult.FAILURE
 
     def shutdown(self) -> None:
-        """Count the call."""
         self.num_shutdowns += 1
 
 
