@@ -54,7 +54,7 @@ class Cell:
     """One measurement: one side under one load. `warm_s`: seconds of warm-up; `window_s`: seconds
     measured.
 
-    `round_index`: the sides of one round ran one after the other, and are compared.
+    `round_index`: the round of this run; sides are compared within a round.
     """
 
     side: str

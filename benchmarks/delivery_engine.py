@@ -87,7 +87,7 @@ class _Stopwatch:
 def measure_engine(
     num_streams: int, step_ms: float, num_steps: int, *, num_fronts: int = 1
 ) -> EngineCost:
-    """Run `num_steps` steps with all streams in each, spread over the fronts round robin."""
+    """Run `num_steps` steps of all streams, which are spread over the fronts round robin."""
     num_tokens = num_steps + 4 * _WARM_STEPS
     prices = CostModel(
         step_s=step_ms / 1e3, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0

@@ -189,7 +189,7 @@ async def test_who_blocks_a_write_is_cut_out_of_it(served: ServedFront) -> None:
     num_heard = 0
 
     def is_stuck_or_cut() -> bool:
-        """While a write is blocked, the backlog grows by the events received here."""
+        """Send an empty update; return whether the reader was cut or another write began."""
         hear(CacheUpdate(ticket=0, changes=()))
         return writer.is_cut or writer.num_writes > num_heard
 

@@ -55,7 +55,7 @@ def test_no_game_breaks_a_law(first: int) -> None:
 
 
 def test_a_game_is_repeatable() -> None:
-    """A seed gives the same calls, batches and ends each time."""
+    """The same seed always gives the same calls, batches and outcomes."""
     for seed in range(2):
         game, again = played(seed).game, played(seed).game
         assert again.executor.log == game.executor.log

@@ -86,7 +86,7 @@ async def undisturbed(text: ModelText, message: pb.GenerateRequest) -> list[pb.G
 async def cut(
     text: ModelText, message: pb.GenerateRequest, cut_at: list[tuple[int, int, bool]]
 ) -> list[pb.GenerateResponse]:
-    """Return what a client receives that resumes after each cut."""
+    """Return the messages that a client receives when it resumes after each cut."""
     async with stepped(text) as first, another_front(first) as second:
         fronts = [first, second]
         call: Any = first.stub.Generate(message)

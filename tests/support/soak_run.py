@@ -546,7 +546,7 @@ async def _reference(plan: SoakPlan, address: str) -> Reference:
 async def _looking(
     watch: Watch, ledger: Ledger, plan: SoakPlan, tell: Callable[[str], None]
 ) -> AsyncGenerator[None]:
-    """Observe inside the block, and report a line every ten seconds."""
+    """Run the watch inside the block, and print a line of progress every ten seconds."""
 
     async def talk() -> None:
         while True:

@@ -32,7 +32,7 @@ class StreamReader:
 
     @property
     def point(self) -> ResumePoint:
-        """Where the stream continues; a `finished` counts once its status is OK."""
+        """Where to resume; a `finished` message is included only if the call ended with OK."""
         num_outputs = max(self._num_tokens, default=-1) + 1
         counts = tuple(self._num_tokens.get(index, 0) for index in range(num_outputs))
         return ResumePoint(

@@ -137,10 +137,10 @@ class BatchAdmission:
     ) -> bool:
         """Admit requests of tenants under their share, and update `shares`.
 
-        Preempt running requests of other tenants for what they lack (victims.py); return whether
-        any was preempted. `least`: the lowest class to admit from. `preempted`: classes and tenants
-        of the requests preempted so far in this step: only requests of no lower class, and of other
-        tenants, are admitted.
+        If there is not enough room, preempt running requests of other tenants (see victims.py);
+        return whether any was preempted. `least`: the lowest class to admit from. `preempted`:
+        class and tenant of each request preempted so far in this step; requests of a lower class or
+        of one of these tenants are not admitted.
         """
         least = max([least, *(level for level, _ in preempted)])
         barred = {tenant for _, tenant in preempted}

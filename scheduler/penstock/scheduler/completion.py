@@ -131,7 +131,7 @@ class TokenTime:
 
 
 class StandingQueues:
-    """The share of recent time with waiting requests, by tenant and class.
+    """The share of recent time in which requests waited, by tenant and class.
 
     Sampled at arrivals: each sample stands for the time since the last arrival.
     """

@@ -106,7 +106,7 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixFound:
-    """The executor found tokens of the prompt in its own cache; replaces the prediction."""
+    """The executor found prompt tokens in its cache; their number replaces the predicted one."""
 
     key: int
     at_s: float

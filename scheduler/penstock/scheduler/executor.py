@@ -38,9 +38,9 @@ class ExecutorInfo:
     `block_size` is in tokens. `max_seq_len` bounds prompt and output together, in tokens;
     `max_prompt_tokens` a prompt alone, None for no separate bound. `adapters`: names of its
     adapters. `pipeline_depth`: steps that may be launched before the oldest is collected (1 or 2).
-    `resources`: its device, number format and memory use, for logs. `quantization`: of the weights,
-    "none" for none; `kv_cache_dtype`: the number format of keys and values; either "" where it is
-    not known.
+    `resources`: its device, number format and memory use, for logs. `quantization`: that of
+    the weights, "none" if they are not quantized; `kv_cache_dtype`: the number format of keys and
+    values; both are "" if unknown.
 
     `is_self_paced`: it wraps an engine with its own batching. It gets whole prompts, a step passes
     admissions and releases to it, and the result of a step is everything that arrived since the

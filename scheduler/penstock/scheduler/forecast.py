@@ -269,7 +269,7 @@ class Deadlines:
         return now + predicted.ttft_s < self.ttft_s and now + predicted.total_s < self.total_s
 
     def passed_by(self, now: float) -> FailureReason:
-        """Return the reason for the deadline that has passed."""
+        """Return the failure reason of the deadline that has passed."""
         if self.total_s <= now:
             return FailureReason.DEADLINE_EXCEEDED
         return FailureReason.TTFT_DEADLINE_EXCEEDED

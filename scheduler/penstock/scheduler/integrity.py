@@ -48,8 +48,8 @@ class CheckedParts:
 class IntegrityCheck:
     """Checks an engine repeatedly, all at once or one piece at a time.
 
-    Blocks are checked one by one, so they may change between pieces: an interrupted check continues
-    with the block at which the previous one stopped. The rest starts again.
+    Blocks are checked one by one, so they may change between pieces. After an interruption the next
+    check resumes with the block at which the last one stopped; all other checks start over.
     """
 
     def __init__(self, parts: CheckedParts) -> None:

@@ -45,7 +45,7 @@ class LivePrefixes:
     def is_wanted(self, request: Request, index: int) -> bool:
         """Whether another request may compute block `index` of this one's prompt.
 
-        Such a request started at that block or at an earlier one.
+        Only requests whose first block to compute is this one or an earlier one may.
         """
         hashes = request.spec.block_hashes
         return index < len(hashes) and any(

@@ -285,9 +285,9 @@ class _Retained:
 
 
 def as_retention(spec: RequestSpec, config: SchedulerConfig) -> RequestSpec:
-    """Return the request with a retention in place of its session, of equal duration and priority.
+    """Return the request with its session replaced by a retention of the same duration and level.
 
-    The request keeps its own retention if that is higher.
+    A retention of the request is kept if its level is the same or higher.
     """
     if not spec.session_id:
         return spec

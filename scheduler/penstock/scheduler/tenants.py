@@ -114,7 +114,7 @@ class Tenants:
         return index
 
     def leave(self, index: int) -> None:
-        """Count one waiting request fewer."""
+        """Decrement the number of waiting requests."""
         self.num_waiting[index] -= 1
         if not self.num_waiting[index]:
             self._last_index = index
@@ -122,14 +122,12 @@ class Tenants:
             self._rest(index)
 
     def start(self, index: int) -> None:
-        """Count one more running request."""
+        """Increment the number of running requests."""
         self.num_running[index] += 1
         self._idle.pop(index, None)
 
     def stop(self, index: int) -> bool:
-        """Count one running request fewer; return whether the tenant fell below its running
-        limit.
-        """
+        """Decrement the number of running requests; return whether it fell below the limit."""
         was_at_limit = self.is_at_limit(index)
         self.num_running[index] -= 1
         self._rest(index)

@@ -243,10 +243,10 @@ class TrtllmConfig:
     `max_batch_size`: requests that run at once. `max_num_tokens`: tokens of one step.
     `max_seq_len`: prompt and output, None for the model's own. `enable_chunked_prefill` is on,
     unlike the engine's default: without it, a prompt above `max_num_tokens` is refused, and a long
-    prompt delays every output by its whole prefill. `sampler_honours`: options that, by the
-    operator's guarantee, the sampler honours in an installed version that this code does not know;
-    all other options that a sampler may ignore are refused. `guided_decoding_backend` None: no
-    structured output.
+    prompt delays every output by its whole prefill. `sampler_honours`: sampling
+    options that the operator guarantees to work in an installed version that this code does not
+    know; all other options that a sampler may ignore are refused. Without a
+    `guided_decoding_backend` there is no structured output.
     """
 
     max_batch_size: int = setting(256, at_least=1, at_most=_MAX_COUNT)

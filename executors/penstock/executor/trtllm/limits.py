@@ -19,8 +19,8 @@ from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 from penstock.scheduler.request import RequestSpec, SamplingParams
 
 _PATIENCE_S = 5.0
-"""Time after which another request is sent: an ended statistics iterator continues only with a new
-request.
+"""Seconds without statistics after which another request is sent: an exhausted iterator yields
+again only after a new request.
 """
 
 

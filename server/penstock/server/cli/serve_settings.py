@@ -240,7 +240,7 @@ def trtllm_settings(
 
 
 def observer_settings(sources: Sources) -> dict[str, Any]:
-    """Return observer settings by field path. Raises ValueError naming setting or variable."""
+    """Return observer settings by field path. Raises ValueError naming the setting."""
     ports: dict[str, int | None] = {}
     for name, step in _STEPS.items():
         port = sources.value("port")

@@ -90,7 +90,7 @@ class AttachFailure(enum.IntEnum):
 
     NOT_FOUND = 0
     NOT_SETTLED = 1
-    """The engine has just started: fronts may not have resubmitted it yet."""
+    """The engine has just started: the request may not have been resubmitted yet."""
     LOST = 2
     """The request runs, but its output was too large to be kept."""
 

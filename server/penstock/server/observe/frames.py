@@ -119,7 +119,7 @@ class HeartbeatTimer:
 class FrontView:
     """A request that has not been released.
 
-    `keys`: the engine's keys of its outputs, empty during preparation. `phase`: the value of a
+    `keys`: the engine's keys of the outputs, empty during preparation. `phase`: the value of a
     `SegmentKind`; `history`: every phase with its start time, oldest first. `trace_id`: 32
     hexadecimal digits. `num_backlog_tokens`: output that its client has not read.
     """

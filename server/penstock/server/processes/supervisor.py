@@ -199,7 +199,7 @@ class Supervisor:
             await process.is_ready.wait()
 
     async def _until_stop(self, *events: Coroutine[Any, Any, object]) -> None:
-        """Wait for the order to stop, the loss of a required process, or one of the events."""
+        """Wait until a stop is requested, a required process is lost, or an event is done."""
         always = (self._stop.wait(), self._processes.any_lost())
         waits = [asyncio.create_task(event) for event in (*always, *events)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

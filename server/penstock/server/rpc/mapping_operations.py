@@ -196,7 +196,7 @@ def _timings_of(view: RequestView) -> output_pb2.RequestTimings:
 
 
 def _ttft_s(arrival_s: float, history: Sequence[PhaseChange]) -> float | None:
-    """Return the time to the first token, which is when decoding starts."""
+    """Return the time from arrival to the start of decoding, which is the first token."""
     for change in history:
         if change.phase == _DECODE:
             return max(0.0, change.since_s - arrival_s)

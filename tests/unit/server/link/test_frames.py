@@ -23,7 +23,7 @@ from penstock.server.observe.frames import ObserverFrame
 from support.frame_draws import FRAMES, OBSERVER_FRAMES, drawn, steps
 
 FORGERY: Codec[Any] = Codec(Any)
-"""Writes invalid frames, which `encode` does not."""
+"""Encodes invalid frames, which `encode` cannot produce."""
 
 
 def assert_same(left: Any, right: Any) -> None:

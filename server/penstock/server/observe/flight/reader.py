@@ -114,7 +114,7 @@ class FlightReader:
 
     @property
     def facts(self) -> FlightFacts | None:
-        """Facts of the engine whose steps `new_steps` returned last; None before the first."""
+        """Facts of the engine that the newest steps are of; None if there has been no engine."""
         if self._facts is None:
             self._follow()
         return self._facts
