@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -45,6 +46,8 @@ SMALL_WINDOW = (
     ("grpc.http2.lookahead_bytes", 1024),
     ("grpc.use_local_subchannel_pool", 1),
 )
+# A service that ends has a second for the traces that are left.
+OFTEN = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
 LONG = 900  # tokens, about eighteen seconds of them
 PREPARED = ("prepare",)
 
@@ -243,7 +246,10 @@ async def drain(site: Site) -> None:
 async def test_whatever_becomes_of_a_request_it_is_one_trace() -> None:
     with grpc_receiver() as collector:
         arguments = (*OPTIONS, "--deadline-admission", "off", "--otlp-endpoint", collector.endpoint)
-        async with observed(*arguments) as (service, operations), service.channel() as channel:
+        async with (
+            observed(*arguments, environment=OFTEN) as (service, operations),
+            service.channel() as channel,
+        ):
             site = Site(service, operations, channel)
             for end in ENDS:
                 for style in STYLES:
@@ -258,7 +264,10 @@ async def test_one_that_cannot_meet_its_deadline_is_one_trace(style: str) -> Non
     prices = '{"step_s": 0.02, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}'
     with grpc_receiver() as collector:
         arguments = (*OPTIONS, "--step-cost", prices, "--otlp-endpoint", collector.endpoint)
-        async with observed(*arguments) as (service, operations), service.channel() as channel:
+        async with (
+            observed(*arguments, environment=OFTEN) as (service, operations),
+            service.channel() as channel,
+        ):
             site = Site(service, operations, channel)
             # No client is refused by prices that no step has borne out.
             await site.ask("before", style, request(40), Expected("OK", "", WHOLE))
@@ -267,6 +276,9 @@ async def test_one_that_cannot_meet_its_deadline_is_one_trace(style: str) -> Non
             message.scheduling.total_timeout.FromMilliseconds(4000)
             wanted = Expected("DEADLINE_EXCEEDED", "DEADLINE_UNREACHABLE")
             await site.ask("unreachable", style, message, wanted)
+            for call, _ in site.expected.values():
+                root = frozenset({f"penstock.v1.GenerationService/{style}"})
+                await asyncio.to_thread(collector.wait_for_names, call.trace_id.hex(), root)
             service.signal(signal.SIGTERM)
             assert await service.ended() == 0
         check_traces(collector.spans(), site.expected)
