@@ -52,7 +52,7 @@ TOOLS := tests/unit/tools tests/unit/benchmarks $(wildcard $(addprefix tests/int
 # Workers that share what only computes, what waits for processes and sockets, and what kills processes;
 # "0" runs it in one process, for a debugger.
 WORKERS ?= auto
-SERVED_WORKERS ?= 3
+SERVED_WORKERS ?= 2
 CHAOS_WORKERS ?= 2
 SERVED := $(filter-out $(PURE) $(CHAOS) $(CLIENTS) tests/fakes tests/support tests/__pycache__,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
 
