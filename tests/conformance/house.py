@@ -47,6 +47,7 @@ SERVICE = (
 It exports traces to a collector: they are the evidence.
 """
 _ENVIRONMENT = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
+_NUM_WATCHES = 12
 
 
 class House:
@@ -78,18 +79,22 @@ class House:
         os.kill(self._engine_pid, signal.SIGKILL)
 
     async def drain(self) -> None:
-        """Send SIGTERM, and wait until the service reports that it drains."""
+        """Send SIGTERM, and wait until the service reports on every connection that it drains."""
         service = await self._running()
-        async with service.channel() as channel:
-            watch = health_watch(channel)
-            with contextlib.suppress(grpc.aio.AioRpcError):  # it has gone already
-                is_told = False
-                async for answer in watch:
-                    if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING:
-                        return
-                    if not is_told:
-                        service.signal(signal.SIGTERM)
-                        is_told = True
+        async with contextlib.AsyncExitStack() as stack:
+            # The kernel spreads connections over the fronts.
+            watches = [
+                health_watch(await stack.enter_async_context(service.channel()))
+                for _ in range(_NUM_WATCHES)
+            ]
+            for watch in watches:
+                await watch.read()
+            service.signal(signal.SIGTERM)
+            for watch in watches:
+                with contextlib.suppress(grpc.aio.AioRpcError):  # it has gone already
+                    while (answer := await watch.read()) is not grpc.aio.EOF:
+                        if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING:
+                            break
 
     async def begin(self, scenario: str) -> None:
         """Begin a scenario: later spans and tokens are its own."""
