@@ -53,7 +53,7 @@ TOOLS := tests/unit/tools tests/unit/benchmarks $(wildcard $(addprefix tests/int
 # "0" runs it in one process, for a debugger.
 WORKERS ?= auto
 SERVED_WORKERS ?= 2
-CHAOS_WORKERS ?= 2
+CHAOS_WORKERS ?= 1
 SERVED := $(filter-out $(PURE) $(CHAOS) $(CLIENTS) tests/fakes tests/support tests/__pycache__,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
 
 KERNELS := executors/penstock/executor/torch/cpu_kernels/csrc

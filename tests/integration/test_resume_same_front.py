@@ -332,9 +332,11 @@ async def test_a_drain_does_not_wait_for_what_nobody_reads(text: ModelText) -> N
             await service.server.drain(1000.0)
 
 
-async def test_a_reader_that_stalls_loses_its_call_and_not_its_request(text: ModelText) -> None:
+async def test_a_reader_that_stalls_loses_its_call_and_not_its_request(
+    text: ModelText, service: SteppedService
+) -> None:
+    whole = await undisturbed(service, num_tokens=100)
     async with stepped(text, front=FrontConfig(max_backlog_tokens=20)) as service:
-        whole = await undisturbed(service, num_tokens=100)
         call = service.stub.Generate(resumable(num_tokens=100))
         told = await read_some(service, call, 3)
         service.step(30)  # before its writer comes to any of it
