@@ -133,13 +133,13 @@ async def test_a_crash_of_the_engine_is_told_and_counts_go_on() -> None:
                 value(seen, "engine_restarts_total") == 1
                 and value(seen, "engine_up") == 1
                 and total(seen, "requests_total") == 2
+                # What the dead engine made is counted from the memory that it left.
+                and value(seen, "generation_tokens_total") >= 7
             ),
         )
 
         assert value(samples, "request_errors_total", reason="ENGINE_DOWN") == 1
         assert value(samples, "request_duration_seconds_count", outcome="error") == 1
-        # What the dead engine made is counted from the memory that it left.
-        assert value(samples, "generation_tokens_total") >= 6
         assert value(samples, "num_requests_running") == 0
 
 
