@@ -1,5 +1,5 @@
-# The service with its embedded executor and the demo model. The default brings CUDA along; for a
-# CPU-only image give PyTorch's own index and its build:
+# The service with its embedded executor and the demo model. The default includes CUDA; for a
+# CPU-only image give PyTorch's own index and its CPU build:
 #   docker build --build-arg INDEX=URL --build-arg TORCH=torch==2.13.0+cpu .
 FROM python:3.12-slim AS build
 # Compiles the CPU kernels.
@@ -33,6 +33,6 @@ EXPOSE 50051
 HEALTHCHECK --interval=10s --timeout=3s --start-period=120s --retries=3 CMD ["penstock", "health"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["penstock"]
-# All addresses of the container; what of it can be reached is for the one who runs it to say, and
-# docs/security.md how callers prove who they are.
+# All addresses of the container: publish only the ports that callers need. docs/security.md
+# describes authentication.
 CMD ["serve", "--host", "0.0.0.0", "--allow-anonymous-network", "on"]

@@ -15,7 +15,7 @@
 #   make conformance   every language's client against the twenty scenarios; writes docs/conformance.md
 #   make ray       the tests of the Ray Serve gateway on a Ray cluster of two nodes, four minutes
 #   make docs      build the site of docs/ into build/site
-#   make pages     write docs/contract.md and the pictures of docs/concepts again
+#   make pages     write docs/contract.md, settings.md, telemetry.md and the generated pictures again
 #   make fuzz      search for bytes that break something, a quarter of an hour and more
 #   make protos    write the generated code again
 #   make test-transformers-4    the executors' tests on transformers 4.57, as TensorRT-LLM images have
@@ -24,6 +24,9 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+# Hundreds of processes are started, and every worker imports every test: without byte code, each
+# would compile it all again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The build to install. On Linux the public index gives the one with several gigabytes of CUDA; for
 # the CPU's, point pip at PyTorch's own index, e.g. by PIP_EXTRA_INDEX_URL, and ask for
@@ -47,6 +50,7 @@ PURE := tests/architecture tests/contract tests/fuzz tests/gpu tests/property te
 CHAOS := tests/chaos
 CLIENTS := tests/conformance
 QUICK := $(addprefix tests/unit/,scheduler $(addprefix server/,engine front link rpc text))
+UNIT := tests/property $(filter-out $(addprefix tests/unit/,benchmarks deploy docs gateways tools __pycache__),$(wildcard tests/unit/*))
 TOOLS := tests/unit/tools tests/unit/benchmarks $(wildcard $(addprefix tests/integration/test_,\
 	verify*.py demo*.py bench*.py record_service.py simulate*.py plan*.py timeline*.py))
 # Workers that share what only computes, what waits for processes and sockets, and what kills processes;
@@ -108,7 +112,6 @@ demo: $(or $(wildcard $(READY)),$(DEMO_READY))
 # Side by side: what mostly waits for processes and sockets, processes that are killed, clients in other
 # languages, and what only computes; all but the first report what they did when they are done.
 test: $(READY) $(PROTOS_READY)
-	@# Hundreds of processes are started: where Python may not write byte code, each would compile it again.
 	@$(BIN)/python -m compileall -q -j 0 clients executors gateways protos scheduler server tools tests
 	@$(MAKE) --no-print-directory --jobs 4 test-served test-clients test-pure test-chaos check
 
@@ -138,7 +141,7 @@ gateways: $(READY)
 	$(BIN)/python -m pytest tests/unit/gateways tests/gateway $(PYTEST_ARGS)
 
 nightly: $(READY)
-	PENSTOCK_NUM_GAMES=1500 PENSTOCK_MACHINE_RUNS=1000 PENSTOCK_NUM_REQUESTS=10000 PENSTOCK_NUM_RACES=10000 \
+	PENSTOCK_MACHINE_RUNS=2500 PENSTOCK_NUM_REQUESTS=10000 PENSTOCK_NUM_RACES=10000 \
 		PENSTOCK_CHAOS_SEED=$$RANDOM \
 		PENSTOCK_HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest --numprocesses $(WORKERS) \
 		--timeout 3600 -m "not gpu" tests/property tests/unit tests/contract \
@@ -148,7 +151,7 @@ nightly: $(READY)
 	$(MAKE) --no-print-directory sanitize
 
 sanitize: $(READY)
-	$(BIN)/python tests/support/sanitized_kernels.py --quiet $(PYTEST_ARGS)
+	$(BIN)/python tests/sanitize/kernels.py --quiet $(PYTEST_ARGS)
 
 test-transformers-4: $(READY)
 	test -x .venv-transformers-4/bin/python || "$(PYTHON)" -m venv .venv-transformers-4
@@ -157,13 +160,13 @@ test-transformers-4: $(READY)
 	.venv-transformers-4/bin/python -m pytest tests/unit/executor tests/contract $(PYTEST_ARGS)
 
 soak: $(READY)
-	$(BIN)/python tests/chaos/soak.py $(SOAK_ARGS)
+	PYTHONPATH=tests $(BIN)/python -m chaos.soak $(SOAK_ARGS)
 
 cases: $(READY)
-	$(BIN)/python tests/support/case_table.py
+	$(BIN)/python docs/tools/case_table.py
 
 architectures: $(READY)
-	$(BIN)/python tests/support/architecture_sweep.py $(ARCHITECTURES_ARGS)
+	PYTHONPATH=tests $(BIN)/python -m models.sweep $(ARCHITECTURES_ARGS)
 
 conformance: $(READY)
 	$(BIN)/python tests/conformance/table.py
@@ -179,6 +182,7 @@ docs: $(READY)
 pages: $(READY)
 	$(BIN)/python docs/tools/contract_page.py
 	$(BIN)/python docs/tools/settings_page.py
+	$(BIN)/python docs/tools/telemetry_page.py
 	$(BIN)/python docs/tools/concept_pictures.py
 	$(BIN)/python docs/tools/figures_chart.py
 

@@ -1,7 +1,7 @@
 """Build hook: compiles the CPU kernels into the package, for wheels and editable installs.
 
-Owns the compiler's command lines. Without a C compiler, or with one that cannot compile them, the
-package is built without kernels and the executor computes with PyTorch's operators alone.
+Without a C compiler, or with one that cannot compile them, the package is built without kernels,
+and the executor uses only PyTorch's operators.
 """
 
 import hashlib
@@ -40,21 +40,23 @@ _X86_SETS = {
     "avx512_bf16": _AVX512_BF16,
     "amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
-"""Flags of each instruction set; the baseline needs none."""
+"""Compiler flags of each instruction set; the baseline needs none."""
 
 
 class CustomBuildHook(BuildHookInterface[Any]):
-    """Adds the shared object, and the platform to the wheel's tag."""
+    """Hatchling build hook: adds the shared object to the wheel, and the platform to its tag."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called by hatchling before it collects files."""
         try:
-            compile_kernels()
+            # A wheel is always compiled. An editable install reuses kernels that are up to date.
+            if version == "standard" or not is_built(_TARGET):
+                compile_kernels(_TARGET)
         except (OSError, subprocess.CalledProcessError) as error:
             if version == "standard":
-                _TARGET.unlink(missing_ok=True)  # which the wheel would ship
+                _TARGET.unlink(missing_ok=True)  # otherwise the wheel would contain the old one
             detail = getattr(error, "stderr", None) or error
-            self.app.display_warning(f"CPU kernels are not built: {detail}")
+            self.app.display_warning(f"the CPU kernels are not built: {detail}")
             return
         machine = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
@@ -62,21 +64,43 @@ class CustomBuildHook(BuildHookInterface[Any]):
 
 
 def source_digest() -> str:
-    """Of all that is compiled, and how; the shared object carries it."""
+    """Return a digest of the sources and of this file, which has the compiler flags."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for source in sorted(_CSRC.iterdir()):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def compile_kernels(target: Path = _TARGET, flags: Sequence[str] = ()) -> None:
-    """Write the shared object, compiled and linked with additional `flags`.
+def is_built(target: Path) -> bool:
+    """Return whether the shared object was compiled from these sources by this compiler, on this
+    kind of machine.
 
-    Raises OSError or CalledProcessError; an old one stays then.
+    Raises OSError or CalledProcessError without a working compiler.
     """
+    return target.is_file() and _stamp(_find_compiler()).encode() in target.read_bytes()
+
+
+def _stamp(compiler: str, flags: Sequence[str] = ()) -> str:
+    """Return the stamp of the shared object: digests of the sources and of the environment."""
+    command = [*shlex.split(compiler), "--version"]
+    version = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    environment = (compiler, version, *flags, platform.machine(), *platform.libc_ver())
+    return f"{source_digest()}-{hashlib.sha256(repr(environment).encode()).hexdigest()[:16]}"
+
+
+def _find_compiler() -> str:
     compiler = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "cc")), None)
     if compiler is None:
         raise FileNotFoundError("no C compiler (gcc or cc)")
+    return compiler
+
+
+def compile_kernels(target: Path = _TARGET, flags: Sequence[str] = ()) -> None:
+    """Write the shared object, compiled and linked with additional `flags`.
+
+    Raises OSError or CalledProcessError; then an existing shared object is not replaced.
+    """
+    compiler = _find_compiler()
     is_x86 = platform.machine() in ("x86_64", "AMD64")
     sets = {"baseline": (), **(_X86_SETS if is_x86 else {})}
     common = [*_FLAGS, *flags]
@@ -86,22 +110,22 @@ def compile_kernels(target: Path = _TARGET, flags: Sequence[str] = ()) -> None:
             for name, own in sets.items()
             for source in _SOURCES
         ]
-        digest = f'-DSOURCE_DIGEST="{source_digest()}"'
-        commands.append([*common, digest, "-c", "support.c", "-o", "support.o"])
+        stamp = f'-DSOURCE_DIGEST="{_stamp(compiler, flags)}"'
+        commands.append([*common, stamp, "-c", "support.c", "-o", "support.o"])
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             list(pool.map(partial(_compile, compiler, Path(folder)), commands))
-        # Not with -fopenmp: its functions are found in the runtime that torch has loaded, whatever
-        # the name of its file, so that there is one pool of threads.
+        # Without -fopenmp: OpenMP's functions are resolved in the runtime that torch has loaded,
+        # whatever its file name, so that there is only one thread pool.
         objects = [path.name for path in Path(folder).glob("*.o")]
         _compile(compiler, Path(folder), ["-shared", *flags, *objects, "-lm", "-o", "kernels.so"])
         made = Path(folder, "kernels.so")
         if b"__kmpc_fork_call" in made.read_bytes():
-            raise OSError("compiled for LLVM's OpenMP, which torch does not bring: set CC=gcc")
+            raise OSError("compiled for LLVM's OpenMP, which torch does not contain: set CC=gcc")
         made.replace(target)
 
 
 def _compile(compiler: str, folder: Path, arguments: list[str]) -> None:
-    """Run in `folder`; names of sources are completed."""
+    """Run the compiler in `folder`; names of C sources are converted to paths."""
     completed = [str(_CSRC / name) if name.endswith(".c") else name for name in arguments]
     command = [*shlex.split(compiler), *completed]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)

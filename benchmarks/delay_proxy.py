@@ -1,10 +1,10 @@
-"""A TCP proxy that simulates a path with delay: each byte arrives half a round trip later.
+"""A TCP proxy that simulates network delay: each byte arrives half a round trip later.
 
     python benchmarks/delay_proxy.py TARGET_PORT ROUND_TRIP_S
 
-Listens on a free port of 127.0.0.1, prints it, and forwards to TARGET_PORT there. The handshake of
-TCP is with the proxy and takes no time, so a new connection's first bytes wait for one round trip
-more. No bandwidth limit, no loss.
+Listens on a free port of 127.0.0.1, prints it, and forwards to TARGET_PORT on 127.0.0.1. The TCP
+handshake is with the proxy and takes no time, so the first bytes of a new connection wait for one
+round trip longer. There is no bandwidth limit and no packet loss.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import cast
 
 import uvloop
 
-from usage import tell_usage
+from usage import print_usage
 
 
 class Direction(asyncio.Protocol):
-    """One end of a connection; data received here is sent on `other` after `delay_s`."""
+    """One end of a connection; received data is sent on `other` after `delay_s` seconds."""
 
     def __init__(self, delay_s: float) -> None:
         self.other: Direction | None = None
@@ -43,7 +43,7 @@ class Direction(asyncio.Protocol):
         self._forward(b"")
 
     def _forward(self, data: bytes) -> None:
-        """Send `data` on the other end; close that end if `data` is empty."""
+        """Forward `data` to the other end of the connection; close that end if `data` is empty."""
         due_s = max(self._loop.time(), self.opens_at_s) + self._delay_s
         self._under_way.append((due_s, data))
         if len(self._under_way) == 1:
@@ -65,7 +65,7 @@ class Direction(asyncio.Protocol):
 
 
 class Accepted(Direction):
-    """The client's end; it opens the connection to the target."""
+    """The client's end of a connection; opens the connection to the target."""
 
     def __init__(self, delay_s: float, target_port: int) -> None:
         super().__init__(delay_s)
@@ -89,7 +89,7 @@ class Accepted(Direction):
             return
         self.other, served.other = served, self
         served.opens_at_s = self.opens_at_s
-        with contextlib.suppress(RuntimeError):  # the client has left
+        with contextlib.suppress(RuntimeError):  # the client has disconnected
             transport.resume_reading()
 
 
@@ -103,6 +103,6 @@ async def serve(target_port: int, round_trip_s: float) -> None:
 
 
 if __name__ == "__main__":
-    tell_usage(__doc__, num_arguments=2)
+    print_usage(__doc__, num_arguments=2)
     with contextlib.suppress(KeyboardInterrupt):
         uvloop.run(serve(int(sys.argv[1]), float(sys.argv[2])))

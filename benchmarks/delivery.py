@@ -1,23 +1,24 @@
-"""Delivery side by side: server processor time per token, throughput and delay, and their ratios.
+"""Compares the delivery of tokens by several servers: CPU time per token, throughput and delay.
 
-Penstock (`Generate` with one front and two, `Multiplex`) on its simulated executor, bare grpc.aio,
-FastAPI with server-sent events, plain TCP lines and a C++ gRPC server, each with tokens at fixed
-steps, the same messages and the same load client (C++, no gRPC core). The sides take turns;
-reported are medians over the rounds, without those in which others used more than 0.3 cores, if any
-is left.
+Penstock (`Generate` with one and with two front-end processes, `Multiplex`) on its simulated
+executor, bare grpc.aio, FastAPI with server-sent events, plain TCP lines and a C++ gRPC server,
+each with tokens at fixed steps, the same messages and the same load client (C++, without gRPC's
+core library). The servers alternate. Reports medians over the rounds; rounds in which other
+processes used more than 0.3 cores are excluded, unless all did.
 
     python benchmarks/delivery.py [--full] [--json FILE] [--report DIR]
 
-What is measured. Processor time: of all threads of the servers (fronts; the engine process apart),
-by the kernel's account at the edges of a window. Delay: from when a token is due until the client
-has read it. The peers' producer keeps an absolute schedule, so a slow server cannot hide behind a
-slow source. The simulated executor does as well while its engine gets its turn within a step; when
-it does not, the schedule slips for good. The slips of a run are measured by two scripted pauses
-around the window and taken off (p99), or not (p99 strict); never more is taken off than the least
-delay of any later token. A service's schedule is fitted to its fastest token, so its delays begin
-at zero, some 0.3 ms better than they are.
+Measurements. CPU time: of all threads of the servers (front processes; the engine process
+separately), as reported by the kernel at both ends of a window. Delay: from the time at which a
+token is due until the client has read it. The program that generates the tokens of the other
+servers keeps an absolute schedule, so a slow server does not slow it down. The simulated executor
+also does, unless its engine process is delayed by more than a step; then its schedule is late from
+then on. This lateness is measured with two scripted pauses around the window, and subtracted (p99)
+or not (p99 strict); the subtracted amount never exceeds the minimum delay of later tokens. A
+service's schedule is fitted to its fastest token, so its delays begin at zero, which is about 0.3
+ms too low.
 
-R1, R2, R3: processor time per token over that of TCP lines, of C++ gRPC, of bare grpc.aio.
+R1, R2, R3: CPU time per token divided by that of TCP lines, of C++ gRPC, and of bare grpc.aio.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ _QUICK: dict[Load, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The sides to run for each load, and the number of rounds."""
+    """The servers to run for each load, and the number of rounds."""
 
     grid: Mapping[Load, tuple[str, ...]]
     num_rounds: dict[Load, int]
@@ -83,8 +84,9 @@ class Plan:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """The quick run takes about four minutes, since a check needs three rounds. The full run
-    measures the whole grid."""
+    """Return the plan. The quick run takes about four minutes, because a check needs three rounds;
+    the full run measures the whole grid.
+    """
     if not options.full:
         rounds = dict.fromkeys(_QUICK, MIN_RUNS)
         return Plan(grid=_QUICK, num_rounds=rounds, warm_s=0.3, window_s=2.0)
@@ -98,7 +100,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
 
 
 def left_out() -> dict[str, str]:
-    """Return the sides that cannot be measured here, with the reason."""
+    """Return the servers that cannot be measured on this machine, with the reason."""
     missing: dict[str, str] = {}
     absent = [name for name in ("fastapi", "uvicorn", "httptools") if not _is_installed(name)]
     if absent:
@@ -115,7 +117,7 @@ def _is_installed(module: str) -> bool:
 
 
 def run(plan: Plan, missing: dict[str, str]) -> list[Seen]:
-    """Run all rounds, the sides of a load in turns."""
+    """Run all rounds, with the servers of a load alternating."""
     found: list[Seen] = []
     for load, sides in plan.grid.items():
         for number in range(plan.num_rounds[load]):
@@ -144,7 +146,7 @@ def _measured(cell: Cell, number: int) -> Seen | None:
         except RunFailed as error:
             progress(f"{where}  failed: {error}")
             continue
-        # A server that is not scheduled for long looks like an idle one.
+        # A server that gets no CPU time looks like an idle one.
         is_misread = seen.slip_ms >= 0 and not seen.is_aligned
         if is_misread or (seen.slip_ms < 0 and attempt + 1 < NUM_ATTEMPTS):
             progress(f"{where}  again: the pauses were not seen")
@@ -167,7 +169,7 @@ def main() -> None:
         raise SystemExit(f"delivery.py: {error}") from None
     missing, plan = left_out(), plan_of(options)
     seen = run(plan, missing)
-    # At the step time of the ratios, where each step finds cold caches.
+    # At the step time used for the ratios, at which each step finds cold CPU caches.
     num_steps = 200 if options.full else 80
     engine = measure_engine(*BASE, num_steps)
     steps = [

@@ -1,8 +1,8 @@
-"""One cell of the delivery benchmark: a server, the source of its tokens, the load client.
+"""Runs one cell of the delivery benchmark: a server, the source of its tokens, the load client.
 
-Owns how the processes are started, pinned to cores and ended, and how the load client's output is
-read. A cell's server has a dedicated core (where there are two); the engine or producer and the
-client have the others. With two fronts nothing is pinned.
+Starts the processes, pins them to cores, reads the load client's output, and terminates the
+processes. The server has a dedicated core (if there are at least two); the engine or producer and
+the client share the other cores. Nothing is pinned with two front-end processes.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ _ROLES = {AIO: "aio", EVENTS: "events", LINES: "lines"}
 _MODES = {MULTIPLEX: "multiplex", EVENTS: "events", LINES: "lines"}
 _PAUSE_S = 1.0
 _FIRST_MARK = 12
-"""The step before which every stream has received its first token."""
+"""The step of the first scripted pause; by then every stream has received its first token."""
 _MAX_TOKENS = 4000
 _HERE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One measurement: one side under one load. `warm_s`: seconds of warm-up; `window_s`: seconds
+    """One measurement: one server under one load. `warm_s`: seconds of warm-up; `window_s`: seconds
     measured.
 
-    `round_index`: the round of this run; sides are compared within a round.
+    `round_index`: the round of this measurement; servers are compared within a round.
     """
 
     side: str
@@ -81,17 +81,23 @@ class Cell:
 
     @property
     def num_connections(self) -> int:
-        """gRPC connections in the client's pool; the kernel spreads them over fronts at random."""
+        """Number of gRPC connections in the client's pool; the kernel spreads them over fronts at
+        random.
+        """
         return min(self.num_streams, 16 if self.side == TWO_FRONTS else 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The result of a cell. Delays in ms: `delay_*` without the slips of the source, `strict_*`
-    with them. `slip_ms` is -1 if unknown: then `delay_*` equals `strict_*`.
+    """The result of a cell.
 
-    `server_us`, `engine_us`, `client_us`: processor time per token. `foreign_cores`: cores that
-    other processes used meanwhile.
+    Attributes:
+        server_us, engine_us, client_us: CPU time per token.
+        foreign_cores: Number of cores used by other processes meanwhile.
+        delay_*_ms: Delays without the lateness of the source's schedule.
+        strict_p99_ms: Delay with this lateness.
+        slip_ms: The lateness of the source's schedule, -1 if unknown; then `strict_p99_ms` equals
+            `delay_p99_ms`.
     """
 
     cell: Cell
@@ -111,24 +117,25 @@ class Seen:
 
     @property
     def message_us(self) -> float:
-        """The server's processor time per message."""
+        """The server's CPU time per message."""
         return self.server_us * self.num_tokens / max(1, self.num_messages)
 
     @property
     def delivered(self) -> float:
-        """The delivered share of the offered tokens."""
+        """Delivered tokens as a share of the offered tokens."""
         return self.tokens_per_s / self.cell.offered_per_s
 
     @property
     def per_core(self) -> float:
-        """Tokens delivered per second of the server's processor time."""
+        """Tokens delivered per second of the server's CPU time."""
         return 1e6 / self.server_us
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A running server. `schedule`: the file with the time at which its source's token 0 is due;
-    None: scripted pauses mark the schedule."""
+    """A running server. `schedule`: the file with the due time of token 0 of its source; None: the
+    schedule is determined from scripted pauses.
+    """
 
     port: int
     servers: list[int]
@@ -137,7 +144,9 @@ class Target:
 
 
 def measure(cell: Cell) -> Seen:
-    """Run one cell. Raises RunFailed if it fails, CannotBuild if a program cannot be built here."""
+    """Run one cell. Raises RunFailed if it fails, CannotBuild if a program cannot be built on this
+    machine.
+    """
     native_build.load_client()
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         side = _service(cell) if cell.side in PENSTOCK else _peer(cell, Path(name))
@@ -232,8 +241,9 @@ def _seen(cell: Cell, found: dict[str, Any]) -> Seen:
 
 
 def _pin(target: Target) -> None:
-    """Pin the server to the last core, and its source and the client that is started here to the
-    others."""
+    """Pin the server to the last core, and its token source and this process's children to the
+    others.
+    """
     cores = sorted(ALL_CORES)
     if len(cores) < 2:
         return

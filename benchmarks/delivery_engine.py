@@ -1,10 +1,9 @@
-"""The cost of delivery in the engine process: per token, for the streams of all fronts.
+"""The CPU time per token that delivery takes in the engine process.
 
-Runs the classes of the engine process in one thread (scheduler, simulated executor, dispatcher,
-hub), paced in real time, with fronts in other processes that only read. Reports the thread's
-processor time outside the engine's step (polling, splitting by front, encoding, sending) plus the
-making of the step's events, which is inside. The rest of the step, scheduling, is reported
-separately.
+Runs the components of the engine process in one thread (scheduler, simulated executor, dispatcher,
+connections) in real time, with front-end processes that only read. Delivery is the thread's CPU
+time outside the engine's step (polling, splitting by front process, encoding, sending) plus the
+creation of the step's events. The rest of the step, scheduling, is reported separately.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import RequestSpec, SamplingParams
 from penstock.server.engine.front_connections import FrontConnections
 from penstock.server.link.frames import FrontHello, Submit, encode
-from usage import tell_usage
+from usage import print_usage
 
 _SIDE = "delivery_engine.py SOCKET FRONT_ID STREAMS TOKENS     the front that only reads"
 _WARM_STEPS = 20
@@ -44,8 +43,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCost:
-    """Microseconds of processor time per token. `link`: frames and sockets; `events`: `StepEvents`;
-    `schedule`: the rest of the step."""
+    """Microseconds of CPU time per token: `link_us` for frames and sockets, `events_us` for the
+    creation of `StepEvents`, `schedule_us` for the rest of the step.
+    """
 
     num_streams: int
     num_steps: int
@@ -56,19 +56,21 @@ class EngineCost:
 
     @property
     def delivery_us(self) -> float:
-        """Link and events together."""
+        """The sum of `link_us` and `events_us`."""
         return self.link_us + self.events_us
 
     @property
     def row(self) -> tuple[object, ...]:
-        """Streams, fronts, then microseconds of a whole step by part, and of delivery per token."""
+        """The table row: streams, fronts, microseconds of a whole step by part, microseconds of
+        delivery per token.
+        """
         parts = [self.link_us, self.events_us, self.schedule_us]
         steps = [part * self.num_streams for part in (*parts, sum(parts))]
         return (self.num_streams, self.num_fronts, *steps, self.delivery_us)
 
 
 class _Stopwatch:
-    """The processor time of this thread within the timed calls."""
+    """Sums the CPU time of this thread within the timed calls."""
 
     def __init__(self) -> None:
         self.spent_ns = 0
@@ -117,7 +119,7 @@ def _start_fronts(
     num_fronts: int,
     load: tuple[int, int],
 ) -> None:
-    """Connect all fronts; then let each submit its share of the streams."""
+    """Connect all fronts; then make each submit its share of the streams."""
     num_streams, num_tokens = load
     children: list[subprocess.Popen[bytes]] = []
     for index in range(num_fronts):
@@ -183,7 +185,9 @@ def _run(
 
 
 def _front(path: str, front_id: int, num_streams: int, num_tokens: int) -> None:
-    """Submit once stdin is closed, then read, as a front does whose streams keep up."""
+    """Submit requests after stdin is closed, then read events, like a front whose clients read fast
+    enough.
+    """
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(path)
         link.sendall(encode(FrontHello(front_id=front_id)))
@@ -203,5 +207,5 @@ def _front(path: str, front_id: int, num_streams: int, num_tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    tell_usage(_SIDE, num_arguments=4)
+    print_usage(_SIDE, num_arguments=4)
     _front(sys.argv[1], *map(int, sys.argv[2:5]))

@@ -1,16 +1,16 @@
-"""The processes that Penstock's delivery is compared with, and the source of their tokens.
+"""The servers that Penstock's delivery is compared with, and the source of their tokens.
 
-Each server sends the messages of `Generate`, one token a message, with as little around them as
-can be; all Python ones run on uvloop. The producer sends each server one frame a step, token k of
-every stream due at T0 + k * step whatever happened before. Roles of this program:
+Each server sends the messages of `Generate`, one token per message, with minimal overhead; all
+Python servers use uvloop. The producer sends each server one frame per step: token k of every
+stream is due at T0 + k * step, regardless of earlier delays. Roles of this program:
 
-    producer SOCKET STREAMS STEP_S SCHEDULE_FILE    until its servers are gone
+    producer SOCKET STREAMS STEP_S SCHEDULE_FILE    the source of tokens; ends with its servers
     aio SOCKET PORT      grpc.aio: a list and a future for each stream
     lines SOCKET PORT    asyncio TCP: one line and one send per token
     events SOCKET PORT   FastAPI on uvicorn (httptools): server-sent events
 
 A frame is (step, number of tokens, tokens), little-endian 32-bit integers; a server sends one byte
-for each stream that it has.
+when a stream opens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from usage import tell_usage
+from usage import print_usage
 
 _HEADER = struct.Struct("<II")
 _VOCABULARY_SIZE = 32_000
@@ -41,7 +41,9 @@ READY = "ready"
 
 
 def produce(path: str, num_streams: int, step_s: float, schedule: Path) -> None:
-    """Send one server's tokens on an absolute schedule; first write its start to `schedule`."""
+    """Send tokens to one server on an absolute schedule; first write the start time to
+    `schedule`.
+    """
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(1)
@@ -71,7 +73,7 @@ def _frame(step: int, num_streams: int) -> bytes:
 
 
 class Source(asyncio.Protocol):
-    """The server's end of the producer's socket: passes each stream its token of a step."""
+    """The server's end of the producer's socket; passes the token of each step to every stream."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -131,7 +133,7 @@ class Outbox:
 
 
 async def serve_aio(path: str, port: int) -> None:
-    """Serve `Generate` with grpc.aio and the generated code alone."""
+    """Serve `Generate` with only grpc.aio and the generated code."""
     import grpc
     import grpc.aio
 
@@ -188,8 +190,8 @@ async def serve_lines(path: str, port: int) -> None:
 
 
 async def serve_events(path: str, port: int) -> None:
-    """Serve server-sent events as they are usually implemented."""
-    # Not among the dependencies: a type checker may not find them either.
+    """Serve server-sent events with FastAPI and uvicorn."""
+    # Not a dependency, so a type checker may not find it.
     fastapi: Any = importlib.import_module("fastapi")
     responses: Any = importlib.import_module("fastapi.responses")
     uvicorn: Any = importlib.import_module("uvicorn")
@@ -242,6 +244,6 @@ def main(role: str, path: str, *rest: str) -> None:
 
 
 if __name__ == "__main__":
-    tell_usage(__doc__, num_arguments=3)
+    print_usage(__doc__, num_arguments=3)
     with contextlib.suppress(KeyboardInterrupt):
         main(*sys.argv[1:])

@@ -1,6 +1,6 @@
 """The results of the delivery benchmark: medians, ratios, tables and checks.
 
-Pure. Does not know how a cell is run.
+Contains pure functions only; `delivery_cells.py` runs the cells.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ BASE: Load = (256, 20.0)
 BUSY: Load = (256, 5.0)
 OVERLOAD: Load = (256, 2.5)
 MANY: Load = (1000, 20.0)
-"""The load at which ratios are reported; a load at which one message per token is too much; twice
-that load; and many streams."""
+"""Loads: for the ratios; a load at which one message per token is too much; twice that load; many
+streams.
+"""
 HEADER = (
     *("streams", "step ms", "side", "us/token", "us/message", "R1", "R2", "R3", "tokens/s"),
     *("delivered", "tokens/core s", "p50 ms", "p99 ms", "p99 strict", "engine us", "runs"),
 )
 MIN_RUNS = 3
-"""A side with fewer runs, or a ratio with fewer rounds that have both sides, gets no verdict."""
+"""Minimum number of runs of a server, or of common rounds of a ratio, for a verdict."""
 Goal: TypeAlias = tuple[Literal["at most", "at least"], float]
 _YARDSTICKS = (LINES, CORE, AIO)
 _COLUMNS = (
@@ -48,7 +49,9 @@ _COLUMNS = (
 
 
 class Results:
-    """The results by load and side. Noisy runs count only if all runs are noisy."""
+    """The results by load and server. Runs disturbed by other processes are ignored, unless all
+    were.
+    """
 
     def __init__(self, seen: Iterable[Seen]) -> None:
         self._seen: dict[tuple[Load, str], list[Seen]] = {}
@@ -56,7 +59,7 @@ class Results:
             self._seen.setdefault((each.cell.load, each.cell.side), []).append(each)
 
     def runs(self, load: Load, side: str) -> list[Seen]:
-        """Return the runs that count."""
+        """Return the runs that are used."""
         its = self._seen.get((load, side), [])
         return [seen for seen in its if _noise(seen) <= MAX_FOREIGN_CORES] or its
 
@@ -66,7 +69,7 @@ class Results:
         return statistics.median(getattr(seen, figure) for seen in runs) if runs else None
 
     def ratio(self, load: Load, side: str, other: str, figure: str = "server_us") -> float | None:
-        """Return the median over the rounds of the ratio of one side to the other within a round.
+        """Return the median over the rounds of the ratio of one server to the other within a round.
 
         The machine's speed changes from minute to minute, so only runs of the same round are
         compared.
@@ -80,7 +83,7 @@ class Results:
         return statistics.median(ratios) if ratios else None
 
     def pairs(self, load: Load, side: str, other: str) -> list[tuple[Seen, Seen]]:
-        """Return the runs of both sides by round: of quiet rounds if there are any."""
+        """Return the runs of both servers by round; only undisturbed rounds, if there are any."""
         others = {seen.cell.round_index: seen for seen in self._seen.get((load, other), [])}
         pairs = [
             (mine, others[mine.cell.round_index])
@@ -96,7 +99,7 @@ def _noise(seen: Seen) -> float:
 
 
 def rows_of(results: Results, grid: Mapping[Load, Iterable[str]]) -> list[list[object]]:
-    """Return the table, one row for each load and side."""
+    """Return the table, one row for each load and server."""
     rows: list[list[object]] = []
     for load, sides in grid.items():
         for side in sides:
@@ -111,8 +114,9 @@ def rows_of(results: Results, grid: Mapping[Load, Iterable[str]]) -> list[list[o
 
 
 def most_delivered(results: Results, grid: Iterable[Load]) -> list[list[object]]:
-    """Return the most tokens/s that each side delivered at any load, the cores used and
-    the load."""
+    """Return the maximum tokens/s that each server delivered at any load, with the cores used and
+    the load.
+    """
     rows: list[list[object]] = []
     loads = list(grid)
     for side in SIDES:
@@ -167,14 +171,16 @@ def checks_of(results: Results, engine: EngineCost) -> list[Check]:
         name = f"{side}, 1,000 streams, 20 ms: delivered"
         median(name, MANY, side, "delivered", ("at least", 0.99), "share")
     name = f"engine process, {engine.num_streams} streams: link and events per token"
-    # Measured over many steps, not over runs.
+    # A median over many steps, not over runs.
     add(name, engine.delivery_us, ("at most", 1.0), "us", MIN_RUNS)
     return found
 
 
 def charts_of(seen: Iterable[Seen]) -> list[Chart]:
-    """Processor time and p99 delay over the number of streams, one line per side: two charts for
-    each step time that was measured with more than one number of streams."""
+    """Return charts of CPU time and p99 delay by number of streams, with one line per server.
+
+    Two charts for each step time that was measured with more than one number of streams.
+    """
     runs = list(seen)
     charts: list[Chart] = []
     for step_ms in sorted({each.cell.step_ms for each in runs}, reverse=True):
@@ -198,8 +204,6 @@ def charts_of(seen: Iterable[Seen]) -> list[Chart]:
                         lambda each: each.cell.num_streams,
                         attrgetter(figure),
                     ),
-                    is_log_x=True,
-                    is_log_y=True,
                     has_marks=True,
                 )
             )

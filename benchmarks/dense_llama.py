@@ -1,5 +1,7 @@
-"""A Llama in bare PyTorch over a dense cache: the cost of the arithmetic alone, without paging,
-modules, scheduling or in-flight batching. The lower bound for the engine's time."""
+"""A Llama in plain PyTorch with a dense cache: a lower bound for the engine's time.
+
+Contains only the arithmetic, without paging, modules, scheduling or in-flight batching.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ class DenseLlama:
 
     @torch.inference_mode()
     def generate(self, prompts: list[list[int]], num_new: int) -> list[list[int]]:
-        """Generate greedily: prefill each prompt alone, then decode all sequences together."""
+        """Generate greedily: prefill the prompts one by one, then decode all sequences as one
+        batch.
+        """
         num_rows, longest = len(prompts), max(map(len, prompts)) + num_new
         shape = (len(self._layers), 2, num_rows, self._num_heads, longest, self._head_dim)
         cache = torch.zeros(shape, dtype=self._embedding.dtype)
@@ -102,7 +106,7 @@ class DenseLlama:
             query, key, value = self._project(hidden, layer, lengths)
             cache[index, 0, rows, :, lengths] = key
             cache[index, 1, rows, :, lengths] = value
-            # One query per row: batched products are faster than the fused attention here.
+            # One query per row: here batched products are faster than fused attention.
             keys, values = cache[index].flatten(1, 2)
             scores = torch.baddbmm(
                 mask,

@@ -1,11 +1,12 @@
-"""The engine on the CPU next to its components: tokens per second and latency.
+"""The engine on the CPU compared with its components: tokens per second and latency.
 
 Workload: 64 requests, prompts of 64 to 512 random tokens, 128 new tokens each, greedy, no end
-token, a Llama of 13.8 or 91 million parameters with random weights in bfloat16. Four ways to do it,
-in turns within one process: our engine (scheduler, pages, embedded executor) over the fused path
-and over the eager one, `transformers` generate over one padded batch, and a bare PyTorch loop over
-a dense cache (the floor of PyTorch's own operators). Then latency of both paths in a closed loop of
-1, 8, 32 and 64 requests at a time. Only ratios carry to another machine.
+token, a Llama of 13.8 or 91 million parameters with random weights in bfloat16. Four
+implementations alternate within one process: Penstock's engine (scheduler, pages, torch executor)
+with the fused path and with the eager path, `transformers` generate with one padded batch, and a
+plain PyTorch loop with a dense cache (the lower bound for PyTorch's operators). Then the latency of
+both paths in closed loops with a concurrency of 1, 8, 32 and 64. Only the ratios apply to other
+machines.
 
     python benchmarks/engine_cpu.py [--shape 13.8M|91M] [--threads N] [--int8] [--full]
         [--json FILE]
@@ -24,7 +25,7 @@ from typing import Any
 
 from penstock.executor.torch.thread_environment import plan_threads
 
-# As the service does, before torch loads.
+# Before torch is loaded, as in the service.
 _plan = plan_threads(
     num_cores=len(os.sched_getaffinity(0)), num_fronts=0, num_threads=None, environ=os.environ
 )
@@ -55,7 +56,7 @@ VOCAB_SIZE = 8192
 CONCURRENCIES = (1, 8, 32, 64)
 GOAL_OVER_GENERATE = 2.2
 MARKS = {"vLLM 0.32 on the CPU": 1600.0, "OpenVINO GenAI 2026.4": 2000.0}
-"""Output tokens per second of other engines with this workload on a machine of two such cores."""
+"""Output tokens per second of other engines with this workload on a machine with two such cores."""
 
 
 SHAPES = {"13.8M": (384, 6, 1024), "91M": (768, 12, 2048)}
@@ -63,7 +64,7 @@ SHAPES = {"13.8M": (384, 6, 1024), "91M": (768, 12, 2048)}
 
 
 def build_model(folder: Path, shape: str = "13.8M") -> None:
-    """Write a model of a shape with random weights."""
+    """Write a model of the given shape with random weights."""
     torch.manual_seed(0)
     hidden, num_layers, feed_forward = SHAPES[shape]
     config = LlamaConfig(
@@ -109,7 +110,7 @@ class EngineRun:
     def __call__(
         self, prompts: list[list[int]], num_new: int, concurrency: int, temperature: float = 0.0
     ) -> Latency:
-        """Run all prompts; a new one starts when one ends."""
+        """Run all prompts with `concurrency` requests in flight."""
         latency = Latency()
         waiting = list(reversed(prompts))
         submitted: dict[int, float] = {}
@@ -133,8 +134,7 @@ class EngineRun:
         return latency
 
     def submit(self, prompt: list[int], num_new: int, temperature: float = 0.0) -> int:
-        """Submit one request that ends at its length, greedy unless a temperature is given; return
-        its key."""
+        """Submit one request with a fixed output length, greedy by default; return its key."""
         key = self._next_key
         self._next_key += 1
         spec = RequestSpec(
@@ -172,7 +172,7 @@ def generate_static(model: Any, prompts: list[list[int]], num_new: int) -> int:
 def throughput(
     runs: dict[str, Callable[[list[list[int]], int], int]], rounds: int
 ) -> dict[str, list[float]]:
-    """Return output tokens per second of every implementation, measured in turns."""
+    """Return output tokens per second of every implementation, measured alternately."""
     prompts = make_prompts(NUM_REQUESTS)
     for run in runs.values():
         run(prompts[:16], 4)
@@ -192,7 +192,7 @@ def percentiles(seconds: list[float]) -> tuple[float, float]:
 
 
 def report_latency(engines: dict[str, EngineRun], *, is_full: bool) -> list[dict[str, object]]:
-    """Run a closed loop at every concurrency, the engines in turns; report the latency."""
+    """Run a closed loop at every concurrency, the engines alternating; report latencies."""
     results: list[dict[str, object]] = []
     num_new = NUM_NEW_TOKENS if is_full else NUM_NEW_TOKENS // 4
     for concurrency, (name, engine) in itertools.product(CONCURRENCIES, engines.items()):

@@ -1,4 +1,4 @@
-"""An engine behind a socket for fronts, as the engine process runs it."""
+"""Runs an engine with a socket for front-end processes, as in the engine process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import Executor
 from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.engine.front_connections import FrontConnections
+from penstock.server.engine.kept_streams import KeptLimits
 from penstock.server.engine.loop import EngineLoop
+from penstock.server.front.config import FrontConfig
 from penstock.server.link.frames import EngineHello
 
 MAX_NUM_WAITING = 4096
@@ -22,7 +24,9 @@ MAX_NUM_WAITING = 4096
 
 @contextlib.contextmanager
 def listening(engine: Engine, executor: Executor, path: Path | str) -> Generator[FrontConnections]:
-    """Listen for fronts on a socket at `path`; the caller polls and steps."""
+    """Listen for fronts on a socket at `path`; the caller polls the connections and steps the
+    engine.
+    """
     hello = EngineHello(
         epoch=1,
         model="benchmark",
@@ -33,7 +37,11 @@ def listening(engine: Engine, executor: Executor, path: Path | str) -> Generator
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(64)
-        hub = FrontConnections(listener, Dispatcher(engine, hello))
+        limits = FrontConfig()
+        kept_limits = KeptLimits(
+            max_bytes=limits.max_resume_bytes, max_unread=limits.max_detached_requests
+        )
+        hub = FrontConnections(listener, Dispatcher(engine, hello, kept_limits=kept_limits))
         try:
             yield hub
         finally:

@@ -1,8 +1,7 @@
-"""One OpenAI-compatible call over HTTP/1.1 with server-sent events, read at little cost.
+"""A minimal client for one OpenAI-compatible call over HTTP/1.1 with server-sent events.
 
-Owns the sending of a request and the reading of server-sent events. The figures would include the
-cost of a client library, so this parses only headers, chunk sizes, event lines and the requested
-JSON.
+Sends a request and reads the server-sent events. It parses only headers, chunk sizes, event lines
+and the JSON, so that the figures do not include the cost of a client library.
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ _EMPTY = '"content":""'
 
 
 class StreamFailed(Exception):
-    """The call failed; the message states how."""
+    """The call failed; the message contains the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """`ttft_s`: time to the first text. The counts are the gateway's."""
+    """The result of a call. `ttft_s`: time to the first text. The token counts are those that the
+    gateway reports."""
 
     ttft_s: float
     text: str
@@ -35,7 +35,7 @@ class Answered:
 
 
 class Caller:
-    """One caller with one connection, kept open between calls."""
+    """Sends calls one after another on one connection, which is kept open."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -101,7 +101,7 @@ class Caller:
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, int]:
-    """Return the status, and the length of a body that has one."""
+    """Return the status code, and the content length (0 without the header)."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     length = 0
     for line in head[1:]:

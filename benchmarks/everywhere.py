@@ -1,8 +1,8 @@
-"""Penstock in other languages, behind a gateway and on Ray Serve, in figures.
+"""Measures Penstock in other languages, behind a gateway and on Ray Serve.
 
-Sections, all of them by default: conformance, gateway, ray. Each is a separate benchmark
-(everywhere_*.py), with what it needs reported there; one whose parts are not installed is reported
-and left out, and then the whole is no success.
+Sections (default: all): conformance, gateway, ray. Each is a separate benchmark (everywhere_*.py),
+which documents its requirements. A section whose requirements are not installed is reported and
+left out, and the run then counts as failed.
 
     python benchmarks/everywhere.py [--full] [--sections NAME,...] [--json FILE]
 """
@@ -27,10 +27,12 @@ LIMIT_S = 3600.0
 
 
 def conformance() -> list[Check]:
-    """Run all languages and print their results; return one check for each that runs here."""
+    """Run the conformance tests of all languages and print the results; return one check per
+    language available.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "conformance.json"
-        # A non-zero exit code means a failure, which the figures report too.
+        # A non-zero exit code means a failure, which the figures also report.
         subprocess.run(
             [sys.executable, str(TABLE), "--no-page", "--json", str(file)],
             stdout=subprocess.DEVNULL,
@@ -67,7 +69,7 @@ def main() -> int:
     args = parser.parse_args()
     names = args.sections.split(",")
     if unknown := set(names) - set(SECTIONS):
-        parser.error(f"no such section: {', '.join(sorted(unknown))}")
+        parser.error(f"unknown sections: {', '.join(sorted(unknown))}")
     checks: list[Check] = []
     not_run: dict[str, str] = {}
     for name in names:

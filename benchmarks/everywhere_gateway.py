@@ -1,10 +1,11 @@
-"""The cost, failure handling and cache savings of the smg gateway with two workers.
+"""Measures the smg gateway with two workers: added latency, draining, and prefix cache hits.
 
-`ttft`: 32 streams through the gateway and straight to the workers, in turns, on the same processes.
-`drain`: 32 callers that never rest while one worker drains and a third joins. `prefix`: dialogues
-that grow, more than the cache of one worker holds, under two policies of the gateway.
+`ttft`: 32 streams through the gateway and directly to the workers, alternately, on the same
+processes. `drain`: 32 callers send without pause while one worker drains and a third joins.
+`prefix`: growing conversations that exceed the cache of one worker, with two routing policies of
+the gateway.
 
-The simulated executor has real caches and queues; its steps take what its prices state.
+The simulated executor has a real cache and queue; its step times come from the cost model.
 
     python benchmarks/everywhere_gateway.py [--full] [--json FILE]
 
@@ -25,7 +26,7 @@ from typing import Any
 
 from event_stream import Answered, Caller, StreamFailed
 from gateway_process import GatewayProcess, gateway_process
-from load import Ask, closed_loop, read
+from load import LoadRequest, closed_loop, read
 from penstock.client import ChatMessage, Client
 from report import Check, arguments, at_least, at_most, conclude, print_table
 from services import Service, service, simulated
@@ -39,16 +40,16 @@ NUM_DIALOGUES, NUM_TURNS = 24, 6
 NUM_TURN_WORDS = 40
 POLICIES = ("round_robin", "cache_aware")
 _RETRIES = ("--retry-max-retries", "2")
-"""The retries as in docs/gateway.md."""
+"""The retry setting of docs/gateway.md."""
 _PREFILL_PRICE_S = 200e-6
-"""Time per prompt token, which a cached token saves."""
+"""Compute time of a prompt token that is not cached, seconds."""
 _NUM_BLOCKS = 640
-"""Ten thousand tokens: one worker holds half of the conversations' eighteen thousand."""
+"""Size of a worker's cache: about 10,000 tokens, while the conversations have 18,000."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much of each section is measured."""
+    """The amount of work per section."""
 
     num_rounds: int
     window_s: float
@@ -59,7 +60,7 @@ WHOLE = Size(num_rounds=5, window_s=15.0)
 
 
 def worker(*options: str) -> contextlib.AbstractContextManager[Service]:
-    """Start a service to which a gateway can route."""
+    """Start a service that can be used as a worker of the gateway."""
     return service(*options, "--gateway", "smg", "--max-num-seqs", "64")
 
 
@@ -70,7 +71,7 @@ def two_workers(*options: str) -> Generator[tuple[Service, Service]]:
 
 
 def prompt(number: int) -> list[dict[str, str]]:
-    """Return a prompt unique to each call, so that nothing of it is cached."""
+    """Return a prompt that is unique to the call, so that none of it is cached."""
     words = random.Random(number).choices(("gate", "flow", "turbine", "river", "stone"), k=24)
     return [{"role": "user", "content": f"{number} " + " ".join(words)}]
 
@@ -92,21 +93,23 @@ async def through_gateway(port: int, window_s: float) -> list[float]:
 
 
 async def straight(addresses: list[str], window_s: float) -> list[float]:
-    """Measure the same over gRPC; the client spreads the streams over the workers."""
+    """Return the TTFT in seconds of streams directly over gRPC; the client spreads them over the
+    workers.
+    """
     found: list[float] = []
     async with Client(addresses) as client:
 
         async def call(number: int) -> None:
             messages = [ChatMessage(role="user", content=prompt(number)[0]["content"])]
             events = client.chat(messages, max_tokens=NUM_TOKENS, ignore_eos=True)
-            found.append((await read(events, Ask(num_tokens=NUM_TOKENS))).ttft_s or 0.0)
+            found.append((await read(events, LoadRequest(num_tokens=NUM_TOKENS))).ttft_s or 0.0)
 
         await closed_loop(call, NUM_STREAMS, window_s)
     return found
 
 
 async def ttft(size: Size) -> tuple[Any, list[Check]]:
-    """Measure what the gateway adds to the TTFT."""
+    """Measure the latency that the gateway adds to the TTFT."""
     rounds: list[dict[str, float]] = []
     with two_workers(*simulated(STEP_S)) as (first, second):
         addresses = [first.address, second.address]
@@ -138,7 +141,7 @@ async def ttft(size: Size) -> tuple[Any, list[Check]]:
 
 
 async def drain(size: Size) -> tuple[Any, list[Check]]:
-    """Keep callers sending without pause while workers come and go."""
+    """Keep callers sending without pause while workers drain and join."""
     failures: list[str] = []
     num_done = 0
     is_over = asyncio.Event()
@@ -199,7 +202,7 @@ async def dialogue(number: int, gateway: GatewayProcess) -> list[Answered]:
         messages.append({"role": "user", "content": " ".join(words)})
         answers.append(await caller.chat(messages, 8, MODEL))
         messages.append({"role": "assistant", "content": answers[-1].text})
-        # Users read before they answer; meanwhile other conversations take their turns.
+        # Simulates the time a user takes to respond; meanwhile other conversations continue.
         await asyncio.sleep(draw.uniform(0.1, 0.4))
     caller.close()
     return answers

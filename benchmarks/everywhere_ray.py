@@ -1,9 +1,9 @@
-"""The cost of Ray Serve: a service behind its ingress and without it, at 32 streams.
+"""The overhead of Ray Serve: a service behind its ingress and without it, at 32 streams.
 
-One node, one replica, the simulated executor, and one asyncio client that counts. Rounds
-alternate between the two, each separate on processes. `steady`: steps of 20 ms, as a large model
-takes them; `full`: steps of 1 ms, more than either delivers token by token. Streams follow each
-other; the time to the first token has the wait for the step that runs in it.
+Uses one node, one replica, the simulated executor, and one asyncio client. Rounds alternate between
+the two, each with separate processes. `steady`: steps of 20 ms, like a large model; `full`: steps
+of 1 ms, faster than single tokens can be delivered. When one stream ends, the next begins; the time
+to the first token includes the wait for the current step.
 
     python benchmarks/everywhere_ray.py [--full] [--json FILE]
 
@@ -46,7 +46,7 @@ _WARM_S = 2.0
 
 @dataclass(kw_only=True)
 class Found:
-    """One side under one load. Times in seconds."""
+    """The results of one side (Ray or native) under one load. Times are in seconds."""
 
     side: str
     load: str
@@ -80,7 +80,9 @@ def options(load: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def ray_service(*given: str) -> Generator[int]:
-    """Start a Ray node; yield the port of its ingress. Raises RunFailed if it does not start."""
+    """Start a Ray node within the block; yield the port of its ingress. Raises RunFailed if it does
+    not start.
+    """
     grpc_port = free_port()
     folder = tempfile.mkdtemp(prefix="pr-")
     environment = {
@@ -88,7 +90,7 @@ def ray_service(*given: str) -> Generator[int]:
         **_recommended(),
         "PYTHONPATH": os.pathsep.join(str(_ROOT / root) for root in _ROOTS),
         "RAY_TMPDIR": folder,
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # stays on the loopback interface
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # use only the loopback interface
     }
     command = (PYTHON, Path(__file__).with_name("everywhere_ray_site.py"), str(free_port()))
     site = subprocess.Popen(

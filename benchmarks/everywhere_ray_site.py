@@ -1,19 +1,19 @@
-"""One Ray node with Penstock on it, for `everywhere_ray`.
+"""Starts a Ray node with a Penstock deployment, for `everywhere_ray`.
 
     everywhere_ray_site.py HTTP_PORT GRPC_PORT OPTION ...     options of `penstock serve`
 
-A program, because Ray may be in another environment than the benchmarks. States when it is ready,
-and ends with its stdin.
+A separate program, because Ray may be installed in another environment than the benchmarks. Prints
+a line when it is ready, and ends when its stdin is closed.
 """
 
-# Ray comes with an extra.
+# Ray is an optional dependency.
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
 
 import sys
 
-from usage import needing, tell_usage
+from usage import needing, print_usage
 
 
 def main() -> None:
@@ -44,5 +44,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    tell_usage(__doc__, num_arguments=2)
+    print_usage(__doc__, num_arguments=2)
     main()

@@ -1,10 +1,10 @@
 """The cost of the flight recorder in a scheduler step, while another process reads it.
 
-Two engines over an executor that takes no time, one of them recorded, the other not; turn by turn,
-so what the machine does meanwhile it does to both. Two loads: every client decodes; and a closed
-loop, where a caller that ends is replaced (prompts of 64 to 512 tokens, outputs of 64 to 192, a
-budget of 2048 tokens). A step: `Engine.step`, which is the scheduler and the engine around it. The
-reader is the observer's: it takes the new rows four times a second.
+Two engines with an executor that takes no time, one recorded and one not, alternate step by step,
+so that other load on the machine affects both. There are two loads: all requests decode; and a
+closed loop, in which each finished request is replaced (prompts of 64 to 512 tokens, outputs of 64
+to 192, a budget of 2048 tokens). A step is `Engine.step`: the scheduler and the engine around it.
+The reader is the observer's, which reads new rows four times per second.
 
     python benchmarks/flight_cost.py [--full] [--json FILE]
 """
@@ -46,7 +46,9 @@ _MAX_SEQ_LEN = 4096
 _POLL_S = 0.25
 _FILL_STEPS = 400
 _EXECUTOR_US = 5000.0
-"""A short step of a real model, against which the recorder's cost is set."""
+"""Duration of a short step of a real model, microseconds, to which the recorder's cost is
+compared.
+"""
 _COLUMNS = (
     *("load", "running", "step us", "added us", "mean us", "added us", "share"),
     *("share with 5 ms of executor", "ends a step"),
@@ -55,9 +57,11 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Microseconds of a step without the recorder, and the recorder's cost: medians and means.
+    """Duration of a step without the recorder, and the recorder's cost, microseconds: medians and
+    means.
 
-    `added_us`: the difference of the medians. `num_ends`: requests that end per step, on average.
+    `added_us`: the difference of the medians. `num_ends`: mean number of requests that end per
+    step.
     """
 
     load: str
@@ -80,8 +84,11 @@ class Found:
 
 
 class Loop:
-    """An engine under constant load: with `replaces`, a new request replaces each that ends;
-    otherwise every request decodes to the end."""
+    """An engine under constant load.
+
+    `replaces`: each finished request is replaced by a new one; otherwise all requests decode to the
+    end.
+    """
 
     def __init__(self, engine: Engine, num_running: int, *, replaces: bool) -> None:
         self._engine = engine
@@ -119,7 +126,9 @@ class Loop:
 
 
 def executor(num_running: int) -> SimulatedExecutor:
-    """Return an executor that takes no time and has room for all requests to their end."""
+    """Return an executor that takes no time and has enough blocks for all requests at full
+    length.
+    """
     return SimulatedExecutor(
         ExecutorConfig(
             kind=ExecutorKind.SIMULATED,
@@ -153,7 +162,7 @@ def recorded(num_running: int, config: SchedulerConfig) -> Generator[Engine]:
 
 
 def read(fd: int) -> None:
-    """Read new rows as the observer does, until stdin is closed."""
+    """Read new rows in the same way as the observer, until stdin is closed."""
     import select
 
     reader = FlightReader(fd)
@@ -164,7 +173,7 @@ def read(fd: int) -> None:
 
 
 def measure(num_running: int, num_steps: int, *, replaces: bool) -> Found:
-    """Run both engines, one step each in turn."""
+    """Run both engines, alternating step by step."""
     budget = 2048 if replaces else 8192
     config = SchedulerConfig(max_num_batched_tokens=max(budget, num_running))
     with recorded(num_running, config) as core:
@@ -180,14 +189,15 @@ def measure(num_running: int, num_steps: int, *, replaces: bool) -> Found:
         times_ns = np.zeros((num_steps, 2), dtype=np.int64)
         num_ends = 0
         for number in range(num_steps):
-            # The second engine finds the CPU caches as the first one left them.
+            # Alternate the order, because the second engine finds the CPU caches warmed by the
+            # first.
             order: tuple[Callable[[], tuple[int, int]], ...] = (plain.step, flight.step)
             for side in (0, 1) if number % 2 else (1, 0):
                 times_ns[number, side], ended = order[side]()
                 num_ends += ended
         gc.unfreeze()
     times_us = times_ns / 1e3
-    # The slowest 1 % of the steps is noise of the machine, on either side.
+    # The slowest 1 % of the steps, on both sides, is noise of the machine.
     kept = times_us[(times_us <= np.percentile(times_us, 99, axis=0)).all(axis=1)]
     middle, means = np.median(times_us, axis=0), kept.mean(axis=0)
     return Found(

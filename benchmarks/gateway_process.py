@@ -1,7 +1,8 @@
 """The smg gateway in front of services that a benchmark started.
 
-Owns the process and the parsing of its log for registered workers. The gateway does not support
-port 0, so it gets recently free ports. Needs the packages `smg` and `smg-grpc-proto`.
+Runs the gateway process and reads from its log which workers have registered. The gateway does not
+support port 0, so free ports are chosen before its start. Needs the packages `smg` and
+`smg-grpc-proto`.
 """
 
 from __future__ import annotations

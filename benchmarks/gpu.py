@@ -1,12 +1,12 @@
-"""The embedded executor on one GPU, next to the goals and vLLM's figures on the same type.
+"""The torch executor on one GPU, compared with goals and with vLLM's figures on the same GPU type.
 
-Two shapes with random weights in bfloat16, made here: 1B (16 layers, hidden 2048, 32/8 heads x 64,
-vocabulary 128,256, tied) and 8B (32 layers, hidden 4096, 32/8 heads x 128). Sections: `decode`
-(whole turns of the engine at a context of 640), `mixed` (decodes and a chunk of 512 over 2k),
-`long` (one request at 32k), `prefill`, `offline` (256 requests of 512 + 256 tokens), `sampling`
-(every option on, 1B at 256), `first` (the first request after start), `timeline` (the kernels of
-two turns, by the profiler), `served` (`penstock serve` with 256 streams) and `curve` (1 to 256
-streams). The column vLLM is recorded, not measured here: vLLM 0.20.2 on an H200.
+Uses two models with random weights in bfloat16, created here: 1B (16 layers, hidden 2048, 32/8
+heads x 64, vocabulary 128,256, tied) and 8B (32 layers, hidden 4096, 32/8 heads x 128). Sections:
+`decode` (engine steps at a context of 640), `mixed` (decodes and a chunk of 512 over 2k), `long`
+(one request at 32k), `prefill`, `offline` (256 requests of 512 + 256 tokens), `sampling` (every
+option on, 1B at 256), `first` (the first request after start), `timeline` (the kernels of two
+steps, from the profiler), `served` (`penstock serve` with 256 streams) and `curve` (1 to 256
+streams). The vLLM column is not measured here but recorded: vLLM 0.20.2 on an H200.
 
     python benchmarks/gpu.py [--only SECTION]... [--shapes 1B,8B] [--models DIR] [--json FILE]
         [--quantization fp8] [--kv-cache-dtype fp8]
@@ -70,7 +70,9 @@ ALL_OPTIONS = SamplingParams(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """vLLM's result, recorded on an H200, and the goal; None: there is none."""
+    """Reference values of a figure: vLLM's, recorded on an H200, and the goal; None if there is
+    none.
+    """
 
     vllm: float | None = None
     goal: float | None = None
@@ -108,7 +110,7 @@ MARKS: dict[str, Mark] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured number."""
+    """A measured figure: name, value and unit."""
 
     name: str
     value: float
@@ -123,7 +125,7 @@ class Results:
     timelines: dict[str, Any] = field(default_factory=dict)
 
     def add(self, name: str, value: float, unit: str) -> None:
-        """Record a figure and print it, so that an interrupted run has reported its results."""
+        """Record a figure and print it immediately, so that an interrupted run still reports it."""
         self.figures.append(Figure(name=name, value=value, unit=unit))
         print(f"{name}: {value:,.3f} {unit}", flush=True)
 
@@ -140,7 +142,7 @@ class Results:
         ]
 
     def print(self) -> None:
-        """Print all figures next to vLLM's."""
+        """Print all figures, with vLLM's for comparison."""
         rows: list[tuple[object, ...]] = []
         for found in self.figures:
             mark = MARKS.get(found.name, Mark())
@@ -169,7 +171,7 @@ def measure_first(results: Results, executor: Executor, shape: str) -> None:
 def measure_decode(results: Results, executor: Executor, shape: str) -> None:
     """Measure engine steps that decode at temperature 1."""
     for num_rows in _rows(shape):
-        taken_ms = engine.turn_ms(executor, num_rows, engine.DRAWN, engine.CONTEXT)
+        taken_ms = engine.decode_step_ms(executor, num_rows, engine.DRAWN, engine.CONTEXT)
         results.add(f"{shape} turn, {num_rows} running", taken_ms, "ms")
 
 
@@ -182,23 +184,23 @@ def measure_sampling(results: Results, executor: Executor, shape: str) -> None:
         "penalties": SamplingParams(repetition_penalty=1.1, frequency_penalty=0.1),
         "every sampling option": ALL_OPTIONS,
     }
-    greedy_ms = engine.turn_ms(executor, num_rows, engine.GREEDY, engine.CONTEXT)
+    greedy_ms = engine.decode_step_ms(executor, num_rows, engine.GREEDY, engine.CONTEXT)
     for name, sampling in kinds.items():
-        taken_ms = engine.turn_ms(executor, num_rows, sampling, engine.CONTEXT)
+        taken_ms = engine.decode_step_ms(executor, num_rows, sampling, engine.CONTEXT)
         results.add(f"{shape} {name} over greedy, {num_rows} running", taken_ms / greedy_ms, "x")
 
 
 def measure_mixed(results: Results, executor: Executor, shape: str) -> None:
     """Measure steps with decodes and one prefill chunk."""
     num_rows = _rows(shape)[1]
-    taken_ms = engine.mixed_turn_ms(executor, num_rows)
+    taken_ms = engine.mixed_step_ms(executor, num_rows)
     results.add(f"{shape} mixed turn, {num_rows} + 512 over 2k", taken_ms, "ms")
 
 
 def measure_long(results: Results, executor: Executor, shape: str) -> None:
     """Compare one request with a long context with one with a short context."""
-    short_ms = engine.turn_ms(executor, 1, engine.DRAWN, engine.CONTEXT)
-    long_ms = engine.turn_ms(executor, 1, engine.DRAWN, 32_768)
+    short_ms = engine.decode_step_ms(executor, 1, engine.DRAWN, engine.CONTEXT)
+    long_ms = engine.decode_step_ms(executor, 1, engine.DRAWN, 32_768)
     results.add(f"{shape} turn at 32k over at 640", long_ms / short_ms, "x")
 
 
@@ -231,7 +233,7 @@ IN_PROCESS: dict[str, Callable[[Results, Executor, str], None]] = {
 
 
 def _service(folder: Path, budget: int) -> AbstractContextManager[Service]:
-    """Start a service without prefix caching; everything else is as on a GPU by default."""
+    """Start a service without prefix caching; all other settings are the defaults for a GPU."""
     return service(
         *("--model", str(folder), "--device", "cuda"),
         *("--prefix-caching", "off", "--max-seq-len", "8192"),
@@ -243,7 +245,9 @@ def _service(folder: Path, budget: int) -> AbstractContextManager[Service]:
 def measure_served(
     results: Results, folder: Path, shape: str, *, num_waves: int, budget: int
 ) -> None:
-    """Measure the service; report the best wave, since the first also warms up the clients."""
+    """Measure the service; report the best wave of streams, because the first wave also warms up
+    the clients.
+    """
 
     async def run() -> tuple[list[Wave], list[float]]:
         with _service(folder, budget) as serving:

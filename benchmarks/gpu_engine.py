@@ -1,7 +1,6 @@
-"""The engine on a GPU without a service: steps, prefill, whole loads.
+"""Measures the engine on a GPU without a service: steps, prefill, complete workloads.
 
-Owns the loads and their measurements. A turn is one `Engine.step` (plan, launch, collect and their
-events), as in the engine process of the service.
+A turn is one call of `Engine.step` (plan, launch, collect, events), as in the engine process.
 """
 
 from __future__ import annotations
@@ -27,7 +26,9 @@ from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import RequestSpec, SamplingParams
 
 BUDGET = 8192
-"""For throughput; a service that streams to clients uses a smaller token budget."""
+"""Token budget of a step, chosen for throughput; a service that streams to clients uses a smaller
+one.
+"""
 CONTEXT = 640
 MAX_SEQ_LEN = 34_816
 NUM_WARM, NUM_TIMED = 20, 80
@@ -35,7 +36,9 @@ GREEDY = SamplingParams(temperature=0.0)
 DRAWN = SamplingParams(temperature=1.0)
 _MAX_TURNS = 5_000
 _NUM_TURNS, _FIRST, _LAST = 8, 4, 5
-"""The profiler's first events are slow, so two steps in the middle are kept."""
+"""Number of profiled turns, and the two in the middle that are kept, because the profiler's first
+events are slow.
+"""
 
 
 def build(
@@ -46,7 +49,7 @@ def build(
     quantization: str = "none",
     kv_cache_dtype: str = "auto",
 ) -> Executor:
-    """Build the executor as `penstock serve --device cuda` does."""
+    """Build the executor with the settings of `penstock serve --device cuda`."""
     return create_executor(
         ExecutorConfig(
             model_path=folder,
@@ -61,7 +64,7 @@ def build(
 
 
 class Load:
-    """Requests of random tokens through one engine over `executor`."""
+    """Runs requests with random tokens on an engine with `executor`."""
 
     def __init__(self, executor: Executor, *, budget: int = BUDGET) -> None:
         config = SchedulerConfig(
@@ -77,7 +80,7 @@ class Load:
         self._first_tokens: set[int] = set()
 
     def submit(self, count: int, num_prompt: int, num_new: int, sampling: SamplingParams) -> None:
-        """Submit `count` requests at once, without stop ids, so that each runs to its length."""
+        """Submit `count` requests together, without stop ids, so that each runs to its length."""
         for _ in range(count):
             self._num_submitted += 1
             ids = self._random.integers(3, VOCAB_SIZE, num_prompt).astype(np.int32)
@@ -86,7 +89,7 @@ class Load:
                 request_id=str(self._num_submitted),
                 prompt_ids=ids,
                 max_tokens=num_new,
-                # Barred to the end, where the options hold that too.
+                # Bar the stop ids for the whole output, if the options have any.
                 min_tokens=num_new if sampling.num_logprobs >= 0 else 0,
                 stop_ids=(2,) if sampling.num_logprobs >= 0 else (),
                 sampling=replace(sampling, seed=self._num_submitted),
@@ -95,7 +98,7 @@ class Load:
             self._engine.submit((spec,))
 
     def turn(self) -> float:
-        """Run one step; return its seconds."""
+        """Run one step with its events (a turn); return its seconds."""
         start_s = time.perf_counter()
         events = self._engine.step()
         taken_s = time.perf_counter() - start_s
@@ -131,8 +134,12 @@ class Load:
                 raise RuntimeError(f"a request failed: {end}")
 
 
-def turn_ms(executor: Executor, num_rows: int, sampling: SamplingParams, context: int) -> float:
-    """Return the median step of `num_rows` decodes whose contexts are about `context` tokens."""
+def decode_step_ms(
+    executor: Executor, num_rows: int, sampling: SamplingParams, context: int
+) -> float:
+    """Return the median duration of a step of `num_rows` decodes with contexts of about `context`
+    tokens, ms.
+    """
     load = Load(executor)
     load.submit(num_rows, context - NUM_WARM - NUM_TIMED // 2, NUM_WARM + NUM_TIMED + 40, sampling)
     load.until_all_decode()
@@ -143,10 +150,12 @@ def turn_ms(executor: Executor, num_rows: int, sampling: SamplingParams, context
     return statistics.median(turns) * 1e3
 
 
-def mixed_turn_ms(
+def mixed_step_ms(
     executor: Executor, num_rows: int, *, chunk: int = 512, past: int = 2048
 ) -> float:
-    """Return the median step of `num_rows` decodes and one chunk after about `past` tokens."""
+    """Return the median duration, ms, of a step of `num_rows` decodes and one chunk after about
+    `past` tokens.
+    """
     load = Load(executor, budget=num_rows + chunk)
     load.submit(num_rows, CONTEXT - 100, 400, DRAWN)
     load.until_all_decode()
@@ -160,7 +169,9 @@ def mixed_turn_ms(
 
 
 def prefill_rate(executor: Executor, *, count: int = 48, length: int = 512) -> float:
-    """Return prompt tokens per second of prompts that generate one token each; median of three."""
+    """Return the prefill throughput, tokens per second, of prompts that generate one token each;
+    median of three.
+    """
 
     def once() -> float:
         load = Load(executor)
@@ -172,8 +183,9 @@ def prefill_rate(executor: Executor, *, count: int = 48, length: int = 512) -> f
 
 
 def offline_rate(executor: Executor, *, count: int, num_prompt: int, num_new: int) -> float:
-    """Return output tokens per second of requests that are all submitted at the start; median of
-    two."""
+    """Return the output throughput, tokens per second, of requests that are all submitted at the
+    start; median of two.
+    """
 
     def once() -> float:
         load = Load(executor)
@@ -185,7 +197,7 @@ def offline_rate(executor: Executor, *, count: int, num_prompt: int, num_new: in
 
 
 def first_tokens_ms(executor: Executor, *, count: int = 6) -> list[float]:
-    """Return the TTFT of requests that run alone, in order."""
+    """Return the TTFT, ms, of requests that run alone, in order."""
     taken: list[float] = []
     for _ in range(count):
         load = Load(executor)
@@ -203,10 +215,15 @@ def _median(once: Callable[[], float], *, times: int = 3) -> float:
 
 
 def timeline(executor: Executor, num_rows: int) -> dict[str, Any]:
-    """Profile two steps with PyTorch's profiler; times in microseconds since the start of the
-    first.
+    """Profile a few steps with PyTorch's profiler; return the timeline of two of them.
 
-    `names`; `kernels` and `turns`: (index of the name or number of the step, start, length).
+    Times are microseconds since the start of the first of the two steps.
+
+    Returns a dict with:
+        num_rows: The argument.
+        names: The names of the kernels.
+        turns: (step number, start, duration) of each step.
+        kernels: (index into `names`, start, duration) of each kernel launched in the steps.
     """
     load = Load(executor)
     load.submit(num_rows, CONTEXT - NUM_WARM, 2 * NUM_WARM + 2 * _NUM_TURNS, DRAWN)
@@ -224,7 +241,7 @@ def timeline(executor: Executor, num_rows: int) -> dict[str, Any]:
     for event in found.events() or ():
         begun, length = event.time_range.start, event.time_range.elapsed_us()
         if event.device_type.name == "CUDA":
-            if not event.name.startswith("turn "):  # the profiler reports ranges there too
+            if not event.name.startswith("turn "):  # the profiler also reports ranges there
                 kernels.append((event.name, begun, length))
         elif event.name.startswith("turn "):
             turns.append((int(event.name[5:]), begun, length))

@@ -1,7 +1,7 @@
 """Models for the GPU benchmark: common shapes with random weights, created on the device.
 
-Owns the shapes and the folders. Random weights compute as fast as trained ones; their output is
-meaningless.
+Defines the shapes of the models and creates their folders. Speed does not depend on the weights;
+the output is meaningless.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Draws the pictures of docs/gpu.md from the results of benchmarks/gpu.py.
 
-Owns what is in them, and docs/pictures/gpu.json: figures and timelines of the last runs without
-their noise of digits. vLLM's marks are recorded ones, of another day.
+Also maintains docs/pictures/gpu.json: rounded figures and timelines of the last runs. vLLM's
+figures were recorded in an earlier run.
 
-    python benchmarks/gpu_pictures.py [RESULTS.json ...]     take new results in, then draw
+    python benchmarks/gpu_pictures.py [RESULTS.json ...]     add new results, then draw
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from picture_svg import BLUE, GREEN, GREY, INK, LINE, ORANGE, QUIET, VIOLET, Dra
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 SOURCE = FOLDER / "gpu.json"
 COPY_TB_S, PRODUCT_TFLOP_S = 4.26, 788.0
-"""Measured on an H200: copy bandwidth, reads and writes counted, and a bfloat16 product of 8192
-cubed."""
+"""Measured on an H200: copy bandwidth (reads plus writes), and speed of an 8192 x 8192 x 8192
+bfloat16 product.
+"""
 CONTEXT = 640
 WIDTH, LEFT, TOP = 760, 64, 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a step of a model reads and computes."""
+    """The sizes of a model, from which the work of a step is computed."""
 
     num_weights: float
     num_layers: int
@@ -101,7 +102,7 @@ class Axes:
 def roofline(source: dict[str, Any]) -> str:
     """Draw decode steps below the limits of memory and matrix units."""
     drawing = Drawing(WIDTH)
-    axes = Axes(x=(0.7, 400), y=(1, 1200), left=LEFT, width=660, height=340, is_log=True)
+    axes = Axes(x=(0.7, 400), y=(0.5, 1200), left=LEFT, width=660, height=340, is_log=True)
     drawing.text(LEFT, 24, "Decode turns under the roof of an H200", size=15, is_bold=True)
     for power in (1, 10, 100, 1000):
         _, y = axes.at(1, power)
@@ -115,7 +116,7 @@ def roofline(source: dict[str, Any]) -> str:
     points = " L".join("{:.1f},{:.1f}".format(*axes.at(*point)) for point in roof)
     drawing.path(f"M{points}", stroke=INK)
     drawing.text(*_moved(axes.at(9, 62), 0, 0), f"copy {COPY_TB_S} TB/s", anchor="end")
-    drawing.text(*_moved(axes.at(400, PRODUCT_TFLOP_S), 0, -6), "product 788 TFLOP/s", anchor="end")
+    drawing.text(*_moved(axes.at(400, PRODUCT_TFLOP_S), 0, 18), "product 788 TFLOP/s", anchor="end")
     for shape, work in SHAPES.items():
         for num_rows, vllm_ms in VLLM_TURNS_MS[shape].items():
             num_flops, num_bytes = work.work(num_rows)
@@ -136,7 +137,7 @@ def roofline(source: dict[str, Any]) -> str:
 
 
 def timeline(source: dict[str, Any]) -> str:
-    """Draw two steps: host activity above device activity."""
+    """Draw two steps: host activity in the upper row, device activity in the lower rows."""
     drawing = Drawing(WIDTH)
     drawing.text(LEFT, 24, "Two turns of decodes, by the profiler", size=15, is_bold=True)
     top = TOP + 20
@@ -258,7 +259,7 @@ def take_in(source: dict[str, Any], results: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", nargs="*", type=Path, help="what benchmarks/gpu.py wrote")
+    parser.add_argument("results", nargs="*", type=Path, help="result files of benchmarks/gpu.py")
     source: dict[str, Any] = {"figures": {}, "timelines": {}}
     if SOURCE.exists():
         source = json.loads(SOURCE.read_text(encoding="utf-8"))

@@ -1,10 +1,9 @@
-"""The effect of one very long prompt on the short ones behind it.
+"""The effect of a very long prompt on short prompts that arrive after it (head-of-line blocking).
 
-Short prompts arrive at a steady pace; in the middle of it come a few of 100,000 tokens, one after
-the other. Reported is the p99 time to first token of the short ones that arrived while a long
-prompt waited or was computed, without the long ones and with them, first come first served and in
-the fair order, once all of one tenant and once with the long ones of another. Everything runs in
-virtual time.
+Short prompts arrive at a steady rate; in between, a few prompts of 100,000 tokens arrive one by
+one. Reports the p99 TTFT of the short prompts that arrive while a long one waits or is computed,
+without and with the long prompts; for first come, first served and for the fair order; with one
+tenant, and with the long prompts from another tenant. Runs in virtual time.
 """
 
 import dataclasses
@@ -15,7 +14,7 @@ import numpy as np
 
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
-from penstock.tools.simulation.settings import Policy, SimulationConfig
+from penstock.tools.simulation.settings import BatchingPolicy, SimulationConfig
 from penstock.tools.simulation.simulate import simulate
 from report import Check, arguments, at_most, conclude, print_table
 
@@ -25,8 +24,9 @@ NUM_OUTPUT_TOKENS = 60
 SHORT_PER_S = 12.0
 LONG_EVERY_S = 15.0
 MAX_FULL_STEPS = 3.0
-"""The rest of the running step, the request's own step, and one for requests that arrived
-with it."""
+"""Goal for the TTFT of a short prompt, in full steps: the rest of the running step, the step of the
+request, and one for requests that arrived together with it.
+"""
 MAX_OVER_FCFS = 0.1
 MAX_LONG_RATIO = 1.5
 _HEADER = ("order", "long ones", "TTFT p50 s", "p99 s", "max s", "long one's TTFT s")
@@ -56,7 +56,9 @@ def _request(arrival_s: float, num_prompt_tokens: int, tenant: str) -> TraceRequ
 
 
 def measure(config: SimulationConfig, trace: Iterable[TraceRequest]) -> dict[str, float]:
-    """Return the TTFT in seconds of the short prompts that met a long one, and of the long ones."""
+    """Return TTFT figures in seconds, of the short prompts that arrived during a long one, and of
+    the long ones.
+    """
     table = simulate(trace, config).recorder.table
     arrival_s = table.seconds("arrival_s")
     ttft_s = table.seconds("first_token_s") - arrival_s
@@ -80,7 +82,7 @@ def main() -> None:
     duration_s = 600.0 if options.full else 120.0
     base = SimulationConfig(cost=CostModel(), num_blocks=16_384)
     results: list[dict[str, Any]] = []
-    for policy in (Policy.FCFS, Policy.FAIR):
+    for policy in (BatchingPolicy.FCFS, BatchingPolicy.FAIR):
         config = dataclasses.replace(base, policy=policy)
         for name, tenant in (("none", None), ("same tenant", "short"), ("another tenant", "long")):
             told = measure(config, trace_of(duration_s, tenant))

@@ -1,10 +1,10 @@
-"""The size of the code, and how much of it one request executes.
+"""Reports the size of the code, and the number of files and functions that one request executes.
 
-Lines and files of each part, generated code left out; then one request of 16 tokens through a front
-(a real gRPC server), the engine and the simulated executor in one process, connected as in tests.
-The engine steps when the client has read the last token: the path is nearly the same in every run.
-Counted: functions called (a coroutine that continues counts as called again), and crossings, the
-calls from a function of one file to a function of another.
+Reports lines and files of each part without generated code. Then traces one request of 16 tokens
+through the front end (a real gRPC server), the engine and the simulated executor in one process.
+The engine steps when the client has read the last token, so that the path is nearly the same in
+every run. Counts function calls (a resumed coroutine counts as another call), and calls from a
+function in one file to a function in another.
 
     python benchmarks/house.py [--list] [--json FILE]
 """
@@ -48,7 +48,7 @@ _NUM_WARM = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The Python files of one folder of the repository."""
+    """Size of the Python files of one folder of the repository."""
 
     name: str
     num_files: int
@@ -57,7 +57,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestPath:
-    """The code that one request executes. `files`: calls by file."""
+    """The code that one request executes. `files`: number of calls by file."""
 
     num_files: int
     num_functions: int
@@ -113,7 +113,7 @@ class _Profile:
 async def trace() -> RequestPath:
     """Trace one request, after some warm-up requests."""
     sys.path.insert(0, str(_ROOT / "tests"))
-    from support.memory_link import MemoryEngine
+    from support.link import EngineLink
 
     simulated = SimulatedConfig(vocab_size=_VOCAB_SIZE, pace=SimulatedPace.IMMEDIATE)
     config = ExecutorConfig(
@@ -128,8 +128,8 @@ async def trace() -> RequestPath:
         max_num_waiting=limits.max_num_waiting,
         max_num_waiting_tokens=limits.max_num_waiting_tokens,
     )
-    memory = MemoryEngine(Engine(executor, limits, time.monotonic), hello)
-    port = memory.port(1)
+    link = EngineLink(Engine(executor, limits, time.monotonic), hello)
+    port = link.port(1)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps({"vocab_size": _VOCAB_SIZE}))
         write_tokenizer(Path(folder), _VOCAB_SIZE)
@@ -139,24 +139,23 @@ async def trace() -> RequestPath:
         text, FrontConfig(front_id=1), port=port, recorder=recorder, is_tracing=True
     )
     bound = await server.start("127.0.0.1:0")
-    await port.start(server)
-    memory.pump()
-    await port.wait_up()
+    await link.connect(port, server)
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{bound}") as channel:
             stub = pb_grpc.GenerationServiceStub(channel)
             for _ in range(_NUM_WARM):
-                await _generate(stub, memory, server)
+                await _generate(stub, link, server)
             with _Profile() as profile:
-                await _generate(stub, memory, server)
+                await _generate(stub, link, server)
     finally:
         await server.stop()
-        memory.close()
+        await port.close()
+        link.close()
         text.close()
     return profile.path()
 
 
-async def _generate(stub: Any, memory: Any, server: FrontServer) -> None:
+async def _generate(stub: Any, link: Any, server: FrontServer) -> None:
     """Run one request to its end; step the engine once for each message that the client
     has read."""
     request = pb.GenerateRequest()
@@ -166,10 +165,10 @@ async def _generate(stub: Any, memory: Any, server: FrontServer) -> None:
     num_tokens = 0
     async for response in stub.Generate(request):
         num_tokens += response.tokens.num_tokens
-        memory.pump()
+        link.pump()
     if num_tokens != _NUM_TOKENS:
         raise RuntimeError(f"{num_tokens} tokens came instead of {_NUM_TOKENS}")
-    # The call's last lines run after the client has received its status.
+    # The last lines of the call run after the client has received the status.
     while server.num_active_calls:  # noqa: ASYNC110
         await asyncio.sleep(0)
 

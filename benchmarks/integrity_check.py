@@ -1,8 +1,9 @@
-"""How long the check of an idle engine delays an arriving request, by size of the KV pool.
+"""The delay of a request that arrives during the integrity check of an idle engine, by size of the
+KV cache.
 
-The scheduler over an executor that takes no time, its pool filled with cached prefixes of 100,000
-tokens. The engine's loop checks one piece at a time: a request waits for the longest piece at most.
-"At once" is the same check without a pause, as the engine did it before.
+Uses the scheduler with an executor that takes no time, and a cache filled with prefixes of 100,000
+tokens. The engine's loop checks one part ("piece") of the cache at a time, so a request waits for
+at most the longest one. "At once": the same check without interruption.
 
     python benchmarks/integrity_check.py [--full] [--json FILE]
 """
@@ -29,7 +30,7 @@ GOAL_MS = 1.0
 
 
 def idle_engine(num_blocks: int, eviction: EvictionPolicy) -> Engine:
-    """An engine without requests whose pool is full of cached blocks."""
+    """Return an engine without requests whose pool is full of cached blocks."""
     executor = SimulatedExecutor(
         ExecutorConfig(
             kind=ExecutorKind.SIMULATED,
@@ -72,10 +73,10 @@ def piece_times_ms(engine: Engine) -> list[float]:
 def measure(
     num_blocks: int, eviction: EvictionPolicy, rounds: int
 ) -> tuple[float, int, float, float]:
-    """Return the milliseconds of an unbroken check, the number of pieces, and the milliseconds of
-    the median and the longest piece.
+    """Return ms of an uninterrupted check, number of pieces, ms of the median and of the longest
+    piece.
 
-    Each piece counts with its median over the rounds, which excludes time taken by other programs.
+    The time of a piece is its median over the rounds, which excludes delays by other programs.
     """
     engine = idle_engine(num_blocks, eviction)
     begun_s = time.perf_counter()

@@ -1,7 +1,6 @@
-"""Simulated machines with true step costs for `latency_target.py`, and the load of each.
+"""Simulated machines ("plants") and their loads, for `latency_target.py`.
 
-Owns the true step time, which no fit receives, and the times and kinds of requests. Does not know
-how a scheduler limits its steps.
+Each machine has true step times, which the fitted cost model must learn, and a load of requests.
 """
 
 from collections.abc import Callable
@@ -16,7 +15,7 @@ TARGET_S = 0.040
 _TILE_TOKENS = 128
 _CONVEX_TOKEN_S = 15e-6
 _CONVEX_DOUBLE_TOKENS = 4096
-"""A chunk this long costs twice as much per token as a very short one."""
+"""Length of a chunk, in tokens, that costs twice as much per token as a very short one."""
 _NOISE = 0.10
 _PAUSE_SHARE = 1 / 400
 _PAUSE_S = 0.1
@@ -24,18 +23,20 @@ _SLOW_FROM, _SLOW_TO, _SLOW_FACTOR = 0.5, 0.75, 2.0
 _ERRATIC_FROM, _ERRATIC_SPREAD = 0.5, 1.0
 
 TrueTime = Callable[[StepMeasure, float, np.random.Generator], float]
-"""Return the seconds of a step with this content that starts at this share of the run; the
-measure's `seconds` is not set."""
+"""Returns the duration of a step, seconds.
+
+Arguments: the step's content (`seconds` is not set), the elapsed share of the run, a random
+generator.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Requests that decode, and behind them an endless queue of prompts with one output token each.
+    """Requests that decode, and an endless queue of prompts with one output token each.
 
-    `num_decoding`: (share of the run from which it applies, number of decoding requests). Each
-    decodes `num_output_tokens` and is followed by another; surplus requests are cancelled.
-    `is_varied`: `num_output_tokens` is the mean, and lengths are uniform between one token and
-    twice the mean.
+    `num_decoding`: (start, as a share of the run; number of decoding requests). Each decodes
+    `num_output_tokens` tokens and is then replaced; surplus requests are cancelled. `is_varied`:
+    lengths are uniform between 1 and twice `num_output_tokens`.
     """
 
     num_decoding: tuple[tuple[float, int], ...] = ((0.0, 64),)
@@ -44,18 +45,21 @@ class Load:
     is_varied: bool = False
 
     def wanted(self, share: float) -> int:
-        """Return how many requests should decode at this share of the run."""
+        """Return the number of requests that decode after this share of the run."""
         return [count for start, count in self.num_decoding if start <= share][-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plant:
-    """A machine and its load.
+    """A simulated machine (plant) and its load.
 
-    `steady`: shares of the run, (from, to), in which nothing changes and nothing has changed for
-    long. `is_noisy`: equal steps take different times. `is_changing`: machine or load change during
-    the run. `is_crowded`: more requests want to decode than the target allows. `is_erratic`: no
-    cost model predicts the steps at the end.
+    Attributes:
+        steady: Parts of the run, as (from, to) shares, in which machine and load are constant and
+            have been for a while.
+        is_noisy: Equal steps take different times.
+        is_changing: Machine or load changes during the run.
+        is_crowded: The load has more decoding requests than the target allows.
+        is_erratic: No cost model predicts the steps at the end.
     """
 
     name: str
@@ -73,8 +77,8 @@ class Plant:
         """The number of requests that can decode within the target, without prefill, at the true
         costs.
 
-        If lengths vary, long outputs run most of the time: the mean age of a running request is the
-        mean square of the lengths over twice their mean.
+        With varied lengths, long outputs are over-represented among running requests: their mean
+        age is the mean square of the lengths divided by twice the mean.
         """
         load = self.load
         mean_age = load.num_output_tokens * (2 / 3 if load.is_varied else 1 / 2)
@@ -83,7 +87,7 @@ class Plant:
 
 
 def linear_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """The time of the cost model."""
+    """Return the time of the linear cost model."""
     del share, random
     return PRICES.step_time_s(
         num_prefill_tokens=work.num_prefill_tokens,
@@ -93,14 +97,18 @@ def linear_s(work: StepMeasure, share: float, random: np.random.Generator) -> fl
 
 
 def noisy_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """Ten per cent off in either direction, with an occasional pause."""
+    """Return the time of the cost model with ten per cent noise in either direction, and an
+    occasional pause.
+    """
     factor = float(random.lognormal(0.0, _NOISE))
     pause_s = _PAUSE_S if random.random() < _PAUSE_SHARE else 0.0
     return linear_s(work, share, random) * factor + pause_s
 
 
 def convex_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """Each prefill token costs more, the more prefill tokens the step has."""
+    """Return the time of a machine on which the cost per prefill token grows with the number of
+    prefill tokens.
+    """
     num_tokens = work.num_prefill_tokens
     prefill_s = _CONVEX_TOKEN_S * num_tokens * (1.0 + num_tokens / _CONVEX_DOUBLE_TOKENS)
     linear_prefill_s = PRICES.prefill_token_s * num_tokens
@@ -108,20 +116,22 @@ def convex_s(work: StepMeasure, share: float, random: np.random.Generator) -> fl
 
 
 def stairs_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """Prefill and decode rows are padded to whole tiles."""
+    """Return the time of a machine that pads prefill and decode rows to whole tiles."""
     num_rows = work.num_prefill_tokens + work.num_decodes
     num_padding = -num_rows % _TILE_TOKENS
     return linear_s(work, share, random) + PRICES.prefill_token_s * num_padding
 
 
 def slower_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """Every step takes twice as long during part of the run."""
+    """Return the time of the cost model, doubled during a part of the run."""
     factor = _SLOW_FACTOR if _SLOW_FROM <= share < _SLOW_TO else 1.0
     return factor * linear_s(work, share, random)
 
 
 def erratic_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
-    """Linear at first; later the time is independent of the step's content."""
+    """Return the time of the cost model at first, and later a time that is independent of the
+    step's content.
+    """
     if share < _ERRATIC_FROM:
         return linear_s(work, share, random)
     return TARGET_S * float(random.lognormal(0.0, _ERRATIC_SPREAD))

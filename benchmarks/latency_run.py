@@ -1,6 +1,6 @@
-"""One simulated machine under the production engine: content, time and limit of every step.
+"""Runs the production engine on one simulated machine: content, time and limit of every step.
 
-Owns the run and its figures. Does not know the goals.
+Contains the run and the figures computed from it, but not the goals.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import StepMeasure, measure_of
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
-from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.launched_step import PrefillChunk
 from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
 
 MAX_NUM_SEQS = 256
 WARM_UP_SHARE = 0.1
-"""Share of the run that is not measured: the fit starts without any knowledge of the machine."""
+"""Share of the run that is not measured, because the fit starts without measurements."""
 END_SHARE = 0.1
 _NUM_BLOCKS = 65_536
 _MAX_SEQ_LEN = 8192
@@ -61,7 +61,9 @@ class PlantExecutor(SimulatedExecutor):
 
 
 class _Traffic:
-    """Keeps as many requests decoding as the plant wants, and prompts waiting behind them."""
+    """Keeps the number of decoding requests at the plant's load, and the queue filled with
+    prompts.
+    """
 
     def __init__(self, plant: Plant, engine: Engine) -> None:
         self._load = plant.load
@@ -76,7 +78,7 @@ class _Traffic:
         self._told_s: dict[int, float] = {}
 
     def follow(self, share: float) -> None:
-        """Submit and cancel as the plant's load requires at this share of the run."""
+        """Submit and cancel requests to match the load after this share of the run."""
         wanted = self._load.wanted(share)
         while len(self._decoding) > wanted:
             self._engine.cancel(self._decoding.pop())
@@ -89,9 +91,10 @@ class _Traffic:
             self._prompts.add(self._spec(num_tokens, 1, 0).key)
 
     def _num_output(self, age: float) -> int:
-        """Return the output tokens of a request; at equal lengths, shorten it by the share `age`.
+        """Return the output length of a request; with equal lengths, shortened by the fraction
+        `age`.
 
-        Requests that start together would otherwise end together.
+        So requests that start together do not end together.
         """
         num_tokens = self._load.num_output_tokens
         if self._load.is_varied:
@@ -111,8 +114,7 @@ class _Traffic:
         return spec
 
     def note(self, events: StepEvents) -> list[float]:
-        """Record a step; return the seconds since the previous token of every request that got
-        another."""
+        """Record a step; return the inter-token times of this step, seconds."""
         keys = [key for key in events.keys.tolist() if key not in self._prompts]
         now = events.at_s
         itl_s = [now - self._told_s[key] for key in keys if key in self._told_s]
@@ -129,7 +131,8 @@ class _Traffic:
 class Run:
     """Every step of one run: arrays [n], one entry per step, and the times between tokens.
 
-    `at_s`: when the step ended; `itl_s`, with `itl_at_s`: of each token except a request's first.
+    `at_s`: when the step ended; `itl_s`: the time before each token except a request's first;
+    `itl_at_s`: when the token was generated.
     """
 
     duration_s: float
@@ -144,7 +147,7 @@ class Run:
     itl_at_s: NDArray[np.float64]
 
     def within(self, start: float, end: float = 1.0) -> NDArray[np.bool_]:
-        """Return which steps end between two shares of the run."""
+        """Return which steps end between two shares of the run, bool [n]."""
         return (self.at_s >= start * self.duration_s) & (self.at_s <= end * self.duration_s)
 
     def itl_percentile_s(self, percent: float) -> float:
@@ -153,8 +156,9 @@ class Run:
         return float(np.percentile(self.itl_s[is_counted], percent))
 
     def share_over(self, target_s: float) -> float:
-        """Return the share of steps with decodes that took longer than the target, without the
-        warm-up."""
+        """Return the share of steps with decodes, after the warm-up, that took longer than the
+        target.
+        """
         is_counted = self.within(WARM_UP_SHARE) & (self.num_decodes > 0)
         return float((self.step_s[is_counted] > target_s).mean())
 
@@ -166,7 +170,7 @@ class Run:
 
 
 def turns(values: NDArray[np.int64]) -> int:
-    """Count how often a sequence changes direction; equal neighbours do not count."""
+    """Count the direction changes of a sequence; equal neighbours are ignored."""
     moves = np.sign(np.diff(values))
     directions = moves[moves != 0].tolist()
     return sum(before != after for before, after in pairwise(directions))
@@ -182,10 +186,10 @@ class _Steps:
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
         """Do nothing: only steps are recorded."""
 
-    def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
-        """Do nothing: steps are recorded when they end."""
+    def note_launch(self, batch: Batch, chunks: Sequence[PrefillChunk], launched_s: float) -> None:
+        """Do nothing: a step is recorded when it ends."""
 
-    def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
+    def note_iteration(self, events: StepEvents, note: StepNote | None) -> None:
         """Record the step, if there was one."""
         del events
         if note is not None:

@@ -1,11 +1,11 @@
-"""The effect of the target for the time between tokens on different simulated machines.
+"""The effect of an inter-token latency (ITL) target on different simulated machines.
 
-Requests decode while prompts wait without end, so that prefill takes all it is given. The
-production engine learns each machine (`latency_plants.py`) from nothing and paces it in virtual
-time. Reported are the times between tokens, the prefill done next to them, the same with the fixed
-budgets that an operator could have set instead, and whether the limits stand. The best fixed
-budget is the power of two that brings the most prefill with a p99 that meets the same goal; it is
-found with hindsight, over the whole run.
+Requests decode while an endless queue of prompts waits, so that prefill uses its whole budget. The
+production engine learns the costs of each machine (`latency_plants.py`) without a prior and sizes
+its steps, in virtual time. Reports the ITL, the prefill rate, both also for fixed budgets, and
+whether the two step limits (prefill budget, batch size) become constant. The best fixed budget is
+the power of two with the highest prefill rate whose p99 ITL meets the goal, chosen with hindsight
+for the whole run.
 """
 
 import math
@@ -30,7 +30,7 @@ MAX_NOISY_TURNS = 10.0
 """Direction changes of either limit per thousand steps."""
 MIN_CROWD_SHARE = 0.9
 MIN_DURATION_S = 10.0
-"""A shorter run ends before the fit has learnt the machine."""
+"""Minimum duration of a run, seconds, for the fit to converge."""
 PAGE_FILE = "latency_target.html"
 _FIXED_TOKENS = (4096, 2048, 1024, 512, 256)
 _DEFAULT_TOKENS = SchedulerConfig().max_num_batched_tokens
@@ -44,13 +44,18 @@ _HEADER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A plant's figures. `best_*` is None if no fixed budget meets the target, or none was tried.
+    """A plant's figures.
 
-    `*_turns`: direction changes in the `num_steady_steps` steps in which nothing changes;
-    `steady_*`: figures of these steps alone. `is_standing`: neither limit moved in the last tenth
-    of the run. `end_*`: the limits after the last step, and the share of steps in the last quarter
-    whose cost model was trusted. `crowd_share`: requests that decode in the last tenth, as a share
-    of those for which the target has time.
+    Attributes:
+        best_*: Figures with the best fixed budget; None if no fixed budget meets the target, or
+            none was tried.
+        *_turns: Direction changes in the `num_steady_steps` steps in which nothing changes.
+        steady_*: Figures of these steps alone.
+        is_standing: Both limits were constant in the last tenth of the run.
+        end_*: The limits after the last step, and the share of steps in the last quarter whose cost
+            model was trusted.
+        crowd_share: Decoding requests in the last tenth, as a share of the number that the target
+            allows.
     """
 
     plant: str
@@ -116,7 +121,9 @@ def _fixed(plant: Plant, num_tokens: int, duration_s: float) -> Run:
 
 
 def _best(plant: Plant, default: Run, duration_s: float) -> tuple[int, Run] | None:
-    """Return the fixed budget with the most prefill among those that meet the goal, and its run."""
+    """Return the fixed budget with the highest prefill rate among those that meet the goal, and its
+    run.
+    """
     best: tuple[int, Run] | None = None
     for num_tokens in _FIXED_TOKENS:
         is_default = num_tokens == _DEFAULT_TOKENS
@@ -124,7 +131,7 @@ def _best(plant: Plant, default: Run, duration_s: float) -> tuple[int, Run] | No
         if run.itl_percentile_s(99.0) > MAX_P99_RATIO * plant.target_s:
             continue
         if best is not None and run.prefill_per_s <= best[1].prefill_per_s:
-            # Smaller budgets spend an increasing share on the fixed cost of steps.
+            # With smaller budgets the fixed cost of steps dominates.
             break
         best = num_tokens, run
     return best
@@ -170,13 +177,13 @@ def _check(
 def cells(row: Row) -> list[object]:
     """Return the plant's row of the table."""
 
-    def told(value: float | None) -> object:
+    def cell_of(value: float | None) -> object:
         return "-" if value is None else value
 
     return [
         *(row.plant, row.target_ms, row.itl_p50_ms, row.itl_p99_ms),
         *(f"{row.share_over:.1%}", row.prefill_per_s),
-        *(told(row.best_tokens), told(row.best_p99_ms), told(row.best_prefill_per_s)),
+        *(cell_of(row.best_tokens), cell_of(row.best_p99_ms), cell_of(row.best_prefill_per_s)),
         *(row.default_p99_ms, row.default_prefill_per_s),
         *(row.num_budget_turns, row.num_limit_turns, "yes" if row.is_standing else "no"),
     ]
@@ -203,9 +210,11 @@ def charts_of(plant: Plant, run: Run) -> tuple[Chart, Chart]:
         x_label="step",
         y_label="ms",
         series=(
-            Series(name="step", x=steps, y=np.minimum(run.step_s * 1e3, 4.0 * target_ms)),
-            Series(name="target", x=steps, y=target_ms),
+            Series(name="step", x=steps, y=run.step_s * 1e3),
+            Series(name="target", x=steps, y=target_ms, is_reference=True),
         ),
+        y_limit=4e3 * plant.target_s,
+        limit_text="four times the target",
     )
     return limits, times
 
@@ -214,9 +223,11 @@ def parser() -> ArgumentParser:
     options = arguments(__doc__)
     names = [plant.name for plant in PLANTS]
     options.add_argument(
-        "--plant", action="append", choices=names, help="only this one; may repeat"
+        "--plant", action="append", choices=names, help="run only this machine; repeatable"
     )
-    options.add_argument("--duration-s", type=float, metavar="S", help="of each run, virtual")
+    options.add_argument(
+        "--duration-s", type=float, metavar="S", help="duration of each run, virtual seconds"
+    )
     options.add_argument("--report", type=Path, metavar="DIR", help=f"write {PAGE_FILE} there")
     return options
 

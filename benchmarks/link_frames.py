@@ -1,7 +1,7 @@
-"""The cost of encoding and decoding the frames between a front and its engine.
+"""The cost of encoding and decoding the frames between a front-end process and its engine.
 
-Two requests, of 512 and of 8,192 prompt tokens, and two steps of 256 tokens, of which the second
-also ends eight requests. One thread, no socket.
+Measures two requests, with 512 and 8,192 prompt tokens, and two steps of 256 tokens, one of which
+also ends eight requests. Uses one thread and no socket.
 
     python benchmarks/link_frames.py [--full] [--json FILE]
 """
@@ -12,7 +12,7 @@ import timeit
 
 import numpy as np
 
-from penstock.scheduler.events import Finished, Stay, StepEvents, Wait
+from penstock.scheduler.events import Completed, Stay, StepEvents, Wait
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.link.frames import Frame, Submit, decode, encode
 from penstock.server.link.wire import FrameBuffer
@@ -21,12 +21,13 @@ from report import arguments, at_most, conclude, print_table
 NUM_CALLS = 5000
 BLOCK_SIZE = 16
 GOALS_US = {"submit, 512 tokens": 9.0, "step, 256 tokens, 8 ends": 14.0}
-"""Goal for reading one frame: a third of the time of hand-written Python readers on the same
-machine."""
+"""Goals for decoding one frame, microseconds: a third of the time of hand-written Python decoders
+on the same machine.
+"""
 
 
 def submit(num_tokens: int) -> Submit:
-    """A request with an ordinary prompt."""
+    """Return a request with an ordinary prompt."""
     digests = tuple(number.to_bytes(16, "big") for number in range(num_tokens // BLOCK_SIZE))
     spec = RequestSpec(
         key=1 << 32 | 7,
@@ -43,11 +44,11 @@ def submit(num_tokens: int) -> Submit:
 
 
 def step(num_ends: int) -> StepEvents:
-    """A step that generated one token for each of 256 requests."""
+    """Return a step that generated one token for each of 256 requests."""
     keys = (1 << 32) + np.arange(256)
     wait, stay = Wait(0.1, 0.2, 0.3), Stay(1, 100, 3, 256)
     ends = tuple(
-        Finished(key=int(key), at_s=1.5, reason=FinishReason.STOP, wait=wait, stay=stay)
+        Completed(key=int(key), at_s=1.5, reason=FinishReason.STOP, wait=wait, stay=stay)
         for key in keys[:num_ends]
     )
     tokens = np.arange(256, dtype=np.int32)
@@ -63,8 +64,9 @@ FRAMES: dict[str, Frame] = {
 
 
 def measure(frame: Frame, rounds: int) -> tuple[int, float, float]:
-    """Return the bytes of a frame, and the microseconds to write and to read it: the best of the
-    rounds."""
+    """Return the size of a frame in bytes, and the microseconds to encode and to decode it (best of
+    the rounds).
+    """
     data = encode(frame)
     (body,) = FrameBuffer().feed(data)
     writing_s = min(timeit.repeat(lambda: encode(frame), number=NUM_CALLS, repeat=rounds))

@@ -1,7 +1,6 @@
-"""The load of the benchmarks: open and closed loops of requests, and what clients measured.
+"""The load generator of the benchmarks: open and closed loops of requests, measured at the client.
 
-Owns the sending and the client's times. `send` of a loop performs one request and returns its
-result; `sending` makes the usual one, over Penstock's client. Does not know how results are used.
+A loop calls `send` for each request; `sending` returns a `send` that uses Penstock's client.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ TENANT_KEY = "x-tenant"
 
 
 class Due(Protocol):
-    """What a loop needs of a request: when it is sent, seconds after the start."""
+    """A request with its send time, seconds after the start."""
 
     @property
     def at_s(self) -> float: ...
@@ -34,9 +33,10 @@ _Seen = TypeVar("_Seen")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """A request. `read_s`: how long its reader takes over each token before it continues
-    to read."""
+class LoadRequest:
+    """A request to send `at_s` seconds after the start. `read_s`: pause of the reader after each
+    token, seconds.
+    """
 
     ids: tuple[int, ...] = (5, 6, 7, 8)
     num_tokens: int
@@ -48,9 +48,15 @@ class Ask:
 
 @dataclass(slots=True, kw_only=True)
 class Seen:
-    """An answer. `messages`: seconds since sending and number of tokens of each; `end`: "OK", or
-    the error's reason; `code`: its status. `queue_s`, `served_ttft_s`: as the server reports them;
-    `is_told_when`: the error states when to retry. `ended_s`: on the clock of `time.perf_counter`.
+    """The outcome of a request.
+
+    Attributes:
+        messages: Seconds since sending and number of tokens of each message.
+        end: "OK", or the error's reason.
+        code: The status of the call.
+        queue_s, served_ttft_s: Queue time and TTFT as reported by the server.
+        has_retry_time: Whether the error has a retry time.
+        ended_s: When the request ended, on the clock of `time.perf_counter`.
     """
 
     name: str = ""
@@ -61,7 +67,7 @@ class Seen:
     code: str = "OK"
     queue_s: float = 0.0
     served_ttft_s: float = 0.0
-    is_told_when: bool = False
+    has_retry_time: bool = False
 
     @property
     def ttft_s(self) -> float | None:
@@ -74,8 +80,9 @@ class Seen:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Seconds before each token except the first; zero for all but the first token of a
-        message."""
+        """Return the gap before each token except the first, seconds; 0 for all but the first token
+        of a message.
+        """
         gaps = [0.0] * (self.messages[0][1] - 1) if self.messages else []
         for (before_s, _), (at_s, num) in itertools.pairwise(self.messages):
             gaps += [at_s - before_s, *[0.0] * (num - 1)]
@@ -93,9 +100,10 @@ def arrivals_s(rate_per_s: float, duration_s: float, seed: int) -> list[float]:
 async def open_loop(
     asks: Sequence[_Ask], send: Callable[[_Ask], Awaitable[_Seen]], limit_s: float = PATIENCE_S
 ) -> list[_Seen]:
-    """Send each request at its time, whatever has been answered by then; return the results in the
+    """Send each request at its time, regardless of earlier responses; return the results in the
     order of `asks`. Raises TimeoutError if a request has not ended `limit_s` after the last was
-    sent."""
+    sent.
+    """
     start_s = time.perf_counter() + 0.05
     last_s = max((ask.at_s for ask in asks), default=0.0)
 
@@ -110,9 +118,9 @@ async def open_loop(
 async def closed_loop(
     send: Callable[[int], Awaitable[None]], concurrency: int, duration_s: float
 ) -> None:
-    """Keep `concurrency` callers busy: each sends its next request when its last one has ended.
+    """Run `concurrency` callers, each of which sends a request when its previous one has ended.
 
-    `send` gets the number of the request; modulo `concurrency` it is the number of the caller.
+    `send` gets the index of the request; modulo `concurrency` it is the index of the caller.
     """
     end_s = time.monotonic() + duration_s
 
@@ -124,11 +132,11 @@ async def closed_loop(
     await asyncio.gather(*map(caller, range(concurrency)))
 
 
-def sending(client: Client, **options: Any) -> Callable[[Ask], Awaitable[Seen]]:
+def sending(client: Client, **options: Any) -> Callable[[LoadRequest], Awaitable[Seen]]:
     """Return a function that sends a request over `client` with these generation options."""
     given: dict[str, Any] = {"ignore_eos": True, "temperature": 0.0, **options}
 
-    async def send(ask: Ask) -> Seen:
+    async def send(ask: LoadRequest) -> Seen:
         named: dict[str, Any] = {"request_id": ask.name} if ask.name else {}
         events = client.generate(
             TokenPrompt(ids=ask.ids),
@@ -142,7 +150,7 @@ def sending(client: Client, **options: Any) -> Callable[[Ask], Awaitable[Seen]]:
     return send
 
 
-async def read(events: AsyncGenerator[Event], ask: Ask) -> Seen:
+async def read(events: AsyncGenerator[Event], ask: LoadRequest) -> Seen:
     """Read the events of a request that is sent now; return its result."""
     sent_s = time.perf_counter()
     seen = Seen(name=ask.name)
@@ -158,7 +166,7 @@ async def read(events: AsyncGenerator[Event], ask: Ask) -> Seen:
                     seen.served_ttft_s = event.timings.ttft_s or 0.0
     except PenstockError as error:
         seen.end, seen.code = error.reason or error.code.name, error.code.name
-        seen.is_told_when = error.retry_after_s is not None
+        seen.has_retry_time = error.retry_after_s is not None
     seen.ended_s = time.perf_counter()
     seen.total_s = seen.ended_s - sent_s
     return seen

@@ -1,9 +1,8 @@
-"""The lateness of an event loop: a ticker inside it, and a reader of its ticks outside.
+"""Measures the lag of an event loop: a ticker in the loop, and a reader in another process.
 
-Owns the memory shared by both: a file of ticks, each with its due time, its lateness, and the CPU
-time since the previous tick, of the loop's thread and of its process. A stop with less CPU time
-than its duration was caused by another process. The loop ticks only while the reader asks for it.
-Knows neither server.
+They share a memory-mapped file of ticks: due time, lateness, and CPU time since the previous tick,
+of the loop's thread and of its process. A delay that exceeds its CPU time was caused by another
+process. The loop ticks only while the reader requests it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _NUM_BYTES = _HEADER_BYTES + 8 * _NUM_COLUMNS * _NUM_TICKS
 
 
 class Ticker:
-    """Ticks on the running loop as long as the loop runs. `clock` returns monotonic seconds."""
+    """Ticks on the running event loop until the loop ends. `clock` returns monotonic seconds."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         header, self._ticks = _mapped(folder / str(os.getpid()), is_new=True)
@@ -46,7 +45,7 @@ class Ticker:
 
     def _wait(self, delay_s: float) -> None:
         now_s = self._clock()
-        # Ticks that a blocked loop missed are one late tick, not many.
+        # Ticks missed while the loop was blocked count as one late tick.
         self._due_s = max(self._due_s, now_s - delay_s) + delay_s
         asyncio.get_running_loop().call_later(max(0.0, self._due_s - now_s), self._tick)
 
@@ -64,7 +63,7 @@ class Ticker:
 
 
 class TickReader:
-    """The ticks of one process. Raises OSError if it has none."""
+    """Reads the ticks of one process. Raises OSError if the process has no file of ticks."""
 
     def __init__(self, folder: Path, pid: int) -> None:
         self._header, self._ticks = _mapped(folder / str(pid), is_new=False)

@@ -1,8 +1,8 @@
 """Compiles the C++ programs of the benchmarks when they are needed and have changed.
 
-Owns the compiler's command lines and the cache (in XDG_CACHE_HOME, named after the sources). Needs
-g++; the gRPC server also protoc, its C++ plugin and libgrpc++ (Debian: `apt-get install g++
-protobuf-compiler-grpc libgrpc++-dev`).
+Contains the compiler's command lines and manages the cache of programs (in XDG_CACHE_HOME, named
+after the sources). Needs g++; the gRPC server also protoc, its C++ plugin and libgrpc++ (Debian:
+`apt-get install g++ protobuf-compiler-grpc libgrpc++-dev`).
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _COMPILE_S = 600.0
 
 
 class CannotBuild(Exception):
-    """A program cannot be built here; the message states what is missing."""
+    """A program cannot be built on this machine; the message names the missing part."""
 
 
 def load_client() -> Path:

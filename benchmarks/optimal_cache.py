@@ -1,10 +1,11 @@
 """The prefix hit rate of an optimal cache: the upper bound for eviction.
 
-Owns Belady's rule (1966): evict the block whose next use is latest; among blocks with the same next
-use, the one farthest from the start of its prompt, which is useless without those before it. It
-works on whole blocks of the trace, caches every prompt on arrival and gives all memory to the
-cache, so no real scheduler can do better with the same memory. The least-recently-used rule runs
-under the same conditions, to separate the value of knowing the future from a scheduler's losses.
+It follows Belady's rule (1966): evict the block whose next use is latest; among blocks with the
+same next use, the one farthest from the start of its prompt, because a block is useless without
+those before it. It uses whole blocks of the trace, caches every prompt on arrival and uses all
+memory for the cache, so no real scheduler can have a higher hit rate with the same memory. LRU is
+simulated under the same conditions, to separate the effect of optimal eviction from other losses of
+a scheduler.
 """
 
 import heapq
@@ -21,7 +22,7 @@ class _Cache(Protocol):
     def visit(self, block: _Block, next_visit: float, depth: int) -> bool:
         """Use a block whose next use is at `next_visit`; return whether it was cached.
 
-        `depth`: number of blocks before it in the prompt, the same at every visit.
+        `depth`: number of blocks before it in the prompt, the same at every use.
         """
         ...
 
@@ -31,8 +32,8 @@ def optimal_hit_rate(
 ) -> float:
     """Return the cached share of all prompt tokens; NaN for an empty trace.
 
-    `block_size`: of the engine that is compared, whose hits are whole blocks and leave one token to
-    compute.
+    `block_size`: the block size of the compared engine, whose hits are whole blocks and leave at
+    least one token to compute.
     """
     requests = list(trace)
     cache = _ForesightedCache(_num_blocks(requests, num_cache_tokens))
@@ -72,7 +73,7 @@ def _hit_rate(requests: list[TraceRequest], cache: _Cache, block_size: int) -> f
 
 
 def _visits(requests: list[TraceRequest]) -> dict[_Block, list[int]]:
-    """Return the request numbers at which each block is used, last first."""
+    """Return for each block the indexes of the requests that use it, last first."""
     visits: dict[_Block, list[int]] = {}
     for index in range(len(requests) - 1, -1, -1):
         request = requests[index]
@@ -82,7 +83,7 @@ def _visits(requests: list[TraceRequest]) -> dict[_Block, list[int]]:
 
 
 class _ForesightedCache:
-    """At most `capacity` blocks: those whose next use comes first."""
+    """A cache of at most `capacity` blocks, which keeps the blocks with the earliest next use."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -110,7 +111,7 @@ class _ForesightedCache:
 
 
 class _LeastRecentCache:
-    """At most `capacity` blocks, the most recently used."""
+    """A cache of at most `capacity` blocks, which keeps the most recently used blocks (LRU)."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

@@ -1,9 +1,9 @@
-"""A service that is offered more than it can serve: goodput, rejections, health.
+"""Measures a service under overload: goodput, rejections, health checks.
 
-A real service (fronts, engine, sockets) on the simulated executor, whose steps take 20 ms, is
-offered from half to five times what it can carry, in an open loop: clients that do not wait for
-each other. Reported are, for each load, what was served in time, how long a refusal took to arrive,
-and how long a health check took meanwhile. With `--picture` the curve is drawn.
+A real service (front-end processes, engine, sockets) with the simulated executor, whose steps take
+20 ms, receives half to five times its capacity in an open loop. Reports, for each load, the
+requests served in time, the time until a rejection arrives, and the duration of health checks. With
+`--picture`, the curve is drawn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from load import Ask, Seen, arrivals_s, open_loop, sending
+from load import LoadRequest, Seen, arrivals_s, open_loop, sending
 from penstock.client import NO_RETRY, Client, HealthStatus
 from penstock.tools.charts import Chart, Series, svg
 from report import Check, arguments, at_least, at_most, print_checks, print_table, write_json
@@ -28,10 +28,11 @@ MAX_WAITING = 32
 PEAK_PER_S = NUM_SLOTS / (NUM_TOKENS * STEP_S)
 """Requests that the executor can serve per second if every slot is always in use."""
 MAX_LAG_MS = 2.0
-"""If the client's own loop was later than this, a time that misses its goal is inconclusive: the
-machine was busy. A time that meets the goal still counts."""
+"""Maximum lag of the client's event loop. Above it, a time that misses its goal is inconclusive,
+because the machine was busy; a time that meets the goal still counts.
+"""
 MAX_TTFT_S = 2.0
-"""A request whose first token takes longer was not served in time."""
+"""Maximum TTFT of a request that was served in time, seconds."""
 LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
 WARM_UP_S = 1.0
 _PATIENCE_S = 60.0
@@ -44,7 +45,7 @@ _HEADER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """One load. Rates per second and times in milliseconds, after the warm-up."""
+    """The results at one load, after the warm-up: rates per second, times in milliseconds."""
 
     load: float
     offered_per_s: float
@@ -63,10 +64,10 @@ class Level:
 
 @dataclass(slots=True)
 class Probe:
-    """Health checks during a load, seconds; `num_not_serving` of them returned another status.
+    """Durations of health checks during a load, seconds; `num_not_serving` of them returned another
+    status.
 
-    `lag_s`: how late the client's own loop woke up. All other times include this lag, which is not
-    the service's.
+    `lag_s`: lag of the client's event loop, which is included in all measured times.
     """
 
     took_s: list[float] = field(default_factory=list[float])
@@ -86,10 +87,11 @@ class Probe:
 
 
 async def offered(address: str, rate_per_s: float, duration_s: float) -> Level:
-    """Offer one load for `duration_s`, whatever is answered meanwhile; return when the last request
-    has ended."""
+    """Offer one load for `duration_s` seconds in an open loop; return when the last request has
+    ended.
+    """
     times_s = arrivals_s(rate_per_s, duration_s, seed=int(rate_per_s * 1000))
-    asks = [Ask(at_s=at_s, num_tokens=NUM_TOKENS) for at_s in times_s]
+    asks = [LoadRequest(at_s=at_s, num_tokens=NUM_TOKENS) for at_s in times_s]
     probe = Probe()
     async with (
         Client(address, retry=NO_RETRY) as client,
@@ -126,7 +128,7 @@ def level_of(
         health_p99_ms=float(np.percentile(probe_ms, 99)),
         health_max_ms=float(probe_ms.max()),
         client_lag_p99_ms=1e3 * float(np.percentile(probe.lag_s or [0.0], 99)),
-        num_untold=sum(not one.is_told_when for one in refused),
+        num_untold=sum(not one.has_retry_time for one in refused),
         num_not_serving=probe.num_not_serving,
         num_other_ends=sum(one.code not in ("OK", "RESOURCE_EXHAUSTED") for one in seen),
     )
@@ -158,8 +160,8 @@ def checks_of(levels: list[Level]) -> list[Check]:
     health_ms = max(level.health_p99_ms for level in overloaded)
     counts = (
         ("health checks that were not SERVING", sum(level.num_not_serving for level in levels)),
-        ("refusals without a time to come back", sum(level.num_untold for level in levels)),
-        ("other ends than served and refused", sum(level.num_other_ends for level in levels)),
+        ("rejections without a time to come back", sum(level.num_untold for level in levels)),
+        ("other ends than served and rejected", sum(level.num_other_ends for level in levels)),
     )
     return [
         at_least("goodput at 2x, of the peak", by_load[2.0].goodput_per_s / peak, 0.95, "share"),
@@ -168,7 +170,7 @@ def checks_of(levels: list[Level]) -> list[Check]:
         *(
             at_most(name, value_ms, goal_ms, "ms", is_settled=is_quiet or value_ms <= goal_ms)
             for name, value_ms, goal_ms in (
-                ("p99 of a refusal at 5x", most.refusal_p99_ms, 5.0),
+                ("p99 of a rejection at 5x", most.refusal_p99_ms, 5.0),
                 ("p99 of a health check", health_ms, 50.0),
             )
         ),

@@ -1,7 +1,6 @@
-"""Plain SVG for the pictures of docs/why-is-it-slow.md: shapes and text, no external resources.
+"""SVG drawing for the pictures of docs/why-is-it-slow.md: shapes and text, no external resources.
 
-Owns escaping, the style (light background, system fonts) and the ticks of a time axis. Does not
-know the content of the pictures.
+Light background, system fonts; also computes the ticks of a time axis.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ _STEPS = (1.0, 2.0, 5.0)
 
 
 class Drawing:
-    """Collects the elements of a picture of a given width; the height is given when it is
-    written."""
+    """Collects the elements of a picture of a given width; `svg` takes the height."""
 
     def __init__(self, width: int) -> None:
         self.width = width

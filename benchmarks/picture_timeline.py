@@ -1,6 +1,6 @@
-"""Draws a flight recording as Perfetto does: steps, counters, slots, queue, arrows.
+"""Draws a flight recording in the style of Perfetto: steps, counters, slots, queue, arrows.
 
-Reads only the trace that `penstock timeline` writes, so the picture shows what a viewer has. Pure.
+Its input is the trace that `penstock timeline` writes. Does no I/O.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Slice:
 
 @dataclass(slots=True)
 class Timeline:
-    """A trace file, sorted by kind of element. `names`: of tracks; `groups`: of track groups."""
+    """A trace file, sorted by kind of element. `names`: names of tracks; `groups`: names of track
+    groups.
+    """
 
     names: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
     groups: dict[int, str] = field(default_factory=dict[int, str])
@@ -74,11 +76,12 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What to show.
+    """The part of a recording to draw.
 
-    `until_s`: None: to the end. `told`: highlighted requests, which have arrows; empty: all are
-    highlighted, without arrows. `tenants`: colours of their decodes. `max_lanes`: of the queue.
-    `areas`: counters.
+    `until_s` is the end of the part, None for the end of the recording. `told`: the highlighted
+    requests, which have arrows; if empty, all are highlighted, without arrows. `tenants` has the
+    colour of each tenant's decodes, `max_lanes` is the maximum number of lanes of the queue, and
+    `areas` are the counters to draw.
     """
 
     title: str
@@ -135,7 +138,7 @@ class _Picture:
         self._until_s = max(ends, default=1.0) if view.until_s is None else view.until_s
         self._length_s = max(self._until_s - view.since_s, 1e-6)
         self._rows: dict[tuple[int, int], tuple[float, float]] = {}
-        # Of each slot, the stay that phases are drawn within: name and tenant.
+        # By slot, the residency that phases are drawn in: name and tenant.
         self._stays: dict[tuple[int, int], tuple[str, str]] = {}
         self._y = 0.0
 
@@ -193,7 +196,9 @@ class _Picture:
         self._y = y
 
     def _lanes(self, lanes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the first lanes; lanes of highlighted requests replace the last of these."""
+        """Return the lanes to draw: the first ones, of which the last are replaced by lanes of
+        highlighted requests.
+        """
         told = {each.track for each in self._seen(_QUEUE) if each.name in self._view.told}
         others = [track for track in lanes if track not in told]
         return sorted(told.union(others[: max(0, self._view.max_lanes - len(told))]))
@@ -212,7 +217,7 @@ class _Picture:
             colour = ORANGE if "prefill" in each.name else BLUE
             colour = RED if _NO_STEP in each.name else colour
             hint = f"{each.name}: {seconds(each.end_s - each.start_s)}" if end - x > 3 else ""
-            # Leave a hairline of background between neighbours if there is room.
+            # Leave a thin gap between neighbours if the width allows.
             gap = 0.6 if end - x > 2 else 0.0
             self._drawing.rect(x, y, max(end - x - gap, 0.4), height, colour, title=hint)
             if _NO_STEP in each.name:
@@ -241,7 +246,7 @@ class _Picture:
         self._fill(y, [each for each in inside if each[0] >= view.since_s], colour)
 
     def _fill(self, y: float, course: Sequence[tuple[float, float, float]], colour: str) -> None:
-        """Fill the area under (time, value, top); each value lasts until the next."""
+        """Fill the area under (time, value, top); each value applies until the next."""
         if not course:
             return
         bottom = y + _AREA

@@ -11,7 +11,7 @@ import re
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from penstock.server.cli.top_board import Board
+from penstock.server.cli.top_state import TopState
 from penstock.server.cli.top_view import frame_of
 from picture_svg import MONO
 
@@ -60,13 +60,13 @@ _CLIP = re.compile(r' clip-path="[^"]*"')
 _BOX = re.compile(r'viewBox="0 26 ([\d.]+) ([\d.]+)"')
 _FRAME = re.compile(r'<rect x="1" y="27" width="([\d.]+)" height="([\d.]+)"')
 _WINDOW_BAR = 18.0
-"""Height of the window bar, which is cut off."""
+"""Height of the window bar, which is removed, in pixels."""
 
 
-def top_svg(board: Board) -> str:
-    """Return the frame that `penstock top --once` prints for this board."""
+def top_svg(state: TopState) -> str:
+    """Return the frame that `penstock top --once` prints for this state."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(frame_of(board, width=COLUMNS))
+    console.print(frame_of(state, width=COLUMNS))
     drawn = console.export_svg(
         title="", theme=_LIGHT, code_format=_FORMAT, font_aspect_ratio=0.61, unique_id="top"
     )

@@ -1,16 +1,17 @@
-"""The benefit of scheduling: five policies on one trace, at rising load, in one run.
+"""The benefit of scheduling: five policies on one trace, at increasing load, in one run.
 
-In-flight FCFS sets the scale: load 1 is the most at which it still meets its targets for 90 % of
-the requests. `fair` is our order alone; `penstock` also receives of the targets: every request
-carries the TTFT target as its deadline, which the scheduler foresees, and steps are sized for the
-target between tokens. Then a tight target between tokens, a quiet tenant next to a flood,
-deadlines, the prefix cache against one that knows the future (traces with prefix ids), and how long
-the simulation takes. All is virtual time; runs go side by side, one process each.
+In-flight FCFS is the reference: load 1 is the highest load at which it meets the targets for 90 %
+of the requests. `fair` is the fair order alone; `penstock` also uses the targets: every request has
+the TTFT target as its deadline, so late requests are predicted, and steps are sized for the ITL
+target. Further sections: a tight ITL target, a low-rate tenant next to a flood, deadlines, the
+prefix cache compared with an optimal one (traces with prefix ids), and the run time of the
+simulation. All runs are in virtual time, in parallel processes.
 """
 
 import argparse
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
@@ -28,6 +29,7 @@ from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
 from penstock.tools.simulation.trace_files import read_trace
 from penstock.tools.simulation.transform import TransformConfig, transformed
 from penstock.tools.targets import Targets
+from plain_variants import VARIANTS, use
 from policy_bench import CONTENDERS, FCFS, Bench, Section
 from policy_capacity import NoCapacity, capacity
 from policy_memory import PrefixReuse, Speed
@@ -48,7 +50,6 @@ from report_page import Table, lines, write_page
 
 PAGE_FILE = "policies.html"
 QUICK_WINDOW_S = 600.0
-_BESIDE = "p99 TTFT beside a flood over alone"
 LONG_PROMPTS = SyntheticConfig(
     rate_per_s=2.0,
     duration_s=QUICK_WINDOW_S,
@@ -62,8 +63,8 @@ MOST_LOST_PERCENT = {"first token": 1.0, "whole": 5.0}
 COSTS = {
     "default": CostModel(),
     # Steps of an 8-billion-parameter model of Llama's shape in bf16 on one H200, as CUDA graphs
-    # replay them, without the host: 4.6 ms alone, 7.6 ms for 128 rows of 640 tokens (2.7 ms of it
-    # attention), 47 ms for a prefill of 2,048 tokens.
+    # replay them, without the host: 4.6 ms for one row, 7.6 ms for 128 rows of 640 tokens (2.7 ms
+    # of it attention), 47 ms for a prefill of 2,048 tokens.
     "h200-8b": CostModel(
         step_s=0.0046, prefill_token_s=23e-6, decode_slot_s=3e-6, context_token_s=33e-9
     ),
@@ -86,7 +87,7 @@ def _compare(args: argparse.Namespace) -> None:
     if not trace:
         raise ValueError(f"{args.trace} has no requests")
     base = _base(args)
-    with sweep(trace, args.jobs, _tell_progress) as runs:
+    with sweep(trace, args.jobs, _print_progress, partial(use, args.variant)) as runs:
         load = capacity(trace, base, partial(_good_shares, runs, base))
         bench = Bench(base=base, capacity=load)
         results, tables = _run_sections(runs, _sections(bench, trace, args))
@@ -99,7 +100,7 @@ def _compare(args: argparse.Namespace) -> None:
     settings = _settings(args, trace, load)
     print(f"\n{settings}\n{wall_s:,.0f} s in all")
     if args.report is not None:
-        charts = charts_of(results["policies"])
+        charts = charts_of(results["policies"], base.targets.ttft_s)
         title = "Scheduling policies compared"
         write_page(args.report / PAGE_FILE, title, tables, charts, checks, settings)
         if has_matplotlib():
@@ -111,14 +112,14 @@ def _compare(args: argparse.Namespace) -> None:
 def _arguments() -> argparse.ArgumentParser:
     parser = arguments(__doc__)
     parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="default: made up, prompts of 7,000 tokens"
+        "--trace", type=Path, metavar="FILE", help="default: synthetic, prompts of 7,000 tokens"
     )
     parser.add_argument("--report", type=Path, metavar="DIR", help="write a page and plots")
     parser.add_argument(
         "--jobs",
         type=int,
         default=num_usable_cores(),
-        help="runs side by side (%(default)s: cores)",
+        help="number of parallel runs (%(default)s: number of cores)",
     )
     parser.add_argument(
         "--cost",
@@ -133,6 +134,11 @@ def _arguments() -> argparse.ArgumentParser:
         "--batch-size", type=int, default=128, help="of static and dynamic batching"
     )
     parser.add_argument("--batch-wait-s", type=float, default=0.5, help="of dynamic batching")
+    parser.add_argument(
+        "--variant",
+        choices=VARIANTS,
+        help="replace a part of the scheduler by a simple variant (plain_variants.py)",
+    )
     parser.add_argument("--target-ttft-s", type=float, default=1.0)
     parser.add_argument("--target-itl-ms", type=float, default=100.0)
     parser.add_argument("--tight-itl-ms", type=float, default=40.0)
@@ -140,7 +146,7 @@ def _arguments() -> argparse.ArgumentParser:
         "--max-tokens",
         type=int,
         default=2048,
-        help="what requests ask for at most; how many they get is in the trace",
+        help="max_tokens of the requests; output lengths are in the trace",
     )
     return parser
 
@@ -190,9 +196,10 @@ def _sections(
 def _run_sections(
     runs: Sweep, sections: Sequence[Section]
 ) -> tuple[dict[str, list[dict[str, Any]]], list[Table]]:
-    """Run all trials of all parts in parallel; return raw results by part, and their tables."""
+    """Run all trials of all sections in parallel; return raw results by section, and their
+    tables."""
     trials = [(section, trial) for section in sections for trial in section.trials]
-    # The flood takes longest: started last, it would delay the whole run.
+    # The flood takes longest, so it is started first.
     order = sorted(range(len(trials)), key=lambda i: trials[i][0].key != "neighbour")
     done = dict(zip(order, runs.run([trials[i][1] for i in order]), strict=True))
     raw: dict[str, list[dict[str, Any]]] = {}
@@ -215,7 +222,7 @@ def checks_of(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]
         for kind in DEADLINE_KINDS
     }
     checks = [
-        # Both get the same requests, so the numbers of good ones are comparable.
+        # Both get the same requests, so the numbers of good requests are comparable.
         at_least("good of penstock over fcfs, load 1.2", _ratio(good, 1.2), 1.3, "times"),
         *(
             at_most(f"prefill lost to deadlines, {kind}", 100 * share, MOST_LOST_PERCENT[kind], "%")
@@ -245,24 +252,32 @@ def checks_of(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]
     return checks
 
 
-def charts_of(rows: Sequence[Mapping[str, Any]]) -> tuple[Chart, ...]:
-    """Return curves over the load, one line per policy; `rows` of the part about rising load."""
+def charts_of(rows: Sequence[Mapping[str, Any]], target_ttft_s: float) -> tuple[Chart, ...]:
+    """Return charts by load, one line per policy; `rows`: those of the section about rising
+    load.
+    """
+    limit_s = 4.0 * target_ttft_s
     return (
         _chart(rows, "goodput", "Goodput", "good requests/s", "goodput_per_s"),
         _chart(rows, "good_share", "Requests within the targets", "share of all", "good_share"),
-        _chart(rows, "ttft_p50", "Median time to first token", "seconds", "ttft", "p50_s"),
-        _chart(rows, "ttft_p99", "p99 time to first token", "seconds", "ttft", "p99_s"),
+        _chart(rows, "ttft_p50", "Median TTFT", "seconds", "ttft", "p50_s", limit_s=limit_s),
+        _chart(rows, "ttft_p99", "p99 TTFT", "seconds", "ttft", "p99_s", limit_s=limit_s),
         _chart(rows, "itl_p50", "Median time between tokens", "seconds", "itl", "p50_s"),
         _chart(rows, "itl_p99", "p99 time between tokens", "seconds", "itl", "p99_s"),
         _chart(rows, "throughput", "Throughput", "output tokens/s", "output_tokens_per_s"),
         _chart(rows, "kv_used", "KV blocks in use", "share", "kv_utilisation"),
-        _chart(rows, "kv_waste", "KV places that hold nothing", "share", "kv_waste"),
+        _chart(rows, "kv_waste", "Empty KV token slots", "share", "kv_waste"),
         _chart(rows, "prefix_hits", "Prompt tokens from the cache", "share", "prefix_hit_rate"),
     )
 
 
 def _chart(
-    rows: Sequence[Mapping[str, Any]], name: str, title: str, unit: str, *path: str
+    rows: Sequence[Mapping[str, Any]],
+    name: str,
+    title: str,
+    unit: str,
+    *path: str,
+    limit_s: float = math.inf,
 ) -> Chart:
     return Chart(
         name=name,
@@ -276,7 +291,8 @@ def _chart(
             lambda row: row["load"],
             lambda row: float(reduce(getitem, path, row)),  # type: ignore[arg-type]
         ),
-        is_log_y=name in {"ttft_p50", "ttft_p99"},
+        y_limit=limit_s,
+        limit_text="four times the target",
     )
 
 
@@ -285,14 +301,17 @@ def _ratio(good: Mapping[tuple[str, float], int], load: float) -> float:
 
 
 def _kept_share(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the rate of whole answers in time at the greatest load, over the highest rate at any
-    load."""
+    """Return the rate of requests completed in time at the highest load, divided by the maximum of
+    that rate over all loads.
+    """
     rates = {row["load"]: row["requests_per_s"] for row in rows if row["deadline"] == "whole"}
     return float(rates[max(rates)] / max(rates.values()))
 
 
 def _good_shares(runs: Sweep, base: SimulationConfig, loads: Sequence[float]) -> list[float]:
-    """Return the share of good requests with FCFS at each multiple of the trace's load."""
+    """Return the share of requests that meet their targets with FCFS, at each multiple of the
+    trace's load.
+    """
     trials = [Bench(base=base).trial(FCFS, load) for load in loads]
     return [result.summary.good_share for result in runs.run(trials)]
 
@@ -310,7 +329,7 @@ def _settings(args: argparse.Namespace, trace: Sequence[TraceRequest], load: flo
     )
 
 
-def _tell_progress(done: SweepProgress) -> None:
+def _print_progress(done: SweepProgress) -> None:
     result = done.result
     progress(
         f"  [{done.num_done}/{done.num_trials}, {done.wall_s:.0f} s]"

@@ -1,7 +1,7 @@
-"""The compared policies, their server, and the parts of the comparison.
+"""The compared policies, their server, and the sections of the comparison.
 
-Owns the contenders and how their runs are set up. A part lists its trials first, so that all of
-them can run in parallel.
+A compared policy is called a contender. A section lists its trials first, so that all of them can
+run in parallel.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.scheduler.config import EvictionPolicy
-from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, Policy, SimulationConfig
+from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, BatchingPolicy, SimulationConfig
 from penstock.tools.simulation.transform import TransformConfig
 from policy_sweep import Traffic, Trial, TrialResult, whole
 from report_page import Table
@@ -21,46 +21,50 @@ Row = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A scheduling policy. `is_told`: requests carry the deadline of their first token, the
-    scheduler predicts late requests and has the ITL target; otherwise it gets neither."""
+    """A scheduling policy. `has_targets`: requests have a deadline for the first token, which the
+    scheduler predicts, and there is an ITL target.
+    """
 
     name: str
-    policy: Policy
-    is_told: bool = False
+    policy: BatchingPolicy
+    has_targets: bool = False
     max_num_batched_tokens: int = UNBOUNDED_QUEUE.max_num_batched_tokens
 
     def config(self, base: SimulationConfig) -> SimulationConfig:
-        """Return the server with this policy."""
+        """Return the server's settings with this policy."""
         scheduler = dataclasses.replace(
             base.scheduler,
-            deadline_admission=self.is_told,
-            target_itl_s=base.targets.itl_s if self.is_told else None,
+            deadline_admission=self.has_targets,
+            target_itl_s=base.targets.itl_s if self.has_targets else None,
             max_num_batched_tokens=self.max_num_batched_tokens,
-            # Only the fair policy uses the configured eviction; the others use LRU, as servers do.
-            eviction=base.scheduler.eviction if self.policy is Policy.FAIR else EvictionPolicy.LRU,
+            # Only the fair policy uses the configured eviction; the others use LRU, as other
+            # servers do.
+            eviction=base.scheduler.eviction
+            if self.policy is BatchingPolicy.FAIR
+            else EvictionPolicy.LRU,
         )
         return dataclasses.replace(base, policy=self.policy, scheduler=scheduler)
 
 
-STATIC = Contender(name="static", policy=Policy.STATIC)
-DYNAMIC = Contender(name="dynamic", policy=Policy.DYNAMIC)
-FCFS = Contender(name="fcfs", policy=Policy.FCFS)
-FAIR = Contender(name="fair", policy=Policy.FAIR)
-PENSTOCK = Contender(name="penstock", policy=Policy.FAIR, is_told=True)
+STATIC = Contender(name="static", policy=BatchingPolicy.STATIC)
+DYNAMIC = Contender(name="dynamic", policy=BatchingPolicy.DYNAMIC)
+FCFS = Contender(name="fcfs", policy=BatchingPolicy.FCFS)
+FAIR = Contender(name="fair", policy=BatchingPolicy.FAIR)
+PENSTOCK = Contender(name="penstock", policy=BatchingPolicy.FAIR, has_targets=True)
 CONTENDERS = (STATIC, DYNAMIC, FCFS, FAIR, PENSTOCK)
 
 
 class Section(Protocol):
-    """A part of the comparison."""
+    """A section of the comparison."""
 
     @property
     def key(self) -> str:
-        """Its name in the raw results."""
+        """The section's name in the raw results."""
         ...
 
     @property
     def trials(self) -> Sequence[Trial]:
-        """The runs it needs."""
+        """The runs that the section needs."""
         ...
 
     def raw(self, results: Sequence[TrialResult]) -> list[dict[str, Any]]:
@@ -74,7 +78,9 @@ class Section(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """One simulated server, and the load at which FCFS just meets the targets on it."""
+    """The compared server: its settings, its targets, and its capacity (the maximum load at which
+    FCFS meets the targets).
+    """
 
     base: SimulationConfig
     capacity: float = 1.0
@@ -90,12 +96,14 @@ class Bench:
         deadline_s: float = math.inf,
         end_s: float = math.inf,
     ) -> Trial:
-        """Return a trial at `load` times the capacity. `ttft_deadline_s`: None: the TTFT target if
-        the contender `is_told`, otherwise no deadline. `end_s`: end of the part of the trace that
-        is used."""
+        """Return a trial at `load` times the capacity.
+
+        `ttft_deadline_s`: None for the TTFT target if the contender `has_targets`, otherwise for no
+        deadline. `end_s`: end of the part of the trace that is used.
+        """
         base = self.base if base is None else base
         if ttft_deadline_s is None:
-            ttft_deadline_s = base.targets.ttft_s if contender.is_told else math.inf
+            ttft_deadline_s = base.targets.ttft_s if contender.has_targets else math.inf
         return Trial(
             name=f"{contender.name} at {load:.2f}",
             config=contender.config(base),

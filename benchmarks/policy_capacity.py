@@ -1,7 +1,8 @@
-"""Finds the load at which in-flight FCFS just meets its targets.
+"""Finds the maximum load at which in-flight FCFS meets its targets.
 
-Owns the search: a coarse grid of loads, then a fine one where it starts to fail. All runs of a grid
-run in parallel; the loads tried depend only on the trace and the server.
+The search has two passes: a coarse grid of loads, then a fine grid around the load at which FCFS
+starts to miss them. All runs of a grid run in parallel; the loads tried depend only on the trace
+and the server.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,16 +19,17 @@ MAX_ROUNDS = 8
 _COARSE_STEP = 0.2
 
 GoodShares = Callable[[Sequence[float]], list[float]]
-"""Return the share of good requests at each of these loads."""
+"""Returns the share of good requests at each of these loads."""
 
 
 class NoCapacity(Exception):
-    """FCFS misses its targets at every load tried, or meets them at every one."""
+    """FCFS misses its targets at every load tried, or meets them at all of them."""
 
 
 def capacity(trace: Sequence[TraceRequest], base: SimulationConfig, shares: GoodShares) -> float:
-    """Return the greatest load of a fine grid up to which every tried load has 90 % good
-    requests."""
+    """Return the highest load of a fine grid such that at this and all lower loads 90 % of the
+    requests meet their targets.
+    """
     step = _COARSE_STEP * saturating_load(trace, base)
     low = 0.0
     for _ in range(MAX_ROUNDS):
@@ -41,19 +43,20 @@ def capacity(trace: Sequence[TraceRequest], base: SimulationConfig, shares: Good
             fine = [low + step * number / (NUM_FINE + 1) for number in range(1, NUM_FINE + 1)]
             num_met = _num_met(shares(fine))
             return fine[num_met - 1] if num_met else low
-        # Even the first load was too high.
+        # The first load was too high.
         step /= NUM_COARSE
     raise NoCapacity("no load was found at which FCFS just meets its targets: change --cost")
 
 
 def saturating_load(trace: Sequence[TraceRequest], base: SimulationConfig) -> float:
-    """Return the load that would keep the server busy with full batches and no prefix reuse, as a
-    scale."""
+    """Return a scale for loads: the load that keeps the server busy with full batches and without
+    prefix reuse.
+    """
     prompts = np.array([request.num_prompt_tokens for request in trace], dtype=np.float64)
     outputs = np.array([request.num_output_tokens for request in trace], dtype=np.float64)
     cost = base.cost
     contexts = prompts + outputs * (prompts + outputs / 2.0)
-    # Memory may hold fewer requests than there are slots.
+    # Memory may allow fewer requests than there are slots.
     num_places = base.num_blocks * base.block_size
     held = float((outputs * (prompts + outputs / 2.0)).sum() / outputs.sum())
     num_running = max(1.0, min(float(base.max_num_seqs), num_places / held))

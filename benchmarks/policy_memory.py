@@ -1,6 +1,6 @@
 """The comparison's parts about the prefix cache and about the simulator itself.
 
-Owns the cache's reference values, and how the simulator's speed is reported.
+Computes the cache's reference values and reports the simulator's speed.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ CACHE_TOKENS = (1_000_000, 2_000_000, 4_000_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixReuse:
-    """Hits of the prefix cache at three memory sizes, next to those of Belady's rule."""
+    """Hits of the prefix cache at three memory sizes, compared with those of Belady's rule."""
 
     bench: Bench
     trace: Sequence[TraceRequest]
@@ -98,7 +98,7 @@ class PrefixReuse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """The simulator's run time on the trace as recorded."""
+    """The simulator's run time for the unmodified trace."""
 
     bench: Bench
     hours: float
@@ -114,7 +114,7 @@ class Speed:
             {
                 "policy": one.name,
                 "cpu_s": result.cpu_s,
-                # Reported per hour of traffic: the quick run is a part of one.
+                # Reported per hour of traffic, because the quick run is shorter.
                 "cpu_s_per_hour": result.cpu_s / self.hours,
                 "num_steps": result.summary.num_steps,
             }

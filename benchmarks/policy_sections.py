@@ -1,6 +1,6 @@
-"""The comparison's parts about load: every policy at rising load, a tight target, deadlines.
+"""The comparison's sections about load: every policy at increasing load, a tight target, deadlines.
 
-Owns the runs and the columns of each. Does not check goals: the script does.
+`policies.py` checks the goals.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ LOADS = (0.3, 0.6, 0.8, 1.0, 1.2, 1.5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RisingLoad:
-    """Every contender at every load."""
+    """Runs every contender at every load."""
 
     bench: Bench
     key: str = "policies"
@@ -69,7 +69,9 @@ class RisingLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TightItl:
-    """An ITL target that a full step misses; FCFS with several fixed token budgets."""
+    """Runs with an ITL target that a step with the full budget misses; FCFS with several fixed
+    token budgets.
+    """
 
     bench: Bench
     itl_s: float
@@ -107,7 +109,7 @@ class TightItl:
         return table_of(
             f"What a target between tokens does: {1e3 * self.itl_s:g} ms",
             "A step that is full of prefill takes longer than this target. FCFS has a fixed"
-            " token budget (named where it is not the default) that somebody must choose for the"
+            " token budget (named where it is not the default) that must be chosen for the"
             " traffic; penstock is given the target and sizes every step by the prices it has"
             " learnt.",
             raw,
@@ -125,8 +127,9 @@ class TightItl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """All requests carry deadlines, for the first token or for the whole answer, at loads up to and
-    beyond capacity."""
+    """Runs in which all requests have deadlines, for the first token or for the complete output, at
+    loads up to and beyond capacity.
+    """
 
     bench: Bench
     loads: tuple[float, ...] = (0.8, 1.0, 1.2, 1.5)

@@ -1,7 +1,6 @@
-"""Many runs over one trace, in as many processes as there are cores.
+"""Runs many trials over one trace, in as many processes as there are cores.
 
-Owns the processes and the order of results, which is the order of the trials: the number of
-processes changes only the run time. Does not know the purpose of the runs.
+Results are in the order of the trials, so the number of processes changes only the run time.
 """
 
 import multiprocessing
@@ -22,8 +21,9 @@ from penstock.tools.simulation.summary import Summary, summarise
 from penstock.tools.simulation.transform import TransformConfig, transformed
 
 Traffic = Callable[[Sequence[TraceRequest]], Iterable[TraceRequest]]
-"""Makes a trial's requests from the sweep's trace; a module-level function, since other processes
-call it."""
+"""Returns a trial's requests, given the sweep's trace. Must be a module-level function, because
+other processes call it.
+"""
 
 
 def whole(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
@@ -33,7 +33,9 @@ def whole(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One run: `traffic` of the trace, then `transform`, with `config`. `name`: for display."""
+    """A simulation to run with `config`: `traffic` is applied to the trace, then `transform`.
+    `name`: for display.
+    """
 
     name: str
     config: SimulationConfig
@@ -52,7 +54,9 @@ class TrialResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepProgress:
-    """Reports a finished trial: its result, how many are done, and the time since the start."""
+    """The report of a finished trial: its result, number of finished trials, and time since the
+    start.
+    """
 
     num_done: int
     num_trials: int
@@ -103,7 +107,7 @@ class Sweep:
             for future in as_completed(index_of):
                 yield index_of[future], future.result()
         finally:
-            # After a failed trial, do not wait for the others.
+            # After a failed trial, do not wait for the other trials.
             for future in index_of:
                 future.cancel()
 
@@ -113,17 +117,23 @@ def sweep(
     trace: Sequence[TraceRequest],
     num_jobs: int | None = None,
     on_progress: Callable[[SweepProgress], None] | None = None,
+    set_up: Callable[[], None] | None = None,
 ) -> Generator[Sweep]:
-    """Yield a `Sweep` with `num_jobs` processes; None: one per usable core; 1: in this process."""
+    """Yield a `Sweep` with `num_jobs` processes; None: one per usable core; 1: in this process.
+
+    `set_up`: called first in each process that runs trials.
+    """
     num = num_usable_cores() if num_jobs is None else num_jobs
     if num < 1:
         raise ValueError(f"num_jobs must be at least 1, not {num}")
     if num == 1:
+        if set_up is not None:
+            set_up()
         yield Sweep(trace, None, on_progress)
         return
     # Not forked: a child must not inherit threads and locks of this process.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(num, context, initializer=_begin, initargs=(trace,))
+    pool = ProcessPoolExecutor(num, context, initializer=_begin, initargs=(trace, set_up))
     try:
         yield Sweep(trace, pool, on_progress)
     finally:
@@ -139,15 +149,19 @@ def run_trial(trace: Sequence[TraceRequest], trial: Trial) -> TrialResult:
 _trace: Sequence[TraceRequest] = ()
 
 
-def _begin(trace: Sequence[TraceRequest]) -> None:
+def _begin(trace: Sequence[TraceRequest], set_up: Callable[[], None] | None) -> None:
     """Send the trace to a process once instead of with every trial."""
     global _trace
     _trace = trace
+    if set_up is not None:
+        set_up()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """End the process when its parent ends: a pool process would otherwise never exit."""
+    """Terminate the process when its parent ends, because a pool process would otherwise never
+    exit.
+    """
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

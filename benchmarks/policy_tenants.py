@@ -1,6 +1,5 @@
-"""The comparison's part about tenants: a quiet one next to a flood, and two that both overload.
-
-Owns the traffic of both and its measures.
+"""The comparison's section about tenants: a low-rate tenant next to a flood, and two tenants that
+both overload the service.
 """
 
 import dataclasses
@@ -28,13 +27,15 @@ def quiet_tenant(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
     return [dataclasses.replace(request, tenant=QUIET) for request in trace[::10]]
 
 
-def quiet_beside_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
-    """Return the quiet tenant's requests, and ten copies of the trace from another tenant."""
+def quiet_with_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
+    """Return the low-rate tenant's requests, and ten copies of the trace from another tenant."""
     return heapq.merge(quiet_tenant(trace), _flood(trace), key=attrgetter("arrival_s"))
 
 
-def busy_beside_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
-    """Return a tenant with the whole trace next to a tenant with ten times as many requests."""
+def busy_with_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
+    """Return the requests of a tenant with the whole trace, and of a tenant with ten times as
+    many.
+    """
     busy = [dataclasses.replace(request, tenant="busy") for request in trace]
     return heapq.merge(busy, _flood(trace), key=attrgetter("arrival_s"))
 
@@ -48,8 +49,11 @@ def _flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoisyNeighbour:
-    """A tenant at a tenth of capacity, alone and next to a flood of ten times capacity, in the same
-    engine each time; both have the lengths of the trace."""
+    """A tenant with a tenth of the capacity, alone and next to a flood of ten times the capacity,
+    on equal engines.
+
+    Both tenants have the lengths of the trace.
+    """
 
     bench: Bench
     contenders: tuple[Contender, ...] = (FCFS, FAIR, PENSTOCK)
@@ -60,7 +64,7 @@ class NoisyNeighbour:
         return [
             self.bench.trial(one, 1.0, traffic=traffic)
             for one in self.contenders
-            for traffic in (quiet_beside_flood, quiet_tenant)
+            for traffic in (quiet_with_flood, quiet_tenant)
         ]
 
     def raw(self, results: Sequence[TrialResult]) -> list[dict[str, Any]]:
@@ -76,7 +80,7 @@ class NoisyNeighbour:
     def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
         return table_of(
             "Quiet tenant at a tenth of capacity, beside a flood of ten times capacity",
-            "In p99 a request that never got a token waited for ever.",
+            "In p99 a request without a token counts as infinite.",
             raw,
             {
                 "policy": lambda row: row["policy"],
@@ -93,7 +97,7 @@ class NoisyNeighbour:
 
 
 def slowdown(row: Mapping[str, Any]) -> float:
-    """Return the p99 TTFT next to the flood over the p99 TTFT alone."""
+    """Return the p99 TTFT next to the flood divided by the p99 TTFT alone."""
     alone_s: float = row["alone"]["ttft_p99_of_all_s"]
     beside_s: float = row["beside"]["ttft_p99_of_all_s"]
     return beside_s / alone_s if alone_s > 0.0 else math.nan
@@ -114,7 +118,7 @@ class ServedShares:
     @property
     def trials(self) -> list[Trial]:
         return [
-            self.bench.trial(one, 1.0, traffic=busy_beside_flood, end_s=CROWD_WINDOW_S)
+            self.bench.trial(one, 1.0, traffic=busy_with_flood, end_s=CROWD_WINDOW_S)
             for one in self.contenders
         ]
 
@@ -127,7 +131,7 @@ class ServedShares:
     def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
         return table_of(
             "One tenant wants all of the capacity, the other ten times that",
-            "Most over least served tenant, in weighted tokens, while both had somebody"
+            "Most over least served tenant, in weighted tokens, while both had requests"
             " waiting: 1 is even.",
             raw,
             {

@@ -1,8 +1,9 @@
-"""The cost of `penstock serve --record` per engine step: on its own thread and in parallel.
+"""The cost of `penstock serve --record` per engine step: on the engine's thread and on the
+recorder's thread.
 
-The scheduler over an executor that takes no time, with 32 and 256 requests running; turns with and
-without a recorder in alternation. The rest is what the recorder's thread makes of the same turns,
-under the same interpreter lock.
+Uses the scheduler with an executor that takes no time, and 32 or 256 running requests; steps with
+and without a recorder alternate. The parallel cost is that of the recorder's thread for the same
+steps, under the same GIL.
 
     python benchmarks/recording_cost.py [--full] [--json FILE]
 """
@@ -32,7 +33,7 @@ GOAL_BESIDE_US = 60.0
 
 
 def executor(num_running: int) -> SimulatedExecutor:
-    """Return an executor with room for all requests to their end."""
+    """Return an executor with enough blocks for all requests at full length."""
     blocks = num_running * (NUM_PROMPT + NUM_STEPS + 16) // 16 + 64
     return SimulatedExecutor(
         ExecutorConfig(
@@ -45,8 +46,9 @@ def executor(num_running: int) -> SimulatedExecutor:
 
 
 def steps_s(engine: Engine, num_running: int) -> float:
-    """Return the seconds of the median decode step with `num_running` requests, until all have
-    ended."""
+    """Run `num_running` requests to their end; return the median duration of a decode step,
+    seconds.
+    """
     prompt = np.zeros(NUM_PROMPT, dtype=np.int32)
     for key in range(1, num_running + 1):
         engine.submit(
@@ -61,8 +63,9 @@ def steps_s(engine: Engine, num_running: int) -> float:
 
 
 def measure(num_running: int, rounds: int) -> tuple[float, float, float]:
-    """Return microseconds of a step without recording, the cost on its thread, and the cost in
-    parallel."""
+    """Return microseconds of a step without recording, the recorder's cost on the same thread, and
+    its cost in parallel.
+    """
     config = SchedulerConfig(max_num_batched_tokens=16_384)
     plain_s: list[float] = []
     recorded_s: list[float] = []

@@ -1,7 +1,6 @@
 """The common interface of benchmarks: options, progress, tables, checks, JSON.
 
-Owns the format only. A check is one figure against its goal, reported as measured, even if it
-misses the goal.
+A check compares a figure with its goal. A missed goal is reported, it is not an error.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ Sense = Literal["at most", "at least"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One figure: `value` in `unit` is to be at least or at most `goal`.
+    """One figure and its goal: `value` should be at least or at most `goal`, in `unit`.
 
-    `is_settled`: enough was measured to decide whether the goal is met.
+    `is_settled`: there are enough measurements to decide whether the goal is met.
     """
 
     name: str
@@ -34,14 +33,14 @@ class Check:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the goal is met; None if too little was measured."""
+        """Whether the goal is met; None if there are too few measurements."""
         if not self.is_settled:
             return None
         return self.value <= self.goal if self.sense == "at most" else self.value >= self.goal
 
     @property
     def row(self) -> tuple[object, ...]:
-        """Its cells: name, value, goal, unit, whether the goal is met."""
+        """The cells of its table row: name, value, goal, unit, whether the goal is met."""
         holds = {True: "yes", False: "NO", None: "too few runs"}[self.holds]
         return (self.name, self.value, f"{self.sense} {cell(self.goal)}", self.unit, holds)
 
@@ -52,7 +51,7 @@ CHECK_HEADER = ("name", "value", "goal", "unit", "holds")
 def at_most(
     name: str, value: float, goal: float, unit: str = "", *, is_settled: bool = True
 ) -> Check:
-    """A figure that is to be `goal` or less."""
+    """Return the check that a figure is at most `goal`."""
     return Check(
         name=name, value=value, goal=goal, unit=unit, sense="at most", is_settled=is_settled
     )
@@ -61,7 +60,7 @@ def at_most(
 def at_least(
     name: str, value: float, goal: float, unit: str = "", *, is_settled: bool = True
 ) -> Check:
-    """A figure that is to be `goal` or more."""
+    """Return the check that a figure is at least `goal`."""
     return Check(
         name=name, value=value, goal=goal, unit=unit, sense="at least", is_settled=is_settled
     )
@@ -80,12 +79,14 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
 
 
 def progress(text: str) -> None:
-    """Print the current activity to stderr."""
+    """Print `text`, a description of the current activity, to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print aligned columns; numbers to the right, floats with three significant digits."""
+    """Print a table with aligned columns: numbers right-aligned, floats with three significant
+    digits.
+    """
     cells = [[cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     print(f"\n{title}")
@@ -95,12 +96,12 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
 
 
 def print_checks(checks: Sequence[Check]) -> None:
-    """Print every figure against its goal."""
+    """Print a table of all figures and goals."""
     print_table("Checks", CHECK_HEADER, [check.row for check in checks])
 
 
 def conclude(options: argparse.Namespace, results: Any, checks: Sequence[Check]) -> None:
-    """Print the checks; write results and checks as JSON if the options ask for it."""
+    """Print the checks; write results and checks as JSON if the options request it."""
     print_checks(checks)
     write_json(options.json, results, checks)
 

@@ -1,7 +1,6 @@
-"""A benchmark's result as one self-contained page.
+"""Writes the result of a benchmark as one self-contained HTML page.
 
-Owns the order of the page: settings, checks, then tables and charts. The benchmark chooses the
-charts.
+The page contains settings, checks, tables and charts.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _Row = TypeVar("_Row")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table of the page. `note`: what a reader must know to interpret it."""
+    """A table of the page. `note`: an explanation below the title."""
 
     title: str
     header: Sequence[str]
@@ -33,7 +32,7 @@ class Table:
 
     @property
     def html(self) -> str:
-        """As a section of a page."""
+        """Return the table as a section of a page."""
         cells = [[cell(value) for value in row] for row in self.rows]
         note = f"<p>{self.note}</p>" if self.note else ""
         return f"<h2>{self.title}</h2>{note}{html_table(self.header, cells)}"
@@ -74,7 +73,9 @@ def lines(
     x: Callable[[_Row], float],
     y: Callable[[_Row], float],
 ) -> tuple[Series, ...]:
-    """Return a line for each of `names` that has rows; rows with the same x give their median."""
+    """Return one line per name in `names` that has rows; the y of several rows with the same x is
+    their median.
+    """
     found: dict[str, dict[float, list[float]]] = {}
     for row in rows:
         found.setdefault(name(row), {}).setdefault(x(row), []).append(y(row))

@@ -1,11 +1,12 @@
-"""The maximum requests per second of one front, untraced and with a trace of every request.
+"""The maximum requests per second of one front-end process, untraced and with a trace of every
+request.
 
-128 short requests in flight (four prompt tokens, four generated) on the simulated executor, whose
-steps take no time; the load client is C++. All sides are up throughout and take turns: the front
-without a collector, the same with one that takes all traces, and with `--before DIR` the front of
-another checkout. Reported are medians over the rounds, and ratios within a round. On a machine with
-few cores the rate depends on all processes of the service, so each one's processor time is
-reported.
+Keeps 128 short requests in flight (four prompt tokens, four output tokens) on the simulated
+executor, whose steps take no time; the load client is written in C++. All variants run throughout
+and are measured alternately: the process without a collector, with a collector that receives all
+traces, and with `--before DIR` that of another checkout. Reports medians over the rounds, and
+ratios within a round. On a machine with few cores the rate depends on all processes of the service,
+so the CPU time of each process is reported.
 
     python benchmarks/saturation.py [--before DIR] [--full] [--json FILE]
 """
@@ -45,8 +46,11 @@ _COLLECTOR = str(Path(__file__).with_name("tracing_peers.py"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One run of one side. `front_us`, `engine_us`, `observer_us`: processor time of these
-    processes per request; `foreign_cores`: cores that other processes used meanwhile."""
+    """The results of one run of one variant.
+
+    `front_us`, `engine_us`, `observer_us`: CPU time of these processes per request.
+    `foreign_cores`: number of cores used by other processes meanwhile.
+    """
 
     side: str
     per_s: float
@@ -58,7 +62,7 @@ class Turn:
 
 @contextlib.contextmanager
 def services(before: Path | None) -> Generator[dict[str, Service]]:
-    """Start each side; yield the sides by name."""
+    """Start the service of each variant; yield the services by name."""
     options = (*simulated(0.0), *capacity(512, 64), *MEASURED)
     with contextlib.ExitStack() as stack:
         collector = line_of(stack.enter_context(process(sys.executable, _COLLECTOR, "collector")))
@@ -69,7 +73,7 @@ def services(before: Path | None) -> Generator[dict[str, Service]]:
         }
         if before is not None:
             path = os.pathsep.join(str(before / root) for root in _ROOTS)
-            # Older checkouts have no folder `tools`.
+            # Older checkouts have no `tools` folder.
             module = "penstock.tools" if (before / "tools").exists() else "penstock.server.cli"
             environment = {**os.environ, "PYTHONPATH": path}
             renamed = [_name_in(before, word) for word in options]
@@ -80,7 +84,7 @@ def services(before: Path | None) -> Generator[dict[str, Service]]:
 
 
 def _name_in(before: Path, option: str) -> str:
-    """Return the name that an option has in another checkout."""
+    """Return the name of an option in another checkout."""
     if option != "--deadline-admission":
         return option
     sources = (before / "server").rglob("*.py")
@@ -123,7 +127,7 @@ def main() -> None:
             for number in range(num_rounds + 1):
                 for name, side in sides.items():
                     found = turn(name, side, number, window_s)
-                    if number:  # the first is warm-up
+                    if number:  # the first round is warm-up
                         turns.setdefault(name, []).append(found)
     except (native_build.CannotBuild, RunFailed) as error:
         raise SystemExit(f"saturation.py: {error}") from None

@@ -1,12 +1,12 @@
 """The cost of the scheduler per step without a model: schedule + update, host microseconds.
 
-Three loads: decode only; decode with a 512-token prefill chunk in every step; a closed loop in
-which every finished request is replaced (prompts 64-512 tokens, outputs 64-192, budget 2048).
-Prefix caching is on throughout; prompt lengths differ, so that blocks are crossed in every step.
-Then everything at once: the closed loop with requests waiting all the time, plain first come first
-served against the fair order with tenants, priorities, ageing, deadlines that are foreseen, and a
-target for the time between tokens (the fit of the step's prices is part of the step), in one
-process, turn by turn; and the same with a longer and longer queue.
+Measures three loads: decode only; decode with a 512-token prefill chunk in every step; a closed
+loop in which every finished request is replaced (prompts 64-512 tokens, outputs 64-192, budget
+2048). Prefix caching is always enabled; prompt lengths differ, so that in every step some requests
+need a new block. Then compares, for the closed loop with a queue that is never empty, first come,
+first served with the fair order including tenants, priorities, ageing, predicted deadlines and an
+ITL target (the fit of the cost model is part of the step). Both run in one process, alternating
+step by step. Finally the same with increasing queue lengths.
 """
 
 import gc
@@ -33,11 +33,11 @@ MAX_QUEUE_RATIO = 1.15
 NUM_TENANTS = 32
 PRICES = CostModel()
 TARGET_ITL_S = 0.1
-"""Above the step times of the loop, so that both sides do the same work."""
+"""ITL target, seconds: above the step times of the loop, so that both orders do the same work."""
 
 
 def _true_s(batch: Batch) -> float:
-    """Return how long the step would have taken, as input for the fit."""
+    """Return the simulated duration of the step, seconds, as input of the fit."""
     num_prefill = int(batch.num_tokens[batch.num_decodes :].sum())
     return PRICES.step_time_s(
         num_prefill_tokens=num_prefill,
@@ -48,7 +48,7 @@ def _true_s(batch: Batch) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _NoExecutor:
-    """Has limits only: the benchmark returns the results itself."""
+    """An executor with limits but no steps: the benchmark creates the results."""
 
     info: ExecutorInfo
     ready_fd: int | None = None
@@ -64,7 +64,7 @@ class _NoExecutor:
 
 
 class Requests:
-    """Makes random requests; hashing happens here, as it does in the front."""
+    """Creates random requests with hashed prompts, as a front-end process does."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -105,7 +105,7 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One step: nanoseconds of both halves, and its content."""
+    """The measurement of one step: nanoseconds of `schedule` and of `update`, and its content."""
 
     schedule_ns: int
     update_ns: int
@@ -151,7 +151,7 @@ class Bench:
         self._launched: list[Batch] = []
 
     def turn(self) -> Turn | None:
-        """Schedule, simulate the run, update; return None while the pipeline fills."""
+        """Schedule a step, create its result, update; return None while the pipeline fills."""
         now = time.monotonic()
         t0 = time.perf_counter_ns()
         batch = self.engine.schedule(now)
@@ -173,7 +173,9 @@ class Bench:
         return Turn(t1 - t0, t3 - t2, int(batch.num_tokens.sum()), len(events.ends))
 
     def measure(self, num_steps: int) -> list[Turn]:
-        """Measure turns; freeze the long-lived heap for the garbage collector, as a server does."""
+        """Measure steps; long-lived objects are excluded from garbage collection, as in a
+        server.
+        """
         gc.collect()
         gc.freeze()
         turns = [turn for _ in range(num_steps) if (turn := self.turn()) is not None]
@@ -203,8 +205,9 @@ def mixed(num_running: int, num_steps: int, depth: int) -> list[Turn]:
 
 
 def closed_loop(num_running: int, num_steps: int, depth: int) -> list[Turn]:
-    """Run a load in which every finished request is replaced; admissions, prefill chunks and ends
-    in every step."""
+    """Run a load in which every finished request is replaced, so that steps have admissions,
+    prefill chunks and ends.
+    """
     bench, requests = Bench(num_running, 2048, 1024, depth), Requests(3)
     turns: list[Turn] = []
 
@@ -230,10 +233,10 @@ def closed_loop(num_running: int, num_steps: int, depth: int) -> list[Turn]:
 def queues(
     cases: list[tuple[SchedulingOrder, int]], num_steps: int
 ) -> dict[tuple[SchedulingOrder, int], list[Turn]]:
-    """Return the turns of closed loops with 256 running requests, by order and number of waiting
+    """Return the steps of closed loops with 256 running requests, by order and number of waiting
     requests.
 
-    The cases take turns step by step, so that other load on the machine affects all of them.
+    The cases alternate step by step, so that other load on the machine affects all of them.
     """
     loops: list[tuple[Bench, Requests, list[Turn]]] = []
     for order, num_waiting in cases:

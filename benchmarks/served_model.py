@@ -1,7 +1,7 @@
 """`penstock serve` with a model under many streams, read by client processes on the same machine.
 
-served_model.py ADDRESS STREAMS PROMPT_TOKENS OUTPUT_TOKENS VOCABULARY SEED START_AT
-                                                                            one client process
+A client process: served_model.py ADDRESS STREAMS PROMPT_TOKENS OUTPUT_TOKENS VOCABULARY SEED
+START_AT
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from load import Ask, open_loop, sending
+from load import LoadRequest, open_loop, sending
 from penstock.client import Client
 from services import Service
-from usage import tell_usage
+from usage import print_usage
 
 TEMPERATURE = 1.0
 _NUM_CLIENTS = 8
@@ -32,7 +32,9 @@ _NUM_SINGLES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Tokens of each stream's prompt and output; `vocab_size`: the range of prompt tokens."""
+    """Number of tokens of each stream's prompt and output; `vocab_size`: the range of prompt
+    tokens.
+    """
 
     num_prompt: int
     num_new: int
@@ -41,7 +43,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wave:
-    """The results of streams that all start at once."""
+    """The results of a wave: streams that all start together."""
 
     tokens_per_s: float
     ttft_p50_ms: float
@@ -52,8 +54,7 @@ class Wave:
 async def served(
     service: Service, load: Load, num_streams: int, *, num_waves: int
 ) -> tuple[list[Wave], list[float]]:
-    """Return the waves, and the TTFT in ms of the single requests sent first after the service was
-    ready."""
+    """Run waves; return them, and the TTFT in ms of the single requests sent before them."""
     single = replace(load, num_new=4)
     singles = [
         (await run_wave(service.address, single, 1, seed)).ttft_p50_ms
@@ -66,7 +67,7 @@ async def served(
 
 
 async def curve(service: Service, load: Load, counts: tuple[int, ...]) -> dict[int, Wave]:
-    """Return a wave by number of streams, after a warm-up with the last number."""
+    """Return a wave for each number of streams, after a warm-up wave of `counts[-1]` streams."""
     await run_wave(service.address, load, counts[-1], 0)
     return {
         count: await run_wave(service.address, load, count, 1 + index)
@@ -127,7 +128,7 @@ def wave_of(
 
 
 def _client(arguments: list[object]) -> dict[str, list[float]]:
-    # Its stderr is this program's.
+    # Its stderr is inherited.
     done = subprocess.run(
         [*map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -145,7 +146,7 @@ async def _read(
     """Read streams that start together; return their times in seconds."""
     source = random.Random(seed)
     asks = [
-        Ask(
+        LoadRequest(
             ids=tuple(source.randrange(3, load.vocab_size) for _ in range(load.num_prompt)),
             num_tokens=load.num_new,
         )
@@ -154,9 +155,10 @@ async def _read(
     async with Client(address) as client:
         await client.health(deadline_s=30)
         await asyncio.sleep(max(0.0, start_at - time.time()))
-        start_s = time.perf_counter()
         send = sending(client, temperature=TEMPERATURE, deadline_s=_LIMIT_S)
         seen = await open_loop(asks, send, _LIMIT_S)
+        # From the first request on, because the loop prepares all requests before it.
+        start_s = min(one.ended_s - one.total_s for one in seen)
         elapsed_s = max(one.ended_s for one in seen) - start_s
     itl = [at_s - before_s for one in seen for (before_s, _), (at_s, _) in pairwise(one.messages)]
     return {
@@ -168,7 +170,7 @@ async def _read(
 
 
 def _main() -> None:
-    tell_usage(__doc__, num_arguments=7)
+    print_usage(__doc__, num_arguments=7)
     address, *numbers = sys.argv[1:]
     num_streams, num_prompt, num_new, vocab_size, seed = map(int, numbers[:5])
     load = Load(num_prompt=num_prompt, num_new=num_new, vocab_size=vocab_size)

@@ -1,7 +1,7 @@
 """Starts services, other processes and the C++ load client for benchmarks.
 
-Owns the processes, their output and their processor time. Everything is on 127.0.0.1 and ends with
-the block that started it.
+Runs the processes, reads their output and measures their CPU time. All processes use 127.0.0.1 and
+end with the `with` block that started them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.v1 import options_pb2, prompt_pb2
 PATIENCE_S = 60.0
 ALL_CORES = os.sched_getaffinity(0)
 MEASURED = ("--log-level", "error", "--drain-grace-s", "0.1")
-"""Options of a service of which only the speed is measured."""
+"""Options of a service in speed measurements."""
 _NUM_KEPT_LINES = 200
 _PLACE = re.compile(r"penstock (ready|operations|metrics) on (\S+)")
 _CHILD = re.compile(r"supervised_process: (engine|front) ?\d* is ready: pid=(\d+)")
@@ -55,7 +55,8 @@ class Ready:
 
 class Service:
     """A `penstock serve` process and its output. `up`: processes that became ready, by role, oldest
-    first, unless the log is off; `log`: its last lines."""
+    first (empty if the log is off). `log`: the last lines of the log.
+    """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -103,11 +104,12 @@ class Service:
 
     def until_up(self, role: str, count: int) -> Ready:
         """Wait until `count` processes of `role` have become ready since the start; return the last
-        of them."""
+        one.
+        """
         self._until(lambda: len(self.up[role]) >= count, f"{role} number {count}")
         return self.up[role][count - 1]
 
-    def until_said(self, *places: str) -> None:
+    def until_printed(self, *places: str) -> None:
         """Wait until the service has printed these addresses. Raises RunFailed."""
         self._until(lambda: self._places.keys() >= set(places), "the service")
 
@@ -176,8 +178,9 @@ def service(
     environment: Mapping[str, str] | None = None,
     module: str = "penstock.tools",
 ) -> Generator[Service]:
-    """Start a service with these options on all cores and wait until it is ready. `num_fronts`:
-    None: the default. Raises RunFailed if it does not start."""
+    """Start a service with these options on all cores and wait until it is ready. `num_fronts`
+    None: the default number. Raises RunFailed if it does not start.
+    """
     os.sched_setaffinity(0, ALL_CORES)
     started = subprocess.Popen(
         (
@@ -196,7 +199,7 @@ def service(
     found = Service(started)
     extras = (("operations", has_operations), ("metrics", has_metrics))
     try:
-        found.until_said("ready", *(name for name, is_asked in extras if is_asked))
+        found.until_printed("ready", *(name for name, is_asked in extras if is_asked))
         yield found
     finally:
         if started.poll() is None:
@@ -206,10 +209,9 @@ def service(
 
 
 def simulated(step_s: float, **settings: object) -> tuple[str, ...]:
-    """Return options for the simulated executor in which every step takes `step_s`, whatever its
-    content.
+    """Return options for a simulated executor in which every step takes `step_s` seconds.
 
-    `settings`: further fields of its configuration, which override the fields set here.
+    `settings`: other fields of SimulatedConfig; they take precedence.
     """
     prices = dict.fromkeys(("prefill_token_s", "decode_slot_s", "context_token_s"), 0.0)
     config = {"pace": "real_time", "cost": {"step_s": step_s, **prices}, **settings}
@@ -217,14 +219,17 @@ def simulated(step_s: float, **settings: object) -> tuple[str, ...]:
 
 
 def capacity(num_streams: int, num_tokens: int) -> tuple[str, ...]:
-    """Return options that let `num_streams` streams of `num_tokens` run at once. Two steps in
-    flight: a step begins as soon as the previous one ends, whatever the engine does in between."""
+    """Return server options with which `num_streams` streams of `num_tokens` tokens can run
+    together.
+
+    The pipeline depth is 2, so that the engine's work between steps does not delay the next step.
+    """
     num_seqs = max(8, num_streams)
     return (
         *("--max-num-seqs", str(num_seqs), "--max-num-batched-tokens", str(max(8192, num_seqs))),
         *("--max-num-waiting", str(4 * num_seqs), "--max-seq-len", str(num_tokens + 96)),
         *("--block-size", "64", "--num-blocks", str(num_seqs * (num_tokens // 64 + 3))),
-        # Deliberately slow steps would make it predict every request late.
+        # With deliberately slow steps, every request would be predicted late.
         *("--pipeline-depth", "2", "--deadline-admission", "off"),
     )
 
@@ -252,7 +257,7 @@ def run_client(
         timeout=limit_s + 10.0,
     )
     if done.returncode != 0:
-        raise RunFailed(done.stderr.strip() or f"the load client ended with {done.returncode}")
+        raise RunFailed(done.stderr.strip() or f"the load client exited with {done.returncode}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -286,25 +291,25 @@ def line_of(process: subprocess.Popen[str]) -> str:
     """Return the next line of the process's stdout. Raises RunFailed if none arrives."""
     assert process.stdout is not None
     if not select.select([process.stdout], [], [], PATIENCE_S)[0]:
-        raise RunFailed(f"{process.args!r} did not say anything")
+        raise RunFailed(f"{process.args!r} printed nothing")
     return process.stdout.readline()
 
 
 def expect_ready(process: subprocess.Popen[str]) -> None:
     """Wait until the process prints "ready". Raises RunFailed otherwise."""
     if line_of(process).strip() != "ready":
-        time.sleep(0.1)  # its error message is on the way to this process's stderr
+        time.sleep(0.1)  # its error message is on the inherited stderr
         raise RunFailed(f"{process.args!r} did not start: exit code {process.poll()}")
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time that a process has used."""
+    """Return the CPU time that a process has used."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
 
 def machine_s() -> float:
-    """Return the processor time used by all processes of the machine."""
+    """Return the CPU time used by all processes of the machine."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system + times.irq + times.softirq)
 
@@ -318,7 +323,7 @@ def pin(pids: list[int], cores: set[int]) -> None:
 
 
 def free_port() -> int:
-    """Return a port on which no process listens now."""
+    """Return a port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

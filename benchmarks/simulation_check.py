@@ -1,14 +1,15 @@
-"""The simulator compared with a real service: a recorded run is replayed, and the error reported.
+"""Measures the error of the simulator: replays a recorded run and compares it with the real one.
 
-`penstock serve --record` with the demo model on this machine, its clients in an open loop, in
-several parts of two loads in turns. Each part is replayed by the simulator as it was recorded, with
-the service's settings and a cost model that was calibrated on all other parts, and compared with
-what the clients saw. An error is the median of the errors of a load's parts, simulated over real.
+Runs `penstock serve --record` with the demo model on this machine and clients in an open loop, in
+several parts with two alternating loads. The simulator replays each part with the service's
+settings and a cost model calibrated on all other parts. The result is compared with the clients'
+measurements. An error is the ratio of simulated to real, minus one; median over the parts of a
+load.
 
-What other programs take of the machine slows some parts down and not others, and is reported. So
-that a machine that changed is not taken for a simulator that is wrong, two more things are: how far
-off the prices are for the very steps that the part ran, and the errors with prices fitted to the
-part itself.
+Other programs may slow down some of the parts, so their CPU use is reported. To distinguish a
+change of the machine's speed from an error of the simulator, two more figures are reported: the
+error of the cost model for the steps of the part itself, and the errors with a cost model fitted to
+that part.
 
     python benchmarks/simulation_check.py [--full] [--json FILE]
 """
@@ -29,14 +30,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from load import Ask, Seen, open_loop, sending
+from load import LoadRequest, Seen, open_loop, sending
 from penstock.client import NO_RETRY, Client
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.own_service import OwnService
 from penstock.tools.simulation.calibration import fit_cost, read_steps
-from penstock.tools.simulation.settings import Policy, SimulationConfig
+from penstock.tools.simulation.settings import BatchingPolicy, SimulationConfig
 from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import summarise
 from penstock.tools.simulation.trace_files import read_trace
@@ -56,7 +57,7 @@ PATIENCE_S = 120.0
 _PREFIX_TOKENS, _SHARED = 64, 0.3
 SERVICE = (
     *("--max-num-seqs", str(MAX_NUM_SEQS), "--num-blocks", str(NUM_BLOCKS)),
-    # The other cores are for the front and the clients on this machine.
+    # The other cores are used by the front and the clients.
     *("--max-seq-len", str(MAX_SEQ_LEN), "--fronts", "1", "--threads", "1"),
 )
 STEP = "mean step"
@@ -68,7 +69,7 @@ GOALS = {"tokens/s": 0.05, "TTFT p50": 0.15, "TTFT p99": 0.25, "ITL p50": 0.15, 
 class Part:
     """One part of a run: its requests, the client's results and the recording."""
 
-    asks: list[Ask]
+    asks: list[LoadRequest]
     seen: list[Seen]
     requests: list[TraceRequest]
     steps: slice
@@ -76,7 +77,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One part: figures by name, milliseconds or tokens per second.
+    """The comparison of one part: figures by name, milliseconds or tokens per second.
 
     `simulated`: with a cost model fitted to the other parts; `own`: with one fitted to this part.
     """
@@ -91,16 +92,16 @@ class Comparison:
         return self.simulated[name] / self.real[name] - 1.0
 
     def own_error(self, name: str) -> float:
-        """Return the same error with the part's own cost model."""
+        """Return simulated over real, minus one, with a cost model fitted to this part."""
         return self.own[name] / self.real[name] - 1.0
 
 
-def poisson(rate_per_s: float, duration_s: float, seed: int) -> list[Ask]:
+def poisson(rate_per_s: float, duration_s: float, seed: int) -> list[LoadRequest]:
     """Return requests at Poisson arrivals; prompts of 32 to 500 tokens, some with a shared prefix,
     outputs of 8 to 200, both lognormal."""
     random = np.random.default_rng(seed)
     prefixes = random.integers(3, VOCAB_SIZE, (4, _PREFIX_TOKENS))
-    asks: list[Ask] = []
+    asks: list[LoadRequest] = []
     at_s = random.exponential(1.0 / rate_per_s)
     while at_s < duration_s:
         num_prompt = int(np.clip(random.lognormal(4.8, 0.7), 32, 500))
@@ -108,13 +109,13 @@ def poisson(rate_per_s: float, duration_s: float, seed: int) -> list[Ask]:
         if random.random() < _SHARED and num_prompt > _PREFIX_TOKENS:
             ids[:_PREFIX_TOKENS] = prefixes[random.integers(len(prefixes))]
         num_tokens = int(np.clip(random.lognormal(3.7, 0.6), 8, 200))
-        asks.append(Ask(at_s=at_s, ids=tuple(ids.tolist()), num_tokens=num_tokens))
+        asks.append(LoadRequest(at_s=at_s, ids=tuple(ids.tolist()), num_tokens=num_tokens))
         at_s += random.exponential(1.0 / rate_per_s)
     return asks
 
 
 class RecordedService:
-    """A service that records, driven one part of the run at a time."""
+    """A recording service, driven one part of the run at a time."""
 
     def __init__(self, client: Client, folder: Path) -> None:
         self._client = client
@@ -142,14 +143,15 @@ class RecordedService:
 
 
 async def measure(folder: Path, num_runs: int, duration_s: float) -> list[Part]:
-    """Run the parts, the loads in turns."""
+    """Run the parts, the loads alternating."""
     parts: list[Part] = []
     async with (
         OwnService(("--record", str(folder), *SERVICE), start_timeout_s=START_S) as service,
         Client(service.address, retry=NO_RETRY) as client,
     ):
         recorded = RecordedService(client, folder)
-        # Everything at once, twice: first steps are slow, then it shows what the machine can do.
+        # Submit everything at once, twice: the first steps are slow; the second time shows the
+        # capacity.
         await recorded.part(200.0, 0.3, seed=1)
         burst = await recorded.part(200.0, 0.5, seed=2)
         capacity_per_s = len(burst.asks) / max(seen.total_s for seen in burst.seen)
@@ -210,9 +212,10 @@ def real_figures(part: Part) -> dict[str, float]:
 
 
 def front_without(part: Part, parts: list[Part]) -> float:
-    """Return the seconds of a first token outside the engine, median over all other parts.
+    """Return the part of the TTFT spent outside the engine, in seconds: the median over all parts
+    of the run except `part`.
 
-    The engine's share ends when the front has the token; the clients' clocks measure the rest.
+    It is the TTFT measured by clients minus the time until the front has the token.
     """
     return statistics.median(
         (one.ttft_s or 0.0) - one.served_ttft_s
@@ -227,7 +230,7 @@ def simulated_figures(part: Part, cost: CostModel, front_s: float) -> dict[str, 
     start_s = part.requests[0].arrival_s
     trace = [replace(one, arrival_s=one.arrival_s - start_s) for one in part.requests]
     config = SimulationConfig(
-        policy=Policy.FAIR,
+        policy=BatchingPolicy.FAIR,
         cost=cost,
         max_num_seqs=MAX_NUM_SEQS,
         num_blocks=NUM_BLOCKS,
@@ -250,7 +253,7 @@ def simulated_figures(part: Part, cost: CostModel, front_s: float) -> dict[str, 
     }
 
 
-def tell(comparisons: list[Comparison]) -> list[Check]:
+def report(comparisons: list[Comparison]) -> list[Check]:
     """Print the medians; return the checks."""
     checks: list[Check] = []
     for load in LOADS:
@@ -293,7 +296,7 @@ def main() -> None:
     fit = fit_cost(counts[parts[0].steps.start :], seconds[parts[0].steps.start :])
     print(f"cost model of all parts: {fit}")
     comparisons = compare(parts, counts, seconds)
-    checks = tell(comparisons)
+    checks = report(comparisons)
     print_checks(checks)
     print(f"\nother programs took {others_share:.0%} of the {os.cpu_count()} cores")
     results = {
@@ -305,14 +308,17 @@ def main() -> None:
 
 
 class MachineTime:
-    """The machine's processor time from now on, and the share used by other processes."""
+    """Measures the share of the machine's CPU time used by other processes, from its creation
+    on.
+    """
 
     def __init__(self) -> None:
         self._start = (time.monotonic(), machine_s(), _own_s())
 
     def others_share(self) -> float:
-        """Return the share of all cores' time used by processes other than this one and its ended
-        children."""
+        """Return the share of all cores' time used by processes other than this process and its
+        children.
+        """
         start_s, start_busy_s, start_own_s = self._start
         busy_s, own_s = machine_s() - start_busy_s, _own_s() - start_own_s
         all_s = (time.monotonic() - start_s) * (os.cpu_count() or 1)

@@ -1,7 +1,7 @@
-"""Five causes of slowness: the load and settings of each, and where it is visible.
+"""The scenarios of docs/why-is-it-slow.md: load and settings of each, and where the cause is
+visible.
 
-Owns the scenarios of docs/why-is-it-slow.md. Steps cost what `COST` sets, so that a run repeats
-except for its last digits.
+`COST` determines the step times, so the figures are nearly the same in every run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from load import TENANT_KEY, Ask
+from load import TENANT_KEY, LoadRequest
 from picture_svg import BLUE, GREEN
 from picture_timeline import View
 
@@ -37,19 +37,23 @@ _RUNNING = "max_over_time(penstock_num_requests_running[5m])"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One cause of slowness.
+    """A scenario of docs/why-is-it-slow.md: one cause of slowness.
 
-    `options`: of the service; `cure`: options that replace or extend them for the second run, which
-    `cured` names; both are empty without a second run. `groups`: prefixes of request names whose
-    clients are reported together. `queries`: PromQL with its unit; `[5m]` stands for the run.
-    `look_s`, `kill_s`: seconds after the start of the load at which the operator looks, and at
-    which the engine is killed; None: never. `has_...`: pictures besides the first timeline.
-    `logged`: words that select the log lines shown.
+    Attributes:
+        options: Options of the service.
+        cure: Options of the second run, which override or extend these; `cured` is its name. Both
+            are empty without a second run.
+        groups: Prefixes of request names whose clients are reported together.
+        queries: PromQL with its unit; `[5m]` is replaced by the duration of the run.
+        look_s, kill_s: Seconds after the start of the load at which `penstock top` is captured, and
+            at which the engine is killed; None: never.
+        has_...: Whether the page has these pictures in addition to the first timeline.
+        logged: Words that select the log lines to include.
     """
 
     name: str
     options: tuple[str, ...]
-    asks: tuple[Ask, ...]
+    asks: tuple[LoadRequest, ...]
     groups: tuple[str, ...]
     queries: Mapping[str, str]
     view: View
@@ -57,7 +61,7 @@ class Case:
     cured: str = ""
     look_s: float = 2.0
     kill_s: float | None = None
-    cured_asks: tuple[Ask, ...] = ()
+    cured_asks: tuple[LoadRequest, ...] = ()
     has_timeline_after: bool = False
     has_top: bool = True
     logged: tuple[str, ...] = ()
@@ -73,10 +77,10 @@ class Case:
         return (*_MACHINE, *self.options, *self.cure)
 
 
-def _ask(name: str, at_s: float, num_prompt: int, num_tokens: int, **more: Any) -> Ask:
+def _ask(name: str, at_s: float, num_prompt: int, num_tokens: int, **more: Any) -> LoadRequest:
     """Return a request whose prompt shares no prefix with others."""
     ids = tuple(random.Random(name).choices(range(300, 340), k=num_prompt))
-    return Ask(name=name, at_s=at_s, ids=ids, num_tokens=num_tokens, **more)
+    return LoadRequest(name=name, at_s=at_s, ids=ids, num_tokens=num_tokens, **more)
 
 
 def _blocks() -> Case:
@@ -170,7 +174,7 @@ def _prompt() -> Case:
 
 
 def _reader() -> Case:
-    def asks(read_s: float) -> tuple[Ask, ...]:
+    def asks(read_s: float) -> tuple[LoadRequest, ...]:
         quick = [_ask(f"chat-{i + 1}", 0.1 * i, 48, 300) for i in range(3)]
         slow = _ask(
             "slow-1",
@@ -206,7 +210,7 @@ def _killed() -> Case:
         name="killed",
         options=(
             *("--max-num-seqs", "4", "--block-size", "16", "--num-blocks", "400"),
-            *("--max-replays", "0"),  # otherwise the streams continue in the next engine
+            *("--max-replays", "0"),  # with replay the streams would continue on the next engine
         ),
         asks=tuple(asks),
         groups=("essay-", "late-"),

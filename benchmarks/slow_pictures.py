@@ -1,8 +1,9 @@
-"""Make the pictures and figures of docs/why-is-it-slow.md, from real runs.
+"""Creates the pictures and figures of docs/why-is-it-slow.md from real runs.
 
-Each case runs twice, as it was and with what the page advises, on `penstock serve` with Prometheus
-and `penstock top` next to it. Pictures go to docs/pictures; what the clients, Prometheus and
-`penstock timeline` stated replaces what stands between the page's marks.
+Each case runs twice, first without and then with the settings that the page recommends, on
+`penstock serve` together with Prometheus and `penstock top`. Pictures are written to docs/pictures;
+figures from the clients, Prometheus and `penstock timeline` replace the text between the page's
+marker comments.
 
     python benchmarks/slow_pictures.py [--only blocks,flood] [--keep DIR]
 """
@@ -27,24 +28,28 @@ from pathlib import Path
 from typing import Any
 
 import picture_timeline
-from load import Ask, Seen, open_loop, sending
+from load import LoadRequest, Seen, open_loop, sending
 from penstock.client import NO_RETRY, ChannelConfig, Client, PenstockError, SyncOperationsClient
-from penstock.server.cli.top_board import Board
+from penstock.server.cli.top_state import TopState
 from services import Service, service
 from slow_cases import Case, cases
-from slow_site import Prometheus, Told, block, with_told
+from slow_site import CaseResults, Prometheus, block, with_results
 from usage import needing
 
 with needing("top"):
     from picture_top import top_svg
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+# One example of the output of `penstock timeline`, and one for an engine that died.
+SUMMARISED = ("blocks", "killed")
 PICTURES = DOCS / "pictures"
 PAGE = DOCS / "why-is-it-slow.md"
 _FOLDER = re.compile(r"/\S*/(?=penstock-flight-)")
 _LOOK_EVERY_S = 0.25
 _BEATS_S = 1.6
-"""Fronts report their state once per second; Prometheus scrapes it four times per second."""
+"""Seconds until Prometheus has the last state of the fronts, which report once per second;
+Prometheus scrapes four times per second.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,7 +66,9 @@ class Run:
 
 
 class NarrowLine(ChannelConfig):
-    """A connection whose reader takes one kilobyte at a time, as over a bad network."""
+    """Channel options of a connection that behaves like a slow network: reads one kilobyte at a
+    time.
+    """
 
     __slots__ = ()
 
@@ -74,7 +81,7 @@ class NarrowLine(ChannelConfig):
 class Load(threading.Thread):
     """Sends the requests of a case, in a thread."""
 
-    def __init__(self, address: str, asks: Sequence[Ask]) -> None:
+    def __init__(self, address: str, asks: Sequence[LoadRequest]) -> None:
         super().__init__(name="load")
         self._address, self._asks = address, asks
         self.answers: list[Seen] = []
@@ -85,12 +92,12 @@ class Load(threading.Thread):
     async def _drive(self) -> list[Seen]:
         async with (
             Client(self._address, retry=NO_RETRY) as client,
-            # A slow reader has a separate connection with little data in flight.
+            # A slow reader uses a separate connection with a small receive buffer.
             Client(self._address, retry=NO_RETRY, channel=NarrowLine()) as narrow,
         ):
             usual, slow = (sending(each, deadline_s=60.0) for each in (client, narrow))
 
-            async def send(ask: Ask) -> Seen:
+            async def send(ask: LoadRequest) -> Seen:
                 return await (slow if ask.read_s else usual)(ask)
 
             return await open_loop(self._asks, send)
@@ -131,10 +138,9 @@ def run_case(case: Case, *, is_cured: bool, home: Path) -> Run:
 
 
 def _watch(case: Case, there: Service, found: Run) -> None:
-    """Poll as an operator does until it is time for the picture; kill the engine if the case
-    requires it."""
+    """Capture `penstock top` at the case's time; kill the engine if the case requires it."""
     begun_s = time.monotonic()
-    board = Board("127.0.0.1:50052")
+    state = TopState("127.0.0.1:50052")
     is_killed = case.kill_s is None
     with SyncOperationsClient(there.operations) as operations:
         while time.monotonic() < begun_s + case.look_s:
@@ -144,10 +150,10 @@ def _watch(case: Case, there: Service, found: Run) -> None:
                 os.kill(there.pids("engine")[0], signal.SIGKILL)
                 is_killed = True
             try:
-                board.take(operations.get_stats(), operations.list_requests(max_requests=500))
+                state.take(operations.get_stats(), operations.list_requests(max_requests=500))
             except PenstockError as error:
-                board.miss(str(error))
-        found.top = top_svg(board)
+                state.miss(str(error))
+        found.top = top_svg(state)
 
 
 def _take_flight(file: Path, found: Run, home: Path) -> None:
@@ -173,8 +179,8 @@ def draw(case: Case, first: Run, second: Run | None) -> dict[str, str]:
 
 
 def logged(log: str, words: Sequence[str]) -> str:
-    """Return the log lines since the service was ready that contain any of these words, without
-    folders."""
+    """Return the log lines since the service was ready that contain any of these words; folders are
+    removed from paths."""
     _, _, since = log.rpartition("penstock metrics on")
     lines = [line for line in since.splitlines() if any(word in line for word in words)]
     return _FOLDER.sub("", "\n".join(lines))
@@ -201,15 +207,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             (PICTURES / name).write_text(text, encoding="utf-8")
             print(f"  {name}: {len(text) / 1e3:.0f} kB")
         runs = (first,) if second is None else (first, second)
-        told = Told(
+        told = CaseResults(
             case=case,
             answers=[run.answers for run in runs],
             values=[run.values for run in runs],
-            summary=first.summary,
+            summary=first.summary if case.name in SUMMARISED else "",
             log=logged(first.log, case.logged),
         )
         page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(with_told(page, case.name, block(told)), encoding="utf-8")
+        PAGE.write_text(with_results(page, case.name, block(told)), encoding="utf-8")
         if args.keep is not None:
             args.keep.mkdir(parents=True, exist_ok=True)
             for number, run in enumerate(runs):

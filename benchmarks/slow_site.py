@@ -1,6 +1,6 @@
-"""The measurements of docs/why-is-it-slow.md: Prometheus, and the clients' own figures.
+"""The figures of docs/why-is-it-slow.md, from Prometheus and from the clients.
 
-Owns a Prometheus process, and the text with both between the marks of the page.
+Runs a Prometheus process, and formats the figures as text between marker comments of the page.
 """
 
 from __future__ import annotations
@@ -91,9 +91,11 @@ class Prometheus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """The results of a case's runs, the first run first; `summary`: of `penstock timeline`; `log`:
-    the lines to show."""
+class CaseResults:
+    """The results of a case's runs, in order.
+
+    `summary`: the summary of `penstock timeline`, may be empty. `log`: the log lines to include.
+    """
 
     case: Case
     answers: Sequence[Sequence[Seen]]
@@ -102,55 +104,68 @@ class Told:
     log: str = ""
 
 
-def block(told: Told) -> str:
+def block(results: CaseResults) -> str:
     """Return the results as Markdown."""
-    case = told.case
-    names = ["before", *([f"with {case.cured}"] if len(told.answers) > 1 else [])]
-    lines = [f"| source | figure | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
+    case = results.case
+    names = ["before", *([f"with {case.cured}"] if len(results.answers) > 1 else [])]
+    lines = [f"| figure | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     for group in case.groups:
-        figures = [figures_of(answers, group) for answers in told.answers]
-        for row in figures[0]:
-            cells = [each[row] for each in figures]
-            if any(cell != "-" for cell in cells):
-                lines.append(f"| clients `{group}*` | {row} | {' | '.join(cells)} |")
+        cells = [figures_of(answers, group) for answers in results.answers]
+        lines.append(f"| clients `{group}*` | {' | '.join(cells)} |")
     for query, unit in case.queries.items():
-        cells = [answer_of(values[query], unit) for values in told.values]
-        lines.append(
-            f"| Prometheus | `{query.replace('|', chr(92) + '|')}` | {' | '.join(cells)} |"
-        )
-    if told.log:
-        lines += ["", "```", *told.log.splitlines(), "```"]
-    return "\n".join((*lines, "", "```", *told.summary.splitlines(), "```"))
+        cells = [answer_of(values[query], unit) for values in results.values]
+        lines.append(f"| `{query.replace('|', chr(92) + '|')}` | {' | '.join(cells)} |")
+    if results.log:
+        lines += ["", "```", *results.log.splitlines(), "```"]
+    if results.summary:
+        lines += ["", "```", *shortened(results.summary), "```"]
+    return "\n".join(lines)
 
 
-def figures_of(answers: Sequence[Seen], prefix: str) -> dict[str, str]:
-    """Return the figures of the clients whose request names begin with `prefix`."""
+def shortened(summary: str) -> list[str]:
+    """Return the lines of the summary of `penstock timeline`, without the engine's name, and with
+    only the longest wait.
+    """
+    waits = [line for line in summary.splitlines() if line.startswith("waited ")]
+    return [
+        line
+        for line in summary.splitlines()
+        if not line.startswith("engine ") and line not in waits[1:]
+    ]
+
+
+def figures_of(answers: Sequence[Seen], prefix: str) -> str:
+    """Format TTFT, longest gap and E2E latency as median (worst) of the clients with this name
+    prefix.
+
+    Includes the errors, if any.
+    """
     its = [each for each in answers if each.name.startswith(prefix)]
     ends = [each.end for each in its]
-    return {
-        "first token, median; worst": _spread([e.ttft_s for e in its if e.ttft_s is not None]),
-        "longest gap between tokens, median; worst": _spread(
-            [max(each.gaps_s) for each in its if len(each.messages) > 1]
-        ),
-        "whole answer, median; worst": _spread([each.total_s for each in its]),
-        "ended": ", ".join(
-            f"{ends.count(end)} {end}" for end in sorted(set(ends), key=lambda end: end != "OK")
-        ),
-    }
+    spreads = (
+        _spread([each.ttft_s for each in its if each.ttft_s is not None]),
+        _spread([max(each.gaps_s) for each in its if len(each.messages) > 1]),
+        _spread([each.total_s for each in its]),
+    )
+    failed = [f"{ends.count(end)} {end}" for end in sorted({*ends} - {"OK"})]
+    return "; ".join((*spreads, *failed))
 
 
 def answer_of(values: Mapping[str, float], unit: str) -> str:
-    """Format a Prometheus result as a table cell; of several values, leave out those near zero."""
-    told = {
+    """Format a Prometheus result as a table cell; if there are several values, omit those near
+    zero.
+    """
+    results = {
         labels: value for labels, value in values.items() if len(values) == 1 or value > _NOTHING
     }
-    cells = [f"{labels} {_number(value, unit)}".strip() for labels, value in told.items()]
+    cells = [f"{labels} {_number(value, unit)}".strip() for labels, value in results.items()]
     return ", ".join(cells) or "0"
 
 
-def with_told(page: str, name: str, text: str) -> str:
-    """Return the page with `text` between the marks of `name`. Raises ValueError if they are
-    missing."""
+def with_results(page: str, name: str, text: str) -> str:
+    """Return the page with `text` between the marker comments of `name`. Raises ValueError if they
+    are missing.
+    """
     mark = MARK.format(name)
     before, found, rest = page.partition(mark)
     _, end, after = rest.partition(MARK_END)
@@ -164,7 +179,7 @@ def _spread(values_s: Sequence[float]) -> str:
         return "-"
     if len(values_s) == 1:
         return seconds(values_s[0])
-    return f"{seconds(statistics.median(values_s))}; {seconds(max(values_s))}"
+    return f"{seconds(statistics.median(values_s))} ({seconds(max(values_s))})"
 
 
 def _number(value: float, unit: str) -> str:

@@ -1,6 +1,6 @@
-"""Checks the spans of every request: one root each, and children that cover it.
+"""Checks the spans of every request: exactly one root span, and child spans that cover it.
 
-Owns the rules. Pure: knows neither the source of the spans nor the requests' content.
+Pure functions of the spans and the list of sent requests.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class AuditedSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A request that was sent. `parent_id`: the parent span of its root.
+    """A request that was sent. `parent_id`: the id of the client's span, which is the parent of the
+    request's root span.
 
-    `is_answered`: the client received a response, so the server must have received the request.
-    Other requests may not have reached it.
+    `is_answered`: the client received a response, so the server must have received the request. A
+    request without a response may not have reached it.
     """
 
     trace_id: bytes
@@ -38,23 +39,27 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """The result. `num_unheard`: requests neither answered nor traced, which is no error.
+    """The result of the audit.
 
-    `num_missing`, `num_repeated`: requests that lack a required root, and requests with several
-    roots. `num_strange`: spans outside every request's trace, or under a span that is not its root.
-    `num_untiled`: roots whose children leave a gap, overlap or stick out by more than allowed;
-    `worst_gap_ns`: the largest such deviation. `num_outside`: children that stick out of their
-    root.
+    Attributes:
+        num_unreached: Requests without response and without trace, which is not an error.
+        num_missing: Requests that lack a required root span.
+        num_repeated: Requests with several root spans.
+        num_unexpected: Spans outside every request's trace, or whose parent is not its root.
+        num_outside: Child spans that exceed their root.
+        num_uncovered: Root spans whose children leave a gap, overlap or exceed the root span by
+            more than allowed.
+        worst_gap_ns: The largest such deviation.
     """
 
     num_requests: int
     num_roots: int
     num_spans: int
-    num_unheard: int
+    num_unreached: int
     num_missing: int
     num_repeated: int
-    num_strange: int
-    num_untiled: int
+    num_unexpected: int
+    num_uncovered: int
     num_outside: int
     worst_gap_ns: int
     names: Mapping[str, int]
@@ -84,7 +89,7 @@ def audit(sent: Collection[Sent], spans: Iterable[AuditedSpan], *, max_gap_ns: i
         )
         for root in roots:
             children = [span for span in found if span.parent_id == root.span_id]
-            gap_ns = untiled_ns(root, children)
+            gap_ns = uncovered_ns(root, children)
             worst_ns = max(worst_ns, gap_ns)
             counts["untiled"] += gap_ns > max_gap_ns
             counts["outside"] += sum(
@@ -95,18 +100,18 @@ def audit(sent: Collection[Sent], spans: Iterable[AuditedSpan], *, max_gap_ns: i
         num_requests=len(sent),
         num_roots=counts["roots"],
         num_spans=num_spans,
-        num_unheard=counts["unheard"],
+        num_unreached=counts["unheard"],
         num_missing=counts["missing"],
         num_repeated=counts["repeated"],
-        num_strange=counts["strange"],
-        num_untiled=counts["untiled"],
+        num_unexpected=counts["strange"],
+        num_uncovered=counts["untiled"],
         num_outside=counts["outside"],
         worst_gap_ns=worst_ns,
         names=dict(names),
     )
 
 
-def untiled_ns(root: AuditedSpan, children: Collection[AuditedSpan]) -> int:
+def uncovered_ns(root: AuditedSpan, children: Collection[AuditedSpan]) -> int:
     """Return the longest gap or overlap between children, or between them and the root's ends.
 
     Without children: the root's duration.

@@ -1,29 +1,27 @@
 """Time from exec of `penstock serve` to its ready line, and from SIGTERM to its end.
 
-Every run is a fresh process tree with the demo model on a free port. The first run, which may have
-to read files from the disk, is reported apart from the others. Goal: ready in under 6 s.
+Every run starts new processes with the demo model on a free port. The first run, which may have to
+read files from disk, is reported separately. Goal: ready in under 6 s.
 """
 
 import os
 import resource
-import signal
 import statistics
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from report import arguments, at_most, conclude, print_table
+from services import service
 
 READY_GOAL_S = 6.0
-LIMIT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One start and stop. `cpu_s`: user and system time of all its processes."""
+    """The times of one start and stop, seconds. `cpu_s`: user and system time of all its
+    processes.
+    """
 
     executor: str
     is_first: bool
@@ -45,26 +43,13 @@ def main() -> None:
 
 
 def measure(executor: str, *, is_first: bool) -> Run:
-    """Start a service, wait for its ready line, stop it."""
-    command = (sys.executable, "-m", "penstock.tools", "serve")
+    """Start a service with default ports and fronts, wait until it is ready, stop it."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started_s = time.perf_counter()
-    with subprocess.Popen(
-        (*command, "--port", "0", "--executor", executor, "--log-level", "error"),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        watchdog = threading.Timer(LIMIT_S, process.kill)
-        watchdog.start()
-        line = process.stdout.readline()
+    options = ("--executor", executor, "--log-level", "error")
+    with service(*options, num_fronts=None, has_operations=True, has_metrics=True) as found:
         ready_s = time.perf_counter() - started_s
-        if not line.startswith("penstock ready"):
-            watchdog.cancel()
-            raise SystemExit(f"the service did not start: exit code {process.wait()}")
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-        watchdog.cancel()
+        found.end()
         end_s = time.perf_counter() - started_s - ready_s
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return Run(
@@ -84,7 +69,9 @@ def median_ready_s(runs: Sequence[Run]) -> float:
 
 
 def load() -> float:
-    """Return the load average of the last minute: other processes slow down a start."""
+    """Return the load average of the last minute, reported because other processes slow down a
+    start.
+    """
     return os.getloadavg()[0]
 
 

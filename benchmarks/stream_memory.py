@@ -1,14 +1,14 @@
-"""The front's memory per open stream, and whether requests leave any allocated.
+"""The memory of front-end processes per open stream, and its growth per request (leaks).
 
-Resident memory of the front processes: per open stream that waits and per one that gets a token
-every quarter of a second, at 1,000 and 5,000 streams (the latter on two fronts, each of which takes
-4,096); and its growth per request over many that finish, and over many that their client leaves
-after the first token. Of those gRPC's core is known to keep 100 to 200 bytes.
+Measures the resident memory: per waiting stream and per stream that gets a token every quarter of a
+second, with 1,000 streams, and with 5,000 streams on two processes (each accepts up to 4,096). Also
+measures its growth per request, for requests that finish, and for requests whose client disconnects
+after the first token. gRPC's core is known to keep 100 to 200 bytes for each disconnected request.
 
     python benchmarks/stream_memory.py [--full] [--json FILE]
 
-Resident memory comes and goes by a megabyte: growth is reported from 10,000 requests, which take
-under a minute, but held against its goal only with --full, over 100,000.
+Resident memory varies by a megabyte. Growth over 10,000 requests, which take under a minute, is
+reported, but it is checked against its goal only with --full, over 100,000 requests.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from services import (
 STREAMS = (1000, 5000)
 MAX_STREAM_BYTES = 64 * 1024
 MAX_GROWTH_BYTES = {"finished": 20.0, "left": 200.0}
-"""Bytes per request, over at least MIN_JUDGED_REQUESTS. The second includes what gRPC's
-core keeps."""
+"""Maximum growth of memory in bytes per request, over at least MIN_JUDGED_REQUESTS requests: for
+requests that finish, and for disconnected ones, for which gRPC's core keeps some bytes.
+"""
 MIN_JUDGED_REQUESTS = 100_000
 NUM_BLOCKS = 10
 _WARM_REQUESTS = 400
@@ -50,7 +51,7 @@ _LIMIT_S = 240.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Open streams and their memory, bytes each."""
+    """Open streams and their memory, in bytes per stream."""
 
     kind: str
     num_streams: int
@@ -61,7 +62,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Resident bytes of the front after each block of requests; `request_bytes`: the slope."""
+    """Resident bytes of the front process after each block of requests; `request_bytes`: the
+    slope."""
 
     kind: str
     num_requests: int
@@ -71,7 +73,7 @@ class Growth:
 
 
 def resident_bytes(fronts: list[int]) -> int:
-    """Return the resident bytes of all fronts."""
+    """Return the resident bytes of all front processes together."""
     return sum(int(psutil.Process(pid).memory_info().rss) for pid in fronts)
 
 
@@ -89,21 +91,21 @@ def churn(port: int, num_requests: int, num_tokens: int, leave_after: int = 0) -
     found = run_client("churn", options, limit_s=_LIMIT_S)
     num_good = found["num_left"] if leave_after else found["num_finished"]
     if num_good != num_requests:
-        raise RunFailed(f"{num_good} of {num_requests} requests went well: {found}")
+        raise RunFailed(f"{num_good} of {num_requests} requests completed: {found}")
     return num_requests / float(found["elapsed_s"])
 
 
 def held(num_streams: int, *, is_active: bool) -> Held:
-    """Open `num_streams` streams at once and measure their memory."""
+    """Open `num_streams` concurrent streams; return their memory."""
     num_fronts = 1 if num_streams <= 4000 else 2
-    # Requests after the warm-up wait: the step with the first of them does not end.
+    # Requests after the warm-up wait, because the step of the first one does not end.
     stuck: dict[str, object] = {
         "kind": "slow_step",
         "at_request": _WARM_REQUESTS + 1,
         "seconds": 3600.0,
     }
     steps = simulated(0.25) if is_active else simulated(0.0, faults=[stuck])
-    # On a busy machine they take a minute to open: the endless step must not count as a hang.
+    # On a busy machine opening takes a minute; the endless step must not count as a hang.
     sizes = (*capacity(num_streams, 512), *MEASURED, "--engine-hang-s", "3600")
     with service(*steps, *sizes, num_fronts=num_fronts) as serving:
         port, fronts = serving.port, serving.pids("front")
@@ -154,7 +156,7 @@ def growth(kind: str, num_requests: int, send: Callable[[int, int], float]) -> G
                 f"{kind}: {block * (number + 1):,} of {num_requests:,}"
                 f"  {resident[-1] / 2**20:.1f} MiB"
             )
-    # The first allocations happen once: the second half shows continuing growth.
+    # Some allocations happen only once, so only the second half shows continuous growth.
     half = np.array(resident[NUM_BLOCKS // 2 :], dtype=np.float64)
     slope = float(np.polyfit(np.arange(len(half)) * block, half, 1)[0])
     return Growth(

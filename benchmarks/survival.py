@@ -1,13 +1,14 @@
-"""Failures of a service in figures: crashes, hangs, cancels, garbage, overload and abuse.
+"""Measures a service under failures: crashes, hangs, cancels, malformed requests, overload and
+abuse.
 
-Sections, all of them by default: engine_kill, no_replay, hang, front_kill, drain, cancel,
-malformed, rejects, abuse. The last two are their own benchmarks (overload.py, abuse.py) that are
-run here too.
+Sections (default: all): engine_kill, no_replay, hang, front_kill, drain, cancel, malformed,
+rejects, abuse. The last two are separate benchmarks (overload.py, abuse.py), which this program
+also runs.
 
     python benchmarks/survival.py [--quick] [--sections NAME,...] [--json FILE]
 
-`--quick`: fewer rounds and smaller numbers, minutes instead of most of an hour. The table in
-docs/figures.md is made from the JSON by survival_table.py.
+`--quick`: fewer rounds and smaller numbers; takes minutes instead of almost an hour.
+survival_table.py creates the table in docs/figures.md from the JSON.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ _SIBLING_S = 1800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The amount of work. `num_kills`: by kind of model; `siblings`: options for the other
-    benchmarks."""
+    """The amount of work. `num_kills`: number of kills by kind of model. `siblings`: options of the
+    other benchmarks.
+    """
 
     num_kills: dict[str, int]
     num_rounds: int
@@ -67,12 +69,12 @@ async def sibling(name: str, options: tuple[str, ...]) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="penstock-survival-") as folder:
         path = Path(folder) / "found.json"
         command = (sys.executable, str(_HERE / f"{name}.py"), "--json", str(path), *options)
-        # A goal that was missed is reported by its check; only a run without a result is a failure.
+        # A missed goal is reported by its check; only a run without a result is a failure.
         done = await asyncio.to_thread(
             subprocess.run, command, check=False, timeout=_SIBLING_S, env=dict(os.environ)
         )
         if not path.exists():
-            raise RunFailed(f"{name}.py ended with {done.returncode} and found nothing")
+            raise RunFailed(f"{name}.py exited with {done.returncode} and without results")
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     fields = ("name", "value", "goal", "unit", "sense", "is_settled")
     checks = [Check(**{name: one[name] for name in fields}) for one in document["checks"]]
@@ -98,12 +100,12 @@ def _chosen(wanted: str | None, known: dict[str, Any]) -> list[str]:
     names = list(known) if wanted is None else wanted.split(",")
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise SystemExit(f"--sections: no section is called {', '.join(unknown)}")
+        raise SystemExit(f"--sections: unknown sections: {', '.join(unknown)}")
     return names
 
 
 def main() -> None:
-    """Run the sections; return 1 if a goal was missed or a section could not run."""
+    """Run the sections; the exit code is 1 if a goal was missed or a section could not run."""
     parser = arguments(__doc__)
     parser.add_argument("--sections", metavar="NAME,...", help="only these")
     options = parser.parse_args()

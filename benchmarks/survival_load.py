@@ -1,6 +1,6 @@
-"""The cost of careless and hostile callers: very many cancels, and malformed requests.
+"""The effect of many cancels, and of malformed requests.
 
-Owns the sections cancel and malformed of the survival benchmark.
+Contains the sections cancel and malformed of the survival benchmark.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from penstock.client import OperationsClient
 from report import Check, at_most, print_table, progress
 from services import MEASURED, Ready, Service, capacity, service, simulated
 from stream_memory import churn, resident_bytes
-from survival_streams import Crowd, connections, request
+from survival_streams import ConcurrentStreams, connections, request
 
 GENERATE = "/penstock.v1.GenerationService/Generate"
 _ALLOWED = {"OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "NOT_FOUND", "UNIMPLEMENTED"}
 _NUM_CALLERS = 64
 _WARM_REQUESTS = 1000
 _MAX_GROWTH_BYTES = 200.0
-"""Per cancelled stream, of which gRPC's core keeps 100 to 130 bytes."""
+"""Maximum growth of the front's memory per cancelled stream; gRPC's core keeps 100 to 130 bytes."""
 
 
 async def _used_blocks(address: str) -> int:
-    """Return the KV blocks in use after all clients have left; the remaining ones are leaked."""
+    """Return the number of used KV blocks after all clients have disconnected; these are leaked."""
     async with OperationsClient(address) as client:
         used = -1
         for _ in range(100):
@@ -44,7 +44,9 @@ async def _used_blocks(address: str) -> int:
 
 
 async def cancel(num_cancels: int) -> tuple[list[Any], list[Check]]:
-    """Measure how soon pages are free; then run many clients that leave after their first token."""
+    """Measure how soon KV blocks are free after a cancel; then run many clients that disconnect
+    after their first token.
+    """
     progress("cancel")
     freed = np.array([one for depth in (1, 2) for one in await cancels_counted(1600, depth)])
     steps, free_ms = freed[:, 0], freed[:, 1] * 1e3
@@ -58,7 +60,7 @@ async def cancel(num_cancels: int) -> tuple[list[Any], list[Check]]:
             resident.append(resident_bytes(fronts))
         leaked = await _used_blocks(serving.operations)
     p99 = float(np.percentile(steps, 99))
-    # The first allocations happen once: the second half shows continuing growth.
+    # Some allocations happen only once, so only the second half shows continuous growth.
     growth = (resident[-1] - resident[5]) / (num_cancels / 2)
     results = {
         "steps_to_free_p99": p99,
@@ -101,8 +103,9 @@ class Malformed:
 
 
 def malformed_bodies(seed: int) -> Iterator[bytes]:
-    """Yield endlessly: noise, and valid requests truncated, with flipped bits, spliced or filled
-    with nonsense."""
+    """Yield an endless sequence of bodies: noise, and valid requests that are truncated, have
+    flipped bits, are spliced or have invalid values.
+    """
     chance = random.Random(seed)
     whole = request(3, 4).SerializeToString()
     while True:
@@ -159,15 +162,15 @@ async def _send_malformed(serving: Service, num_requests: int) -> Counter[str]:
 
 
 async def malformed(num_requests: int) -> tuple[list[Any], list[Check]]:
-    """Send malformed requests by the hundred thousand; check whether another client is affected."""
+    """Send many malformed requests; check whether another client is affected."""
     progress("malformed")
     with service(*simulated(0.002), has_operations=True) as serving:
         before = {role: list(found) for role, found in serving.up.items()}
         async with connections(serving.address) as channels:
-            probe = Crowd(channels[:1], range(8), 900)
+            probe = ConcurrentStreams(channels[:1], range(8), 900)
             statuses = await _send_malformed(serving, num_requests)
             probe.cancel()
-            again = Crowd(channels[:1], range(8), 50)
+            again = ConcurrentStreams(channels[:1], range(8), 50)
             await again.until_ended()
         leaked = await _used_blocks(serving.operations)
         found = Malformed(
@@ -176,7 +179,7 @@ async def malformed(num_requests: int) -> tuple[list[Any], list[Check]]:
             num_restarts=_num_restarts(before, serving.up),
             num_leaked_blocks=leaked,
             num_probes_wrong=sum(
-                one.status not in ("", "OK") for one in (*probe.told, *again.told)
+                one.status not in ("", "OK") for one in (*probe.received, *again.received)
             ),
         )
     print_table("Malformed requests", ("status", "number"), sorted(statuses.items()))

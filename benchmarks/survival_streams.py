@@ -1,7 +1,7 @@
-"""Many live streams: what each received and when, compared with the expected output.
+"""Many live streams: the content and times of each, compared with the expected output.
 
-Owns the callers' side of the survival benchmark: raw calls of the generated stub, without a
-client's retry or resumption, so that every repair is the service's.
+The client side of the survival benchmark. It uses the generated stub, without the client's retries
+or resumption, so that recovery is due to the service alone.
 """
 
 from __future__ import annotations
@@ -21,20 +21,24 @@ from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from services import RunFailed
 
 NUM_CHANNELS = 8
-"""Connections, so that every front has some of the streams."""
+"""Number of connections, enough for every front to get some of the streams."""
 LIMIT_S = 120.0
 MIN_MARGIN = 1e-4
 """Minimum difference between the log probabilities of the two likeliest tokens, at every position
-of a reference. Two closer tokens may change places with the order in which float32 sums are made,
-which differs between keys computed with a prompt and keys computed alone."""
+of a reference. With a smaller difference, the order of float32 additions may change the choice; it
+differs between keys computed with a prompt and keys computed alone.
+"""
 
 
 @dataclass(slots=True)
-class Told:
-    """What one stream received. `stamps_s`: arrival time of each message with tokens, and the
-    number of tokens until then. `num_skips`: messages out of sequence. `margin`: the smallest
-    difference between a token and the next likeliest, if requested. `status` is empty while the
-    stream is open."""
+class Received:
+    """The data received by one stream.
+
+    `stamps_s`: arrival time of each message with tokens, and the number of tokens so far.
+    `num_skips`: number of messages out of sequence. `margin`: the smallest difference of log
+    probability between a token and the next most likely one, if requested. `status` is empty while
+    the stream is open.
+    """
 
     ids: list[int] = field(default_factory=list)
     stamps_s: list[tuple[float, int]] = field(default_factory=list)
@@ -56,19 +60,19 @@ class References:
 
     ids: dict[int, list[int]]
 
-    def wrong(self, crowd: Crowd) -> int:
-        """Count tokens missing, duplicated or wrong, and messages out of sequence."""
-        pairs = zip(crowd.indices, crowd.told, strict=True)
-        return sum(self.wrong_of(index, told) for index, told in pairs)
+    def wrong(self, streams: ConcurrentStreams) -> int:
+        """Count missing, duplicated and wrong tokens, and messages out of sequence."""
+        pairs = zip(streams.indices, streams.received, strict=True)
+        return sum(self.wrong_of(index, received) for index, received in pairs)
 
-    def wrong_of(self, index: int, told: Told) -> int:
-        """Count them for one stream."""
-        pairs = zip_longest(told.ids, self.ids[index])
-        return told.num_skips + [one == other for one, other in pairs].count(False)
+    def wrong_of(self, index: int, received: Received) -> int:
+        """Count the wrong tokens, and messages out of sequence, of one stream."""
+        pairs = zip_longest(received.ids, self.ids[index])
+        return received.num_skips + [one == other for one, other in pairs].count(False)
 
 
 def request(index: int, num_tokens: int, num_logprobs: int | None = None) -> pb.GenerateRequest:
-    """Return a greedy request with a unique prompt for each index, answered with token ids."""
+    """Return a greedy request with token ids in its response; each index gives a unique prompt."""
     message = pb.GenerateRequest()
     message.token_prompt.ids.extend(
         [60 + (37 * index + 11 * i) % 400 for i in range(8 + index % 24)]
@@ -82,8 +86,8 @@ def request(index: int, num_tokens: int, num_logprobs: int | None = None) -> pb.
     return message
 
 
-class Crowd:
-    """Concurrent calls, one for each of `indices`, spread over the connections."""
+class ConcurrentStreams:
+    """Concurrent streams, one for each of `indices`, spread over the connections."""
 
     def __init__(
         self,
@@ -93,23 +97,25 @@ class Crowd:
         num_logprobs: int | None = None,
     ) -> None:
         self.indices = tuple(indices)
-        self.told = [Told() for _ in self.indices]
+        self.received = [Received() for _ in self.indices]
         self._has_news = asyncio.Event()
         stubs = [pb_grpc.GenerationServiceStub(channel) for channel in channels]
         self._tasks = [
             asyncio.create_task(
                 self._follow(
                     stubs[number % len(stubs)].Generate(request(index, num_tokens, num_logprobs)),
-                    told,
+                    received,
                 )
             )
-            for number, (index, told) in enumerate(zip(self.indices, self.told, strict=True))
+            for number, (index, received) in enumerate(
+                zip(self.indices, self.received, strict=True)
+            )
         ]
 
     async def until_each_has(self, num_tokens: int) -> None:
         """Wait until every stream has `num_tokens` tokens or has ended."""
         async with asyncio.timeout(LIMIT_S):
-            while not all(len(one.ids) >= num_tokens or one.status for one in self.told):
+            while not all(len(one.ids) >= num_tokens or one.status for one in self.received):
                 self._has_news.clear()
                 await self._has_news.wait()
 
@@ -119,7 +125,7 @@ class Crowd:
             async with asyncio.timeout(LIMIT_S):
                 await asyncio.gather(*self._tasks)
         except TimeoutError:
-            num_open = sum(not one.status for one in self.told)
+            num_open = sum(not one.status for one in self.received)
             raise RunFailed(f"{num_open} streams hang") from None
 
     def cancel(self) -> None:
@@ -127,31 +133,33 @@ class Crowd:
             task.cancel()
 
     async def _follow(
-        self, call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse], told: Told
+        self,
+        call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse],
+        received: Received,
     ) -> None:
         status = "OK"
         try:
             async for message in call:
-                told.num_skips += message.sequence != told.num_messages
-                told.num_messages += 1
+                received.num_skips += message.sequence != received.num_messages
+                received.num_messages += 1
                 if message.HasField("tokens"):
                     for record in message.tokens.records:
-                        told.ids.append(record.id)
+                        received.ids.append(record.id)
                         top = [one.logprob for one in record.top_logprobs]
                         if len(top) > 1:
-                            told.margin = min(told.margin, top[0] - top[1])
-                    told.stamps_s.append((time.monotonic(), len(told.ids)))
+                            received.margin = min(received.margin, top[0] - top[1])
+                    received.stamps_s.append((time.monotonic(), len(received.ids)))
                     self._has_news.set()
         except grpc.aio.AioRpcError as error:
-            status, told.details = error.code().name, error.details() or ""
-        told.ended_s = time.monotonic()
-        told.status = status
+            status, received.details = error.code().name, error.details() or ""
+        received.ended_s = time.monotonic()
+        received.status = status
         self._has_news.set()
 
 
 @contextlib.asynccontextmanager
 async def connections(address: str) -> AsyncGenerator[list[grpc.aio.Channel]]:
-    """Yield NUM_CHANNELS connections, none shared."""
+    """Yield NUM_CHANNELS channels with separate connections."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     async with contextlib.AsyncExitStack() as stack:
         yield [
@@ -163,15 +171,19 @@ async def connections(address: str) -> AsyncGenerator[list[grpc.aio.Channel]]:
 async def undisturbed(
     channels: Sequence[grpc.aio.Channel], num_streams: int, num_tokens: int
 ) -> References:
-    """Return references of `num_streams` requests whose tokens all have at least `MIN_MARGIN`."""
-    crowd = Crowd(channels, range(num_streams * 3 // 2), num_tokens, num_logprobs=2)
-    await crowd.until_ended()
+    """Return references of `num_streams` requests whose tokens all have a margin of at least
+    `MIN_MARGIN`.
+    """
+    streams = ConcurrentStreams(channels, range(num_streams * 3 // 2), num_tokens, num_logprobs=2)
+    await streams.until_ended()
     clear = {
-        index: told.ids
-        for index, told in zip(crowd.indices, crowd.told, strict=True)
-        if len(told.ids) == num_tokens and told.margin >= MIN_MARGIN
+        index: received.ids
+        for index, received in zip(streams.indices, streams.received, strict=True)
+        if len(received.ids) == num_tokens and received.margin >= MIN_MARGIN
     }
     if len(clear) < num_streams:
-        ends = {f"{told.status} {told.details}" for told in crowd.told}
-        raise RunFailed(f"{len(clear)} of {len(crowd.told)} requests can be compared; ends: {ends}")
+        ends = {f"{received.status} {received.details}" for received in streams.received}
+        raise RunFailed(
+            f"{len(clear)} of {len(streams.received)} requests can be compared; ends: {ends}"
+        )
     return References(ids={index: clear[index] for index in sorted(clear)[:num_streams]})

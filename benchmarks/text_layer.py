@@ -1,7 +1,8 @@
-"""The cost of text in a front: per streamed token, per encoded kilobyte, and at start-up.
+"""The cost of text processing in a front-end process: per streamed token, per encoded kilobyte, and
+at start-up.
 
-Streams get one token per push, as they do when a client keeps up. The model is the one that ships
-with the package unless another folder is named; the large vocabulary is made up.
+Streams get one token per push, as with a client that reads fast enough. Uses the packaged model
+unless another folder is given; the large vocabulary is synthetic.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ def median_us(action: Callable[[], object], num_repeats: int) -> float:
 
 
 def per_token_us(make: Callable[[], TextStream], ids: list[int], num_repeats: int) -> float:
-    """Return the median cost of one token, over whole streams."""
+    """Return the median cost of one token, over complete streams, microseconds."""
 
     def run() -> None:
         stream = make()
@@ -141,8 +142,10 @@ def measure_start(folder: Path, num_repeats: int) -> Rows:
 
 
 def large_tokenizer() -> tokenizers.Tokenizer:
-    """Return a tokenizer with a byte-level vocabulary of production size, without merges: only its
-    table is needed."""
+    """Return a tokenizer with a byte-level vocabulary of production size.
+
+    It has no merges, because only the vocabulary table is used.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {char: index for index, char in enumerate(alphabet)}
     while len(vocabulary) < LARGE_VOCABULARY:

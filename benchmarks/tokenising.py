@@ -1,13 +1,12 @@
-"""The effect of one client's long texts on the other clients of the same front.
+"""The effect of one client's long texts on other clients of the same front-end process.
 
-A service with one front on the simulated executor, real time. First it receives 1 MiB of text, as a
-prompt that is served, as one that is rejected as too long, as a chat, and for `Tokenize`. The
-benchmark reports the longest stop of the front's event loop, the median of three runs, with the CPU
-time that its thread and its process used meanwhile; the same for a long answer with log
-probabilities. Then one tenant sends 64 prompts of 1 MB at once, wave after wave, all of which are
-rejected. The benchmark reports the time to first token of another tenant's short prompts, with and
-without the flood, and whether a front was killed. If the machine stopped an idle loop, neither is
-reported.
+Runs a service with one front process and the simulated executor. First, 1 MiB of text is sent: as
+an accepted prompt, as a prompt that is too long, as a chat, and to `Tokenize`. Reports the longest
+time for which the event loop was blocked (median of three runs), with the CPU time of its thread
+and its process meanwhile; also for a long response with log probabilities. Then one tenant
+repeatedly sends 64 concurrent prompts of 1 MB, all of which are rejected. The benchmark reports the
+time to first token of another tenant's short prompts, with and without the flood, and whether a
+front process was killed. Results are not reported if the machine blocked even an idle loop.
 
     python benchmarks/tokenising.py [--full] [--only stops|flood] [--json FILE]
 """
@@ -56,7 +55,7 @@ _MB = _MIB[:1_000_000]
 _SHORT = _WORDS * 24
 _NUM_POSITIONS = 1 << 20
 _NUM_IDS = _NUM_POSITIONS - 1
-"""The longest prompt that leaves room for one output token."""
+"""Length of the longest prompt with which one output token fits."""
 _TENANT_KEY = "x-tenant"
 _CALL_S = 120.0
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1))
@@ -73,7 +72,7 @@ def model_of(folder: Path, num_positions: int) -> Path:
 
 
 def options_of(model: Path, num_positions: int) -> tuple[str, ...]:
-    """Return options of a service with room for a prompt as long as the context."""
+    """Return options of a service that accepts a prompt as long as the context."""
     blocks = ("--block-size", "16", "--num-blocks", str(2 * num_positions // 16))
     keys = ("--tenant-metadata-key", _TENANT_KEY)
     budget = ("--max-num-batched-tokens", "65536", "--max-seq-len", str(num_positions))
@@ -81,8 +80,8 @@ def options_of(model: Path, num_positions: int) -> tuple[str, ...]:
 
 
 async def stops(ticks: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    """Return, by kind of call, the longest stop of the front's loop in ms, and the call's
-    result."""
+    """Return, by kind of call, the longest time in ms for which the front's event loop was blocked,
+    and the call's result."""
     model = model_of(folder, _NUM_POSITIONS)
     found: dict[str, dict[str, Any]] = {}
     with service(*options_of(model, _NUM_POSITIONS)) as serving:
@@ -90,7 +89,7 @@ async def stops(ticks: Path, folder: Path) -> dict[str, dict[str, Any]]:
         async with grpc.aio.insecure_channel(serving.address, options=_OPTIONS) as channel:
             await generate(channel, GenerateRequest(), _SHORT)
             for name, call in calls_of(channel).items():
-                # Warm-up: the first such text makes the process allocate new pages.
+                # Warm-up: the first such text makes the process allocate memory.
                 await call()
                 rows = sorted([await stop(reader, call) for _ in range(NUM_TIMES)], key=_stop_ms)
                 found[name] = rows[NUM_TIMES // 2]
@@ -99,7 +98,7 @@ async def stops(ticks: Path, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 async def stop(reader: TickReader, call: Callable[[], Awaitable[str]]) -> dict[str, Any]:
-    """Return the longest stop during one call."""
+    """Return the longest time for which the event loop was blocked during one call."""
     reader.switch(is_on=True)
     await asyncio.sleep(0.2)
     began_s = time.monotonic()
@@ -122,7 +121,9 @@ def _stop_ms(row: dict[str, Any]) -> float:
 
 
 def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]]]:
-    """Return calls that send 1 MiB of text, and one that only waits a second."""
+    """Return calls that send 1 MiB of text, and a call that only waits a second, as the
+    reference.
+    """
     models = model_grpc.ModelServiceStub(channel)
 
     async def served() -> str:
@@ -172,7 +173,7 @@ def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]
     return {
         "nothing": nothing,
         "a prompt of 1 MiB, served": served,
-        **told_again(channel),
+        **echoing(channel),
         "a prompt of 1 Mi token ids, served": listed,
         "a prompt of 1 Mi token ids, refused": listed_over,
         "a chat of 1 MiB": chat,
@@ -184,7 +185,7 @@ def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]
 
 
 def overfull(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]]]:
-    """Return calls with megabytes of very many small elements, and a prompt for 16 outputs."""
+    """Return calls with megabytes of small elements, and a call for 16 outputs of one prompt."""
 
     async def empty_choices() -> str:
         message = GenerateRequest()
@@ -215,8 +216,8 @@ def overfull(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]
     }
 
 
-def told_again(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]]]:
-    """Return calls that return a prompt of 1 MiB to the client."""
+def echoing(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]]]:
+    """Return calls whose responses contain a prompt of 1 MiB."""
 
     async def echoed() -> str:
         message = GenerateRequest()
@@ -319,7 +320,7 @@ async def flood(ticks: Path, folder: Path, duration_s: float) -> dict[str, Any]:
 
 
 async def first_tokens_ms(serving: Service, duration_s: float) -> dict[str, float]:
-    """Return the TTFT of short prompts, sent one after the other."""
+    """Return the TTFT, ms, of short prompts sent one after another."""
     message = GenerateRequest()
     message.text_prompt.text = _SHORT
     message.stopping.max_tokens = 1
@@ -348,8 +349,8 @@ async def first_tokens_ms(serving: Service, duration_s: float) -> dict[str, floa
 
 
 async def attack(address: str, duration_s: float) -> dict[str, int]:
-    """Send waves of 64 prompts of 1 MB at once; count the resulting statuses."""
-    # A real attacker would use another machine.
+    """Send waves of 64 concurrent prompts of 1 MB; return the number of calls by status."""
+    # Runs in another process, because a real attacker would use another machine.
     os.nice(10)
     message = GenerateRequest()
     message.text_prompt.text = _MB
@@ -379,8 +380,8 @@ async def attack(address: str, duration_s: float) -> dict[str, int]:
 
 
 def checks_of_stops(found: dict[str, dict[str, Any]]) -> list[Check]:
-    """Check every stop against its goal. A stop with less CPU time than its duration was another
-    process's."""
+    """Return a check for the longest block of the event loop by each call. A block that is longer
+    than its CPU time was caused by another process."""
     return [
         at_most(
             f"longest stop of the front's loop, {name}",
@@ -445,7 +446,7 @@ def main() -> None:
 
 def print_flood(flooded: dict[str, Any]) -> None:
     print_table(
-        "Another tenant's time to first token",
+        "Time to first token of another tenant",
         ("", "calls", "errors", "p50 ms", "p99 ms", "max ms"),
         [(name, *flooded[name].values()) for name in ("quiet", "flooded")],
     )

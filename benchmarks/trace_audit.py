@@ -1,16 +1,17 @@
-"""Checks that every request leaves exactly one trace, also when engines die.
+"""Checks that every request has exactly one trace, also when engines die.
 
-A service with tracing to a real OTLP receiver in this process, a queue that is too short, and an
-engine that is killed every few seconds. Requests come at a fixed rate, some through Multiplex, and
-end in every way: whole, left by their client early or late, cancelled by call, refused for a bad
-field, an unknown model, a prompt that is too long or a full queue, expired in the queue or in the
-batch, malformed, without an engine. Each carries a separate trace id. Then: roots per request,
-children that tile their root, and what is missing against what the service states it dropped.
+Runs a service with a short queue, which sends its traces to an OTLP receiver in this process; its
+engine is killed every few seconds. Requests arrive at a fixed rate, some through Multiplex, and end
+in all possible ways: completed; client disconnected early or late; cancelled by an RPC; rejected
+because of an invalid field, an unknown model, a prompt that is too long or a full queue; expired in
+the queue or in the batch; malformed; sent while no engine was running. Each has a separate trace
+id. Checks the number of roots per request, that child spans cover their root span without gaps, and
+that the number of missing traces equals the number that the service reports as dropped.
 
     python benchmarks/trace_audit.py [--full] [--rate PER_S] [--json FILE]
 
-A request whose client received nothing (one that was abandoned at once, or whose call's deadline
-passed) may not have reached the service: of those, none is asked for and several are wrong.
+A request without a response (the client disconnected immediately, or the call's deadline passed)
+may not have reached the service, so it may have no trace, but not several.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from report import (
 )
 from services import RunFailed, Service, service, simulated
 from span_audit import Audit, AuditedSpan, audit
-from trace_audit_load import Answers, drive, make_asks
+from trace_audit_load import Answers, drive, make_requests
 from tracing_peers import EXPORT_SERVICE
 
 MAX_GAP_NS = 1_000_000
@@ -88,7 +89,9 @@ class Receiver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The result. `num_dropped`: records and traces that the service reports as dropped."""
+    """The result of a run. `num_dropped`: number of records and traces that the service reports as
+    dropped.
+    """
 
     audit: Audit
     answers: Answers
@@ -100,7 +103,7 @@ class Found:
 
 @contextlib.contextmanager
 def receiver() -> Generator[tuple[Receiver, str]]:
-    """Start a collector in this process; yield it and its endpoint."""
+    """Run a collector in this process; yield it and its endpoint."""
     taken = Receiver()
     server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(taken.export)
@@ -143,8 +146,9 @@ def run(num: int, rate_per_s: float, interval_s: float, seed: int) -> Found:
     with receiver() as (taken, endpoint):
         options = (*simulated(STEP_S), "--otlp-endpoint", endpoint, *_OPTIONS)
         with service(*options, num_fronts=2, environment=environment, has_metrics=True) as serving:
-            asks = make_asks(num, seed, rate_per_s)
-            # After five crashes in a minute the supervisor gives up: another test covers that.
+            asks = make_requests(num, seed, rate_per_s)
+            # After five crashes in a minute the supervisor stops the service; another test covers
+            # that.
             killer = Killer(serving, interval_s, most=4 if interval_s < 15 else 1000)
             killer.start()
             answers = asyncio.run(drive(serving.address, asks, MAX_SEQ_LEN))
@@ -166,7 +170,7 @@ def run(num: int, rate_per_s: float, interval_s: float, seed: int) -> Found:
 
 
 def _settle(service: Service, taken: Receiver) -> None:
-    """Wait until nothing has arrived for a while: records of abandoned requests arrive last."""
+    """Wait until no more spans arrive, because records of disconnected requests arrive late."""
     begun_s = time.monotonic()
     last_num = -1.0
     while time.monotonic() - begun_s < _SETTLE_S:
@@ -179,13 +183,13 @@ def _settle(service: Service, taken: Receiver) -> None:
 
 
 def checks_of(found: Found) -> list[Check]:
-    """Check every rule, as a figure that is to be 0."""
+    """Return one check per rule, each with a goal of 0 violations."""
     told = found.audit
     rules = {
         "requests without a root": told.num_missing,
         "requests with several roots": told.num_repeated,
-        "spans of no request, or under no root": told.num_strange,
-        "roots that their children do not tile within 1 ms": told.num_untiled,
+        "spans of no request, or under no root": told.num_unexpected,
+        "roots that their children do not tile within 1 ms": told.num_uncovered,
         "children that stick out of their root": told.num_outside,
         "missing roots that the service did not count": abs(told.num_missing - found.num_dropped),
         "roots more or less than records": abs(
@@ -219,7 +223,7 @@ def main() -> None:
     told = found.audit
     outcomes = sorted(found.answers.outcomes.items())
     print_table(
-        "What became of them, as their clients saw it",
+        "Outcomes as seen by the clients",
         ("kind", "ended", "requests"),
         [(kind, ended, num) for (kind, ended), num in outcomes],
     )
@@ -228,7 +232,7 @@ def main() -> None:
         "In all",
         ("requests", "unheard", "records", "roots", "dropped", "spans", "worst gap ms", "kills"),
         [
-            (told.num_requests, told.num_unheard, found.num_records, told.num_roots,
+            (told.num_requests, told.num_unreached, found.num_records, told.num_roots,
              found.num_dropped, told.num_spans, told.worst_gap_ns * 1e-6, found.num_kills)
         ],
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""The load of the trace audit: requests with every possible end, each under a known trace.
+"""The load of the trace audit: requests with every possible end, each with a known trace id.
 
-Owns the requests and the recorded answers. Does not inspect spans.
+Sends the requests and records their results.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _MALFORMED = b"\x0a\xff\xff\xff\x7fnot a message"
 
 
 class Kind(enum.StrEnum):
-    """How a request is meant to end."""
+    """The intended end of a request."""
 
     WHOLE = "whole"
     ONCE = "once"
     LEFT = "left"
     """Its client closes the stream after some tokens."""
     ABANDONED = "abandoned"
-    """Its client abandons the call after some time, possibly before it was sent."""
+    """Its client cancels the call after some time, possibly before it was sent."""
     CANCELLED = "cancelled"
     """Cancelled by a call of Cancel."""
     DEADLINE = "deadline"
@@ -73,8 +73,10 @@ _NEVER_MULTIPLEXED = (Kind.MALFORMED,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """One request. `amount`: 0 to 1, scales the parameter that its kind leaves open."""
+class AuditRequest:
+    """A request to send, with its intended end. `amount`: 0 to 1, determines a parameter of its
+    end, such as the time of a cancel.
+    """
 
     kind: Kind
     is_multiplexed: bool
@@ -92,12 +94,12 @@ class Ask:
 
 @dataclass(slots=True, kw_only=True)
 class Answers:
-    """The answers. `outcomes`: number of requests by kind and by status or "left"."""
+    """How all requests ended. `outcomes`: number of requests by kind and by status or "left"."""
 
     sent: list[Sent] = field(default_factory=list[Sent])
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
 
-    def note(self, ask: Ask, outcome: str, *, is_answered: bool) -> None:
+    def note(self, ask: AuditRequest, outcome: str, *, is_answered: bool) -> None:
         """Record a request that has ended for its client."""
         self.outcomes[ask.kind.value, outcome] += 1
         self.sent.append(
@@ -105,12 +107,12 @@ class Answers:
         )
 
 
-def make_asks(num: int, seed: int, rate_per_s: float) -> list[Ask]:
-    """Return `num` random requests at that rate; a third of those that can use Multiplex do."""
+def make_requests(num: int, seed: int, rate_per_s: float) -> list[AuditRequest]:
+    """Return `num` random requests at this rate; a third of the eligible ones use Multiplex."""
     rng = random.Random(seed)
     kinds = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=num)
     return [
-        Ask(
+        AuditRequest(
             kind=kind,
             is_multiplexed=kind not in _NEVER_MULTIPLEXED and rng.random() < 1 / 3,
             at_s=number / rate_per_s,
@@ -123,7 +125,7 @@ def make_asks(num: int, seed: int, rate_per_s: float) -> list[Ask]:
     ]
 
 
-async def drive(address: str, asks: Sequence[Ask], max_prompt_tokens: int) -> Answers:
+async def drive(address: str, asks: Sequence[AuditRequest], max_prompt_tokens: int) -> Answers:
     """Send each request at its time, and wait until all have ended."""
     answers = Answers()
     async with (
@@ -132,7 +134,7 @@ async def drive(address: str, asks: Sequence[Ask], max_prompt_tokens: int) -> An
         grpc.aio.insecure_channel(address) as raw,
     ):
 
-        async def send(ask: Ask) -> None:
+        async def send(ask: AuditRequest) -> None:
             client = multiplexed if ask.is_multiplexed else plain
             await _Sender(client, plain, raw, answers, max_prompt_tokens).send(ask)
 
@@ -158,7 +160,7 @@ class _Sender:
         self._max_prompt_tokens = max_prompt_tokens
         self._is_answered = False
 
-    async def send(self, ask: Ask) -> None:
+    async def send(self, ask: AuditRequest) -> None:
         try:
             outcome = await self._outcome(ask)
         except PenstockError as error:
@@ -167,7 +169,7 @@ class _Sender:
             outcome = error.reason or error.code.name
         self._answers.note(ask, outcome, is_answered=self._is_answered)
 
-    async def _outcome(self, ask: Ask) -> str:
+    async def _outcome(self, ask: AuditRequest) -> str:
         match ask.kind:
             case Kind.MALFORMED:
                 return await self._send_malformed(ask)
@@ -190,7 +192,7 @@ class _Sender:
             case _:
                 return await self._stream(ask)
 
-    async def _stream(self, ask: Ask) -> str:
+    async def _stream(self, ask: AuditRequest) -> str:
         is_long = ask.kind is Kind.TOO_LONG
         ids = _prompt(ask, self._max_prompt_tokens + 1 if is_long else _PROMPT_TOKENS)
         deadline_s = 0.02 + 0.4 * ask.amount if ask.kind is Kind.CALL_DEADLINE else _PATIENCE_S
@@ -211,7 +213,7 @@ class _Sender:
                         return "left"
         return "OK"
 
-    async def _send_malformed(self, ask: Ask) -> str:
+    async def _send_malformed(self, ask: AuditRequest) -> str:
         method: Any = self._raw.unary_stream(GENERATE)
         call = method(_MALFORMED, metadata=ask.trace.metadata(), timeout=_PATIENCE_S)
         code = await call.code()
@@ -220,12 +222,12 @@ class _Sender:
         return name
 
 
-def _prompt(ask: Ask, num_tokens: int) -> tuple[int, ...]:
+def _prompt(ask: AuditRequest, num_tokens: int) -> tuple[int, ...]:
     first = int.from_bytes(ask.parent_id[-2:], "big")
     return tuple((first * 31 + place * 7) % 250 + 3 for place in range(num_tokens))
 
 
-def _options(ask: Ask) -> dict[str, Any]:
+def _options(ask: AuditRequest) -> dict[str, Any]:
     options: dict[str, Any] = {"max_tokens": ask.num_tokens, "ignore_eos": True}
     if ask.kind is Kind.BAD_FIELD:
         options["min_tokens"] = ask.num_tokens + 1

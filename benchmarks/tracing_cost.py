@@ -1,22 +1,24 @@
-"""The cost of tracing every request: processor time of the front, throughput, loop lag.
+"""The overhead of tracing every request: CPU time of the front-end process, throughput, event-loop
+lag.
 
-A real `penstock serve` with one front on the simulated executor (steps of 5 ms, prompts of 64
-tokens, 16 tokens each) without an observer, and with traces of all requests to a collector that is
-up, dead (a closed port) and hanging (takes spans and never answers). Next to them, over a bare
-grpc.aio server with the same messages: the SDK's spans built on the event loop when a request ends,
-the interceptor of opentelemetry-instrumentation-grpc, and nothing but initial metadata. All sides
-are up throughout and take turns: each turn an open loop at one rate (the same Poisson arrivals for
-all), then a closed loop of 128 requests for what the side carries at most.
+A real `penstock serve` with one front process on the simulated executor (steps of 5 ms, prompts of
+64 tokens, 16 tokens each) without an observer, and with traces of all requests sent to a collector
+that works, one that is down (a closed port) and one that hangs (accepts spans and never responds).
+For comparison, with a bare grpc.aio server and the same messages: spans of the SDK built on the
+event loop when a request ends, the interceptor of opentelemetry-instrumentation-grpc, and initial
+metadata only. All variants run throughout and are measured alternately: first an open loop at one
+rate (the same Poisson arrivals for all), then a closed loop of 128 requests for the maximum
+throughput.
 
     python benchmarks/tracing_cost.py [--full] [--rate PER_S] [--json FILE]
 
-What is measured. Processor time a request: of all threads of the front, and of the thread with the
-event loop alone, by the kernel's account at the edges of a window; against the same round of the
-side's base (no tracing, or bare grpc.aio). Lag: of a ticker of 5 ms within each loop. Observer:
-over all requests of the run, with what it does between them. And the record path alone
-(`tracing_record_path.py`). Reported are medians over the rounds; "+-" is one standard error of the
-difference before it, which other people's work on the machine makes large: the figure for the event
-loop is known as well as that states, and no better.
+Measurements. CPU time per request: of all threads of the front process, and of the event loop's
+thread alone, as reported by the kernel at both ends of a window; compared with the base of the
+variant (no tracing, or bare grpc.aio) in the same round. Lag: the lateness of a ticker with a
+period of 5 ms in each event loop. Observer: its CPU time during the run, divided by the number of
+requests. The record path is also measured alone (`tracing_record_path.py`). Reports medians over
+the rounds; "+-" is one standard error of the preceding difference, which grows with other load on
+the machine.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ SPANS_HEADER = ("side", "requests", "roots", "spans", "dropped", "observer us")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The amount of work. `rate_per_s`: None: a share of the machine's maximum rate."""
+    """The amount of work. `rate_per_s` None: a share of the machine's maximum rate."""
 
     num_rounds: int
     warm_s: float
@@ -91,7 +93,7 @@ class Plan:
 
 @dataclass(slots=True, kw_only=True)
 class Rounds:
-    """The turns of each side, round by round: at the given rate, and at the maximum rate."""
+    """The measurements of each variant, by round: at the given rate, and at the maximum rate."""
 
     rate_per_s: float
     at_rate: dict[str, list[Turn]] = field(default_factory=dict[str, list[Turn]])
@@ -103,16 +105,16 @@ class Rounds:
         return statistics.median(map(value, turns))
 
     def added(self, side: str, value: Callable[[Turn], float]) -> float:
-        """Return the difference from the side's base, median over the rounds."""
+        """Return the difference from the variant's base, median over the rounds."""
         return statistics.median(self._differences(side, value))
 
     def error(self, side: str, value: Callable[[Turn], float]) -> float:
-        """Return one standard error of the mean of those differences."""
+        """Return one standard error of the mean difference from the variant's base."""
         differences = self._differences(side, value)
         return statistics.stdev(differences) / math.sqrt(len(differences))
 
     def ratio(self, side: str, *, most: bool) -> float:
-        """Return the side's throughput over its base's, median over the rounds."""
+        """Return the variant's throughput divided by its base's, median over the rounds."""
         of = self.at_most if most else self.at_rate
         both = zip(of[side], of[base_of(side)], strict=True)
         return statistics.median(one.per_s / base.per_s for one, base in both)
@@ -140,14 +142,14 @@ def plan_of(options: argparse.Namespace) -> Plan:
 
 
 def left_out() -> dict[str, str]:
-    """Return the sides that cannot be measured here, with the reason."""
+    """Return the variants that cannot be measured on this machine, with the reason."""
     if importlib.util.find_spec("opentelemetry.instrumentation") is None:
         return {CONTRIB: "opentelemetry-instrumentation-grpc is not installed"}
     return {}
 
 
 def run(plan: Plan, sides: dict[str, Side]) -> Rounds:
-    """Run all rounds; the sides take turns, and each round begins with a different one."""
+    """Run all rounds; the variants alternate, and each round begins with a different one."""
     for side in sides.values():
         side.begin_count()
         _turn(side, 0, plan, most=True)
@@ -160,7 +162,7 @@ def run(plan: Plan, sides: dict[str, Side]) -> Rounds:
         order = list(sides)
         for name in order[number % len(order) :] + order[: number % len(order)]:
             if name in PEERS and number % 2:
-                continue  # their differences are larger: half the rounds report them
+                continue  # larger differences: half the rounds suffice
             seed = number + 1
             at_rate = _turn(sides[name], seed, plan, rate=rate)
             at_most = _turn(sides[name], seed, plan, most=True)
@@ -183,7 +185,7 @@ def _turn(side: Side, seed: int, plan: Plan, *, rate: float = 0.0, most: bool = 
 
 
 def rows_of(rounds: Rounds) -> list[list[object]]:
-    """Return one row per side."""
+    """Return one row per variant."""
     return [
         [
             side,
@@ -203,7 +205,7 @@ def rows_of(rounds: Rounds) -> list[list[object]]:
 
 
 def span_rows(sides: dict[str, Side]) -> list[list[object]]:
-    """Return the fate of the traces, and the observer's processor time per request."""
+    """Return the counts of traces by outcome, and the observer's CPU time per request."""
     return [
         [
             side.name,
@@ -246,7 +248,7 @@ def checks_of(rounds: Rounds, path: RecordPath) -> list[Check]:
 
 
 def _document(rounds: Rounds, sides: dict[str, Side], path: RecordPath) -> dict[str, object]:
-    def told(turns: dict[str, list[Turn]]) -> dict[str, list[dict[str, float]]]:
+    def as_json(turns: dict[str, list[Turn]]) -> dict[str, list[dict[str, float]]]:
         names = ("per_s", "front_us", "loop_us", "first_p99_ms", "foreign_cores")
         return {
             side: [{name: getattr(turn, name) for name in names} for turn in each]
@@ -258,8 +260,8 @@ def _document(rounds: Rounds, sides: dict[str, Side], path: RecordPath) -> dict[
         "sides": [dict(zip(_KEYS, row, strict=True)) for row in rows_of(rounds)],
         "spans": [dict(zip(SPANS_HEADER, row, strict=True)) for row in span_rows(sides)],
         "record_path_us": asdict(path),
-        "at_rate": told(rounds.at_rate),
-        "at_most": told(rounds.at_most),
+        "at_rate": as_json(rounds.at_rate),
+        "at_most": as_json(rounds.at_most),
     }
 
 

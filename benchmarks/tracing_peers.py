@@ -1,18 +1,17 @@
-"""The servers that the cost of tracing is compared with: bare grpc.aio, and collectors.
+"""The servers that the cost of tracing is compared with (bare grpc.aio), and collectors.
 
-Every server answers `Generate` with 16 messages of one token, one for each step of 5 ms, from an
-asynchronous generator on uvloop, with as little around it as can be. Roles of this program:
+Every server responds to `Generate` with 16 messages of one token, one per step of 5 ms, from an
+asynchronous generator on uvloop, with minimal overhead. Roles of this program:
 
     bare              no tracing
-    metadata          no tracing, but metadata before the first message, as a caller that reports a
-    trace id sdk ENDPOINT      spans built on the event loop when a request has ended: a root with
-    twelve
-                      attributes, three children; the SDK's batch processor, OTLP over gRPC
+    metadata          no tracing, but initial metadata, as from a server that returns a trace id
+    sdk ENDPOINT      spans built on the event loop when a request has ended: a root with twelve
+                      attributes and three children; the SDK's batch processor, OTLP over gRPC
     contrib ENDPOINT  the interceptor of opentelemetry-instrumentation-grpc, the same processor
-    collector         takes spans over OTLP/gRPC and counts them
-    hanging           takes them and does not answer
+    collector         receives spans over OTLP/gRPC and counts them
+    hanging           receives spans and never responds
 
-Each prints its port on stdout when it serves.
+Each prints its port on stdout when it is serving.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ import grpc.aio
 from loop_ticks import start_ticking
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import output_pb2
-from usage import tell_usage
+from usage import print_usage
 
 NUM_TOKENS = 16
 STEP_S = 0.005
@@ -49,11 +48,11 @@ _TRACE_METADATA = (
     ("traceresponse", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"),
 )
 Note = Callable[[int, int, int], None]
-"""Receives the times of an ended request: arrival, first token, last token; Unix ns."""
+"""Called with the times of an ended request: arrival, first token, last token; Unix ns."""
 
 
 class Steps:
-    """A clock shared by all streams, as streams share an engine's step."""
+    """A periodic step shared by all streams, like the steps of an engine."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -114,7 +113,7 @@ async def serve(note: Note | None, *, has_metadata: bool, interceptors: Sequence
 
 
 def sdk_provider(endpoint: str) -> Any:
-    """Return a tracer provider of the SDK as its users set it up."""
+    """Return a tracer provider of the SDK in its usual configuration."""
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -163,7 +162,7 @@ def sdk_note(endpoint: str) -> Note:
 
 def contrib_interceptor(endpoint: str) -> Any:
     """Return opentelemetry-instrumentation-grpc's interceptor for grpc.aio servers."""
-    # Not among the dependencies: a type checker may not find it either.
+    # Not a dependency, so a type checker may not find it.
     contrib: Any = importlib.import_module("opentelemetry.instrumentation.grpc")
     return contrib.aio_server_interceptor(tracer_provider=sdk_provider(endpoint))
 
@@ -244,6 +243,6 @@ def main(role: str, endpoint: str = "") -> None:
 
 
 if __name__ == "__main__":
-    tell_usage(__doc__, num_arguments=1)
+    print_usage(__doc__, num_arguments=1)
     with contextlib.suppress(KeyboardInterrupt):
         main(*sys.argv[1:])

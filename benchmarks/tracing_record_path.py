@@ -1,9 +1,10 @@
-"""The processor time of a request's record in a front, measured alone on its thread.
+"""The CPU time of a request's record in a front-end process, measured separately on one thread.
 
-The front's own code, without gRPC and without the engine: opens the account under the caller's
-trace, describes the message, closes the account when the request has ended, makes and encodes the
-record, and sends it in batches to a process that reads. Compared with the same calls of a front
-without an observer. The request itself (`LiveRequest`) exists before the clock starts.
+Runs the code of that process without gRPC and without the engine: opens the request's account (the
+data for the record) with the caller's trace context, records the message's parameters, closes the
+account when the request has ended, creates and encodes the record, and sends it in batches to a
+reading process. Compares this with the same calls in a front process without an observer. The
+request (`LiveRequest`) is created before the clock starts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from penstock.scheduler.events import Queued, Stay, Wait
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.front.accounts import Accounts, Outcome
 from penstock.server.front.events import OutputEnd
-from penstock.server.front.generation import Generation, TokenInput
+from penstock.server.front.generation import GenerationSpec, TokenInput
 from penstock.server.front.live_output import LiveOutput
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.submission import Submission
@@ -45,7 +46,7 @@ _NUM_BATCH = 500
 _NUM_TOKENS = 16
 _OK = Outcome(code=0)
 _PAUSE_S = 0.06
-"""Pause between batches, longer than records wait to be sent."""
+"""Pause between batches, seconds; longer than the delay with which records are sent."""
 _READER = """
 import socket, sys
 listener = socket.socket(socket.AF_UNIX)
@@ -60,11 +61,13 @@ while front.recv(1 << 20):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordPath:
-    """Microseconds per request. `watched`, `unwatched`: the total; `added`: the difference.
+    """Microseconds per request: `watched` is the total with an observer, `unwatched` the total
+    without one, and `added` the difference.
 
     The parts of `watched`: `begin` (open the account under the call's trace), `describe` (record
-    the message's parameters), `close` (make, encode, count and offer the record), `flush` (send
-    it). Not a part: `metadata`, the making of the caller's trace metadata, which is not sent.
+    the message's parameters), `close` (create, encode, count and offer the record), `flush` (send
+    it). Separate from these: `metadata`, the creation of the caller's trace metadata, which is not
+    sent.
     """
 
     watched: float
@@ -78,7 +81,7 @@ class RecordPath:
 
 
 class _Context:
-    """The attributes of a call that the accounts read."""
+    """A stand-in for the context of a call, with the attributes that accounts read."""
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:50123"
@@ -101,7 +104,7 @@ def _message() -> pb.GenerateRequest:
 def _ended_request(number: int) -> LiveRequest:
     """Return a request that was queued, ran, and has ended."""
     arrival_s = 100.0 + number
-    generation = Generation(prompt=TokenInput(ids=(1, 2, 3)), prompt_path="token_ids")
+    generation = GenerationSpec(prompt=TokenInput(ids=(1, 2, 3)), prompt_path="token_ids")
     live = LiveRequest(f"request-{number}", generation, arrival_s)
     spec = RequestSpec(
         key=number,
@@ -129,7 +132,7 @@ def _ended_request(number: int) -> LiveRequest:
 
 
 class _Front:
-    """The attributes of a front that the accounts of its calls read."""
+    """A stand-in for a front, with the attributes that the accounts of its calls read."""
 
     def __init__(self, recorder: RequestRecorder | None) -> None:
         self.accounts = Accounts(
@@ -147,7 +150,9 @@ class _Front:
 async def _batch_us(
     recorder: RequestRecorder | None, requests: list[LiveRequest], message: pb.GenerateRequest
 ) -> NDArray[np.float64]:
-    """Return a request's share of this thread's cost of a batch: begin, describe, close, flush."""
+    """Return the microseconds per request that a batch takes on this thread: begin, describe,
+    close, flush.
+    """
     front = _Front(recorder)
     calls = CallAccounts(cast(Any, front), "penstock.v1.GenerationService")
     context = cast(Any, _Context())
@@ -162,14 +167,14 @@ async def _batch_us(
         front.now_s = request.arrival_s + 0.091
         calls.close(account, _OK)
     edges_ns.append(time.thread_time_ns())
-    # The idle loop's cost in that time is negligible.
+    # The cost of the idle loop during the pause is negligible.
     await asyncio.sleep(_PAUSE_S)
     edges_ns.append(time.thread_time_ns())
     return np.diff(edges_ns) / len(requests) * 1e-3
 
 
 def _metadata_us(num: int) -> float:
-    """Return a request's share of making the initial metadata."""
+    """Return the microseconds per request for creating the initial metadata."""
     ids = TraceIds()
     traces = [ids.begin(None) for _ in range(num)]
     begun_ns = time.thread_time_ns()
@@ -197,7 +202,7 @@ async def _measured(path: Path, num_batches: int) -> RecordPath:
     if sum(exporter.dropped.values()) or sum(recorder.dropped_records.values()):
         raise RunFailed(f"records were dropped: {exporter.dropped}, {recorder.dropped_records}")
     await exporter.close(1.0)
-    times_us = np.array(both[1:])  # the first of each is warm-up
+    times_us = np.array(both[1:])  # the first batch of each is warm-up
     parts_us = np.median(times_us[:, 1], axis=0)
     all_us = times_us.sum(axis=2)
     return RecordPath(

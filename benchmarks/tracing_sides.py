@@ -1,8 +1,9 @@
-"""The sides of the tracing benchmark: the processes of each, and the results of one turn.
+"""The variants (sides) of the tracing benchmark: the processes of each, and the results of one
+measurement.
 
-All sides are up throughout and take turns, so that other load on the machine affects all of them.
-Among the sides only the server under load uses the last core; engines, observers, collectors and
-the load client use the others. Does not evaluate the figures.
+All variants run throughout and are measured alternately, so that other load on the machine affects
+all of them. The last core is reserved for the server under load; engines, observers, collectors and
+the load client use the others.
 """
 
 from __future__ import annotations
@@ -56,14 +57,16 @@ _HERE = Path(__file__).resolve().parent
 
 
 def base_of(side: str) -> str:
-    """Return the side that this one is compared with: the same without tracing."""
+    """Return the variant with which this one is compared: the same without tracing."""
     return OFF if side in PENSTOCK else BARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """The results of one turn of a side. `front_us`, `loop_us`: processor time per request, of all
-    threads of the server and of the thread with the loop. `lags_ms`: lateness of the loop's ticks.
+    """The results of one measurement of a variant.
+
+    `front_us`, `loop_us`: CPU time per request, of all threads of the server and of the event
+    loop's thread. `lags_ms`: lateness of the loop's ticks.
     """
 
     per_s: float
@@ -76,9 +79,10 @@ class Turn:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Side:
-    """A running side. `watched`: its other processes, whose time does not count as foreign.
+    """A running variant. `watched`: its processes besides `server`; their CPU time does not count
+    as other load.
 
-    `count`: returns its collector's counts. `num_requests`: sent to it in all turns.
+    `count`: returns its collector's counts. `num_requests`: number of requests sent to it so far.
     """
 
     name: str
@@ -94,7 +98,7 @@ class Side:
     num_dropped: float = 0.0
 
     def turn(self, seed: int, warm_s: float, window_s: float, **load: float) -> Turn:
-        """Run one turn. `load`: `rate` per second, or `concurrency`. Raises RunFailed."""
+        """Run one measurement. `load`: `rate` per second, or `concurrency`. Raises RunFailed."""
         pids = [self.server, *self.watched]
         self.ticks.switch(is_on=True)
         found = run_client(
@@ -134,7 +138,7 @@ class Side:
         self.num_requests, self.observer_s = 0, -self._observer_cpu_s()
 
     def end_count(self) -> None:
-        """Wait until all expected spans have arrived or time is up; then stop counting."""
+        """Wait until all expected spans have arrived or a time limit passes; then stop counting."""
         until_s = time.monotonic() + _SETTLE_S
         while self.count is not None:
             self.spans = self.count()
@@ -154,7 +158,7 @@ class Side:
 
 @contextlib.contextmanager
 def sides_up(names: tuple[str, ...]) -> Generator[dict[str, Side]]:
-    """Start all sides; yield them ready and pinned to their cores. Raises RunFailed."""
+    """Start all variants; yield them ready and pinned to their cores. Raises RunFailed."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-")))
         stack.callback(os.sched_setaffinity, 0, ALL_CORES)
@@ -200,8 +204,9 @@ def _peer_side(stack: contextlib.ExitStack, name: str, folder: Path) -> Side:
 def _collector(
     stack: contextlib.ExitStack, name: str
 ) -> tuple[str, Callable[[], dict[str, int]] | None, list[int]]:
-    """Return the endpoint for a side's spans, a function that counts them, and the pids of the
-    collector."""
+    """Return the endpoint for a variant's spans, a function that counts them, and the pids of the
+    collector.
+    """
     if name in (OFF, BARE, METADATA):
         return "", None, []
     if name == DEAD:
@@ -233,8 +238,7 @@ def _program(stack: contextlib.ExitStack, *arguments: str) -> tuple[int, int]:
 
 
 def _prepare_environment(stack: contextlib.ExitStack, folder: Path) -> None:
-    """Set the environment of the processes to come: their loops tick, and traces go to the given
-    endpoint."""
+    """Set the environment of the processes to be started, so that their event loops tick."""
     before = dict(os.environ)
 
     def restore() -> None:

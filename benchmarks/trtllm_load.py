@@ -1,7 +1,5 @@
-"""A closed loop of requests, its measurements, and their transfer between processes.
-
-Owns the workload, which is the same on every side, and the arithmetic on arrival times. Does not
-know which side answers.
+"""The workload of `trtllm_overhead`: a closed loop of requests, its measurements, and their
+transfer between processes.
 """
 
 from __future__ import annotations
@@ -17,12 +15,14 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 ANSWER = "answer "
-"""Prefix of a line meant for the parent process: libraries print too."""
+"""Prefix of a line for the parent process; other lines are printed by libraries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`prompt` ids, `num_tokens` of output, sent `pause_s` after a slot is free."""
+    """One request: `prompt` ids and `num_tokens` of output, sent `pause_s` seconds after the
+    previous one has ended.
+    """
 
     prompt: list[int]
     num_tokens: int
@@ -31,13 +31,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """`num_requests` requests, `concurrency` of them at any time.
+    """A load of `num_requests` requests, `concurrency` of them at any time.
 
     Output lengths are uniform between `min_output_tokens` and `max_output_tokens`: with equal
-    lengths, requests that began in one step would end in one step, over and over. Each request, the
-    first ones included, is sent after a uniform pause of one to two steps. Without the pause all
-    would arrive at the start of a step, and thread timing would decide whether they join it or wait
-    for a whole step.
+    lengths, requests that began in the same step would always end in the same step. Each request,
+    including the first ones, is sent after a uniform pause of one to two steps. Without the pause
+    all would arrive at the start of a step, and thread timing would decide whether they join that
+    step or wait for the next.
     """
 
     concurrency: int
@@ -64,11 +64,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The results of one run. Times in milliseconds; `cpu_us`: processor time of the sender, per
-    token.
+    """The results of one run. Times in milliseconds.
 
-    `burst`: TTFT of the requests sent together at the start. `ttft`: TTFT of the requests sent
-    after another had ended. `itl`: between tokens, all requests.
+    Attributes:
+        cpu_us: CPU time of the sender, per token.
+        burst_*: TTFT of the requests sent together at the start.
+        ttft_*: TTFT of the requests sent after another had ended.
+        itl_*: Times between tokens, of all requests.
     """
 
     burst_mean: float
@@ -90,8 +92,9 @@ class Seen:
 
 
 class Records:
-    """Records arrivals. Of tokens that arrive together, the first has the whole gap, the
-    others 0."""
+    """Records arrivals of tokens. If several tokens arrive together, the first has the whole gap
+    and the others have gaps of 0.
+    """
 
     def __init__(self, load: Load) -> None:
         self._num_in_burst = load.concurrency
@@ -140,7 +143,7 @@ class Records:
         self._request_s.append(time.perf_counter() - self._started.pop(key))
 
     def seen(self) -> Seen:
-        """Return the summary when all requests have ended."""
+        """Return the summary. All requests must have ended."""
         elapsed_s, cpu_s = time.perf_counter() - self._begin_s, time.process_time() - self._cpu_s
         return Seen(
             **_four_ms("burst", self._burst_s),
@@ -168,9 +171,9 @@ def _four_ms(name: str, seconds: list[float]) -> dict[str, float]:
 async def closed_loop(
     load: Load, generate: Callable[[Records, int, Request], Awaitable[None]]
 ) -> Seen:
-    """Run one task per request in flight; each takes the next prompt when its own has ended.
+    """Run `load` with one task per request in flight; return the summary.
 
-    `generate` records start, tokens and end of one request under its key.
+    `generate` sends one request and records its start, tokens and end under its key.
     """
     waiting = iter(list(enumerate(load.requests())))
     records = Records(load)
@@ -187,15 +190,15 @@ async def closed_loop(
 
 
 async def answer_loads(run: Callable[[Load], Awaitable[Seen]]) -> None:
-    """Run the loads that arrive on stdin, one JSON object per line, until it is closed."""
-    # As the engine process does: objects alive now live to the end.
+    """Run the loads read from stdin, one JSON object per line, until it is closed."""
+    # As the engine process does: existing objects are long-lived.
     gc.collect()
     gc.freeze()
-    say({})
+    print_json({})
     while line := await asyncio.to_thread(sys.stdin.readline):
-        say(asdict(await run(Load(**json.loads(line)))))
+        print_json(asdict(await run(Load(**json.loads(line)))))
 
 
-def say(data: dict[str, float]) -> None:
-    """Print one line to the parent process."""
+def print_json(data: dict[str, float]) -> None:
+    """Print one line of JSON for the parent process."""
     print(ANSWER + json.dumps(data), flush=True)

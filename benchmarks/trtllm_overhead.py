@@ -1,17 +1,18 @@
-"""The overhead of Penstock over TensorRT-LLM: the stand-in used directly and through Penstock.
+"""The overhead of Penstock over TensorRT-LLM, measured with a fake of TensorRT-LLM.
 
-A closed loop of 1, 64 and 256 requests in flight, all of them within one step's time in the
-beginning, 512 random prompt tokens each, steps of 20 ms. Burst is the time to the first token of
-those, TTFT that of the others.
-Three sides take turns in one run: the floor (the stand-in in a program of one's own, one task per
-request), the engine side (scheduler, executor and engine loop behind the link, a client of the link
-that only counts) and the service (`penstock serve`, gRPC clients). Each has a separate engine.
+The fake (the "stand-in") is used directly and through Penstock. Runs closed loops with 1, 64 and
+256 requests in flight, 512 random prompt tokens each, steps of 20 ms; the first requests are all
+sent within the time of one step. "Burst" is the TTFT of these first requests, "TTFT" that of the
+others. Three variants alternate in one run: the floor (a program that uses the stand-in directly,
+one task per request), the engine side (scheduler, executor and engine loop, with a client of the
+engine's socket that only counts) and the service (`penstock serve`, gRPC clients). Each has a
+separate engine.
 
     python benchmarks/trtllm_overhead.py [--full] [--json FILE]
 
-Added is what a side takes over the floor of the same round; the median over the rounds is reported.
-Engine, front and clients are their own processes: on fewer cores than that they also wait for
-each other, which the floor, one process, does not.
+"Added" is the difference between a variant and the floor of the same round; the median over the
+rounds is reported. Engine, front-end process and clients are separate processes: with fewer cores
+than processes they also wait for each other, unlike the floor, which is a single process.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One load on one side. `cpu_us`: processor time of each of its processes, per token."""
+    """The results of one load on one variant. `cpu_us`: CPU time of each of its processes, per
+    token.
+    """
 
     side: str
     concurrency: int
@@ -68,8 +71,10 @@ class Run:
 
 
 class Side:
-    """The process that sends requests, and the processes that serve them by name; the sender may be
-    one of these."""
+    """One of the compared variants: its client process, and the process ids of its servers by name.
+
+    The floor has no servers: its client runs the engine.
+    """
 
     def __init__(
         self, name: str, sender: asyncio.subprocess.Process, servers: dict[str, list[int]]
@@ -96,7 +101,7 @@ class Side:
 
 
 async def answer_of(process: asyncio.subprocess.Process) -> str:
-    """Return the next answer of a benchmark process."""
+    """Return the next line of results from a benchmark process."""
     assert process.stdout is not None
     while line := (await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)).decode():
         if line.startswith(ANSWER):
@@ -132,7 +137,7 @@ async def process(*command: str, step_ms: float) -> AsyncGenerator[asyncio.subpr
 
 @contextlib.asynccontextmanager
 async def all_sides(folder: Path, step_ms: float) -> AsyncGenerator[list[Side]]:
-    """Yield every side, up and idle."""
+    """Start all variants; yield them ready and idle."""
     roles = str(_HERE / "trtllm_sides.py")
     path, model = str(folder / "engine.sock"), str(folder / "model")
     async with contextlib.AsyncExitStack() as stack:
@@ -163,8 +168,9 @@ async def all_sides(folder: Path, step_ms: float) -> AsyncGenerator[list[Side]]:
 
 
 def write_model(folder: Path) -> None:
-    """Write the demo model's tokenizer and a configuration with room for long prompts; no
-    weights."""
+    """Write the demo model's tokenizer, and a configuration that allows long prompts; no
+    weights.
+    """
     demo = resolve_model("demo")
     folder.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
@@ -175,7 +181,7 @@ def write_model(folder: Path) -> None:
 
 
 async def measure(size: Size) -> list[Run]:
-    """Run all rounds. The sides take turns at going first."""
+    """Run all rounds; each round begins with a different variant."""
     runs: list[Run] = []
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         folder = Path(name)
@@ -218,7 +224,7 @@ def of_side(runs: list[Run], side: str, concurrency: int) -> list[Run]:
 
 
 def added(runs: list[Run], side: str, concurrency: int, metric: str) -> tuple[float, float]:
-    """Return the milliseconds and percent over the floor, medians over the rounds."""
+    """Return the difference from the floor in milliseconds and percent, medians over the rounds."""
     pairs = [
         (getattr(run.seen, metric), getattr(floor.seen, metric))
         for run, floor in zip(
@@ -280,7 +286,7 @@ def report(runs: list[Run], size: Size) -> list[Check]:
 
 
 def size_of(options: argparse.Namespace) -> Size:
-    """Return the long or the quick run's size, with the values that the arguments override."""
+    """Return the size of the full or the quick run, with the values that the arguments override."""
     least, most = options.output_tokens or ((64, 128) if options.full else (32, 64))
     return Size(
         num_rounds=options.rounds or (7 if options.full else 3),

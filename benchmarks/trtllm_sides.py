@@ -1,7 +1,8 @@
-"""The processes of `trtllm_overhead`: each side's engine and its clients.
+"""The processes of `trtllm_overhead`: the engine and the clients of each variant.
 
-floor FOLDER: the stand-in, driven directly. engine FOLDER SOCKET: Penstock's engine process without
-a supervisor. link SOCKET: a client of the link, no front. service ADDRESS: gRPC clients.
+floor FOLDER: the stand-in for TensorRT-LLM, driven directly. engine FOLDER SOCKET: Penstock's
+engine process without a supervisor. link SOCKET: a client of the engine's socket, without a
+front-end process. service ADDRESS: gRPC clients.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from penstock.executor.create import create_executor
 from penstock.executor.trtllm.package import load_package
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Finished, StepEvents
+from penstock.scheduler.events import Completed, StepEvents
 from penstock.scheduler.request import RequestSpec, SamplingParams
 from penstock.server.link.frames import EngineHello
 from penstock.server.link.unix_port import UnixEnginePort
-from trtllm_load import Load, Records, Request, Seen, answer_loads, closed_loop, say
-from usage import tell_usage
+from trtllm_load import Load, Records, Request, Seen, answer_loads, closed_loop, print_json
+from usage import print_usage
 
 MAX_BATCH_SIZE = 256
 MAX_NUM_TOKENS = 8192
@@ -37,7 +38,7 @@ _FRONT_ID = 1
 
 
 async def floor(folder: Path) -> None:
-    """Use the engine as a user's program would: no scheduler, no link."""
+    """Use the stand-in directly, without Penstock's scheduler and socket."""
     package = load_package(is_engine=False)
     llm = await asyncio.to_thread(
         package.build,
@@ -81,13 +82,13 @@ def engine(folder: Path, path: Path) -> None:
         loop = engine_loop(hub)
         gc.collect()
         gc.freeze()
-        say({})
+        print_json({})
         loop.run()
 
 
 class LinkLoad:
-    """Keeps a load running over the link and receives events, as a front does, without gRPC and
-    text."""
+    """Sends a load over the engine's socket and receives events, as a front process without gRPC
+    and text processing would."""
 
     def __init__(self, path: Path) -> None:
         self.port = UnixEnginePort(path, _FRONT_ID)
@@ -117,7 +118,7 @@ class LinkLoad:
         for key in events.keys.tolist():
             records.tokens(key, 1)
         for end in events.ends:
-            if not isinstance(end, Finished):
+            if not isinstance(end, Completed):
                 self._fail(ValueError(f"a request failed: {end.reason.name}"))
                 return
             records.end(end.key)
@@ -156,7 +157,7 @@ class LinkLoad:
 
 
 async def link(path: Path) -> None:
-    """Run loads over the link."""
+    """Run loads over the engine's socket."""
     load = LinkLoad(path)
     await load.port.start(load)
     await load.port.wait_up()
@@ -203,6 +204,6 @@ def main(role: str, *places: str) -> None:
 
 
 if __name__ == "__main__":
-    tell_usage(__doc__, num_arguments=2)
+    print_usage(__doc__, num_arguments=2)
     with contextlib.suppress(KeyboardInterrupt):
         main(*sys.argv[1:])

@@ -1,7 +1,7 @@
 """Usage errors of benchmarks: wrong arguments and missing packages.
 
-For programs that a benchmark starts and that read their arguments by position, and for benchmarks
-that need more packages than Penstock.
+For programs with positional arguments that a benchmark starts, and for benchmarks that need
+additional packages.
 """
 
 import contextlib
@@ -9,10 +9,10 @@ import sys
 from collections.abc import Generator
 
 
-def tell_usage(doc: str | None, *, num_arguments: int) -> None:
+def print_usage(doc: str | None, *, num_arguments: int) -> None:
     """Print the usage `doc` and exit if `-h` is given or arguments are missing.
 
-    For `-h` it goes to stdout and the exit code is 0.
+    For `-h` the usage is printed to stdout and the exit code is 0.
     """
     given = sys.argv[1:]
     if given[:1] in (["-h"], ["--help"]):
@@ -24,9 +24,9 @@ def tell_usage(doc: str | None, *, num_arguments: int) -> None:
 
 @contextlib.contextmanager
 def needing(extra: str) -> Generator[None]:
-    """Exit with the extra to install if an import in this block does not find its package."""
+    """Exit with the name of the extra to install if an import in this block fails."""
     try:
         yield
     except ModuleNotFoundError as error:
-        message = f"{error.name} is not installed: install penstock[{extra}]"
+        message = f"{error.name} is not installed: pip install 'penstock[{extra}]'"
         raise SystemExit(message) from error

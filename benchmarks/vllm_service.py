@@ -1,6 +1,7 @@
-"""vLLM's gRPC server on the CPU, with the same streams as `cpu_served.py` reads from Penstock.
+"""vLLM's gRPC server on the CPU, measured with the same streams as Penstock in `cpu_served.py`.
 
-Run by vLLM's interpreter, which has its protocol, it is a client process of `served_model.py`:
+With vLLM's interpreter, in which the generated code of its protocol is installed, this program is a
+client process of `served_model.py`:
 
 vllm_service.py ADDRESS STREAMS PROMPT_TOKENS OUTPUT_TOKENS VOCABULARY SEED START_AT
 """
@@ -23,16 +24,18 @@ from typing import Any
 
 import grpc
 
-from usage import tell_usage
+from usage import print_usage
 
 CLIENT = __file__
 """The program of a client process."""
 _START_LIMIT_S = 240.0
-_TEMPERATURE = 1.0  # as in served_model.py, which needs Penstock
+_TEMPERATURE = 1.0  # copied from served_model.py, which needs Penstock
 
 
 class VllmService:
-    """vLLM's server, stopped except during its runs: it uses the cores even when idle."""
+    """vLLM's server, stopped (SIGSTOP) except during its runs, because it uses the cores even when
+    idle.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
         self._process = process
@@ -40,7 +43,7 @@ class VllmService:
 
     @contextlib.contextmanager
     def running(self) -> Generator[None]:
-        """Let the server run within the block."""
+        """Resume the server within the block."""
         os.killpg(self._process.pid, signal.SIGCONT)
         try:
             yield
@@ -70,7 +73,7 @@ async def vllm_service(
         *("--max-num-batched-tokens", str(budget), "--no-enable-prefix-caching"),
         env={**os.environ, **settings},
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,  # its stderr is this program's
+        stdout=asyncio.subprocess.DEVNULL,  # its stderr is inherited
         start_new_session=True,
     )
     try:
@@ -134,5 +137,5 @@ async def _read(arguments: list[str]) -> dict[str, list[float]]:
 
 
 if __name__ == "__main__":
-    tell_usage(__doc__, num_arguments=7)
+    print_usage(__doc__, num_arguments=7)
     print(json.dumps(asyncio.run(_read(sys.argv[1:]))))

@@ -1,4 +1,6 @@
-"""A tokenizer for models of random weights: token n is the word "wn", split at spaces."""
+"""A tokenizer for models with random weights: token n is the word "w" + n; text is split at
+spaces.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write a tokenizer into a model's folder; token 2 ends a sequence."""
+    """Write a tokenizer into a model's folder; token 2 is the end-of-sequence token."""
     words = {f"w{token}": token for token in range(vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -1,9 +1,9 @@
-// Whole requests in a window: an open loop or a closed one. Part of load_client.cpp.
+// Complete requests in a time window, as an open or closed loop. Part of load_client.cpp.
 
-// Requests that come as `--rate` says (a second, at random, the same times for the same `--seed`),
-// whatever the server does; or `--concurrency` of them at a time. Counted is what ends between
-// `--warm` and `--warm` + `--window` seconds, and the processor time of each of `--pids` meanwhile;
-// `loop_s` is that of the first one's main thread alone.
+// Open loop: requests arrive at random, on average `--rate` per second; the times depend on `--seed`
+// only. Closed loop: `--concurrency` requests at a time. Counts requests that end between `--warm`
+// and `--warm` + `--window` seconds, and the CPU time of each of `--pids` in this window; `loop_s` is
+// the CPU time of the first process's main thread.
 class Arrive : public Load {
  public:
   explicit Arrive(const Options& options)

@@ -1,5 +1,5 @@
-// One connection with its streams: speaks gRPC (a call a stream), Multiplex (all streams in one
-// call), server-sent events or lines, and tells a listener what came for which stream.
+// One connection with its streams: gRPC (one call per stream), Multiplex (all streams in one
+// call), server-sent events or lines. Passes each message and its stream to a listener.
 #pragma once
 
 #include <arpa/inet.h>
@@ -22,7 +22,7 @@ enum class Mode { kGrpc, kMultiplex, kEvents, kLines };
 
 struct Listener {
   virtual ~Listener() = default;
-  // A message of a stream, with the new tokens it stands for; `is_final` when it says Finished.
+  // A message of a stream with the number of its tokens; `is_final` for a finished event.
   virtual void on_message(uint32_t stream, uint32_t num_tokens, bool is_final) = 0;
   virtual void on_end(uint32_t stream) = 0;
 };
@@ -76,7 +76,7 @@ class Connection {
     flush();
   }
 
-  // Send the request of a stream (again), as a call of its own.
+  // Send the request of a stream (again) in a separate call.
   void open(uint32_t stream) {
     const uint32_t id = next_id();
     stream_of_.push_back(stream);
@@ -88,7 +88,7 @@ class Connection {
     h2::put_grpc_message(output_, id, request_, true);
   }
 
-  // Reset the call of a stream, as a client does that leaves.
+  // Reset the call of a stream, like a client that disconnects.
   void cancel(uint32_t stream) {
     const uint32_t id = ids_[stream - first_];
     is_live_[id / 2] = false;
@@ -106,7 +106,7 @@ class Connection {
     output_.erase(0, sent);
   }
 
-  // Take what the socket holds.
+  // Read the data that the socket has.
   void receive() {
     static uint8_t buffer[1 << 18];
     const ssize_t n = recv(fd_, buffer, sizeof buffer, 0);
@@ -192,7 +192,7 @@ class Connection {
       unacknowledged_ = 0;
     }
     if (!is_live_[index]) return;
-    // Taken out: a listener that opens another call moves all of them.
+    // Removed first: a listener that opens another call moves all of them.
     std::string joined = std::move(partial_[index]);
     partial_[index].clear();
     const uint8_t* data = frame.payload;
@@ -302,7 +302,7 @@ class Connection {
   uint32_t unacknowledged_ = 0;
   std::string output_;
   std::vector<uint8_t> input_;
-  // By half of a call's id: whose it is, the message that has not come in full, whether it goes on.
+  // By half of a call's id: its stream, its incomplete message, and whether it is still open.
   std::vector<uint32_t> stream_of_;
   std::vector<std::string> partial_;
   std::vector<bool> is_live_;

@@ -1,4 +1,4 @@
-// The floor of the gRPC core: GenerationService/Generate in C++ with the callback API, one token a
+// The lower bound of the gRPC core: GenerationService/Generate in C++ with the callback API, one token a
 // message, fed by the producer of delivery_peers.py.
 //
 //   grpc_server PORT SOCKET
@@ -46,7 +46,7 @@ class Stream : public grpc::ServerWriteReactor<GenerateResponse> {
     if (!waiting_.empty()) write();
   }
   void OnCancel() override {}
-  // Never deleted: the source may still hold it, and the process ends with the run.
+  // Never deleted: the source may still reference it, and the process ends with the run.
   void OnDone() override {}
 
  private:
@@ -82,7 +82,7 @@ class Source {
     streams_.push_back(stream);
     if (write(socket_, "+", 1) != 1) perror("write");
   }
-  // Until the producer hangs up.
+  // Until the producer disconnects.
   void run() {
     std::vector<uint32_t> tokens;
     uint32_t header[2];
@@ -138,5 +138,5 @@ int main(int count, char** arguments) {
   printf("ready\n");
   fflush(stdout);
   source.run();
-  _exit(0);  // streams are open still: nothing to be kind to
+  _exit(0);  // without destructors: streams are still open
 }

@@ -1,11 +1,11 @@
 // A load client that costs a fraction of the server it measures: one thread, epoll, no gRPC core.
 //
 //   load_client deliver ...   counts and stamps tokens within a window, prints one line of JSON
-//   load_client hold ...      opens streams, says so, keeps them until its stdin ends
-//   load_client churn ...     short requests one after another on every stream, some left early
-//   load_client arrive ...    requests that come at a rate, or so many at a time, within a window
+//   load_client hold ...      opens streams, reports it, keeps them open until its stdin ends
+//   load_client churn ...     consecutive short requests on every stream, some cancelled early
+//   load_client arrive ...    requests at a rate or a concurrency, within a time window
 //
-// All options are `--name value`; delivery.py, stream_memory.py and tracing_cost.py know them.
+// All options are `--name value`; delivery.py, stream_memory.py and tracing_cost.py use them.
 #include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -88,7 +88,7 @@ class Load : public Listener {
     }
   }
 
-  // Wait up to `timeout_ms` and take what came.
+  // Wait up to `timeout_ms` and handle the events.
   void poll(int timeout_ms) {
     epoll_event events[256];
     const int num = epoll_wait(epoll_, events, 256, timeout_ms);

@@ -16,7 +16,7 @@ inline int64_t now_ns() {
   return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
 }
 
-// Processor seconds of one thread, as the kernel's scheduler has them.
+// CPU seconds of one thread, from the kernel's scheduler.
 inline double thread_cpu_s(int pid, const std::string& thread) {
   const std::string path = "/proc/" + std::to_string(pid) + "/task/" + thread + "/schedstat";
   FILE* file = fopen(path.c_str(), "r");
@@ -29,7 +29,7 @@ inline double thread_cpu_s(int pid, const std::string& thread) {
 
 inline double main_thread_cpu_s(int pid) { return thread_cpu_s(pid, std::to_string(pid)); }
 
-// Of all threads of a process.
+// CPU seconds of all threads of a process.
 inline double cpu_s(int pid) {
   double total_s = 0;
   DIR* tasks = opendir(("/proc/" + std::to_string(pid) + "/task").c_str());
@@ -40,7 +40,7 @@ inline double cpu_s(int pid) {
   return total_s;
 }
 
-// Processor seconds that the whole machine has spent on anything.
+// CPU seconds of the whole machine.
 inline double machine_busy_s() {
   unsigned long long user, nice, system, idle, wait, irq, soft, steal;
   FILE* file = fopen("/proc/stat", "r");
@@ -58,12 +58,12 @@ struct Arrival {
   uint32_t num_tokens;
 };
 
-// Delays in ms of the single tokens of arrivals `first` to `last - 1`. The schedule: token i is due
+// Delays in ms of each token of arrivals `first` to `last - 1`. The schedule: token i is due
 // at origin + i * step.
 //
-// `slip_ns`: by how much the source is known to have fallen behind its schedule for good by the
-// end. A source that slips never catches up, so its slip at token i is at most the least delay of
-// any token from i on, and at most the whole. `less_slip` takes the smaller of both off.
+// `slip_ns`: how far the source is behind its schedule at the end. A source that slips never catches
+// up, so its slip at token i is at most the smallest delay of the tokens from i on, and at most
+// `slip_ns`. `less_slip` subtracts the smaller of both.
 struct Delays {
   std::vector<double> strict_ms;
   std::vector<double> less_slip_ms;

@@ -1,13 +1,13 @@
-// What the load client is asked to do. Part of load_client.cpp.
+// The commands of the load client. Part of load_client.cpp.
 
-// Counts within a window, and stamps every token against the source's schedule.
+// Counts tokens in a time window and measures the delay of each against the source's schedule.
 //
-// With `--schedule FILE` the source has written there when token 0 is due, CLOCK_MONOTONIC ns.
-// Otherwise the source pauses twice, for `--pause` seconds beyond its step. A silence of half
-// of that on all streams is a mark: what comes next is the same step's token on all streams, from a
-// server with nothing left to send. Token i after the first mark is due at origin + i * step, and
-// the origin is fitted by the fastest token of all. The first token after the second mark tells by
-// how much the source slipped between.
+// With `--schedule FILE` the source writes the due time of token 0 there (CLOCK_MONOTONIC, ns).
+// Otherwise the source pauses twice, for `--pause` seconds beyond its step. Half of that without a
+// message on any stream is a mark: the next token is of the same step on all streams, from a server
+// with nothing left to send. Token i after the first mark is due at origin + i * step; the fastest
+// token determines the origin. The first token after the second mark gives the slip of the source
+// between both marks.
 class Deliver : public Load {
  public:
   explicit Deliver(const Options& options)
@@ -39,7 +39,7 @@ class Deliver : public Load {
     const Snapshot after = look();
     window_end_ = arrivals_.size();
     if (has_mark_) {
-      // A server that is behind by more than the pause has no silence in it.
+      // A server that is behind by more than the pause sends without a pause.
       has_second_mark_ = until(&Deliver::is_silent, now_ns() + 3 * int64_t(pause_ns_));
       is_recording_ = false;
       num_until_pause_ = num_tokens_;
@@ -171,7 +171,7 @@ class Deliver : public Load {
   int64_t last_token_ns_ = now_ns(), first_token_ns_ = 0;
 };
 
-// Opens streams and keeps them. Prints one line when each has had its first message, or, with
+// Opens streams and keeps them open. Prints one line once each has its first message or, with
 // `--until token`, its first token.
 class Hold : public Load {
  public:
@@ -202,7 +202,7 @@ class Hold : public Load {
   uint32_t num_open_ = 0, num_ended_ = 0;
 };
 
-// `--requests` requests, `--streams` at a time. With `--leave-after N` each is left after N tokens.
+// `--requests` requests, `--streams` at a time. With `--leave-after N` each is cancelled after N tokens.
 class Churn : public Load {
  public:
   explicit Churn(const Options& options)

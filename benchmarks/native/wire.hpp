@@ -1,7 +1,7 @@
-// Protobuf fields and HTTP/2 frames, as much of them as a client of token streams needs.
+// The parts of Protobuf and HTTP/2 that a client of token streams needs.
 //
-// What comes back is read, not checked: header blocks are skipped, so a status is not known here,
-// only that a stream ended.
+// Responses are read without validation. Header blocks are skipped, so the status of a stream is
+// unknown, only its end.
 #pragma once
 
 #include <cstdint>

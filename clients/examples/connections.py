@@ -1,8 +1,8 @@
-"""Reports the connections of a gRPC server, by channelz: one line for each connection.
+"""Reports the connections of a gRPC server with channelz, one line per connection.
 
-Independent of Penstock: works with any server that has channelz. Several processes with separate
-connections may share one port, as the fronts of Penstock do: the report is of the process that
-accepted the connection of this program.
+Independent of Penstock: works with any server that has channelz. If several processes share one
+port, as Penstock's front-end processes do, the report covers only the process that accepted the
+connection of this program.
 
     python connections.py 127.0.0.1:50051
 """
@@ -19,7 +19,8 @@ _DEADLINE_S = 10.0
 
 
 def shown(server: channelz_pb2.Server, stub: Any) -> list[str]:
-    """Format a server and its connections."""
+    """Return one line about the server, and one line per connection, as far as one response lists
+    them. Raises grpc.RpcError."""
     data = server.data
     lines = [
         f"server {server.ref.server_id}: {data.calls_started} calls, {data.calls_failed} failed,"
@@ -34,7 +35,7 @@ def shown(server: channelz_pb2.Server, stub: Any) -> list[str]:
             socket = stub.GetSocket(asked, timeout=_DEADLINE_S).socket
         except grpc.RpcError as error:
             if cast(Any, error).code() is grpc.StatusCode.NOT_FOUND:
-                continue  # It was closed meanwhile.
+                continue  # The connection was closed meanwhile.
             raise
         remote = socket.remote.tcpip_address
         host = str(ipaddress.ip_address(remote.ip_address)) if remote.ip_address else ref.name
@@ -46,7 +47,7 @@ def shown(server: channelz_pb2.Server, stub: Any) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """Run; return the exit code."""
+    """Run the program and return the exit code."""
     parser = argparse.ArgumentParser(description="Show the connections of a gRPC server.")
     parser.add_argument("address", help="HOST:PORT")
     args = parser.parse_args(argv)

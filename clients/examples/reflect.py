@@ -1,14 +1,14 @@
-"""Lists, describes and calls methods of any gRPC server that answers reflection, in JSON.
+"""Lists, describes and calls methods of any gRPC server with reflection, in JSON.
 
-Like grpcurl, with Python packages and no generated code. Independent of Penstock: the server
-provides all information.
+Similar to grpcurl, with Python packages and without generated code. Independent of Penstock: the
+descriptors come from the server.
 
     python reflect.py 127.0.0.1:50051 list
     python reflect.py 127.0.0.1:50051 describe penstock.v1.TextPrompt
     python reflect.py 127.0.0.1:50051 call penstock.v1.ModelService/ListModels '{}'
 
-Consecutive JSON objects are separate messages, for methods that take a stream. Statuses other
-than OK are reported with their details, and the exit code is 1.
+Consecutive JSON objects are separate messages, for methods that take a stream. A status other than
+OK is reported with its details, and the exit code is then 1.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from google.rpc import error_details_pb2
 
 
 class Server:
-    """A server's description of itself, by reflection."""
+    """The services and message types of a server, as reflection returns them."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel
@@ -44,13 +44,14 @@ class Server:
         self._pool = DescriptorPool(cast(Any, self._database))
 
     def method_names(self) -> Iterator[str]:
-        """Yield every method, as `service/method`."""
+        """Yield the names of all methods, as `service/method`. Raises grpc.RpcError."""
         for service in self._database.get_services():
             for method in self._pool.FindServiceByName(service).methods:
                 yield f"{service}/{method.name}"
 
     def described(self, symbol: str) -> str:
-        """Return the descriptor of a service, message or enumeration. Raises KeyError."""
+        """Return the descriptor of a top-level service, message or enumeration, as text. Raises
+        KeyError for another symbol, and grpc.RpcError."""
         file = self._pool.FindFileContainingSymbol(symbol)
         found: Any
         for kind in ("services_by_name", "message_types_by_name", "enum_types_by_name"):
@@ -62,7 +63,12 @@ class Server:
         raise KeyError("not a service, a message or an enumeration")
 
     def call(self, name: str, text: str) -> Iterator[str]:
-        """Yield responses as JSON. Raises grpc.RpcError, KeyError and json_format.ParseError."""
+        """Call the method `name` with the JSON objects in `text`, or with an empty message if there
+        are none, and yield the responses as JSON.
+
+        Raises grpc.RpcError, KeyError for an unknown method, and ValueError or
+        json_format.ParseError for invalid JSON.
+        """
         method = self._method(name)
         request_class = message_factory.GetMessageClass(method.input_type)
         requests = [
@@ -70,7 +76,7 @@ class Server:
             for value in _json_values(text)
         ]
         answer_class = message_factory.GetMessageClass(method.output_type)
-        # On the wire, a single message is a stream of one message.
+        # In HTTP/2 a single message is a stream of one message.
         multi = self._channel.stream_stream(
             f"/{method.containing_service.full_name}/{method.name}",
             request_serializer=_serialized,
@@ -80,8 +86,9 @@ class Server:
             yield json_format.MessageToJson(answer, descriptor_pool=self._pool)
 
     def _method(self, name: str) -> MethodDescriptor:
-        """Return the method `service/method`. Raises grpc.RpcError, and KeyError with known
-        names.
+        """Return the method with the name `service/method`.
+
+        Raises KeyError for an unknown service or method, and grpc.RpcError.
         """
         service_name, slash, method_name = name.removeprefix("/").partition("/")
         if not (service_name and slash and method_name):
@@ -102,7 +109,7 @@ _PROTOS: dict[str, Any] = {
 
 
 def _details(error: grpc.RpcError) -> Iterator[str]:
-    """Yield the details of a status as JSON: the messages of google.rpc."""
+    """Yield the google.rpc messages in the details of a status, as JSON."""
     status = cast(Any, rpc_status).from_call(error)
     for detail in () if status is None else status.details:
         try:
@@ -116,7 +123,7 @@ def _serialized(message: Message) -> bytes:
 
 
 def _json_values(text: str) -> Iterator[Any]:
-    """Yield consecutive JSON values."""
+    """Yield the JSON values in `text`, one by one. Raises ValueError for invalid JSON."""
     decoder = json.JSONDecoder()
     rest = text.strip()
     while rest:
@@ -129,7 +136,7 @@ Header: TypeAlias = tuple[str, str | bytes]
 
 
 class _WithMetadata(grpc.ClientCallDetails):
-    """Call details with additional metadata; the details that gRPC passes cannot be changed."""
+    """Call details with additional metadata. The details that gRPC passes cannot be changed."""
 
     def __init__(self, details: grpc.ClientCallDetails, metadata: list[Header]) -> None:
         self.method = details.method
@@ -141,7 +148,8 @@ class _WithMetadata(grpc.ClientCallDetails):
 
 
 class _Headers(grpc.StreamStreamClientInterceptor):
-    """Adds metadata to every call, also to reflection, which may require authorization too."""
+    """Adds metadata to all calls, including those of reflection, because they may require
+    authorization."""
 
     def __init__(self, headers: list[Header]) -> None:
         self._metadata = headers
@@ -164,7 +172,11 @@ def _channel(args: argparse.Namespace) -> grpc.Channel:
 
 
 def _header(text: str) -> Header:
-    """Parse `NAME: VALUE` as metadata. Names that end in -bin have bytes, written in base64."""
+    """Parse `NAME: VALUE` as metadata. If a name ends in -bin, its value is bytes, encoded in
+    base64.
+
+    Raises ArgumentTypeError for other texts.
+    """
     name, colon, value = text.partition(":")
     name, value = name.strip().lower(), value.strip()
     if not colon:
@@ -182,7 +194,8 @@ def _header(text: str) -> Header:
 
 
 def _authorities(path: str) -> bytes:
-    """Read a PEM file."""
+    """Return the content of a PEM file. Raises ArgumentTypeError if it cannot be read or contains
+    no certificate."""
     try:
         content = Path(path).read_bytes()
     except OSError as error:
@@ -203,20 +216,20 @@ def _parsed(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--header", type=_header, action="append", default=[], metavar="NAME: VALUE",
-        help="goes with every call",
+        help="sent with every call",
     )  # fmt: skip
     args = parser.parse_args(argv)
     if args.action != "list" and args.name is None:
         parser.error(f"{args.action} what?")
     if args.action == "list" and args.name is not None:
-        parser.error("list takes nothing behind it")
+        parser.error("list takes no arguments")
     if args.action != "call" and args.data is not None:
         parser.error(f"{args.action} takes no data")
     return args
 
 
 def main(argv: list[str]) -> int:
-    """Run; return the exit code."""
+    """Run the program and return the exit code."""
     args = _parsed(argv)
     with _channel(args) as channel:
         server = Server(channel)
@@ -236,12 +249,13 @@ def main(argv: list[str]) -> int:
                   file=sys.stderr)  # fmt: skip
             return 1
         except (KeyError, ValueError, json_format.ParseError) as error:
-            # A KeyError would show its message in quotes.
+            # str() of a KeyError would quote its message.
             told = error.args[0] if isinstance(error, KeyError) else error
             print(f"{args.name}: {told}", file=sys.stderr)
             return 1
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # `| head` has exited
+            # The reader of the pipe, e.g. `head`, has exited.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
     return 0
 

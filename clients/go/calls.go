@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// interceptUnary sends the trace with a call and makes an *Error of its failure.
+// interceptUnary adds the trace context to a call and converts its failure to an *Error.
 func (c *Client) interceptUnary(
 	ctx context.Context, method string, request, reply interface{}, conn *grpc.ClientConn,
 	invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
@@ -34,7 +34,7 @@ func (c *Client) interceptUnary(
 	return e
 }
 
-// interceptStream is interceptUnary for streams.
+// interceptStream is like interceptUnary, for streams.
 func (c *Client) interceptStream(
 	ctx context.Context, desc *grpc.StreamDesc, conn *grpc.ClientConn, method string,
 	open grpc.Streamer, opts ...grpc.CallOption,
@@ -57,14 +57,14 @@ func (c *Client) explain(ctx context.Context, err error, trailer metadata.MD) *E
 	return e
 }
 
-// explainedStream fails with *Error.
+// explainedStream converts the failures of a stream to *Error.
 type explainedStream struct {
 	grpc.ClientStream
 	client    *Client
 	hasAnswer bool
 }
 
-// SendMsg fails with io.EOF where the call has ended, of which RecvMsg has the reason.
+// SendMsg fails with io.EOF when the call has ended. RecvMsg then returns the reason.
 func (s *explainedStream) SendMsg(message interface{}) error {
 	err := s.ClientStream.SendMsg(message)
 	if err == nil || errors.Is(err, io.EOF) {
@@ -91,7 +91,7 @@ func (s *explainedStream) RecvMsg(message interface{}) error {
 	return s.client.explain(s.Context(), err, s.Trailer())
 }
 
-// detached has the values of a context, and neither its deadline nor its end.
+// detached has the values of a context, but neither its deadline nor its cancellation.
 type detached struct{ context.Context }
 
 func (detached) Deadline() (deadline time.Time, ok bool) { return time.Time{}, false }

@@ -1,10 +1,10 @@
-// Package penstock is a client for Penstock, a gRPC service that streams what language models
-// generate.
+// Package penstock is a client for Penstock, a gRPC service that streams the output of language
+// models.
 //
-// A Client holds the connections and may be shared by goroutines. Generate answers a Stream, which
-// is read with Next. Every call ends with its context: its deadline travels to the server, and
-// cancelling it ends the request there. Requests and events are the messages of package penstock/v1;
-// every failure of a call is an *Error.
+// A Client holds the connections and may be shared by goroutines. Generate returns a Stream, which
+// is read with Next. Every call ends with its context: the deadline of the context is sent to the
+// server, and cancelling the context cancels the request on the server. Requests and events are the
+// messages of package penstock/v1. Every failure of a call is an *Error.
 package penstock
 
 import (
@@ -31,12 +31,12 @@ type Client struct {
 	mu        sync.Mutex
 	isClosing bool
 	isClosed  bool
-	// Cancel calls for requests that would outlive their streams.
+	// The Cancel calls for requests that would continue after their streams.
 	leaving sync.WaitGroup
 }
 
-// Dial makes a client for an address: HOST, HOST:PORT (50051 for a host alone), [IPV6]:PORT, or a
-// gRPC target such as unix:PATH and dns:///HOST:PORT. It does not wait for a connection.
+// Dial creates a client for an address: HOST, HOST:PORT (the default port is 50051), [IPV6]:PORT,
+// or a gRPC target such as unix:PATH and dns:///HOST:PORT. It does not wait for a connection.
 func Dial(address string, opts ...Option) (*Client, error) {
 	target, err := grpcTarget(address)
 	if err != nil {
@@ -71,9 +71,9 @@ func Dial(address string, opts ...Option) (*Client, error) {
 	return c, nil
 }
 
-// Close hangs up. Open streams end with codes.Canceled; requests with a resume_timeout live on
-// and can be resumed by another client. It waits, for 2 s at most, until requests that were left
-// before are cancelled.
+// Close closes the connections. Open streams end with codes.Canceled. Requests with a
+// resume_timeout continue, and another client can resume them. It waits for at most 2 s until
+// requests whose streams were closed before are cancelled.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.isClosing = true
@@ -85,10 +85,12 @@ func (c *Client) Close() error {
 	return c.conns.close()
 }
 
-// Conn is for stubs of one's own. Calls on it carry the token and the trace, and fail with *Error.
+// Conn returns the connection for generated stubs of other services. Calls on it send the token and
+// the trace context, and fail with *Error.
 func (c *Client) Conn() grpc.ClientConnInterface { return &c.conns }
 
-// GenerateOnce answers a request as a whole. Give ctx a deadline: nothing comes before the end.
+// GenerateOnce returns the complete result of a request. Set a deadline on ctx, because nothing is
+// returned before the end.
 func (c *Client) GenerateOnce(
 	ctx context.Context, request *pb.GenerateRequest,
 ) (*pb.GenerateOnceResponse, error) {
@@ -97,7 +99,8 @@ func (c *Client) GenerateOnce(
 	})
 }
 
-// Cancel ends a request by its id, wherever it was submitted; it answers where the request stood.
+// Cancel ends a request by its id, regardless of the client that submitted it. It returns the state
+// of the request before the cancellation.
 func (c *Client) Cancel(ctx context.Context, requestID string) (pb.RequestState, error) {
 	response, err := retrying(ctx, c, func() (*pb.CancelResponse, error) {
 		return c.generation.Cancel(ctx, &pb.CancelRequest{RequestId: requestID})
@@ -105,7 +108,7 @@ func (c *Client) Cancel(ctx context.Context, requestID string) (pb.RequestState,
 	return response.GetState(), err
 }
 
-// ListModels answers the models that the caller may use, by name.
+// ListModels returns the models that the caller may use, sorted by name.
 func (c *Client) ListModels(ctx context.Context) ([]*pb.ModelInfo, error) {
 	var models []*pb.ModelInfo
 	for token := ""; ; {
@@ -123,7 +126,7 @@ func (c *Client) ListModels(ctx context.Context) ([]*pb.ModelInfo, error) {
 	}
 }
 
-// GetModel reports what a model can do and what it allows; "" is the server's default model.
+// GetModel returns the features and limits of a model; "" means the default model of the server.
 func (c *Client) GetModel(ctx context.Context, name string) (*pb.ModelInfo, error) {
 	request := &pb.GetModelRequest{}
 	if name != "" {
@@ -135,7 +138,7 @@ func (c *Client) GetModel(ctx context.Context, name string) (*pb.ModelInfo, erro
 	return response.GetModel(), err
 }
 
-// Tokenize turns text or a dialogue into token ids.
+// Tokenize converts text or a conversation to token ids.
 func (c *Client) Tokenize(
 	ctx context.Context, request *pb.TokenizeRequest,
 ) (*pb.TokenizeResponse, error) {
@@ -144,7 +147,7 @@ func (c *Client) Tokenize(
 	})
 }
 
-// Detokenize turns token ids into text.
+// Detokenize converts token ids to text.
 func (c *Client) Detokenize(
 	ctx context.Context, request *pb.DetokenizeRequest,
 ) (*pb.DetokenizeResponse, error) {
@@ -153,13 +156,13 @@ func (c *Client) Detokenize(
 	})
 }
 
-// IsServing asks the server's health, once and without retries; "" is the server as a whole.
+// IsServing returns the health of the server, without retries; "" means the whole server.
 func (c *Client) IsServing(ctx context.Context, service string) (bool, error) {
 	response, err := c.health.Check(ctx, &healthpb.HealthCheckRequest{Service: service})
 	return response.GetStatus() == healthpb.HealthCheckResponse_SERVING, err
 }
 
-// leave ends a request that would outlive its stream, without anyone waiting for it but Close.
+// leave cancels a request that would continue after its stream. Only Close waits for the call.
 func (c *Client) leave(ctx context.Context, requestID string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -171,7 +174,7 @@ func (c *Client) leave(ctx context.Context, requestID string) {
 		defer c.leaving.Done()
 		ctx, cancel := context.WithTimeout(detached{ctx}, leavingDeadline)
 		defer cancel()
-		// What fails here ends with the request's grace period.
+		// If this fails, the request ends after its resume_timeout.
 		_, _ = c.Cancel(ctx, requestID)
 	}()
 }
@@ -182,7 +185,7 @@ func (c *Client) hasClosed() bool {
 	return c.isClosed
 }
 
-// pool deals calls to several connections in turn.
+// pool distributes calls over several connections, round robin.
 type pool struct {
 	conns []*grpc.ClientConn
 	next  uint32
@@ -204,7 +207,7 @@ func (p *pool) NewStream(
 	return p.take().NewStream(ctx, desc, method, opts...)
 }
 
-// close hangs up; the first error.
+// close closes the connections and returns the first error.
 func (p *pool) close() error {
 	var first error
 	for _, conn := range p.conns {

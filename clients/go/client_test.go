@@ -22,7 +22,7 @@ import (
 
 const testTimeout = 10 * time.Second
 
-// fakeService answers with what a test gives it.
+// fakeService returns the responses that a test sets.
 type fakeService struct {
 	pb.UnimplementedGenerationServiceServer
 	generate  func(*pb.GenerateRequest, pb.GenerationService_GenerateServer) error
@@ -53,7 +53,7 @@ func (f *fakeService) Cancel(
 	return f.cancel(request)
 }
 
-// serve starts the service in memory; a context for the test, and a client.
+// serve starts the service in memory. It returns a context for the test, and a client.
 func serve(t *testing.T, service *fakeService, opts ...Option) (context.Context, *Client) {
 	t.Helper()
 	listener := bufconn.Listen(1 << 16)
@@ -91,7 +91,7 @@ func finished(sequence uint64) *pb.GenerateResponse {
 	}}
 }
 
-// refusal is a status with a reason and a time to wait.
+// refusal returns a status with a reason and a retry delay.
 func refusal(t *testing.T, code codes.Code, reason string, after time.Duration) error {
 	t.Helper()
 	s, err := status.New(code, "no").WithDetails(
@@ -113,7 +113,7 @@ func sendAll(send func(*pb.GenerateResponse) error, messages ...*pb.GenerateResp
 	return nil
 }
 
-// textOf reads a stream to its end.
+// textOf reads a stream to its end and returns the text.
 func textOf(stream *Stream) (string, error) {
 	text := ""
 	for stream.Next() {
@@ -161,7 +161,7 @@ func TestRefusedCallIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestRefusalIsToldWhenAttemptsEnd(t *testing.T) {
+func TestRejectionIsReturnedWhenAttemptsEnd(t *testing.T) {
 	numCalls := 0
 	ctx, client := serve(t, &fakeService{
 		generate: func(*pb.GenerateRequest, pb.GenerationService_GenerateServer) error {
@@ -220,7 +220,7 @@ func TestBrokenStreamsAreErrors(t *testing.T) {
 	}
 }
 
-// notUnicode is a request that no message can carry.
+// notUnicode is a request with a string that is not UTF-8, which no message can contain.
 func notUnicode() *pb.GenerateRequest {
 	return &pb.GenerateRequest{
 		Prompt:   &pb.GenerateRequest_TextPrompt{TextPrompt: &pb.TextPrompt{Text: "private\xff"}},

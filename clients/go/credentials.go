@@ -5,7 +5,7 @@ import (
 	"errors"
 )
 
-// tokenCredentials sends the bearer token of every call.
+// tokenCredentials adds the bearer token to each call.
 type tokenCredentials struct {
 	token       func() (string, error)
 	isEncrypted bool
@@ -19,11 +19,11 @@ func (c tokenCredentials) GetRequestMetadata(
 		return nil, err
 	}
 	if token == "" {
-		return nil, errors.New("token: it is empty")
+		return nil, errors.New("token: must not be empty")
 	}
 	for i := 0; i < len(token); i++ {
 		if token[i] <= ' ' || token[i] > '~' {
-			// The token is not quoted: where this is shown is not known here.
+			// The token is not quoted, because the error may be logged.
 			return nil, errors.New("token: must be printable ASCII without a space")
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// unfit is why a message cannot be encoded; nil if it can. That is the caller's mistake, which gRPC
-// would report as Internal.
+// unfit returns why a message cannot be encoded; nil if it can. This is an error of the caller,
+// which gRPC would report as Internal.
 func unfit(message interface{}) *Error {
 	m, ok := message.(proto.Message)
 	if !ok {
@@ -25,8 +25,8 @@ func unfit(message interface{}) *Error {
 	return unfitError(m, err)
 }
 
-// unfitError names the fields that are not UTF-8, by their paths in the request as servers do. It
-// does not quote them: prompts may be private.
+// unfitError names the fields that are not UTF-8 by their paths in the request, as servers do. It
+// does not quote them, because prompts may be private.
 func unfitError(message proto.Message, cause error) *Error {
 	e := &Error{Code: codes.InvalidArgument, Message: cause.Error()}
 	for _, path := range notUTF8(message.ProtoReflect(), "") {
@@ -41,7 +41,7 @@ func unfitError(message proto.Message, cause error) *Error {
 	return e
 }
 
-// notUTF8 are the paths of a message's strings that are not UTF-8, sorted.
+// notUTF8 returns the sorted paths of the strings in a message that are not UTF-8.
 func notUTF8(message protoreflect.Message, prefix string) (paths []string) {
 	look := func(field protoreflect.FieldDescriptor, value protoreflect.Value, path string) {
 		switch field.Kind() {
@@ -56,7 +56,7 @@ func notUTF8(message protoreflect.Message, prefix string) (paths []string) {
 	message.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
 		path := prefix + string(field.Name())
 		switch {
-		case field.IsMap(): // the contract's requests have none
+		case field.IsMap(): // only google.protobuf.Struct has a map, which is not checked
 		case field.IsList():
 			for i := 0; i < value.List().Len(); i++ {
 				look(field, value.List().Get(i), fmt.Sprintf("%s[%d]", path, i))

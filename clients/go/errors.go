@@ -20,37 +20,37 @@ import (
 const (
 	errorDomain = "penstock.dev"
 	pushbackKey = "grpc-retry-pushback-ms"
-	// ReasonStreamBroken is the reason of an Error that the client finds and no server sends: the
-	// stream had a gap, events in the wrong order, or an end without finished.
+	// ReasonStreamBroken is the reason of an Error that only the client returns: the stream had a
+	// gap, its events were in the wrong order, or it ended without the finished event.
 	ReasonStreamBroken = "STREAM_BROKEN"
 )
 
-// FieldViolation is one bad field: its path in the request, such as "sampling.temperature".
+// FieldViolation is one invalid field: its path in the request, such as "sampling.temperature".
 type FieldViolation struct {
 	Field       string
 	Description string
 }
 
-// Error is a failed call. errors.As finds it, status.Code and status.Convert of gRPC understand it,
-// and errors.Is compares it with context.Canceled and context.DeadlineExceeded.
+// Error is a failed call. It works with errors.As, with status.Code and status.Convert of gRPC, and
+// with errors.Is for context.Canceled and context.DeadlineExceeded.
 type Error struct {
 	Code    codes.Code
 	Message string
-	// Reason is a name of pb.ErrorReason without its prefix, such as "QUEUE_FULL"; "" when the
-	// status carried none (a proxy, the network, gRPC itself).
+	// Reason is a name of pb.ErrorReason without its prefix, such as "QUEUE_FULL"; "" if the status
+	// has none, because a proxy, the network or gRPC caused it.
 	Reason string
-	// Metadata is what ErrorInfo carried besides.
+	// Metadata has the other values of ErrorInfo.
 	Metadata map[string]string
-	// RetryAfter is how long the server suggests to wait; 0 for no suggestion.
+	// RetryAfter is the delay that the server suggests before a retry; 0 for no suggestion.
 	RetryAfter time.Duration
-	// IsRetryRefused states that the server asked not to be tried again.
+	// IsRetryRefused is true if the server requested that the call is not retried.
 	IsRetryRefused  bool
 	FieldViolations []FieldViolation
-	// RequestID is "" as long as the server did not report it.
+	// RequestID is the id of the request; "" if the server has not reported it.
 	RequestID string
 }
 
-// Error reports code, reason and message.
+// Error returns code, reason and message.
 func (e *Error) Error() string {
 	if e.Reason == "" {
 		return fmt.Sprintf("penstock: %s: %s", e.Code, e.Message)
@@ -58,7 +58,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("penstock: %s (%s): %s", e.Code, e.Reason, e.Message)
 }
 
-// GRPCStatus is for package status of gRPC.
+// GRPCStatus is used by package status of gRPC.
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.Code, e.Message) }
 
 // Is compares with the errors of package context.
@@ -67,12 +67,12 @@ func (e *Error) Is(target error) bool {
 		(target == context.DeadlineExceeded && e.Code == codes.DeadlineExceeded)
 }
 
-// HasReason is whether the failure has this reason of the contract.
+// HasReason returns whether the failure has this error reason.
 func (e *Error) HasReason(reason pb.ErrorReason) bool {
 	return e.Reason == strings.TrimPrefix(reason.String(), "ERROR_REASON_")
 }
 
-// asError finds the Error in what a call returned, or makes one.
+// asError returns the Error in a returned error, or creates one.
 func asError(err error) *Error {
 	var found *Error
 	if errors.As(err, &found) {
@@ -108,7 +108,7 @@ func errorFromStatus(failed *spb.Status) *Error {
 	return e
 }
 
-// readDetails leaves out what cannot be read rather than hiding the status itself.
+// readDetails ignores details that cannot be parsed, so that they do not hide the status.
 func (e *Error) readDetails(s *status.Status) {
 	for _, detail := range s.Details() {
 		switch detail := detail.(type) {
@@ -118,9 +118,9 @@ func (e *Error) readDetails(s *status.Status) {
 			}
 		case *errdetails.RetryInfo:
 			delay := detail.GetRetryDelay()
-			told := time.Duration(delay.GetSeconds())*time.Second + time.Duration(delay.GetNanos())
-			if told > e.RetryAfter {
-				e.RetryAfter = told
+			retryAfter := time.Duration(delay.GetSeconds())*time.Second + time.Duration(delay.GetNanos())
+			if retryAfter > e.RetryAfter {
+				e.RetryAfter = retryAfter
 			}
 		case *errdetails.BadRequest:
 			for _, violation := range detail.GetFieldViolations() {
@@ -134,19 +134,21 @@ func (e *Error) readDetails(s *status.Status) {
 	}
 }
 
-// readPushback: as gRFC A6 has it, milliseconds to wait; negative or unreadable means do not retry.
+// readPushback reads the push-back of gRFC A6 in milliseconds. A negative or invalid value means
+// that the call must not be retried.
 func (e *Error) readPushback(value string) {
 	milliseconds, err := strconv.ParseInt(value, 10, 32)
 	if err != nil || milliseconds < 0 {
 		e.IsRetryRefused = true
 		return
 	}
-	if told := time.Duration(milliseconds) * time.Millisecond; told > e.RetryAfter {
-		e.RetryAfter = told
+	if retryAfter := time.Duration(milliseconds) * time.Millisecond; retryAfter > e.RetryAfter {
+		e.RetryAfter = retryAfter
 	}
 }
 
-// ofRequest is the same failure with the id of its request, in case the status did not report.
+// ofRequest returns the same failure with the id of its request, in case the status does not have
+// it.
 func (e *Error) ofRequest(requestID string) *Error {
 	if e.RequestID != "" || requestID == "" {
 		return e
@@ -156,15 +158,16 @@ func (e *Error) ofRequest(requestID string) *Error {
 	return &known
 }
 
-// unlessAsked: a call that a client else cancelled before it began counts as not served. A server
-// that shuts down does so with calls that reach it in the same moment, and gives no reason.
+// unlessAsked converts the error of a call that was cancelled before it began, and not by this
+// client, to Unavailable. A server that shuts down cancels calls that arrive at the same moment,
+// without a reason.
 func (e *Error) unlessAsked() *Error {
 	if e.Code != codes.Canceled || e.Reason != "" {
 		return e
 	}
 	moved := *e
 	moved.Code = codes.Unavailable
-	moved.Message = "the call was cancelled on its way, and not by this client"
+	moved.Message = "the server or a proxy cancelled the call, not this client"
 	return &moved
 }
 

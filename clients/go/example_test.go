@@ -19,7 +19,7 @@ func text(prompt string) *pb.GenerateRequest {
 	}
 }
 
-// The examples compile with the tests; they run against a service only.
+// The examples are compiled with the tests, and run only against a service.
 
 func ExampleClient_Generate() {
 	client, err := penstock.Dial("127.0.0.1:50051")
@@ -55,7 +55,7 @@ func ExampleClient_Resume() {
 	}
 	stream.Detach()
 
-	// Here, or in another process within the minute.
+	// In this process or another one, within a minute.
 	stream = client.Resume(context.Background(), stream.Point())
 	defer stream.Close()
 	for stream.Next() {

@@ -10,18 +10,18 @@ import (
 	pb "penstock/v1"
 )
 
-// lane is one request on a Multiplex call: what came and was not taken yet, its credit, its end.
-// What waits is bounded by the credit that was given.
+// lane is one request on a Multiplex call: its messages that were received and not taken yet, its
+// credit, and its end. The number of these messages is limited by the credit.
 type lane struct {
 	call  *multiplexCall
 	key   uint64
 	topUp uint32
-	news  chan struct{} // holds one when there is something to take
+	news  chan struct{} // has an item while there is something to take
 	over  chan struct{} // closed at the end
 
 	mu       sync.Mutex
 	waiting  []*pb.GenerateResponse
-	err      error // io.EOF after a good end
+	err      error // io.EOF after an end without an error
 	numTaken uint32
 }
 
@@ -36,7 +36,7 @@ func (l *lane) put(message *pb.GenerateResponse) {
 	l.wake()
 }
 
-// fail ends the lane after what came before; the first end counts.
+// fail ends the lane after the messages received so far. Only the first end takes effect.
 func (l *lane) fail(err error) {
 	l.mu.Lock()
 	if l.err == nil {
@@ -54,7 +54,7 @@ func (l *lane) wake() {
 	}
 }
 
-// take is the next message and the credit that is due for it; all nothing when it has not come.
+// take returns the next message and the credit that is due for it; all zero if there is none yet.
 func (l *lane) take() (message *pb.GenerateResponse, credit uint32, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -71,7 +71,7 @@ func (l *lane) take() (message *pb.GenerateResponse, credit uint32, err error) {
 	return message, credit, nil
 }
 
-// watch leaves the lane when ctx ends before it does.
+// watch closes the lane if ctx ends first.
 func (l *lane) watch(ctx context.Context) {
 	select {
 	case <-l.over:
@@ -86,7 +86,7 @@ func (l *lane) cancelCommand() *pb.MultiplexRequest {
 	}
 }
 
-// laneSource is a lane as an attempt at a stream, which ends with ctx.
+// laneSource adapts a lane to a source, which ends with ctx.
 type laneSource struct {
 	*lane
 	ctx context.Context
@@ -103,7 +103,7 @@ func (s *laneSource) recv() (*pb.GenerateResponse, error) {
 		}
 		if message != nil {
 			if credit > 0 {
-				// Its failure is reported by what is received next.
+				// The next receive reports the failure.
 				_ = s.grant(s.ctx, credit)
 			}
 			return message, nil
@@ -117,7 +117,7 @@ func (s *laneSource) recv() (*pb.GenerateResponse, error) {
 
 func (s *laneSource) header() (metadata.MD, error) { return nil, nil }
 
-// stop has nothing to do: an attempt that is given up has failed, and its lane ended with that.
+// stop does nothing: an attempt is stopped only after it has failed, and its lane has then ended.
 func (s *laneSource) stop() {}
 
 func (s *laneSource) grant(ctx context.Context, numTokens uint32) error {

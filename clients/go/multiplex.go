@@ -12,17 +12,19 @@ import (
 	pb "penstock/v1"
 )
 
-// MultiplexConfig states how requests share a call.
+// MultiplexConfig defines how requests share a call.
 type MultiplexConfig struct {
-	// WindowTokens is how many output tokens of a request the server may send beyond what was read
-	// from its Stream; twice min_chunk_tokens where that is more. It bounds what a slow reader holds
-	// in memory, and should exceed what is generated in one round trip.
+	// WindowTokens is the number of output tokens of a request that the server may send before they
+	// are read from its Stream; at least twice min_chunk_tokens. It limits the memory for a slow
+	// reader, and should exceed the number of tokens generated in one round trip.
 	WindowTokens uint32
-	// MaxCallAge is after how long new requests go to a new call; the old one ends with its last
-	// request, so that no call outlives its connection, to which servers give 30 minutes.
+	// MaxCallAge is the time after which new requests use a new call. The old call ends with its
+	// last request. It ensures that no call exceeds the maximum connection age, which is 30 minutes
+	// at servers.
 	MaxCallAge time.Duration
-	// MaxRequestBytes fails a larger request by itself: sent, it would end the call, and every
-	// request on it. Not more than the server's ModelLimits.max_message_bytes.
+	// MaxRequestBytes is the maximum size of a request. A larger request fails and is not sent,
+	// because it would end the call for all requests. At most the server's
+	// ModelLimits.max_message_bytes.
 	MaxRequestBytes int
 }
 
@@ -47,19 +49,19 @@ func (c MultiplexConfig) check() error {
 	return nil
 }
 
-// Multiplex sends many requests over one call, and opens another when that is lost, grows old, or
-// the server is about to stop. Keys are its own business. Goroutines may share one.
+// Multiplex sends many requests over one call. It opens another call if the current one is lost or
+// too old, or if the server is about to stop. It assigns the keys. Goroutines may share one.
 type Multiplex struct {
 	client *Client
 	config MultiplexConfig
 	ctx    context.Context
 	cancel context.CancelFunc
-	// Holds the current call; a caller that has taken it out may replace it.
+	// Protects the current call. A goroutine that has read it may find it replaced.
 	current chan *multiplexCall
 }
 
-// Multiplex makes one. Its calls carry the metadata of ctx and end with it; the first is made with
-// the first request.
+// Multiplex creates a Multiplex. Its calls send the metadata of ctx and end with ctx. The first
+// call is opened with the first request.
 func (c *Client) Multiplex(ctx context.Context, config MultiplexConfig) (*Multiplex, error) {
 	if err := config.check(); err != nil {
 		return nil, err
@@ -70,16 +72,16 @@ func (c *Client) Multiplex(ctx context.Context, config MultiplexConfig) (*Multip
 	return m, nil
 }
 
-// Close ends all calls, and so all open requests, with codes.Canceled; it returns nil, to be an
+// Close ends all calls and all open requests with codes.Canceled. It returns nil; it implements
 // io.Closer.
 func (m *Multiplex) Close() error {
 	m.cancel()
 	return nil
 }
 
-// Generate is Client.Generate over the shared call. The deadline of ctx travels as total_timeout;
-// of its metadata only traceparent does. Reading the Stream gives credit for more output, so a
-// request that no client reads does not hold up the others.
+// Generate is like Client.Generate, over the shared call. The deadline of ctx is sent as
+// total_timeout; of its metadata only traceparent is sent. Reading the Stream grants credit for
+// more output, so a request that is not read does not block the others.
 func (m *Multiplex) Generate(ctx context.Context, request *pb.GenerateRequest) *Stream {
 	window := m.config.WindowTokens
 	if chunk := request.GetOutput().GetMinChunkTokens(); 2*chunk > window {
@@ -91,7 +93,7 @@ func (m *Multiplex) Generate(ctx context.Context, request *pb.GenerateRequest) *
 }
 
 // GenerateWithCredit leaves the credit to the caller: the server sends numTokens tokens, and more
-// only after Stream.Grant. A request left without credit for too long fails with READER_STALLED.
+// only after Stream.Grant. A request without credit for too long fails with READER_STALLED.
 func (m *Multiplex) GenerateWithCredit(
 	ctx context.Context, request *pb.GenerateRequest, numTokens uint32,
 ) *Stream {
@@ -100,8 +102,8 @@ func (m *Multiplex) GenerateWithCredit(
 	})
 }
 
-// Grant lets the server send more tokens of a request begun by Multiplex.GenerateWithCredit. Any
-// goroutine may call it.
+// Grant allows the server to send more tokens of a request started by Multiplex.GenerateWithCredit.
+// Any goroutine may call it.
 func (s *Stream) Grant(ctx context.Context, numTokens uint32) error {
 	s.mu.Lock()
 	lane, ok := s.source.(*laneSource)
@@ -109,7 +111,7 @@ func (s *Stream) Grant(ctx context.Context, numTokens uint32) error {
 	if !ok || lane.topUp != 0 {
 		return &Error{
 			Code:    codes.FailedPrecondition,
-			Message: "the stream was not begun by GenerateWithCredit, or goes on without credit",
+			Message: "the stream was not started by GenerateWithCredit, or was resumed without credit",
 		}
 	}
 	if numTokens == 0 {
@@ -118,8 +120,9 @@ func (s *Stream) Grant(ctx context.Context, numTokens uint32) error {
 	return lane.grant(ctx, numTokens)
 }
 
-// submit starts a request, on a new call if there is none that takes it. topUp is how many tokens
-// are taken before credit is given for them; 0 leaves that to the caller.
+// submit starts a request, on a new call if the current call does not accept it. topUp is the
+// number of tokens that are taken before credit is granted for them; 0 leaves the credit to the
+// caller.
 func (m *Multiplex) submit(
 	ctx context.Context, request *pb.GenerateRequest, credit, topUp uint32,
 ) (source, error) {
@@ -129,14 +132,14 @@ func (m *Multiplex) submit(
 	if traceparent := traceparentOf(ctx); traceparent != "" {
 		submit.Traceparent = &traceparent
 	}
-	// What cannot be encoded would end the call, and every request on it.
+	// A request that cannot be encoded would end the call for all requests.
 	encoded, err := proto.Marshal(submit)
 	if err != nil {
 		return nil, unfitError(submit, err)
 	}
 	if size := len(encoded) + commandBytes; size > m.config.MaxRequestBytes {
 		return nil, &Error{Code: codes.ResourceExhausted, Message: fmt.Sprintf(
-			"the request has %d bytes, and may have %d", size, m.config.MaxRequestBytes)}
+			"the request has %d bytes; the limit is %d", size, m.config.MaxRequestBytes)}
 	}
 	var call *multiplexCall
 	select {
@@ -166,11 +169,11 @@ func (m *Multiplex) submit(
 	return &laneSource{lane: lane, ctx: ctx}, nil
 }
 
-// What key and tags add to a submit at most.
+// Maximum size that the key and the tags add to a request.
 const commandBytes = 32
 
-// withDeadline is the request with the deadline of ctx as its total_timeout, unless that is earlier
-// already.
+// withDeadline returns the request with the deadline of ctx as its total_timeout, unless its own is
+// earlier.
 func withDeadline(ctx context.Context, request *pb.GenerateRequest) *pb.GenerateRequest {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -178,7 +181,7 @@ func withDeadline(ctx context.Context, request *pb.GenerateRequest) *pb.Generate
 	}
 	left := time.Until(deadline)
 	if left <= 0 {
-		left = 1 // it must be positive, and ctx is about to end
+		left = 1 // must be positive; ctx is about to end
 	}
 	if own := request.GetScheduling().GetTotalTimeout(); own != nil && own.AsDuration() <= left {
 		return request

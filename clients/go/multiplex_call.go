@@ -12,22 +12,22 @@ import (
 	pb "penstock/v1"
 )
 
-// multiplexCall is one Multiplex call: a goroutine that reads, one that writes, and the requests
-// that are open on it.
+// multiplexCall is one Multiplex call: a goroutine that reads, one that writes, and the open
+// requests.
 type multiplexCall struct {
 	commands chan *pb.MultiplexRequest
-	done     chan struct{} // closed once the call is over
-	unused   chan struct{} // closed once nothing more will be sent
+	done     chan struct{} // closed when the call has ended
+	unused   chan struct{} // closed when nothing more will be sent
 
 	mu         sync.Mutex
 	lanes      map[uint64]*lane
-	left       map[uint64]struct{} // cancelled here, and not ended yet by the server
+	left       map[uint64]struct{} // cancelled by this client, and not ended by the server yet
 	lastKey    uint64
 	numSending int
 	expires    time.Time
-	isRetired  bool // takes no new requests, and ends with its last
+	isRetired  bool // accepts no new requests, and ends with its last one
 	isUnused   bool
-	err        *Error // why it is over
+	err        *Error // why it has ended
 }
 
 func (m *Multiplex) newCall() *multiplexCall {
@@ -43,7 +43,7 @@ func (m *Multiplex) newCall() *multiplexCall {
 	return call
 }
 
-// run opens the call, reads it to its end, and fails what is open then.
+// run opens the call, reads it to its end, and then fails the open requests.
 func (c *multiplexCall) run(ctx context.Context, client *Client) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -75,7 +75,7 @@ func (c *multiplexCall) write(stream pb.GenerationService_MultiplexClient) {
 	for {
 		select {
 		case command := <-c.commands:
-			// When it fails the call is over, and the reader has the reason.
+			// If this fails, the call has ended, and the reader has the reason.
 			if stream.Send(command) != nil {
 				return
 			}
@@ -88,8 +88,8 @@ func (c *multiplexCall) write(stream pb.GenerationService_MultiplexClient) {
 	}
 }
 
-// join opens a lane. Without one the call takes no new requests, and the error is why it is over, if
-// it is. A nil call takes none.
+// join opens a lane. If it returns no lane, the call accepts no new requests; the error is the
+// reason why the call has ended, if it has. A nil call accepts no requests.
 func (c *multiplexCall) join(topUp uint32) (*lane, error) {
 	if c == nil {
 		return nil, nil
@@ -112,7 +112,7 @@ func (c *multiplexCall) join(topUp uint32) (*lane, error) {
 	return l, nil
 }
 
-// retire: nothing new may join.
+// retire makes the call accept no new requests.
 func (c *multiplexCall) retire() {
 	if c == nil {
 		return
@@ -123,12 +123,12 @@ func (c *multiplexCall) retire() {
 	c.endIfUnused()
 }
 
-// send hands a command to the writer; an error when the call or ctx is over before.
+// send passes a command to the writer. It returns an error if the call or ctx has ended before.
 func (c *multiplexCall) send(ctx context.Context, command *pb.MultiplexRequest) error {
 	c.mu.Lock()
 	if c.isUnused {
 		c.mu.Unlock()
-		return nil // whom it is about has ended
+		return nil // the request of the command has ended
 	}
 	c.numSending++
 	c.mu.Unlock()
@@ -148,7 +148,7 @@ func (c *multiplexCall) send(ctx context.Context, command *pb.MultiplexRequest) 
 	}
 }
 
-// forget drops a lane whose request was never sent.
+// forget removes a lane whose request was never sent.
 func (c *multiplexCall) forget(l *lane) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -156,15 +156,15 @@ func (c *multiplexCall) forget(l *lane) {
 	c.endIfUnused()
 }
 
-// leave drops a lane that no client wants any more, and cancels its request if it is still open.
+// leave removes a lane that is no longer read, and cancels its request if it is still open.
 func (c *multiplexCall) leave(l *lane) {
 	if c.abandon(l) {
-		// Its failure is the call's end, which ends the request as well.
+		// If this fails, the call has ended, and the request with it.
 		_ = c.send(context.Background(), l.cancelCommand())
 	}
 }
 
-// abandon drops a lane without ending its request; whether it was still open.
+// abandon removes a lane without ending its request. It returns whether the request was still open.
 func (c *multiplexCall) abandon(l *lane) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -176,7 +176,7 @@ func (c *multiplexCall) abandon(l *lane) bool {
 	return isOpen
 }
 
-// receive hands out the events of one message.
+// receive distributes the events of one message.
 func (c *multiplexCall) receive(response *pb.MultiplexResponse) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -211,7 +211,7 @@ func (c *multiplexCall) receive(response *pb.MultiplexResponse) error {
 	return nil
 }
 
-// endIfUnused closes the sending side of a retired call after its last request. Needs mu.
+// endIfUnused closes the sending side of a retired call after its last request. Requires mu.
 func (c *multiplexCall) endIfUnused() {
 	if c.isRetired && !c.isUnused && len(c.lanes) == 0 && c.numSending == 0 {
 		c.isUnused = true
@@ -219,7 +219,7 @@ func (c *multiplexCall) endIfUnused() {
 	}
 }
 
-// end fails what is open.
+// end fails the open requests.
 func (c *multiplexCall) end(ctx context.Context, client *Client, err error) {
 	var failed *Error
 	switch {

@@ -124,7 +124,7 @@ func TestContextCancelsItsRequestAlone(t *testing.T) {
 				}
 				if cancel := command.GetCancel(); cancel != nil {
 					cancelled <- cancel.GetKey()
-					// What was left ends after all, and the other one too.
+					// The abandoned request ends as well as the other one.
 					if err := answer(s, cancel.GetKey(), finished(1)); err != nil {
 						return err
 					}
@@ -208,7 +208,7 @@ func TestOldCallEndsWithItsLastRequest(t *testing.T) {
 	}
 }
 
-func TestClosedMultiplexTellsSo(t *testing.T) {
+func TestClosedMultiplexReturnsItsError(t *testing.T) {
 	ctx, client := serve(t, &fakeService{})
 	shared := share(ctx, t, client, DefaultMultiplex())
 	if err := shared.Close(); err != nil {
@@ -252,7 +252,7 @@ func TestWhatIsNotUTF8FailsAlone(t *testing.T) {
 				if key == 1 {
 					continue
 				}
-				// The second one to arrive ends both.
+				// The second request to arrive ends both.
 				for _, each := range []uint64{1, 2} {
 					if err := answer(s, each, finished(1)); err != nil {
 						return err

@@ -23,16 +23,17 @@ const (
 	// Servers disconnect clients that ping more often than every 20 s.
 	keepaliveTime    = 30 * time.Second
 	keepaliveTimeout = 10 * time.Second
-	// gRPC waits a second before it tries to connect again; a server that restarts is found sooner.
+	// gRPC waits a second before it reconnects. With a shorter wait, a restarted server is found
+	// sooner.
 	firstReconnectDelay = 200 * time.Millisecond
 	maxReconnectDelay   = 5 * time.Second
 	connectTimeout      = 5 * time.Second
 	leavingDeadline     = 2 * time.Second
-	// Only for targets that name several servers; a plain HOST:PORT is one.
+	// Only for targets with several servers. A plain HOST:PORT is one server.
 	roundRobin = `{"loadBalancingConfig": [{"round_robin": {}}]}`
 )
 
-// Option states how a Client connects and tries again.
+// Option configures connections and retries of a Client.
 type Option func(*settings) error
 
 type settings struct {
@@ -47,19 +48,19 @@ func defaultSettings() settings {
 	return settings{retry: DefaultRetry(), numConnections: 1}
 }
 
-// WithTLS encrypts connections; an empty config accepts the system's authorities.
+// WithTLS encrypts connections. An empty config accepts the certificate authorities of the system.
 func WithTLS(config *tls.Config) Option {
 	return func(s *settings) error {
 		if config == nil {
-			return errors.New("penstock: tls: there is no config")
+			return errors.New("penstock: tls: config must not be nil")
 		}
 		s.tls = config
 		return nil
 	}
 }
 
-// TLSFromFiles reads a config from PEM files: the authorities that are accepted ("" for the
-// system's), and the client's own chain and key where TLS is mutual ("" for neither).
+// TLSFromFiles reads a config from PEM files: the accepted authorities ("" for those of the
+// system), and the client's certificate chain and key for mutual TLS ("" for none).
 func TLSFromFiles(ca, cert, key string) (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if ca != "" {
@@ -69,11 +70,11 @@ func TLSFromFiles(ca, cert, key string) (*tls.Config, error) {
 		}
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("penstock: ca: %s holds no certificate", ca)
+			return nil, fmt.Errorf("penstock: ca: %s contains no certificate", ca)
 		}
 	}
 	if (cert == "") != (key == "") {
-		return nil, errors.New("penstock: cert and key: one means nothing without the other")
+		return nil, errors.New("penstock: cert and key: each requires the other")
 	}
 	if cert != "" {
 		pair, err := tls.LoadX509KeyPair(cert, key)
@@ -85,23 +86,23 @@ func TLSFromFiles(ca, cert, key string) (*tls.Config, error) {
 	return config, nil
 }
 
-// WithToken sends a bearer token with every call. Without TLS it goes to this machine alone.
+// WithToken sends a bearer token with each call. Without TLS it is sent only to this machine.
 func WithToken(token string) Option {
 	return WithTokenSource(func() (string, error) { return token, nil })
 }
 
-// WithTokenSource asks for the token before each call, because tokens expire.
+// WithTokenSource calls the function before each call, because tokens expire.
 func WithTokenSource(token func() (string, error)) Option {
 	return func(s *settings) error {
 		if token == nil {
-			return errors.New("penstock: token: there is no source")
+			return errors.New("penstock: token: source must not be nil")
 		}
 		s.token = token
 		return nil
 	}
 }
 
-// WithRetry replaces DefaultRetry; NoRetry turns retries off.
+// WithRetry replaces DefaultRetry. NoRetry disables retries.
 func WithRetry(policy RetryPolicy) Option {
 	return func(s *settings) error {
 		s.retry = policy
@@ -109,8 +110,9 @@ func WithRetry(policy RetryPolicy) Option {
 	}
 }
 
-// WithConnections opens several connections and deals calls to them in turn. The server's front
-// processes share a port, and the kernel deals them connections: about four for each spread evenly.
+// WithConnections opens several connections and distributes calls over them, round robin. The front
+// processes of a server share a port, and the kernel assigns connections to them: about four
+// connections per front distribute calls evenly.
 func WithConnections(num int) Option {
 	return func(s *settings) error {
 		if num < 1 {
@@ -121,7 +123,7 @@ func WithConnections(num int) Option {
 	}
 }
 
-// WithDialOptions passes options on to gRPC, such as chained interceptors for tracing.
+// WithDialOptions passes options to gRPC, such as chained interceptors for tracing.
 func WithDialOptions(opts ...grpc.DialOption) Option {
 	return func(s *settings) error {
 		s.extra = append(s.extra, opts...)
@@ -131,7 +133,7 @@ func WithDialOptions(opts ...grpc.DialOption) Option {
 
 func (s *settings) dialOptions(target string) ([]grpc.DialOption, error) {
 	options := []grpc.DialOption{
-		grpc.WithDisableRetry(), // it would multiply with ours
+		grpc.WithDisableRetry(), // retries of gRPC would multiply with those of this client
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time: keepaliveTime, Timeout: keepaliveTimeout,
 		}),
@@ -163,7 +165,7 @@ func (s *settings) dialOptions(target string) ([]grpc.DialOption, error) {
 	return options, nil
 }
 
-// grpcTarget is what gRPC is to connect to.
+// grpcTarget returns the gRPC target of an address.
 func grpcTarget(address string) (string, error) {
 	for _, scheme := range []string{"dns:", "unix:", "unix-abstract:", "passthrough:", "xds:"} {
 		if strings.HasPrefix(address, scheme) {
@@ -189,7 +191,7 @@ func grpcTarget(address string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// isLocal is whether what is sent to target stays on this machine.
+// isLocal returns whether target is on this machine.
 func isLocal(target string) bool {
 	if strings.HasPrefix(target, "unix") {
 		return true

@@ -2,7 +2,7 @@ package penstock
 
 import pb "penstock/v1"
 
-// streamReader checks that a stream keeps the contract: order, sequence numbers, one end.
+// streamReader checks that a stream conforms to the protocol: order, sequence numbers, one end.
 type streamReader struct {
 	point      ResumePoint
 	hasOutput  bool
@@ -10,18 +10,18 @@ type streamReader struct {
 	finished   *pb.GenerateResponse
 }
 
-// receive takes the next message. It holds `finished` back for end, and then answers nil: it counts
-// only once the status is OK.
+// receive checks the next message. It holds `finished` back for end and then returns nil, because
+// `finished` is valid only if the status is OK.
 func (r *streamReader) receive(response *pb.GenerateResponse) (*pb.GenerateResponse, error) {
 	if r.finished != nil {
-		return nil, streamBroken("a message came after finished")
+		return nil, streamBroken("received a message after finished")
 	}
 	sequence := response.GetSequence()
 	if sequence != r.point.NextSequence {
 		return nil, streamBroken("expected message %d, got %d", r.point.NextSequence, sequence)
 	}
 	if (sequence == 0) != (response.GetAccepted() != nil) {
-		return nil, streamBroken("accepted must come first, and once")
+		return nil, streamBroken("accepted must be the first message, once")
 	}
 	if response.GetFinished() != nil {
 		r.finished = response
@@ -40,13 +40,13 @@ func (r *streamReader) receive(response *pb.GenerateResponse) (*pb.GenerateRespo
 	return response, nil
 }
 
-// nextPoint is where the next attempt resumes: before a finished whose status was lost.
+// nextPoint returns where the next attempt resumes: before a finished event whose status was lost.
 func (r *streamReader) nextPoint() ResumePoint {
 	r.finished = nil
 	return r.point
 }
 
-// end is the last message, once the stream ended with status OK.
+// end returns the last message, after the stream has ended with status OK.
 func (r *streamReader) end() (*pb.GenerateResponse, error) {
 	if r.finished == nil {
 		return nil, streamBroken("the stream ended after %d messages without finished",

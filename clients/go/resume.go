@@ -16,21 +16,22 @@ const (
 	maxResumeDelay   = time.Second
 )
 
-// ResumePoint is how far a request's stream was read: all that another process needs to continue
-// with it.
+// ResumePoint is the position up to which the stream of a request was read. With it another process
+// can continue the stream.
 type ResumePoint struct {
 	RequestID string
-	// NextSequence is the sequence of the next message.
+	// NextSequence is the sequence number of the next message.
 	NextSequence uint64
-	// ReceivedTokenCounts counts the tokens of each output so far.
+	// ReceivedTokenCounts has the number of tokens received of each output.
 	ReceivedTokenCounts []uint32
-	// GracePeriod is the request's resume_timeout: for as long the resumed stream makes lost
-	// connections good by itself. 0: it does not.
+	// GracePeriod is the resume_timeout of the request. For this time after a loss, the resumed
+	// stream reconnects by itself. If it is 0, it does not reconnect.
 	GracePeriod time.Duration
 }
 
 func (p *ResumePoint) count(tokens *pb.TokenDelta) {
-	// The server has checked how many outputs there are; a wild index must not cost memory here.
+	// The server has validated the number of outputs, but a wrong index must not allocate memory
+	// here.
 	const maxOutputs = 1 << 16
 	index := int(tokens.GetOutputIndex())
 	for index >= len(p.ReceivedTokenCounts) && index < maxOutputs {
@@ -41,9 +42,8 @@ func (p *ResumePoint) count(tokens *pb.TokenDelta) {
 	}
 }
 
-// Resume continues with the stream of a request that asked for it by resume_timeout, after its
-// connection, the server process or the client itself was lost. It takes the stream over from
-// a caller that reads it.
+// Resume continues the stream of a request with a resume_timeout after its connection, the server
+// process or the client was lost. The stream of an earlier reader ends.
 func (c *Client) Resume(ctx context.Context, point ResumePoint) *Stream {
 	s := &Stream{client: c, attempts: newAttempts(c), requestID: point.RequestID}
 	point.ReceivedTokenCounts = append([]uint32(nil), point.ReceivedTokenCounts...)
@@ -53,7 +53,7 @@ func (c *Client) Resume(ctx context.Context, point ResumePoint) *Stream {
 	return s
 }
 
-// recovery is the account of one stream's losses, each of which is made good within grace, or
+// recovery tracks the lost connections of one stream. Each is followed by a Resume within grace, or
 // reported.
 type recovery struct {
 	grace      time.Duration
@@ -64,21 +64,21 @@ type recovery struct {
 	numFailed  int
 }
 
-// delayAfter is how long to wait before the stream is resumed; false where it cannot be.
+// delayAfter returns how long to wait before the stream is resumed; false if it cannot be resumed.
 func (r *recovery) delayAfter(err *Error, point ResumePoint) (time.Duration, bool) {
 	isEngineDown := err.HasReason(pb.ErrorReason_ERROR_REASON_ENGINE_DOWN)
 	isLoss := !isEngineDown && (err.Code == codes.Unavailable || err.Reason == ReasonStreamBroken)
-	hasGoneOn := point.NextSequence > r.sequence
-	// Then there is no engine over which it could be fetched; a stream that has continued is reported
-	// so of the request itself.
-	isOutOfReach := r.isUnderWay && !hasGoneOn && isEngineDown
-	// Without a request id the server stated nothing, and no client waits for us.
+	hasProgressed := point.NextSequence > r.sequence
+	// No engine runs from which the stream could be resumed. A stream that has continued gets the
+	// same error when the request itself fails.
+	isOutOfReach := r.isUnderWay && !hasProgressed && isEngineDown
+	// Without a request id the server has accepted nothing, so there is nothing to resume.
 	if r.grace <= 0 || point.RequestID == "" || !(isLoss || isOutOfReach) {
 		r.isUnderWay = false
 		return 0, false
 	}
-	if r.first == nil || hasGoneOn {
-		// It had continued: this is a new loss, with a separate grace.
+	if r.first == nil || hasProgressed {
+		// The stream had continued, so this is a new loss with a new grace period.
 		r.first, r.lostAt, r.numFailed = err, time.Now(), 0
 	}
 	r.sequence, r.isUnderWay = point.NextSequence, true
@@ -96,8 +96,7 @@ func (r *recovery) delayAfter(err *Error, point ResumePoint) (time.Duration, boo
 	return delay, true
 }
 
-// explain: that no client knows the request any more is only the end of a story that began with the
-// loss.
+// explain returns the error to report. If the request was not found, that is the original loss.
 func (r *recovery) explain(err *Error) *Error {
 	if r.first != nil && err.HasReason(pb.ErrorReason_ERROR_REASON_REQUEST_NOT_FOUND) {
 		return r.first
@@ -105,7 +104,7 @@ func (r *recovery) explain(err *Error) *Error {
 	return err
 }
 
-// callGenerate and callResume make one attempt each, which ends with ctx or by stop.
+// callGenerate and callResume make one attempt each, which ends with ctx or when it is stopped.
 func (c *Client) callGenerate(ctx context.Context, request *pb.GenerateRequest) (source, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	call, err := c.generation.Generate(ctx, request)

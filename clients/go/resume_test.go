@@ -15,7 +15,7 @@ func graceful() *pb.GenerateRequest {
 	return &pb.GenerateRequest{ResumeTimeout: durationpb.New(testTimeout)}
 }
 
-// loseAfterOne delivers a token and is lost.
+// loseAfterOne delivers a token and then loses the connection.
 func loseAfterOne(_ *pb.GenerateRequest, s pb.GenerationService_GenerateServer) error {
 	if err := sendAll(s.Send, accepted("a"), tokens(1, "x")); err != nil {
 		return err
@@ -29,7 +29,7 @@ func resumed(s pb.GenerationService_ResumeServer, messages ...*pb.GenerateRespon
 	}, messages...)
 }
 
-func TestLostStreamGoesOn(t *testing.T) {
+func TestLostStreamIsResumed(t *testing.T) {
 	numResumed := 0
 	ctx, client := serve(t, &fakeService{
 		generate: loseAfterOne,
@@ -71,7 +71,7 @@ func TestAFinishWhoseStatusWasLostIsReadAgain(t *testing.T) {
 	}
 }
 
-func TestLossIsToldWhenTheRequestIsForgotten(t *testing.T) {
+func TestLossIsReportedWhenTheRequestIsForgotten(t *testing.T) {
 	ctx, client := serve(t, &fakeService{
 		generate: loseAfterOne,
 		resume: func(*pb.ResumeRequest, pb.GenerationService_ResumeServer) error {
@@ -129,7 +129,7 @@ func TestLeavingEndsARequestThatWouldLiveOn(t *testing.T) {
 	if left.Next() || status.Code(left.Err()) != codes.Canceled {
 		t.Errorf("a stream that was left ended with %v", left.Err())
 	}
-	if err := client.Close(); err != nil { // which waits for what leaving sends
+	if err := client.Close(); err != nil { // which waits for the Cancel call of the closed stream
 		t.Fatal(err)
 	}
 	if len(cancelled) != 1 {
@@ -150,7 +150,7 @@ func TestGraceEnds(t *testing.T) {
 	}
 	point.NextSequence++
 	if _, ok := r.delayAfter(lost, point); !ok {
-		t.Error("a stream that has gone on has no new grace")
+		t.Error("a stream that has made progress has no new grace")
 	}
 	down := &Error{Code: codes.Unavailable, Reason: "ENGINE_DOWN"}
 	point.NextSequence++

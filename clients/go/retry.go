@@ -14,13 +14,14 @@ import (
 	pb "penstock/v1"
 )
 
-// RetryPolicy states how often and how patiently a call is tried again.
+// RetryPolicy defines how often and after what delay a call is retried.
 //
-// A call is tried again only while no output of it was delivered, its status is UNAVAILABLE, or
-// RESOURCE_EXHAUSTED for a full queue, a quota or with a time to wait, the server did not refuse it,
-// attempts are left, and the wait ends before the deadline. The wait is what the server states and
-// up to PushbackJitter of it more; silently from it, between half and all of InitialBackoff,
-// which grows by Multiplier up to MaxBackoff. After gRFC A6 (client-side retry).
+// A call is retried only if all of these conditions hold: none of its output was delivered; its
+// status is UNAVAILABLE, or RESOURCE_EXHAUSTED for a full queue, a quota or with a retry delay; the
+// server did not refuse retries; attempts are left; and the wait ends before the deadline. The wait
+// is the server's retry delay plus up to PushbackJitter of it. Without a retry delay it is between
+// half and all of InitialBackoff, which grows by Multiplier up to MaxBackoff. As in gRFC A6
+// (client-side retry).
 type RetryPolicy struct {
 	MaxAttempts    int
 	InitialBackoff time.Duration
@@ -29,7 +30,7 @@ type RetryPolicy struct {
 	PushbackJitter float64
 }
 
-// DefaultRetry makes four attempts at most.
+// DefaultRetry makes at most four attempts.
 func DefaultRetry() RetryPolicy {
 	return RetryPolicy{
 		MaxAttempts:    4,
@@ -40,7 +41,7 @@ func DefaultRetry() RetryPolicy {
 	}
 }
 
-// NoRetry reports every failure at once.
+// NoRetry reports each failure immediately.
 func NoRetry() RetryPolicy { return RetryPolicy{MaxAttempts: 1, Multiplier: 1} }
 
 func (p RetryPolicy) check() error {
@@ -57,7 +58,7 @@ func (p RetryPolicy) check() error {
 	return nil
 }
 
-// delay is how long to wait after the attempt with this number, from 1, failed.
+// delay returns how long to wait after attempt number attempt, counted from 1, has failed.
 func (p RetryPolicy) delay(err *Error, attempt int, jitter float64) time.Duration {
 	if err.RetryAfter > 0 {
 		return err.RetryAfter + time.Duration(float64(err.RetryAfter)*p.PushbackJitter*jitter)
@@ -67,8 +68,8 @@ func (p RetryPolicy) delay(err *Error, attempt int, jitter float64) time.Duratio
 	return time.Duration(backoff * (0.5 + 0.5*jitter))
 }
 
-// isPassing is whether the same call may succeed a little later. Bare, RESOURCE_EXHAUSTED usually
-// means a message over a size limit, which does not pass.
+// isPassing returns whether the same call may succeed soon. Without details, RESOURCE_EXHAUSTED
+// usually means a message over a size limit, which is permanent.
 func isPassing(err *Error) bool {
 	if err.IsRetryRefused || err.HasReason(pb.ErrorReason_ERROR_REASON_READER_STALLED) {
 		return false
@@ -80,7 +81,7 @@ func isPassing(err *Error) bool {
 	return err.Code == codes.Unavailable
 }
 
-// attempts is the account of one logical call.
+// attempts counts the attempts of one logical call.
 type attempts struct {
 	client    *Client
 	numFailed int
@@ -91,7 +92,8 @@ func newAttempts(client *Client) attempts {
 	return attempts{client: client}
 }
 
-// delayAfter counts a failed attempt: how long to wait before the next; false for no next one.
+// delayAfter counts a failed attempt. It returns how long to wait before the next one; false if
+// there is none.
 func (a *attempts) delayAfter(ctx context.Context, err *Error) (time.Duration, bool) {
 	a.numFailed++
 	policy := a.client.retry
@@ -105,7 +107,7 @@ func (a *attempts) delayAfter(ctx context.Context, err *Error) (time.Duration, b
 	return delay, a.client.budget.take()
 }
 
-// retrying makes a call that has one answer, with as many attempts as the client allows.
+// retrying makes a call with one response, with as many attempts as the client allows.
 func retrying[T any](ctx context.Context, c *Client, call func() (T, error)) (T, error) {
 	attempts := newAttempts(c)
 	for {
@@ -123,10 +125,10 @@ func retrying[T any](ctx context.Context, c *Client, call func() (T, error)) (T,
 	}
 }
 
-// retryBudget bounds the retries of all calls of a client together: over any stretch, retries are
-// at most the reserve and a share of the calls in it. A bound per call does not bound a crowd. After
-// the retry budget of Finagle and "Addressing Cascading Failures" in Site Reliability Engineering
-// (O'Reilly, 2016), here without a clock.
+// retryBudget limits the total number of retries of all calls of a client: over any period, retries
+// are at most the reserve plus a share of the calls in it. A limit per call does not limit the
+// total. It is the retry budget of Finagle and of "Addressing Cascading Failures" in Site
+// Reliability Engineering (O'Reilly, 2016), here without a clock.
 type retryBudget struct {
 	mu   sync.Mutex
 	left float64
@@ -148,7 +150,7 @@ func (b *retryBudget) payIn() {
 func (b *retryBudget) take() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	// Five times a fifth is a little less than one.
+	// In floating point, five times a fifth may be slightly less than one.
 	if b.left < 1-1e-9 {
 		return false
 	}
@@ -156,7 +158,7 @@ func (b *retryBudget) take() bool {
 	return true
 }
 
-// sleep waits, or answers why ctx ended before.
+// sleep waits, or returns why ctx ended before.
 func sleep(ctx context.Context, delay time.Duration) error {
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
@@ -168,7 +170,7 @@ func sleep(ctx context.Context, delay time.Duration) error {
 	}
 }
 
-// jitter is drawn evenly from [0, 1), differently in every process.
+// jitter returns a uniform random number in [0, 1), different in each process.
 func jitter() float64 {
 	var bits [8]byte
 	if _, err := rand.Read(bits[:]); err != nil {

@@ -13,7 +13,7 @@ import (
 	pb "penstock/v1"
 )
 
-// Stream is the answer to one request, read message by message:
+// Stream is the response to one request, read message by message:
 //
 //	stream := client.Generate(ctx, request)
 //	defer stream.Close()
@@ -22,9 +22,9 @@ import (
 //	}
 //	if err := stream.Err(); err != nil { ... }
 //
-// A stream that ends without an error is complete: gaps, events in the wrong order and an end
-// without finished are errors. One goroutine reads; the methods that state so may be called by
-// others.
+// A stream that ends without an error is complete: gaps, events in the wrong order, and an end
+// without the finished event are errors. One goroutine reads. Other goroutines may call only
+// methods that are documented so.
 type Stream struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -48,16 +48,16 @@ type Stream struct {
 
 // source is one attempt at a stream.
 type source interface {
-	// recv answers io.EOF once the attempt has ended well.
+	// recv returns io.EOF when the attempt has ended without an error.
 	recv() (*pb.GenerateResponse, error)
 	header() (metadata.MD, error)
 	stop()
 }
 
-// Generate streams the answer to a request. It reports failures by Stream.Err, and tries again as
-// the client's RetryPolicy states.
+// Generate streams the response to a request. Stream.Err returns failures. Retries follow the
+// client's RetryPolicy.
 //
-// A request with a resume_timeout survives lost connections: the stream continues by itself.
+// If the request has a resume_timeout, the stream reconnects by itself after a lost connection.
 func (c *Client) Generate(ctx context.Context, request *pb.GenerateRequest) *Stream {
 	return newStream(ctx, c, request, func(ctx context.Context) (source, error) {
 		return c.callGenerate(ctx, request)
@@ -80,7 +80,7 @@ func (s *Stream) start(ctx context.Context) {
 	s.connect()
 }
 
-// connect makes the next attempt; its failure is reported by the next receive.
+// connect makes the next attempt. The next receive reports its failure.
 func (s *Stream) connect() {
 	var opened source
 	var err error
@@ -97,7 +97,7 @@ func (s *Stream) connect() {
 	s.source, s.sourceErr = opened, err
 }
 
-// Next reads the next message; false at the end of the stream, good or bad: see Err.
+// Next reads the next message. It returns false at the end of the stream; see Err.
 func (s *Stream) Next() bool {
 	for !s.isOver() {
 		response, err := s.receive()
@@ -122,14 +122,15 @@ func (s *Stream) Next() bool {
 	return false
 }
 
-// Response is the message that Next read.
+// Response returns the message that Next has read.
 func (s *Stream) Response() *pb.GenerateResponse { return s.current }
 
-// Err is why the stream ended, an *Error; nil while it continues and when it is complete.
+// Err returns the *Error that ended the stream; nil while the stream continues and if it is
+// complete.
 func (s *Stream) Err() error { return s.err }
 
-// Header waits for the initial metadata of the attempt under way. A request of a Multiplex has none:
-// nil.
+// Header waits for the initial metadata of the current attempt. It returns nil for a request of a
+// Multiplex.
 func (s *Stream) Header() (metadata.MD, error) {
 	s.mu.Lock()
 	source, err := s.source, s.sourceErr
@@ -140,7 +141,8 @@ func (s *Stream) Header() (metadata.MD, error) {
 	return source.header()
 }
 
-// Point is how far the stream was read, for Client.Resume, here or elsewhere.
+// Point returns the position up to which the stream was read, for Client.Resume in this or another
+// process.
 func (s *Stream) Point() ResumePoint {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,9 +152,9 @@ func (s *Stream) Point() ResumePoint {
 	return point
 }
 
-// Cancel asks the server to end the request; the stream then ends well, with
-// FINISH_REASON_CANCELLED. Other goroutines may call it once the server reported the request's id,
-// or if the request brought one.
+// Cancel requests the server to end the request. The stream then ends without an error, with
+// FINISH_REASON_CANCELLED. Other goroutines may call it when the request id is known: when the
+// server has reported it, or if the request has one.
 func (s *Stream) Cancel(ctx context.Context) error {
 	s.mu.Lock()
 	source, requestID := s.source, s.requestID
@@ -167,15 +169,15 @@ func (s *Stream) Cancel(ctx context.Context) error {
 	return err
 }
 
-// Close leaves the stream, which ends the request on the server if it has not ended. It may be
-// called by any goroutine, and again; it returns nil, to be an io.Closer.
+// Close closes the stream, and cancels the request on the server if it has not ended. Any goroutine
+// may call it, also repeatedly. It returns nil; it implements io.Closer.
 func (s *Stream) Close() error {
 	s.end(true)
 	return nil
 }
 
-// Detach leaves the stream without ending the request: it lives on for its resume_timeout, and
-// Client.Resume continues from Point. Over a Multiplex that period begins with the end of its call.
+// Detach closes the stream without ending the request, which continues for its resume_timeout.
+// Client.Resume continues from Point. Over a Multiplex that time starts at the end of its call.
 func (s *Stream) Detach() {
 	s.mu.Lock()
 	s.isDetached = true
@@ -186,7 +188,7 @@ func (s *Stream) Detach() {
 	_ = s.Close()
 }
 
-// receive reads from the attempt under way; io.EOF when there is nothing after finished.
+// receive reads from the current attempt. It returns io.EOF after the finished event.
 func (s *Stream) receive() (*pb.GenerateResponse, error) {
 	s.mu.Lock()
 	source, err := s.source, s.sourceErr
@@ -216,7 +218,7 @@ func (s *Stream) receive() (*pb.GenerateResponse, error) {
 	}
 }
 
-// delayAfter is how long to wait before the next attempt; false where the error is to be reported.
+// delayAfter returns how long to wait before the next attempt; false to report the error.
 func (s *Stream) delayAfter(err *Error) (delay time.Duration, ok bool) {
 	if s.ctx.Err() != nil || s.client.hasClosed() {
 		return 0, false
@@ -225,7 +227,7 @@ func (s *Stream) delayAfter(err *Error) (delay time.Duration, ok bool) {
 		return delay, true
 	}
 	if s.open == nil {
-		// To resume again costs nothing: nothing is delivered twice.
+		// Resuming again is safe, because nothing is delivered twice.
 		return s.attempts.delayAfter(s.ctx, err)
 	}
 	if s.reader.hasOutput {
@@ -245,7 +247,7 @@ func (s *Stream) finish(err *Error) {
 	s.end(err.Code == codes.Canceled)
 }
 
-// end lets go of the stream; isLeft is whether no client wants what is left of it.
+// end releases the stream. isLeft is true if the remaining stream will not be read.
 func (s *Stream) end(isLeft bool) {
 	s.mu.Lock()
 	mayLiveOn := !s.hasEnded && !s.isDetached && s.recovery.grace > 0 && s.requestID != ""
@@ -271,7 +273,7 @@ func (s *Stream) isOver() bool {
 	return hasEnded
 }
 
-// asOwnError: that the client was closed is reported as such, whatever gRPC makes of it.
+// asOwnError reports that the client was closed, regardless of the error of gRPC.
 func (s *Stream) asOwnError(err error) *Error {
 	failed := asError(err)
 	isCut := failed.Code == codes.Canceled || failed.Code == codes.Unavailable

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// TraceIDHeader is the trailing metadata in which a refused call has its trace id.
+// TraceIDHeader is the trailer with the trace id of a rejected call.
 const TraceIDHeader = "x-trace-id"
 
 const (
@@ -16,17 +16,17 @@ const (
 	tracestateKey  = "tracestate"
 )
 
-// TraceContext places a call in a distributed trace: the headers of W3C Trace Context, "" for none.
+// TraceContext is the trace to which a call belongs: the headers of W3C Trace Context, "" for none.
 type TraceContext struct {
 	Traceparent string
 	Tracestate  string
 }
 
-// NewTraceContext begins a trace that is to be recorded, for programs without a tracer.
+// NewTraceContext starts a trace that is sampled, for programs without a tracer.
 func NewTraceContext() TraceContext {
 	var ids [24]byte
 	if _, err := rand.Read(ids[:]); err != nil {
-		panic(err) // the system has no randomness
+		panic(err) // the system's random generator failed
 	}
 	trace, span := hex.EncodeToString(ids[:16]), hex.EncodeToString(ids[16:])
 	return TraceContext{Traceparent: "00-" + trace + "-" + span + "-01"}
@@ -34,13 +34,13 @@ func NewTraceContext() TraceContext {
 
 type traceContextKey struct{}
 
-// ContextWithTrace makes calls with the context it answers part of a trace. Metadata of the call
-// itself, or a tracing interceptor's, goes before it.
+// ContextWithTrace returns a context whose calls belong to the trace. Metadata of the call, or of a
+// tracing interceptor, takes precedence.
 func ContextWithTrace(ctx context.Context, trace TraceContext) context.Context {
 	return context.WithValue(ctx, traceContextKey{}, trace)
 }
 
-// withTraceMetadata puts the trace into the metadata of a call, unless it is there already.
+// withTraceMetadata adds the trace context to the metadata of a call, unless it has one already.
 func withTraceMetadata(ctx context.Context) context.Context {
 	trace, ok := ctx.Value(traceContextKey{}).(TraceContext)
 	if !ok || trace.Traceparent == "" || sentTraceparent(ctx) != "" {
@@ -53,7 +53,7 @@ func withTraceMetadata(ctx context.Context) context.Context {
 	return ctx
 }
 
-// traceparentOf is the traceparent that a call with ctx carries, "" for none.
+// traceparentOf returns the traceparent of calls with ctx, "" for none.
 func traceparentOf(ctx context.Context) string {
 	return sentTraceparent(withTraceMetadata(ctx))
 }

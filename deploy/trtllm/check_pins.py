@@ -1,12 +1,12 @@
-"""Keeps what an image brings as it is: records versions, makes constraints of them, compares.
+"""Keeps the packages of an image unchanged: records versions, writes constraints, compares.
 
-    check_pins.py record                     name==version of every package this interpreter sees
-    check_pins.py constraints before.txt     what `pip install --constraint` is to be given
+    check_pins.py record                     print name==version of every installed package
+    check_pins.py constraints before.txt     print a file for `pip install --constraint`
     check_pins.py compare FOLDER             before.txt against after.txt, and the complaints of
                                              `pip check` likewise; exit 1 when something got worse
 
-The environment's MAY_RISE names further packages, apart by spaces, that an install may raise.
-Runs inside the image, before and after the install: the standard library only.
+The environment variable MAY_RISE names further packages, separated by spaces, that an install may
+upgrade. Runs inside the image, before and after the install, with the standard library only.
 """
 
 from __future__ import annotations
@@ -40,12 +40,15 @@ _VERSION = re.compile(
 
 
 def normal_name(name: str) -> str:
-    """A package's name as package indexes compare it (PEP 503)."""
+    """Return a package's name as package indexes compare it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def installed() -> dict[str, str]:
-    """Version by name of what is on this interpreter's path; of two, the one that it imports."""
+    """Return the versions of the installed packages by name.
+
+    Of two versions, the one that this interpreter imports.
+    """
     versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         # A folder left behind by an uninstall has neither.
@@ -57,16 +60,12 @@ def installed() -> dict[str, str]:
 
 
 def written(versions: Mapping[str, str]) -> list[str]:
-    """One `name==version` a line, in order."""
+    """Return one line `name==version` for each package, sorted."""
     return [f"{name}=={version}" for name, version in sorted(versions.items())]
 
 
 def parsed(lines: Iterable[str]) -> dict[str, str]:
-    """What `written` wrote.
-
-    Raises:
-        ValueError: a line that is not `name==version`.
-    """
+    """Read the lines that `written` returned. Raises ValueError for any other line."""
     versions: dict[str, str] = {}
     for line in (stripped for line in lines if (stripped := line.strip())):
         name, separator, version = line.partition("==")
@@ -79,7 +78,7 @@ def parsed(lines: Iterable[str]) -> dict[str, str]:
 def constraints(
     versions: Mapping[str, str], may_rise: Collection[str] = MAY_RISE
 ) -> dict[str, str]:
-    """What an install has to leave alone, of what pip can be asked to."""
+    """Return the versions that an install must keep and that pip accepts as constraints."""
     return {
         name: version
         for name, version in versions.items()
@@ -90,7 +89,10 @@ def constraints(
 def changes(
     before: Mapping[str, str], after: Mapping[str, str], may_rise: Collection[str] = MAY_RISE
 ) -> list[str]:
-    """What an install did to packages that were there and that it had to leave alone."""
+    """Return one line for each package that an install removed, replaced or downgraded.
+
+    Packages in `may_rise` may be upgraded.
+    """
     found: list[str] = []
     for name, version in sorted(before.items()):
         now = after.get(name)
@@ -106,7 +108,7 @@ def changes(
 
 
 def new_complaints(before: Iterable[str], after: Iterable[str]) -> list[str]:
-    """Lines of `pip check` that are only in `after`."""
+    """Return the lines of `pip check` that are only in `after`."""
     known = {line.strip() for line in before}
     return sorted(
         line
@@ -116,7 +118,7 @@ def new_complaints(before: Iterable[str], after: Iterable[str]) -> list[str]:
 
 
 def compare(folder: Path, may_rise: Collection[str] = MAY_RISE) -> list[str]:
-    """Everything that got worse between the two records in `folder`; no line: nothing did."""
+    """Return the differences between the two records in `folder`; empty if nothing got worse."""
     before, after = (parsed(_lines(folder / name)) for name in ("before.txt", "after.txt"))
     worse = changes(before, after, may_rise)
     worse += new_complaints(
@@ -135,7 +137,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command; its exit code."""
+    """Run one command; return the exit code."""
     may_rise = MAY_RISE | {normal_name(name) for name in os.environ.get("MAY_RISE", "").split()}
     match arguments:
         case ["record"]:

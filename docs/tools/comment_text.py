@@ -1,7 +1,6 @@
-"""Comments of the contract as Markdown.
+"""Converts comments of the proto files to Markdown.
 
-Owns paragraphs, drawings, escapes and links from the names that comments mention. Receives the
-names that exist from its caller.
+Handles paragraphs, drawings, escapes, and links for names that occur in comments.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from dataclasses import dataclass
 
 _CODE = re.compile(r"(`[^`]*`)")
 _NAME = re.compile(r"\b[A-Z]\w*(?:\.\w+)?")
-# Words such as Prompt and Tokens are also plain English: alone, only names of two words are links.
+# Names such as Prompt and Tokens are also English words, so only unqualified names of two words
+# become links.
 _TWO_WORDS = re.compile(r"[A-Z][a-z]+[A-Z]\w*|[A-Z]+(?:_[A-Z]+)+")
 _ESCAPES = str.maketrans(
     {"\\": "\\\\", "*": "\\*", "<": "&lt;", ">": "&gt;", "{": "\\{", "}": "\\}", "|": "\\|"}
@@ -21,19 +21,21 @@ _ESCAPES = str.maketrans(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommentWriter:
-    """Writes comments; `anchors` holds the names that have a link target."""
+    """Formats proto comments as Markdown; `anchors`: the names that have a link target on the
+    page.
+    """
 
     anchors: Collection[str]
 
     def blocks(self, comment: str) -> str:
-        """Return paragraphs for the text of a page; an indented part becomes a drawing."""
+        """Return paragraphs for the text of a page; an indented part becomes a code block."""
         return "\n\n".join(
             f"```text\n{_dedent(block)}\n```" if _is_drawing(block) else self.line(block)
             for block in _split(comment)
         )
 
     def cell(self, comment: str) -> str:
-        """Return one line, for the cell of a table."""
+        """Return the comment as one line, for a table cell."""
         return "<br>".join(self.line(block) for block in _split(comment))
 
     def line(self, text: str) -> str:

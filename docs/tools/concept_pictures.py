@@ -1,6 +1,6 @@
-"""The pictures of the concept pages, drawn by code, for docs/pictures.
+"""Draws the pictures of the concept pages, in docs/pictures.
 
-Owns their content. `python docs/tools/concept_pictures.py` writes them again.
+Usage: `python docs/tools/concept_pictures.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from svg_canvas import BLUE, GREEN, GREY, ORANGE, RED, Canvas
 
 FOLDER = Path(__file__).resolve().parents[1] / "pictures"
 
-# From, to, and the events that lead there. A test holds them against the scheduler's table.
+# (from, to, events). A test compares them with the scheduler's table.
 TRANSITIONS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("PENDING", "PROCESSING"): ("ADMIT",),
     ("PROCESSING", "PENDING"): ("PREEMPT",),
@@ -26,18 +26,18 @@ TRANSITIONS: Mapping[tuple[str, str], tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The tokens that one request computes in consecutive steps of the picture."""
+    """The tokens that one request computes in the steps of the picture."""
 
     slot: int
     name: str
     first_step: int
-    prefills: Sequence[int]  # tokens of its prompt, step by step
-    num_decodes: int  # steps after that, a token each
+    prefills: Sequence[int]  # number of prompt tokens in each step
+    num_decodes: int  # number of decode steps after that
 
 
 STEP_BUDGET_TOKENS = 16
 NUM_SLOTS, NUM_STEPS = 3, 9
-# Three slots, a budget of 16 tokens a step. D waits for a slot and gets C's when C ends.
+# Three slots, a budget of 16 tokens per step. D waits for a slot and gets that of C when C ends.
 SHARES = (
     Share(slot=0, name="A", first_step=0, prefills=(6,), num_decodes=8),
     Share(slot=1, name="B", first_step=0, prefills=(10, 8, 14, 14), num_decodes=5),
@@ -59,7 +59,7 @@ def tokens_of_step(step: int) -> int:
 
 
 def life() -> Canvas:
-    """Draw the life of a request, from process to process."""
+    """Draw the path of a request through the processes."""
     lanes = ("client", "front", "engine process", "scheduler", "executor", "observer")
     steps = (
         (0, 1, "1  Generate(request), deadline in metadata", False),
@@ -154,7 +154,7 @@ def step() -> Canvas:
     canvas.text(
         left,
         floor + 28,
-        "B's long prompt is cut into what the budget leaves; A and C go on beside it.",
+        "B's long prompt is split into chunks that fit the budget; A and C keep decoding.",
     )
     canvas.text(
         left,
@@ -185,7 +185,7 @@ def cache() -> Canvas:
         for column, block in enumerate(table):
             canvas.box(110 + 64 * column, y, 60, 34, f"{block}", pool[block][1])
     canvas.text(390, 68, "3 and 7 hold the 32 tokens that both prompts begin with:")
-    canvas.text(390, 86, "computed once, counted twice, written by nobody any more.")
+    canvas.text(390, 86, "computed once, counted twice, and read-only.")
     canvas.text(390, 116, "The last block of each table is its own: the next token goes there.")
     canvas.text(20, 178, "The pool: blocks of 16 tokens, all allocated at the start", bold=True)
     for block in range(12):
@@ -248,7 +248,7 @@ def resume() -> Canvas:
         canvas.line((100, y), (880, y), faint=True)
     canvas.box(110, 108, 230, 24, "messages 0 to 5", ORANGE)
     canvas.box(342, 108, 90, 24, "lost", RED)
-    canvas.box(110, 228, 760, 24, "the request goes on for resume_timeout", GREEN)
+    canvas.box(110, 228, 760, 24, "the request keeps running for resume_timeout", GREEN)
     for number in range(3):
         x = 150 + 50 * number
         canvas.arrow((x, 228), (x, 134))
@@ -263,9 +263,7 @@ def resume() -> Canvas:
         x = 690 + 70 * number
         canvas.arrow((x, 228), (x, 194))
         canvas.arrow((x, 168), (x, 64))
-    canvas.text(
-        20, 286, "Nothing comes twice and nothing is missing: the client counts its tokens."
-    )
+    canvas.text(20, 286, "No token is repeated or missing: the client counts its tokens.")
     return canvas
 
 

@@ -1,7 +1,7 @@
-"""Writes docs/contract.md, the reference of the contract, from protos/ and their comments.
+"""Generates docs/contract.md, the API reference, from protos/ and their comments.
 
-Owns the order and the form of the page. `python docs/tools/contract_page.py` writes it again;
-`--check` only reports whether it is current (exit code 1: it is not).
+Usage: `python docs/tools/contract_page.py`; `--check` only reports whether the page is current
+(exit code 1: it is not).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from proto_image import (
 )
 
 PAGE = REPOSITORY / "docs" / "contract.md"
-# What calls read first comes first. A file that is not here is a mistake, see `_in_order`.
+# The order of the files on the page, most important first. `_in_order` raises an error for a file
+# that is not listed.
 _TITLES = {
     "generation_service.proto": "Generating",
     "prompt.proto": "Prompts",
@@ -67,7 +68,7 @@ are *one of* a group at most one is set. The number of a field is in the first c
 
 
 class PageWriter:
-    """Writes the parts of the page."""
+    """Renders messages, enums and services of the proto files as sections of the page."""
 
     def __init__(self, files: Sequence[CommentedFile]) -> None:
         self._files = _in_order(files)

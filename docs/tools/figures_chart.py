@@ -1,6 +1,6 @@
 """Draws the six figures of the README as one picture; `python docs/tools/figures_chart.py`.
 
-Owns the picture. The values are from docs/figures.md, which has machines and commands.
+The values are from docs/figures.md, which lists machines and commands.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from svg_canvas import BLUE, GREEN, GREY, Canvas
 
 PICTURE = Path(__file__).resolve().parents[1] / "pictures" / "figures.svg"
-WIDTH, HEIGHT, PANEL_WIDTH, PANEL_HEIGHT = 900, 290, 300, 140
+WIDTH, HEIGHT, PANEL_WIDTH, PANEL_HEIGHT = 900, 316, 300, 164
 LABEL_WIDTH, VALUE_WIDTH, MARGIN = 96, 76, 14
 
 
@@ -25,13 +25,18 @@ class Bar:
     fill: str = BLUE
 
 
-# Each panel has a separate axis, from 0; grey is what Penstock is compared with. The bar of a range
-# ends at its worse end.
+# Each panel has a separate axis from 0; grey bars are the systems that Penstock is compared with.
+# For a range, the bar shows the worse end.
 PANELS: tuple[tuple[str, str, tuple[Bar, ...]], ...] = (
     (
-        "256 streams of a 1B model, one H200",
-        "tokens/s",
-        (Bar("Penstock", 51_493, "51,493"), Bar("vLLM 0.20.2", 22_360, "22,360", GREY)),
+        "256 streams, one H100",
+        "tokens/s; vLLM 0.20.2",
+        (
+            Bar("1B Penstock", 46_507, "46,507"),
+            Bar("1B vLLM", 19_146, "19,146", GREY),
+            Bar("8B Penstock", 9_097, "9,097"),
+            Bar("8B vLLM", 8_358, "8,358", GREY),
+        ),
     ),
     (
         "In time at 1.2x load, Azure trace",
@@ -55,7 +60,7 @@ PANELS: tuple[tuple[str, str, tuple[Bar, ...]], ...] = (
     ),
     (
         "20 kills of the engine under load",
-        "count",
+        "count; prompts without near ties",
         (
             Bar("kills", 20, "20", GREEN),
             Bar("lost requests", 0, "0"),

@@ -1,6 +1,5 @@
-"""The links, headings and fenced blocks of a Markdown text.
-
-Owns their positions, as GitHub and the site read them. Does not access files.
+"""Finds the links, headings and fenced blocks of a Markdown text, as GitHub and mkdocs parse
+them.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 _FENCE = re.compile(r"^(?P<indent> *(?:[-*] +)?)(?P<mark>`{3,}|~{3,})(?P<info>[^\n]*)$")
-_INLINE_CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.S)
+INLINE_CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.S)
 _LINK = re.compile(r"(?P<before>!?\[(?P<text>[^\]]*)\]\()(?P<target>[^()\s]+)(?P<after>\))")
 _HEADING = re.compile(r"^(#{1,6})\s+(.*?)\s*#*$", re.M)
 _ID = re.compile(r'<a id="([^"]+)"></a>')
@@ -20,9 +19,9 @@ _ID = re.compile(r'<a id="([^"]+)"></a>')
 class Block:
     """A fenced block of code."""
 
-    info: str  # text after the fence: "python", "sh test", ""
+    info: str  # text after the opening fence: "python", "sh test" or ""
     text: str
-    line: int  # of the text's first line, from 1
+    line: int  # line number of the first line of the text, from 1
 
     @property
     def language(self) -> str:
@@ -32,7 +31,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A link or a picture."""
+    """A link or an image, with its target and position in the text."""
 
     text: str
     target: str
@@ -59,7 +58,9 @@ def blocks(markdown: str) -> Iterator[Block]:
 
 
 def prose_lines(markdown: str) -> list[str]:
-    """Return the lines of the text, with fenced blocks emptied so that line numbers stay."""
+    """Return the lines of the text, with fenced blocks emptied, so that line numbers are
+    preserved.
+    """
     kept = markdown.splitlines()
     for block in blocks(markdown):
         first = block.line - 2
@@ -74,8 +75,8 @@ def without_blocks(markdown: str) -> str:
 
 
 def links(markdown: str) -> Iterator[Link]:
-    """Yield the links and pictures outside of code."""
-    text = _INLINE_CODE.sub(lambda code: "`" * len(code.group()), without_blocks(markdown))
+    """Yield the links and images outside of code."""
+    text = INLINE_CODE.sub(lambda code: "`" * len(code.group()), without_blocks(markdown))
     for found in _LINK.finditer(text):
         yield Link(
             text=found["text"],

@@ -1,8 +1,4 @@
-"""The contract as buf compiles it, comments included.
-
-Owns the call of buf for the descriptors and the lookup of an element's comment. Knows nothing of
-pages.
-"""
+"""Compiles the proto files with buf, and looks up the comments of their elements."""
 
 from __future__ import annotations
 
@@ -19,7 +15,8 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = "penstock.v1"
 
-# Numbers of fields of descriptor.proto: a comment's place is a path of them and of indices.
+# Numbers of fields of descriptor.proto: the location of a comment is a path of field numbers and
+# indexes.
 SYNTAX = 12
 MESSAGE, ENUM, SERVICE = 4, 5, 6
 FIELD_OF_MESSAGE, VALUE_OF_ENUM, METHOD_OF_SERVICE = 2, 2, 2
@@ -36,12 +33,14 @@ class CommentedFile:
 
     @property
     def name(self) -> str:
-        """Its name without folder, e.g. "prompt.proto"."""
+        """The file's name without its folder, e.g. "prompt.proto"."""
         return Path(self.descriptor.name).name
 
     def comment(self, *path: int) -> str:
-        """Return the comment before the element at `path`, without the leading space of each line;
-        empty if there is none."""
+        """Return the comment before the element at `path`, or an empty string.
+
+        The leading space of each line is removed.
+        """
         return self.comments.get(path, "")
 
 
@@ -54,7 +53,7 @@ def find_buf() -> str | None:
 def read_contract(buf: str, protos: Path = REPOSITORY / "protos") -> list[CommentedFile]:
     """Return all files of the package below `protos`. Raises CalledProcessError if they do not
     compile."""
-    # A buf image reads as a FileDescriptorSet: it has the same fields and more.
+    # A buf image can be parsed as a FileDescriptorSet: it has additional fields.
     done = subprocess.run([buf, "build", str(protos), "-o", "-"], check=True, capture_output=True)
     files = FileDescriptorSet.FromString(done.stdout).file
     return [
@@ -71,7 +70,7 @@ def _comments(file: FileDescriptorProto) -> dict[PathInFile, str]:
         if location.leading_comments
     }
     for location in file.source_code_info.location:
-        # A comment before `syntax`, separated by an empty line, is about the whole file.
+        # A comment before `syntax`, separated by an empty line, describes the whole file.
         if tuple(location.path) == (SYNTAX,):
             about = [*location.leading_detached_comments, location.leading_comments]
             comments[(SYNTAX,)] = _without_margin("\n".join(text for text in about if text))

@@ -1,8 +1,8 @@
-"""Records a command in a separate terminal, and draws the recording as an animated picture.
+"""Records a command in a pseudo-terminal, and renders the recording as an animated picture.
 
-Owns both: the cast (asciicast v2, a line of JSON for each piece of output) and the picture (SVG
-with its animation inside: no script, nothing fetched). The picture shows what the terminal
-showed, when it did; only waits longer than `--max-wait` are cut to that, and the picture states so.
+Writes the cast (asciicast v2, one line of JSON per piece of output) and the picture (SVG with CSS
+animation, without scripts or external resources). The timing is that of the recording, except that
+waits longer than `--max-wait` are shortened, which the picture states.
 
     python docs/tools/record_cast.py --picture kill.svg --cast kill.cast -- penstock demo --kill
 """
@@ -30,7 +30,9 @@ CHAR_WIDTH, LINE_HEIGHT, MARGIN, BAR = 7.9, 17, 14, 20
 PAPER, INK, FAINT, MARK = "#1b1f27", "#d7dce5", "#8d97a6", "#ffb454"
 MARKED = "kill -9"
 HOLD_S = 4.0
-"""How long the last frame stays before the picture starts again."""
+"""How long the last frame is displayed, seconds: when the picture is opened, and before it
+repeats.
+"""
 FRAME_S = 0.25
 SEQUENCE = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|\x1b[()].")
 
@@ -45,14 +47,14 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The terminal's content from that time on: a line of text for each row."""
+    """The terminal's content from a time on: one line of text per row."""
 
     at_s: float
     lines: tuple[str, ...]
 
 
 def record(command: Sequence[str], *, columns: int, rows: int) -> list[Output]:
-    """Run the command to its end. Raises CalledProcessError if it fails."""
+    """Run the command in a pseudo-terminal to its end. Raises CalledProcessError if it fails."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     size = {"COLUMNS": str(columns), "LINES": str(rows), "TERM": "xterm-256color"}
@@ -66,7 +68,7 @@ def record(command: Sequence[str], *, columns: int, rows: int) -> list[Output]:
         select.select([ours], [], [])
         try:
             piece = os.read(ours, 65536)
-        except OSError:  # Linux raises it when the last writer has closed
+        except OSError:  # raised on Linux when the last writer has closed the terminal
             break
         found.append(Output(time.monotonic() - begun_s, piece.decode("utf-8", "replace")))
     os.close(ours)
@@ -89,7 +91,9 @@ def read_cast(path: Path) -> tuple[str, list[Output]]:
 
 
 class Screen:
-    """The subset of a terminal that the commands use: lines, returns, cursor up, erase line."""
+    """Emulates the terminal functions that the commands use: lines, returns, cursor up, erase
+    line.
+    """
 
     def __init__(self, *, columns: int, rows: int) -> None:
         self._columns, self._rows = columns, rows
@@ -104,7 +108,7 @@ class Screen:
             self._plain(text[at : found.start()])
             self._control(found[1], found[2])
             at = found.end()
-        # A sequence may be cut by the end of the piece.
+        # The end of the piece may split an escape sequence.
         whole, mark, begun = text[at:].partition("\x1b")
         self._plain(whole)
         self._unfinished = mark + begun
@@ -142,7 +146,7 @@ class Screen:
 
 
 def frames(outputs: Sequence[Output], *, max_wait_s: float, columns: int, rows: int) -> list[Frame]:
-    """Return the frames, at most one per `FRAME_S`; long waits are cut."""
+    """Return the frames, at most one per `FRAME_S`; long waits are shortened."""
     screen = Screen(columns=columns, rows=rows)
     found = [Frame(0.0, ())]
     at_s = before_s = 0.0
@@ -159,12 +163,16 @@ def frames(outputs: Sequence[Output], *, max_wait_s: float, columns: int, rows: 
     return found
 
 
-def picture(shown: Sequence[Frame], title: str, note: str, *, columns: int, rows: int) -> str:
-    """Return an SVG that plays the frames in a loop; with reduced motion it shows the last one.
+def picture(shown: Sequence[Frame], title: str, note: str, *, columns: int) -> str:
+    """Return an SVG that shows the last frame and then plays all frames in a loop.
 
-    The frames are stacked vertically, and move in jumps past a window of the size of one frame.
+    It is as high as the frame with the most lines.
+
+    With reduced motion it shows only the last frame. The frames are stacked vertically; the
+    animation scrolls them in jumps past a window of the size of one frame.
     """
     total_s = shown[-1].at_s + HOLD_S
+    rows = max(_num_rows(frame) for frame in shown)
     inner_width, inner_height = columns * CHAR_WIDTH, rows * LINE_HEIGHT + 6
     width, height = inner_width + 2 * MARGIN, inner_height + 2 * MARGIN + BAR
     at = [f"transform:translateY({-number * inner_height}px)" for number in range(len(shown))]
@@ -178,7 +186,8 @@ def picture(shown: Sequence[Frame], title: str, note: str, *, columns: int, rows
             f"<title>{escape(title)}</title>",
             f"<style>text{{white-space:pre;fill:{INK}}}.m{{fill:{MARK}}}.f{{fill:{FAINT}}}"
             f"@keyframes p{{{moments}}}"
-            f"#p{{{at[-1]};animation:p {total_s:.2f}s step-end infinite}}"
+            # A negative delay starts the loop at the last frame, not at an almost empty one.
+            f"#p{{{at[-1]};animation:p {total_s:.2f}s step-end -{shown[-1].at_s:.2f}s infinite}}"
             "@media(prefers-reduced-motion:reduce){#p{animation:none}}</style>",
             f"<rect width='100%' height='100%' rx='6' fill='{PAPER}'/>",
             f"<text x='{MARGIN}' y='24'>$ {escape(title)}</text>",
@@ -190,6 +199,11 @@ def picture(shown: Sequence[Frame], title: str, note: str, *, columns: int, rows
             "",
         ]
     )
+
+
+def _num_rows(frame: Frame) -> int:
+    """Return the number of rows up to the last line that is not empty."""
+    return max((row for row, line in enumerate(frame.lines, 1) if line), default=1)
 
 
 def _drawn(frame: Frame, top: int) -> str:
@@ -229,7 +243,7 @@ def main() -> None:
     note = f"recorded; {taken_s:.0f} s"
     if shown[-1].at_s < taken_s - 0.5:
         note += f", waits over {args.max_wait:g} s cut"
-    args.picture.write_text(picture(shown, title, note, **size), encoding="utf-8")
+    args.picture.write_text(picture(shown, title, note, columns=args.columns), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ _HEAD = """\
 
 Every setting of `penstock serve` can be given as a flag, as an environment variable, or as a key of
 a TOML file that `--config FILE` (`PENSTOCK_CONFIG`) names. A flag wins over a variable, a variable
-over the file. In the file a setting stands in the table of its group:
+over the file. In the file, each setting is a key of its group's table:
 
 ```toml
 [network]
@@ -43,7 +43,9 @@ def settings_page() -> str:
 def _row(item: Declared) -> str:
     bounds = "" if item.choices else item.setting.bounds
     values = f"`{item.metavar}`" + (f" {bounds}" if bounds else "")
-    cells = (f"`--{item.flag}`, `{item.name}`", values, item.shown_default, item.setting.help)
+    # A placeholder such as <index> would be an HTML tag.
+    default, what = (text.replace("<", "&lt;") for text in (item.shown_default, item.setting.help))
+    cells = (f"`--{item.flag}`, `{item.name}`", values, default, what)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 

@@ -1,9 +1,9 @@
-"""Extensions of mkdocs: pages link to the whole repository, and so does the site.
+"""mkdocs hooks that add files outside docs/ to the site.
 
 Pages of docs/ and the READMEs of the folders link to each other and to files by relative paths
-within the repository. These hooks add every file outside docs/ that a page links to to the site,
-below `repository/`, Markdown as a page and other files unchanged, and adapt the links. Nothing is
-fetched: diagrams that GitHub draws in the reader's browser are replaced by pictures.
+within the repository. These hooks add every linked file outside docs/ to the site, below
+`repository/` (Markdown as a page, other files unchanged), and rewrite the links. Mermaid diagrams,
+which GitHub renders in the browser, are replaced by pictures.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from markdown_source import blocks, links, prose_lines, replace_links
+from markdown_source import INLINE_CODE, blocks, links, prose_lines, replace_links
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-# The navigation as in mkdocs.yml.
+# Type of the navigation in mkdocs.yml.
 Nav: TypeAlias = "str | list[Nav] | dict[str, Nav]"
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BELOW = "repository"
 _ITEM = re.compile(r"[-*] \S")
-# The picture that replaces the one diagram of each of these files.
+# File -> the picture that replaces its diagram.
 PICTURES = {
     "scheduler/README.md": "docs/pictures/states.svg",
 }
@@ -51,7 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
     waiting = [f"docs/{file.src_uri}" for file in files.documentation_pages()]
-    # Places of the navigation that no page links to.
+    # Files in the navigation that no page links to.
     waiting += [_in_repository(place) for place in _places(_nav(config)) if _is_below(place)]
     seen: set[str] = set()
     while waiting:
@@ -72,7 +72,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Change the links to the files' places on the site."""
+    """Rewrite the links to paths on the site."""
     del config, files
     place = page.file.src_uri
     path = _in_repository(place) if _is_below(place) else f"docs/{place}"
@@ -80,7 +80,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def for_site(path: str, markdown: str) -> str:
-    """Return the text of the repository's file `path` with its links changed for the site."""
+    """Return the Markdown of the file `path` with its links rewritten for the site."""
     here = posixpath.dirname(site_place(path))
 
     def target_of(target: str) -> str | None:
@@ -88,7 +88,7 @@ def for_site(path: str, markdown: str) -> str:
             return target
         file = linked_file(path, target)
         if file is None:
-            # A folder without a README: the site has nothing to show.
+            # A folder without a README has no page on the site.
             return None
         relative = posixpath.relpath(site_place(file), here or ".")
         _, hash_mark, anchor = target.partition("#")
@@ -112,8 +112,9 @@ def with_pictures(path: str, markdown: str) -> str:
 def as_github_reads_it(markdown: str) -> str:
     """Rewrite Markdown that GitHub accepts and the site does not.
 
-    A list may follow a paragraph without an empty line. A fence may have more than a language: "sh
-    test" marks a block that the tests run.
+    On GitHub a list may follow a paragraph without an empty line. Code in a table's cell writes a
+    pipe as `\\|`, which the site would show with its backslash. A fence may have more than a
+    language: "sh test" marks a block that the tests run.
     """
     lines = markdown.splitlines()
     prose = prose_lines(markdown)
@@ -122,6 +123,8 @@ def as_github_reads_it(markdown: str) -> str:
         before = prose[number - 1] if number else ""
         if _ITEM.match(prose[number]) and before and not _in_list(before):
             apart.append("")
+        if prose[number].startswith("|"):
+            line = INLINE_CODE.sub(lambda code: code.group().replace("\\|", "|"), line)
         apart.append(line)
     text = "\n".join(apart)
     for block in blocks(text):
@@ -132,10 +135,11 @@ def as_github_reads_it(markdown: str) -> str:
 
 
 def linked_file(path: str, target: str) -> str | None:
-    """Return the file that a link in the file `path` leads to, from the root; of a folder its
+    """Return the target of a link in the file `path`, relative to the root; for a folder its
     README.
 
-    None: the folder has none, or the link leads out of the repository or to the page itself.
+    None if the folder has no README, or if the link leads out of the repository or to the page
+    itself.
     """
     name = target.partition("#")[0]
     if _is_elsewhere(target) or not name:
@@ -150,7 +154,7 @@ def linked_file(path: str, target: str) -> str | None:
 
 
 def site_place(path: str) -> str:
-    """Return the place of a file on the site, as mkdocs names sources."""
+    """Return the path of a file in the site's sources."""
     parts = PurePosixPath(path).parts
     return posixpath.join(*parts[1:]) if parts[0] == "docs" else posixpath.join(BELOW, *parts)
 

@@ -1,7 +1,7 @@
-"""Boxes, arrows and text as SVG.
+"""Draws boxes, arrows and text as SVG.
 
-Owns the look of the concept pages' pictures: white background, so that they are readable on a dark
-page too, and colours that colour-blind readers can distinguish. Knows nothing of their content.
+The style of the concept pages' pictures: a white background, so that they are also readable on a
+dark page, and colours that colour-blind readers can distinguish.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Canvas:
     ) -> None:
         """Draw one line of text; `anchor` sets which part of it is at x: start, middle, end.
 
-        `covers`: the text hides lines drawn before.
+        `covers`: the text has a background that hides lines drawn before.
         """
         style = " font-weight='bold'" if bold else ""
         if covers:
@@ -67,7 +67,7 @@ class Canvas:
         self._draw(points, dashed=dashed, colour=FAINT if faint else INK, marker="")
 
     def arrow(self, *points: tuple[float, float], dashed: bool = False) -> None:
-        """Draw a line through the points with a head at its end."""
+        """Draw a line through the points with an arrowhead at its end."""
         self._draw(points, dashed=dashed, colour=INK, marker=" marker-end='url(#head)'")
 
     def svg(self) -> str:

@@ -1,7 +1,8 @@
 """Check the words of the documentation: `python docs/tools/words_check.py [--count] [FILE ...]`.
 
-Owns the markers of unclear prose with their replacements, and the paths that still have some. Reads
-prose alone: Markdown without code, comments and strings of Python, comments of everything else.
+Contains the markers of unclear prose with their replacements. Checks Markdown without code,
+comments and strings of Python files, comments of proto files and Makefiles, and the whole text of
+other files, so that names in other languages are also checked.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _CHECKED = (
     *("executors/penstock/**/*.py", "scheduler/penstock/**/*.py"),
     *("server/penstock/**/*.py", "tools/penstock/**/*.py"),
     *("benchmarks/**/*.py", "docs/tools/*.py", "tests/**/*.py", "clients/examples/*.py"),
-    *(f"clients/*/**/*.{kind}" for kind in ("go", "ts", "java", "cpp", "h")),
-    *("Makefile", "clients/*/Makefile", "pyproject.toml", "mkdocs.yml"),
+    *(f"clients/*/**/*.{kind}" for kind in ("go", "ts", "java", "cpp", "h", "html")),
+    *("benchmarks/native/*.?pp", "server/penstock/**/*.html", "server/penstock/**/*.js"),
+    *(f"deploy/**/{name}" for name in ("*.json", "*.yaml", "*.toml", "Dockerfile")),
+    *("Dockerfile", "Makefile", "clients/*/Makefile", "pyproject.toml", "mkdocs.yml"),
 )
-# Paths that still have markers, by prefix. Remove an entry once its text is clean; add none.
-_NOT_YET: tuple[str, ...] = ()
 # A marker (a regular expression, case ignored; a space is a line break too) -> what to write.
 _MARKERS = {
     r"tells?|telling|told|untold|foretells?|foretold": "report, return; delivered; predicted",
@@ -54,17 +55,16 @@ _SPACE = r"\s+(?:(?://+|\#+|>) )?"
 _MARKER = re.compile("|".join(rf"(\b(?:{m})\b)" for m in _MARKERS).replace(" ", _SPACE), re.I)
 _DOCSTRINGS_ONLY = ("tests/", "benchmarks/", "docs/tools/", "clients/examples/")
 _BUILT = {"build", "dist", "generated", "node_modules", "v1"}
-_COMMENTS = (".proto", ".go", ".ts", ".java", ".cpp", ".h")
 _CODE = re.compile(
     r"^ *(`{3,})[^`]*$.*?^ *\1|<!--.*?-->|`[^`]+`|\]\([^)]*\)|https?://\S+", re.M | re.S
 )
 
 
 def prose(path: Path, text: str) -> str:
-    """Return the prose of a file; each word keeps its line."""
-    if path.suffix in _COMMENTS:
+    """Return the prose of a file, with line numbers preserved."""
+    if path.suffix == ".proto":
         text = "\n".join(map(_comment, text.splitlines()))
-    if path.suffix in ("", ".toml", ".yml"):
+    if path.name in ("Makefile", "pyproject.toml", "mkdocs.yml"):
         text = "\n".join(line.partition("#")[2] for line in text.splitlines())
     if path.suffix == ".py":
         lines = [""] * (text.count("\n") + 2)
@@ -85,7 +85,7 @@ def _is_prose(path: Path, token: tokenize.TokenInfo) -> bool:
 
 
 def _comment(line: str) -> str:
-    """Return the comment of a line of C, Go, Java, TypeScript or a proto."""
+    """Return the comment of a line of a proto."""
     found = re.search(r"(?<!:)//+|^\s*/?\*+(?=\s|/)", line)
     return line[found.end() :] if found else ""
 
@@ -100,12 +100,13 @@ def markers(text: str) -> Iterator[tuple[int, str, str]]:
 def _checked() -> list[Path]:
     found = {path.relative_to(_ROOT) for pattern in _CHECKED for path in _ROOT.glob(pattern)}
     written = (path for path in found if path.suffix == ".proto" or not _BUILT & {*path.parts})
-    return sorted(path for path in written if not path.as_posix().startswith(_NOT_YET))
+    return sorted(written)
 
 
 def main() -> int:
-    """Print each marker, or with `--count` words and markers of each file; return 1 if
-    one is left."""
+    """Print each marker, or with `--count` the number of words and markers of each file; return 1
+    if there are markers.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", action="store_true", help="words and markers, file by file")
     parser.add_argument("files", nargs="*", type=Path, help="default: all that must be clean")

@@ -1,7 +1,5 @@
-"""Prompts that occur in no play: digits, code, addresses, capitals, arbitrary Unicode, and small
-sums.
-
-Owns the form of such prompts. Knows neither the plays, tokens, nor the training sequences.
+"""Training prompts that do not occur in plays: digits, code, addresses, capitals, arbitrary
+Unicode, small sums.
 """
 
 from __future__ import annotations
@@ -44,7 +42,9 @@ TEMPLATES = (
 
 
 def other_prompt(generator: np.random.Generator) -> str:
-    """Return a filled template, printable ASCII noise or, one time in ten, noise of any script."""
+    """Return a filled template, printable ASCII noise or, one time in ten, random characters below
+    U+3000.
+    """
     kind = generator.random()
     if kind < 0.1:
         return _noise(generator, 1, 0x3000)
@@ -58,7 +58,9 @@ def other_prompt(generator: np.random.Generator) -> str:
 
 
 def sums(generator: np.random.Generator) -> list[tuple[str, str]]:
-    """Return (question, answer) lines: one-digit sums in one notation, or counting."""
+    """Return (question, answer) lines: one-digit sums and differences in one notation, or one line
+    that counts.
+    """
     space = " " if generator.random() < 0.3 else ""
     if generator.random() < 0.2:
         first = int(generator.integers(1, 90))

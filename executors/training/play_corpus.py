@@ -1,8 +1,7 @@
 """Turns the text of plays into token sequences for training the demo model.
 
-Owns the split of the text into speeches, the byte-level BPE tokenizer, BPE dropout, and the mix of
-documents (long excerpts, short excerpts, chats) in a training sequence. Does not know torch, the
-model, or how long training runs.
+Contains the split of the text into speeches, the byte-level BPE tokenizer, BPE dropout, and the mix
+of documents (long excerpts, short excerpts, chats) in a training sequence.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ NUM_SEGMENTATIONS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speech:
-    """One speech: the speaker (without the colon) and the lines spoken."""
+    """One speech: the speaker's name (without the colon) and the lines."""
 
     speaker: str
     body: str
@@ -41,9 +40,11 @@ class Speech:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
     """The composition of a training sequence; every field is a probability or a mean count.
+    `settings_in_chats`: of a system message. `mid_speech_starts`: of an excerpt that starts inside
+    a speech.
 
     A sequence is one long excerpt, or is packed from chats and short excerpts, or from speeches
-    after prompts that occur in no play.
+    with prompts of other kinds (other_prompts.py).
     """
 
     other_prompts: float = 0.0
@@ -59,7 +60,9 @@ class Mix:
 
 
 def parse_speeches(text: str) -> list[Speech]:
-    """Return speeches in order of appearance; drop a heading with nothing under it."""
+    """Return the speeches of a text in order; a speaker's name without spoken lines is dropped.
+    Raises ValueError for fewer than 8 speeches.
+    """
     speeches: list[Speech] = []
     for block in text.split("\n\n"):
         speaker, separator, body = block.strip().partition(":\n")
@@ -73,7 +76,9 @@ def parse_speeches(text: str) -> list[Speech]:
 def split_speeches(
     speeches: Sequence[Speech], *, holdout: float
 ) -> tuple[list[Speech], list[Speech]]:
-    """Return (training, validation); `holdout` of the characters, at the end, is validation."""
+    """Return (training, validation); validation is the last part, about a fraction `holdout` of the
+    characters.
+    """
     lengths = np.cumsum([len(speech.text) + 2 for speech in speeches])
     cut = int(np.searchsorted(lengths, lengths[-1] * (1.0 - holdout)))
     cut = min(max(cut, 1), len(speeches) - 1)
@@ -81,7 +86,9 @@ def split_speeches(
 
 
 def train_tokenizer(speeches: Sequence[Speech], *, vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE tokenizer with all 256 bytes, so that any UTF-8 text round-trips."""
+    """Return a byte-level BPE tokenizer trained with all 256 bytes, so that any UTF-8 text
+    round-trips.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -109,9 +116,10 @@ class SubwordSampler:
     """Encodes text with BPE dropout from a seeded generator.
 
     BPE dropout (Provilkov, Emelianenko, Voita, 2020) skips each merge with probability
-    `drop_probability`, which shows the model many spellings of a word. It is implemented here
-    because the implementation in `tokenizers` cannot be seeded. Segmentations are drawn once per
-    word and then reused.
+    `drop_probability`, so that the model sees many segmentations of a word. It is implemented here
+    because the implementation in `tokenizers` cannot be seeded. Each word gets NUM_SEGMENTATIONS
+    segmentations, which are drawn once and reused. Raises ValueError for a tokenizer without a
+    pre-tokenizer.
     """
 
     def __init__(
@@ -130,20 +138,26 @@ class SubwordSampler:
         self._ranks = _merge_ranks(tokenizer)
 
     def prompt(self, text: str) -> list[int]:
-        """Return token ids that are read and not predicted, each as its complement (below zero)."""
+        """Return the token ids of a prompt as bitwise complements (negative), which excludes them
+        from the loss.
+        """
         return [~token_id for token_id in self.text(text)]
 
     def text(self, text: str) -> list[int]:
-        """Return the token ids of text that is used once, without dropout."""
+        """Return the token ids of `text` without dropout; unlike `words`, caches nothing."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def words(self, text: str) -> list[int]:
-        """Return the indices of the pre-tokens of `text`; `spell` converts them to token ids."""
+        """Return the indices of the pre-tokens of `text` in this object's list of words, which
+        grows as needed; `spell` converts them to token ids.
+        """
         pieces = self._pre_tokenizer.pre_tokenize_str(text)
         return [self._word_id(piece) for piece, _ in pieces]
 
     def spell(self, words: Sequence[int], *, is_dropped: bool) -> list[int]:
-        """Return token ids: each word's plain spelling, or a random dropout spelling."""
+        """Return the words' token ids: with the regular BPE segmentation, or with BPE dropout
+        (`is_dropped`).
+        """
         ids: list[int] = []
         if not is_dropped:
             for word in words:
@@ -187,7 +201,9 @@ def _merge_ranks(tokenizer: Tokenizer) -> dict[tuple[str, str], int]:
 
 
 class SequenceSampler:
-    """Endless random training sequences of a fixed length, drawn from a list of speeches."""
+    """Draws random training sequences from a list of speeches. `dropped_share`: the share of
+    excerpts and chats with BPE dropout.
+    """
 
     def __init__(
         self,
@@ -211,12 +227,14 @@ class SequenceSampler:
         ]
         self._user = subwords.words(USER_HEADING)
         self._assistant = subwords.words(ASSISTANT_HEADING)
-        # Two words, as the pre-tokenizer splits a blank line followed by text.
+        # Two pre-tokens, because the pre-tokenizer splits a blank line followed by text.
         self._blank_line = newline * 2
         self.dropped_share = dropped_share
 
     def batch(self, *, num_sequences: int, num_tokens: int) -> npt.NDArray[np.int64]:
-        """Return ids int64 [num_sequences, num_tokens]; ids that are read only are complements."""
+        """Return token ids int64 [num_sequences, num_tokens]; `~id` (negative): the token `id`,
+        excluded from the loss.
+        """
         rows = [self._sequence(num_tokens) for _ in range(num_sequences)]
         return np.asarray(rows, dtype=np.int64)
 
@@ -237,7 +255,9 @@ class SequenceSampler:
         return ids[:num_tokens]
 
     def _excerpt(self, num_tokens: int, *, max_speeches: int) -> list[int]:
-        """Return consecutive speeches and the end token, truncated to `num_tokens`."""
+        """Return the token ids of consecutive speeches between the begin and the end token,
+        truncated to `num_tokens`.
+        """
         is_dropped = self._draws_dropped()
         at = int(self._generator.integers(len(self._bodies)))
         ids = [BOS_ID]
@@ -253,14 +273,22 @@ class SequenceSampler:
         return [*ids, EOS_ID]
 
     def _opening(self, index: int) -> list[int]:
-        """Return the speech, or some of its last lines: prompts often have no heading."""
+        """Return the words (see `SubwordSampler.words`) of a speech: after its speaker's name, or
+        without the name from a random line on.
+
+        The second form exists because prompts often contain no speaker's name.
+        """
         if self._generator.random() >= self._mix.mid_speech_starts:
             return self._headings[index] + self._bodies[index]
         start = int(self._generator.choice(self._line_starts[index]))
         return self._bodies[index][start:]
 
     def _chat(self) -> list[int]:
-        """Return speeches under the chat template's headings; replies end with the end token."""
+        """Return the token ids of a chat whose messages are consecutive speeches, in the chat
+        template's format.
+
+        Replies end with the end token.
+        """
         is_dropped = self._draws_dropped()
         num_pairs = int(self._generator.geometric(1.0 / self._mix.mean_chat_pairs))
         at = int(self._generator.integers(1, len(self._bodies)))
@@ -280,10 +308,11 @@ class SequenceSampler:
         return ids
 
     def _prompted(self) -> list[int]:
-        """Return a prompt that occurs in no play, before or inside a speech or as a question; or
-        sums.
+        """Return the token ids of a speech with a prompt of another kind (other_prompts.py), or of
+        sums and a speech.
 
-        Only the speech and the answers are predicted. A truncated sequence has no end token.
+        The prompt is before the speech, inside it, or a question that the speech answers. Only the
+        speech and the answers are in the loss. Only a chat ends with the end token.
         """
         index = int(self._generator.integers(len(self._bodies)))
         body = self._bodies[index]
@@ -309,14 +338,16 @@ class SequenceSampler:
         return [BOS_ID, *prompt, *self._subwords.spell(words, is_dropped=False)[:70]]
 
     def _draws_dropped(self) -> bool:
-        # A whole document uses one kind of spelling, so that the model can tell the two kinds apart
-        # and keeps its probability on plain spellings in plain text.
+        # A whole document uses one kind of segmentation, so that the model can distinguish the two
+        # and predicts the regular segmentation in ordinary text.
         return bool(self._generator.random() < self.dropped_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationText:
-    """Documents for measuring loss: token ids (each starts with the begin token), characters."""
+    """Documents for measuring the loss: token ids (each document starts with the begin token), and
+    the number of characters.
+    """
 
     documents: list[list[int]]
     num_chars: int
@@ -325,9 +356,9 @@ class EvaluationText:
 def evaluation_text(
     speeches: Sequence[Speech], tokenizer: Tokenizer, *, max_tokens: int
 ) -> EvaluationText:
-    """Pack whole speeches in order into documents of at most `max_tokens` tokens.
+    """Return whole speeches, packed in order into documents of at most `max_tokens` tokens.
 
-    A single longer speech is left out. Documents have no end token: the loss is that of the text
+    A speech longer than that is left out. Documents have no end token: the loss is that of the text
     alone.
     """
     documents: list[list[int]] = []

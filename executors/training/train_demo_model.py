@@ -1,7 +1,6 @@
 """Trains the demo model: a small Llama that writes plays, with its own byte-level BPE tokenizer.
 
-Owns the training loop, the choice of checkpoint by validation loss, and the files of the Hugging
-Face folder it writes. Does not know how the service loads or runs the model.
+Runs the training loop, selects the checkpoint, and writes a Hugging Face folder.
 
 Usage: python executors/training/train_demo_model.py --text plays.txt --out DIR --device cuda
 """
@@ -52,8 +51,10 @@ SAMPLE_PROMPTS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """One line of the loss log. Losses are in nats; time in seconds since training began."""
+class LossLine:
+    """One line of the loss log. Losses are in nats; that of training is the mean since the previous
+    line. Time is in seconds since training began.
+    """
 
     step: int
     train_per_token: float
@@ -66,7 +67,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--text", type=Path, required=True, help="plays, as NAME: and lines")
     parser.add_argument("--out", type=Path, required=True, help="folder for the model's files")
-    parser.add_argument("--start", type=Path, help="folder of a model to go on from")
+    parser.add_argument("--start", type=Path, help="folder of a model to continue training from")
     parser.add_argument(
         "--start-share", type=float, default=0.0, help="of the weights of --start in the result"
     )
@@ -76,7 +77,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1800)
     parser.add_argument("--batch-sequences", type=int, default=16)
     parser.add_argument("--sequence-tokens", type=int, default=1024)
-    parser.add_argument("--holdout", type=float, default=0.1, help="share held out, at the end")
+    parser.add_argument(
+        "--holdout", type=float, default=0.1, help="share for validation, at the end"
+    )
     parser.add_argument("--vocab-size", type=int, default=2048)
     parser.add_argument("--hidden-size", type=int, default=256)
     parser.add_argument("--mlp-size", type=int, default=640)
@@ -90,7 +93,10 @@ def parse_args() -> argparse.Namespace:
         "--plain-after", type=float, default=0.85, help="this share of the steps, no BPE dropout"
     )
     parser.add_argument(
-        "--other-prompts", type=float, default=0.0, help="share of sequences with such prompts"
+        "--other-prompts",
+        type=float,
+        default=0.0,
+        help="share of sequences with prompts of other kinds",
     )
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--weight-decay", type=float, default=4.0)
@@ -122,7 +128,7 @@ def build_model(args: argparse.Namespace) -> LlamaForCausalLM:
 
 
 def add_dropout(model: LlamaForCausalLM, probability: float) -> None:
-    """Add dropout after the embedding and before each residual sum, which Llama itself lacks.
+    """Add dropout, which Llama lacks, after the embedding and before each residual sum.
 
     Uses hooks, so that the names of the weights stay those of `LlamaForCausalLM`.
     """
@@ -149,7 +155,7 @@ class AveragedWeights:
     @torch.no_grad()
     def update(self, model: LlamaForCausalLM) -> None:
         self._num_updates += 1
-        # Ramps up, so that the random start does not linger in the average.
+        # The decay ramps up, so that the random initial weights do not stay in the average.
         decay = min(self._decay, (1 + self._num_updates) / (10 + self._num_updates))
         mine: list[Tensor] = list(self.model.parameters())
         theirs: list[Tensor] = list(model.parameters())
@@ -157,11 +163,10 @@ class AveragedWeights:
 
 
 def loss_of(model: LlamaForCausalLM, ids: Tensor, *, reduction: str = "mean") -> Tensor:
-    """Return the cross entropy of each next token of `ids` int64 [B, T], except begin tokens and
-    padding.
+    """Return the cross entropy in nats, mean or sum, of the next tokens of `ids` int64 [B, T].
 
-    A complement (below zero) is a token that is read and not predicted. Padding is `IGNORED`, at
-    the right, where no real token attends to it.
+    Begin tokens, padding and negative ids are excluded: `~id` is an input whose prediction does not
+    count. Padding is `IGNORED`, at the right, so no real token attends to it.
     """
     inputs = torch.where(ids < 0, ~ids, ids)[:, :-1]
     targets = ids[:, 1:].masked_fill((ids[:, 1:] == BOS_ID) | (ids[:, 1:] < 0), IGNORED)
@@ -205,12 +210,14 @@ def build_optimizer(model: LlamaForCausalLM, args: argparse.Namespace) -> torch.
 
 
 class LossLog:
-    """Measures the averaged weights during training, and keeps the best, or else the last."""
+    """Evaluates the averaged weights during training, and keeps the best of them or, with
+    `keeps_last`, the last.
+    """
 
     def __init__(
         self, model: LlamaForCausalLM, validation: EvaluationText, *, keeps_last: bool
     ) -> None:
-        self.lines: list[Progress] = []
+        self.lines: list[LossLine] = []
         self._model = model
         self._validation = validation
         self._keeps_last = keeps_last
@@ -219,7 +226,7 @@ class LossLog:
 
     def measure(self, *, step: int, train_per_token: float) -> None:
         per_token, per_char = evaluate(self._model, self._validation)
-        line = Progress(
+        line = LossLine(
             step=step,
             train_per_token=round(train_per_token, 4),
             validation_per_token=round(per_token, 4),
@@ -238,13 +245,16 @@ class LossLog:
 
 def train(
     args: argparse.Namespace, sampler: SequenceSampler, validation: EvaluationText
-) -> tuple[LlamaForCausalLM, list[Progress]]:
-    """Return the averaged weights of the step with the lowest validation loss, and the loss log."""
+) -> tuple[LlamaForCausalLM, list[LossLine]]:
+    """Return the averaged weights and the loss log. The weights are those with the lowest
+    validation loss; with other prompts in the data, the last ones.
+    """
     model = build_model(args).to(args.device)
     add_dropout(model, args.dropout)
     averaged = AveragedWeights(model, decay=args.average_decay)
     optimizer = build_optimizer(model, args)
-    # Held-out plays cannot choose among weights that learn something else than plays.
+    # If the training data contains other text, the loss on held-out plays is not a criterion for
+    # selection.
     log = LossLog(averaged.model, validation, keeps_last=args.other_prompts > 0)
     recent = torch.zeros((), device=args.device)
     num_recent = 0
@@ -274,10 +284,10 @@ def train(
 
 @torch.no_grad()
 def mix_with_start(model: LlamaForCausalLM, start: LlamaForCausalLM, *, share: float) -> None:
-    """Move the weights back towards the weights that training started from.
+    """Interpolate linearly between the trained weights and those of `start`, in place.
 
-    Models between the two have learnt the new data and lost little of the old (Wortsman et al.,
-    2022).
+    `share`: the fraction of the weights of `start`. Interpolated weights have learnt the new data
+    and forgotten little of the old (Wortsman et al., 2022).
     """
     ours: list[Tensor] = list(model.parameters())
     nn.Module.to(start, model.device)
@@ -297,12 +307,12 @@ def write_folder(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> No
         top_p=0.95,
     )
     model.save_pretrained(out)
-    # Stored in half precision, to be computed in float32: then a seed gives the same text in any
-    # batch, and on a CPU it costs nothing for a model of this size.
+    # Stored in half precision but computed in float32, so that a seed gives the same text in any
+    # batch. On a CPU this is not slower for a model of this size.
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     config["dtype"] = "float32"
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    # Weights are written readable by their owner alone; a package needs them readable by all.
+    # The weights are written with owner-only permissions; a package needs them readable by all.
     (out / "model.safetensors").chmod(0o644)
     tokenizer.save(str(out / "tokenizer.json"))
     tokenizer_config = {
@@ -324,7 +334,9 @@ def write_folder(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> No
 def sample(
     model: LlamaForCausalLM, tokenizer: Tokenizer, prompt: str, *, max_new_tokens: int = 300
 ) -> str:
-    """Continue `prompt` at temperature 0.8; include the end token if it was sampled."""
+    """Return a continuation of `prompt` sampled at temperature 0.8, with the end token if it was
+    sampled.
+    """
     ids = torch.tensor([tokenizer.encode(prompt).ids], device=model.device)
     num_prompt_tokens = ids.shape[1]
     for _ in range(max_new_tokens):

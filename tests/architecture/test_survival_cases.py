@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support import case_table
+import case_table
 
 ALL = range(1, case_table.NUM_CASES + 1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from penstock.server.observe.metrics.http import MetricsServer
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.operations.snapshot import OperationsError
 from support.chromium import Left, visited
-from support.metric_samples import request_view, snapshot
+from support.snapshots import request_view, snapshot
 
 pytestmark = pytest.mark.browser
 Status = Callable[[], bytes]
@@ -51,9 +52,13 @@ def test_it_shows_the_service_and_keeps_asking(house: PageHouse) -> None:
         request_id="late-one", state="PENDING", phase="queue", waits_for="TOKEN_BUDGET",
         queue_position=2, tenant="borealis", age_s=0.25,
     )  # fmt: skip
+    figures: dict[str, Any] = {
+        "prefill_tokens_per_s": 21500.0, "decode_tokens_per_s": 7420.0, "mean_step_s": 0.0083,
+        "num_prompt_tokens": 9_120_000, "num_cached_prompt_tokens": 5_400_000,
+    }  # fmt: skip
     house.status = lambda: status_json(
-        snapshot(1.79e9 + house.num_asked, num_processing=house.num_asked),
-        (request_view(), waiting),
+        snapshot(1.79e9 + house.num_asked, num_processing=house.num_asked, **figures),
+        (request_view(age_s=2.5), waiting),
     )
 
     left = house.visit(10)
@@ -61,9 +66,9 @@ def test_it_shows_the_service_and_keeps_asking(house: PageHouse) -> None:
     assert house.num_asked >= 5
     assert left.attributes("body")[0]["data-connection"] == "live"
     for told in (
-        "live", "demo", "engine up", "of 64", "for blocks", "7,420", "21,500", "8.3 ms",
-        "4,096 blocks of 16 tokens", "2,700 (66 %)", "9,120,000 (59 % cached)", "445,000",
-        "chat-1", "atlas", "decode", "2.50 s", "4bf92f35",
+        "live", "tiny", "engine up", "of 8", "for blocks", "7,420", "21,500", "8.3 ms",
+        "100 blocks of 16 tokens", "40 (40 %)", "9,120,000 (59 % cached)", "7,000",
+        "request-1", "acme", "decode", "2.50 s", "0af76519",
         "late-one", "borealis", "PENDING", "token budget (2 ahead)", "250 ms",
     ):  # fmt: skip
         assert told in left.text, told
@@ -88,7 +93,7 @@ def test_what_clients_wrote_is_text_and_nothing_else(house: PageHouse) -> None:
 
     left = house.visit(4)
 
-    assert "<title>61 running, 3 waiting" in left.document
+    assert "<title>5 running, 3 waiting" in left.document
     assert [script.get("src") for script in left.attributes("script")] == ["/page.js"]
     assert left.attributes("iframe") == []
     assert {image["src"] for image in left.attributes("img")} == {"/icon.svg"}
@@ -109,8 +114,8 @@ def test_a_lost_service_is_seen_to_be_lost(house: PageHouse) -> None:
     assert left.attributes("body")[0]["data-connection"] == "lost"
     assert "hidden" not in left.by_id("lost")
     assert "connection lost" in left.text
-    assert "This is how it was at" in left.text
-    assert "chat-1" in left.text
+    assert "The figures were received at" in left.text
+    assert "request-1" in left.text
 
 
 def test_it_finds_the_service_again(house: PageHouse) -> None:
@@ -126,7 +131,7 @@ def test_it_finds_the_service_again(house: PageHouse) -> None:
     assert house.num_asked > 5
     assert left.attributes("body")[0]["data-connection"] == "live"
     assert "hidden" in left.by_id("lost")
-    assert "Nobody is being served." in left.text
+    assert "No live requests." in left.text
     assert any("503" in line for line in left.console)
 
 
@@ -138,5 +143,5 @@ def test_it_says_what_is_wrong(house: PageHouse) -> None:
     left = house.visit(3)
 
     assert "engine down" in left.text
-    assert "Not known now: the engine is down" in left.text
+    assert "Unknown: the engine is down" in left.text
     assert "hidden" in left.by_id("no-requests")

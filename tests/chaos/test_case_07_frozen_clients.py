@@ -12,8 +12,10 @@ from contextlib import asynccontextmanager
 from penstock.server.front.config import FrontConfig
 from penstock.server.rpc.options import KeepaliveConfig
 from penstock.server.text.model_text import ModelText
-from support.fronts import PATIENCE_S, serving, until_empty
+from support.fronts import serving, until_empty
+from support.patience import PATIENCE_S
 
+NUM_TOKENS = 200
 # One stream that is sent tokens, one that is not, on a connection each.
 CLIENT = """
 import sys, grpc
@@ -63,20 +65,11 @@ async def test_case_07_a_stopped_client_is_found(text: ModelText) -> None:
         assert process.stdout is not None
         assert await asyncio.wait_for(process.stdout.readline(), PATIENCE_S) == b"streaming\n"
         os.kill(process.pid, signal.SIGSTOP)
-        active = asyncio.create_task(stream_to(served.port.say, keys["0"], served.encode("a")[0]))
+        served.port.send(keys["0"], served.encode("a") * NUM_TOKENS)
         lost: set[int] = set()
         async with asyncio.timeout(PATIENCE_S):
             while lost != set(keys.values()):
                 cancelled, _ = await served.port.next_cancel()
                 lost.update(cancelled)
             await until_empty(served.server.front.table)
-        active.cancel()
         assert served.server.num_active_calls == 0
-
-
-async def stream_to(say: object, key: int, token_id: int) -> None:
-    """Send a token in each iteration of the loop."""
-    assert callable(say)
-    while True:
-        say(tokens=[(key, token_id)])
-        await asyncio.sleep(0.01)

@@ -16,8 +16,9 @@ import psutil
 
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
-from support.observation import model_of, observed, until_stats
-from support.service import PATIENCE_S, simulated
+from support.observation import is_quiet, model_of, observed, until_stats
+from support.patience import PATIENCE_S
+from support.service import simulated
 from support.stepped_service import ids_of, request
 
 NUM_CANCELS = int(os.environ.get("PENSTOCK_NUM_CANCELS", "3000"))
@@ -79,11 +80,7 @@ async def test_case_08_storm_of_cancels() -> None:
             assert all(ids == seen[0] for ids in seen), "a canary was told something else"
         stats = await until_stats(
             operations,
-            lambda stats: (
-                model_of(stats).num_processing == model_of(stats).num_pending == 0
-                and not model_of(stats).cache.num_used_blocks
-                and not any(f.num_live_requests or f.num_streams for f in stats.fronts)
-            ),
+            lambda stats: is_quiet(stats) and not any(front.num_streams for front in stats.fronts),
         )
         assert model_of(stats).totals.num_failed == 0
         growth = front.memory_info().rss - before

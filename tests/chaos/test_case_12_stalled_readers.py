@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable
 import grpc
 import pytest
 
+from chaos import attacks
+from chaos import raw_http2 as h2
+from chaos.attacked_server import besieged
 from penstock.v1 import generation_service_pb2 as pb
-from support import attacks
-from support import raw_http2 as h2
-from support.attacked_server import besieged
-from support.service import PATIENCE_S, stream
+from support.patience import PATIENCE_S
+from support.service import stream
 
 NUM_TOKENS = 900
 FEW_TOKENS_BYTES = 600

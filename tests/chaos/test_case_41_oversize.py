@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from chaos import attacks
+from chaos.attacked_server import Siege, besieged
 from penstock.server.rpc.options import MAX_MESSAGE_BYTES
-from support import attacks
-from support.attacked_server import Siege, besieged
 from support.guarded import Premises
 
 MAX_GROWTH_MIB = 32

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from chaos import attacks
+from chaos.attacked_server import besieged
 from penstock.server.rpc.options import MAX_CONCURRENT_STREAMS
-from support import attacks
-from support.attacked_server import besieged
 
 MAX_GROWTH_MIB = 20
 """Measured on a front that saw the attack before: memory kept for reuse is no leak."""

@@ -6,12 +6,12 @@ import grpc
 import grpc.aio
 import pytest
 
+from chaos import raw_http2 as h2
+from chaos.attacked_server import besieged
 from penstock.server.rpc.options import KeepaliveConfig
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
-from support import raw_http2 as h2
-from support.attacked_server import besieged
 from support.fronts import collect, serving, text_of
 
 EVERY_SECOND = (

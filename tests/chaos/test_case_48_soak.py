@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from support.soak_plan import (
-    SoakPlan,
-)
-from support.soak_run import as_text, run_soak
+from chaos.soak import run_soak
+from chaos.soak_load import SoakPlan
 
 
 @pytest.mark.timeout(180)
-async def test_case_48_soak(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = SoakPlan(seconds=40.0, strike_every_s=4.0, burst_every_s=10.0)
+async def test_case_48_soak() -> None:
+    plan = SoakPlan(seconds=40.0, fault_every_s=4.0, burst_every_s=10.0)
     lines: list[str] = []
     result = await run_soak(plan, lines.append)
-    assert result.holds, "\n".join([*lines, as_text(result)])
+    assert result.holds, "\n".join([*lines, str(result)])

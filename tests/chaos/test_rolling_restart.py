@@ -9,7 +9,8 @@ import signal
 import grpc
 
 from penstock.client import Client, PoolConfig, Tokens
-from support.service import PATIENCE_S, Service, simulated, started, stream, until_gone
+from support.patience import PATIENCE_S
+from support.service import simulated, started, stream, until_gone
 
 NUM_CALLERS = 12
 PROMPT = [5, 6, 7]
@@ -37,15 +38,10 @@ class Load:
         self._is_over = True
 
 
-async def pids_of(service: Service, num_fronts: int) -> tuple[int, list[int]]:
-    engine = await service.next_pid("engine")
-    return engine, [await service.next_pid("front") for _ in range(num_fronts)]
-
-
 async def test_a_rolling_restart_costs_no_request() -> None:
     arguments = [*simulated(), "--fronts", "2", "--drain-grace-s", "30"]
     async with started(*arguments) as service:
-        engine, fronts = await pids_of(service, 2)
+        engine, fronts = await service.next_pids(2)
         async with Client([service.address], pool=PoolConfig(num_channels=4)) as client:
             load = Load(client)
             callers = [asyncio.create_task(load.run()) for _ in range(NUM_CALLERS)]
@@ -55,7 +51,7 @@ async def test_a_rolling_restart_costs_no_request() -> None:
             await long.until_running()
             service.signal(signal.SIGUSR2)
             await service.until_logged("rolling restart: done")
-            new_engine, new_fronts = await pids_of(service, 2)
+            new_engine, new_fronts = await service.next_pids(2)
             assert new_engine != engine
             assert not set(new_fronts) & set(fronts)
             for pid in (engine, *fronts):
@@ -91,7 +87,7 @@ async def test_a_drain_breaks_a_rolling_restart_off() -> None:
 async def test_without_replay_the_engine_stays() -> None:
     arguments = [*simulated(), "--fronts", "1", "--max-replays", "0"]
     async with started(*arguments) as service, service.channel() as channel:
-        engine, fronts = await pids_of(service, 1)
+        engine, fronts = await service.next_pids(1)
         running = stream(channel, 100)
         await running.until_running()
         service.signal(signal.SIGUSR2)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.executor.trtllm.config import CapacityPolicy
-from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.request import (
     NO_TIME,
     FailureReason,
@@ -22,7 +22,8 @@ from penstock.scheduler.request import (
     SamplingParams,
 )
 from support.core import make_spec
-from support.trtllm_engine import PATIENCE_S, TrtllmHouse, reference, watch_settings
+from support.patience import PATIENCE_S
+from support.trtllm_engine import TrtllmHouse, reference, watch_settings
 
 NUM_REQUESTS = int(os.environ.get("PENSTOCK_NUM_REQUESTS", "2000"))
 MAX_WAITING = 60
@@ -61,11 +62,19 @@ class Storm:
             max_tokens=choose.randint(1, 14),
             priority=choose.randint(-3, 3),
             hashed=choose.random() < 0.7,
-            deadline_s=now_s + choose.uniform(0.0, 1.0) if choose.random() < 0.1 else NO_TIME,
+            deadline_s=self.deadline_s(key),
             ttft_deadline_s=now_s + choose.uniform(0.1, 0.5) if choose.random() < 0.1 else NO_TIME,
             stop_ids=(5, 6, 7) if choose.random() < 0.5 else (),
             sampling=SamplingParams(temperature=0.0 if choose.random() < 0.8 else 1.0),
         )
+
+    def deadline_s(self, key: int) -> float:
+        """Return a deadline for some requests; some end in any case before their first token."""
+        now_s = self.house.clock.now_s
+        if key % 100 == 0:
+            return now_s
+        choose = self.random
+        return now_s + choose.uniform(0.0, 1.0) if choose.random() < 0.1 else NO_TIME
 
     def arrive(self) -> None:
         for _ in range(self.random.randint(0, 12)):
@@ -129,7 +138,7 @@ class Storm:
                 is_failed = outcome.end.reason is FailureReason.EXECUTOR_REQUEST_FAILED
                 assert is_poisoned or not is_failed
             else:
-                assert isinstance(outcome.end, Finished)
+                assert isinstance(outcome.end, Completed)
                 if outcome.end.reason is FinishReason.LENGTH:
                     assert len(outcome.tokens) == spec.max_tokens
 

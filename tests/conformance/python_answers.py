@@ -12,7 +12,7 @@ from conformance.python_talk import (
     CALL_S,
     PROMPT,
     Check,
-    Heard,
+    CheckedStream,
     Talk,
     greedy,
     new_id,
@@ -27,24 +27,24 @@ _TEXT = "naïve 日本語 🚀"
 async def stream_in_order(talk: Talk) -> None:
     """Check the order: one accepted, tokens, one finished."""
     async with talk.client() as client:
-        heard = Heard(client.generate(PROMPT, deadline_s=CALL_S, **greedy(12)))
-        finished = await heard.until_end()
-    accepted = await heard.until_accepted()
+        checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(12)))
+        finished = await checked.until_end()
+    accepted = await checked.until_accepted()
     require(bool(accepted.request_id and accepted.model), f"accepted without names: {accepted}")
-    require(heard.num_tokens == 12, f"{heard.num_tokens} tokens, not 12")
-    num_told = finished.usage.num_completion_tokens
-    require(num_told == 12, f"usage tells {num_told} tokens, not 12")
-    reason = heard.finish_reason
+    require(checked.num_tokens == 12, f"{checked.num_tokens} tokens, not 12")
+    num_reported = finished.usage.num_completion_tokens
+    require(num_reported == 12, f"usage reports {num_reported} tokens, not 12")
+    reason = checked.finish_reason
     require(reason is FinishReason.LENGTH, f"the reason is {reason}, not LENGTH")
 
 
 async def once_equals_stream(talk: Talk) -> None:
     """Check that both calls return the same result."""
     async with talk.client() as client:
-        heard = Heard(client.generate(PROMPT, deadline_s=CALL_S, **greedy(32)))
-        await heard.until_end()
+        checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(32)))
+        await checked.until_end()
         once = await client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(32))
-    require(once.text == heard.text, f"{once.text!r} is not {heard.text!r}")
+    require(once.text == checked.text, f"{once.text!r} is not {checked.text!r}")
     require(bool(once.text), "there is no text")
 
 
@@ -55,11 +55,14 @@ async def token_prompt(talk: Talk) -> None:
     async with talk.client() as client:
         for _ in range(2):
             events = client.generate(ids, deadline_s=CALL_S, **greedy(12, return_token_ids=True))
-            heard = Heard(events)
-            finished = await heard.until_end()
-            num_told = finished.usage.num_prompt_tokens
-            require(num_told == len(ids), f"usage tells {num_told} prompt tokens, not {len(ids)}")
-            answers.append(heard.token_ids)
+            checked = CheckedStream(events)
+            finished = await checked.until_end()
+            num_reported = finished.usage.num_prompt_tokens
+            require(
+                num_reported == len(ids),
+                f"usage reports {num_reported} prompt tokens, not {len(ids)}",
+            )
+            answers.append(checked.token_ids)
     first, second = answers
     require(len(first) == 12, f"{len(first)} token ids, not 12")
     require(first == second, f"{first} the first time, {second} the second")
@@ -72,26 +75,26 @@ async def chat(talk: Talk) -> None:
         ChatMessage(role="user", content="Where is the Globe?"),
     )
     async with talk.client() as client:
-        heard = Heard(client.chat(messages, deadline_s=CALL_S, **greedy(24)))
-        await heard.until_end()
-    require(bool(heard.text), "there is no text")
-    require(heard.num_tokens == 24, f"{heard.num_tokens} tokens, not 24")
+        checked = CheckedStream(client.chat(messages, deadline_s=CALL_S, **greedy(24)))
+        await checked.until_end()
+    require(bool(checked.text), "there is no text")
+    require(checked.num_tokens == 24, f"{checked.num_tokens} tokens, not 24")
 
 
 async def utf8_across_chunks(talk: Talk) -> None:
     """Check that characters of several tokens arrive whole."""
     async with talk.client() as client:
         events = client.generate(_TEXT, deadline_s=CALL_S, **greedy(200, min_chunk_tokens=1))
-        heard = Heard(events)
+        checked = CheckedStream(events)
         once, _ = await asyncio.gather(
             client.generate_once(_TEXT, deadline_s=CALL_S, **greedy(200, echo=True)),
-            heard.until_end(),
+            checked.until_end(),
         )
     echoed = once.prompt.text if once.prompt is not None else None
     require(echoed == _TEXT, f"the prompt came back as {echoed!r}")
-    require(heard.text == once.text, f"{heard.text!r} is not {once.text!r}")
-    require(not heard.text.isascii(), "the text has no character beyond ASCII")
-    for chunk in heard.chunks:
+    require(checked.text == once.text, f"{checked.text!r} is not {once.text!r}")
+    require(not checked.text.isascii(), "the text has no character beyond ASCII")
+    for chunk in checked.chunks:
         chunk.text.encode()  # a lone surrogate has no UTF-8
 
 
@@ -99,11 +102,11 @@ async def large_prompt(talk: Talk) -> None:
     """Send a prompt of 100,000 tokens."""
     ids = [5 + number % 1000 for number in range(NUM_LARGE_TOKENS)]
     async with talk.client() as client:
-        heard = Heard(client.generate(ids, deadline_s=CALL_S, **greedy(4)))
-        finished = await heard.until_end()
-    num_told = finished.usage.num_prompt_tokens
-    require(num_told == NUM_LARGE_TOKENS, f"usage tells {num_told} prompt tokens")
-    require(heard.num_tokens == 4, f"{heard.num_tokens} tokens, not 4")
+        checked = CheckedStream(client.generate(ids, deadline_s=CALL_S, **greedy(4)))
+        finished = await checked.until_end()
+    num_reported = finished.usage.num_prompt_tokens
+    require(num_reported == NUM_LARGE_TOKENS, f"usage reports {num_reported} prompt tokens")
+    require(checked.num_tokens == 4, f"{checked.num_tokens} tokens, not 4")
 
 
 async def metadata(talk: Talk) -> None:
@@ -114,9 +117,9 @@ async def metadata(talk: Talk) -> None:
         events = client.generate(
             PROMPT, deadline_s=CALL_S, trace=trace, **greedy(4, request_id=request_id)
         )
-        heard = Heard(events)
-        await heard.until_end()
-    accepted = await heard.until_accepted()
+        checked = CheckedStream(events)
+        await checked.until_end()
+    accepted = await checked.until_accepted()
     require(accepted.request_id == request_id, f"accepted as {accepted.request_id}")
     require(accepted.trace_id == trace_id, f"the trace id is {accepted.trace_id}")
 

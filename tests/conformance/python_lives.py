@@ -10,7 +10,7 @@ from conformance.python_talk import (
     LONG_TOKENS,
     PROMPT,
     Check,
-    Heard,
+    CheckedStream,
     NotHeld,
     Talk,
     greedy,
@@ -35,9 +35,9 @@ async def cancel_after_first_token(talk: Talk) -> None:
     request_id = new_id()
     async with talk.client() as client:
         options = greedy(LONG_TOKENS, request_id=request_id)
-        heard = Heard(client.generate(PROMPT, deadline_s=CALL_S, **options))
-        await heard.until_tokens()
-        await heard.leave()
+        checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **options))
+        await checked.until_tokens()
+        await checked.leave()
         await _until_id_is_free(client, request_id)
 
 
@@ -59,22 +59,22 @@ async def cancel_by_id(talk: Talk) -> None:
     request_id = new_id()
     async with talk.client() as client, talk.client() as other:
         options = greedy(LONG_TOKENS, request_id=request_id)
-        heard = Heard(client.generate(PROMPT, deadline_s=CALL_S, **options))
-        await heard.until_tokens()
+        checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **options))
+        await checked.until_tokens()
         state = await other.cancel(request_id)
         require(state is RequestState.PROCESSING, f"Cancel found it in {state.name}")
-        await heard.until_end()
-    reason = heard.finish_reason
+        await checked.until_end()
+    reason = checked.finish_reason
     require(reason is FinishReason.CANCELLED, f"the reason is {reason}, not CANCELLED")
 
 
 async def deadline(talk: Talk) -> None:
     """Check that the deadline of the call ends the request."""
     async with talk.client() as client:
-        heard = Heard(client.generate(PROMPT, deadline_s=1.0, **greedy(LONG_TOKENS)))
+        checked = CheckedStream(client.generate(PROMPT, deadline_s=1.0, **greedy(LONG_TOKENS)))
         try:
             async with asyncio.timeout(ENDED_WITHIN_S):
-                await heard.until_end()
+                await checked.until_end()
         except DeadlineExceeded:
             return
         except TimeoutError:
@@ -86,12 +86,12 @@ async def resume(talk: Talk) -> None:
     """Check that a request outlives its connection."""
     num_tokens, num_before = 200, 20
     async with talk.client() as client:
-        lost = Heard(client.generate(PROMPT, **greedy(num_tokens, resume_grace_s=30.0)))
+        lost = CheckedStream(client.generate(PROMPT, **greedy(num_tokens, resume_grace_s=30.0)))
         await lost.until_tokens(num_before)
     # The client is closed, and its connection with it; nothing was cancelled.
     require(lost.finished is None, "it had ended before it was cut")
     async with talk.client() as client:
-        rest = Heard(
+        rest = CheckedStream(
             client.resume(lost.point, deadline_s=CALL_S),
             next_sequence=lost.point.next_sequence,
         )
@@ -108,20 +108,20 @@ async def resume(talk: Talk) -> None:
 async def engine_killed(talk: Talk) -> None:
     """Check that the death of an engine causes only a pause."""
     async with Client(talk.address, retry=RetryPolicy(max_attempts=8)) as client:
-        heard = Heard(client.generate(PROMPT, deadline_s=CALL_S, **greedy(200)))
-        await heard.until_tokens()
+        checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(200)))
+        await checked.until_tokens()
         talk.ready()
-        await heard.until_end()
+        await checked.until_end()
         once = await client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(200))
-    require(heard.num_tokens == 200, f"{heard.num_tokens} tokens, not 200")
-    require(heard.text == once.text, f"{heard.text!r} is not {once.text!r}")
+    require(checked.num_tokens == 200, f"{checked.num_tokens} tokens, not 200")
+    require(checked.text == once.text, f"{checked.text!r} is not {once.text!r}")
 
 
 async def drain(talk: Talk) -> None:
     """Check that running requests finish and new ones are rejected."""
     async with talk.client() as client:
-        heard = Heard(client.generate(PROMPT, deadline_s=CALL_S, **greedy(300)))
-        await heard.until_tokens()
+        checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(300)))
+        await checked.until_tokens()
         await talk.until_go()
         try:
             await client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(4))
@@ -130,8 +130,8 @@ async def drain(talk: Talk) -> None:
                 require(error.reason == "DRAINING", f"the reason is {error.reason}")
         else:
             raise NotHeld("a new request was served")
-        await heard.until_end()
-    require(heard.num_tokens == 300, f"{heard.num_tokens} tokens, not 300")
+        await checked.until_end()
+    require(checked.num_tokens == 300, f"{checked.num_tokens} tokens, not 300")
 
 
 CHECKS: dict[str, Check] = {

@@ -16,7 +16,7 @@ from conformance.python_talk import (
     CALL_S,
     LONG_TOKENS,
     PROMPT,
-    Heard,
+    CheckedStream,
     NotHeld,
     Talk,
     greedy,
@@ -42,19 +42,20 @@ async def multiplex(talk: Talk) -> None:
 async def _texts_and_an_error(talk: Talk) -> None:
     prompts = [f"{PROMPT}, number {number}" for number in range(NUM_TEXTS)]
     async with Client(talk.address, multiplex=True) as client, talk.client() as plain:
-        all_heard = [
-            Heard(client.generate(prompt, deadline_s=CALL_S, **greedy(40))) for prompt in prompts
+        streams = [
+            CheckedStream(client.generate(prompt, deadline_s=CALL_S, **greedy(40)))
+            for prompt in prompts
         ]
-        for heard in all_heard:
-            await heard.until_accepted()
+        for checked in streams:
+            await checked.until_accepted()
         try:
             await client.generate_once(PROMPT, deadline_s=CALL_S, temperature=-1.0)
         except InvalidArgument:
             pass
         else:
             raise NotHeld("temperature -1 was answered")
-        for heard in all_heard:
-            await heard.until_end()
+        for checked in streams:
+            await checked.until_end()
         # The queue has four places, and is looked at once in a step.
         for first in range(0, NUM_TEXTS, _NUM_AT_ONCE):
             some = slice(first, first + _NUM_AT_ONCE)
@@ -64,8 +65,8 @@ async def _texts_and_an_error(talk: Talk) -> None:
                     for prompt in prompts[some]
                 )
             )
-            for heard, once in zip(all_heard[some], all_once, strict=True):
-                require(heard.text == once.text, f"{heard.text!r} is not {once.text!r}")
+            for checked, once in zip(streams[some], all_once, strict=True):
+                require(checked.text == once.text, f"{checked.text!r} is not {once.text!r}")
 
 
 class _Keys:

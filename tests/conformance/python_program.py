@@ -20,7 +20,7 @@ TESTS = Path(__file__).resolve().parents[1]
 SCENARIO_S = 60.0
 
 
-def say(line: Mapping[str, str]) -> None:
+def write_line(line: Mapping[str, str]) -> None:
     print(json.dumps(line), flush=True)
 
 
@@ -35,13 +35,13 @@ async def outcome(name: str, check: Check | None, address: str) -> dict[str, str
     from penstock.client import PenstockError
 
     async def until_go() -> None:
-        say({"scenario": name, "event": "ready"})
+        write_line({"scenario": name, "event": "ready"})
         line = await next_line()
         if line.strip() != "go":
             raise NotHeld(f"expected go, not {line!r}")
 
     def ready() -> None:
-        say({"scenario": name, "event": "ready"})
+        write_line({"scenario": name, "event": "ready"})
 
     def failed(why: str) -> dict[str, str]:
         return {"scenario": name, "outcome": "failed", "why": why}
@@ -74,7 +74,7 @@ async def serve_stdin(address: str) -> None:
         if word == "address":
             address = rest
         elif word:
-            say(await outcome(word, checks.get(word), address))
+            write_line(await outcome(word, checks.get(word), address))
 
 
 def main() -> None:

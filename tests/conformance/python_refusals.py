@@ -15,7 +15,7 @@ from conformance.python_talk import (
     LONG_TOKENS,
     PROMPT,
     Check,
-    Heard,
+    CheckedStream,
     NotHeld,
     Talk,
     greedy,
@@ -70,7 +70,7 @@ async def unknown_model(talk: Talk) -> None:
             ModelNotFound, client.generate_once(PROMPT, deadline_s=CALL_S, model="no-such-model")
         )
     model = error.metadata.get("model")
-    require(model == "no-such-model", f"ErrorInfo tells the model {model!r}")
+    require(model == "no-such-model", f"ErrorInfo names the model {model!r}")
 
 
 async def unimplemented_feature(talk: Talk) -> None:
@@ -81,14 +81,14 @@ async def unimplemented_feature(talk: Talk) -> None:
             FeatureUnsupported, client.generate_once(PROMPT, deadline_s=CALL_S, constraint=schema)
         )
     feature = error.metadata.get("feature")
-    require(feature == "json_schema", f"ErrorInfo tells the feature {feature!r}")
+    require(feature == "json_schema", f"ErrorInfo names the feature {feature!r}")
 
 
 async def duplicate_request_id(talk: Talk) -> None:
     """Check that the second is rejected and the first is unaffected."""
     request_id = new_id()
     async with talk.client() as client:
-        first = Heard(
+        first = CheckedStream(
             client.generate(PROMPT, deadline_s=CALL_S, **greedy(100, request_id=request_id))
         )
         await first.until_tokens()
@@ -101,13 +101,13 @@ async def duplicate_request_id(talk: Talk) -> None:
 
 
 @contextlib.asynccontextmanager
-async def full_queue(client: Client, num_tokens: int) -> AsyncGenerator[list[Heard]]:
+async def full_queue(client: Client, num_tokens: int) -> AsyncGenerator[list[CheckedStream]]:
     """Provide eight long requests: four that have tokens, then four that wait."""
-    blockers: list[Heard] = []
+    blockers: list[CheckedStream] = []
     try:
         for number in range(NUM_PLACES + NUM_WAITING):
             events = client.generate(PROMPT, deadline_s=CALL_S, **greedy(num_tokens))
-            blockers.append(Heard(events))
+            blockers.append(CheckedStream(events))
             await blockers[-1].until_accepted()
             if number < NUM_PLACES:
                 await blockers[-1].until_tokens()
@@ -124,7 +124,7 @@ async def queue_full(talk: Talk) -> None:
             QueueFull, client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(4))
         )
     wait_s = error.retry_after_s
-    require(wait_s is not None and wait_s > 0, f"RetryInfo tells {wait_s} s")
+    require(wait_s is not None and wait_s > 0, f"RetryInfo has {wait_s} s")
 
 
 async def retry_after_refusal(talk: Talk) -> None:

@@ -65,7 +65,7 @@ def greedy(num_tokens: int, **more: Unpack[GenerationOptions]) -> GenerationOpti
     return {**more, "temperature": 0.0, "ignore_eos": True, "max_tokens": num_tokens}
 
 
-class Heard:
+class CheckedStream:
     """The events of one stream as they are read, each checked against the one before.
 
     The client rejects gaps too; this checks again, because it tests the client.

@@ -30,7 +30,7 @@ SCENARIOS = (
     Scenario(name="stream_in_order", holds="one accepted, tokens, one finished; no gap"),
     Scenario(name="once_equals_stream", holds="GenerateOnce has the text of the stream"),
     Scenario(name="token_prompt", holds="token ids in, the same ids out, twice"),
-    Scenario(name="chat", holds="a dialogue streams text"),
+    Scenario(name="chat", holds="a conversation streams text"),
     Scenario(name="utf8_across_chunks", holds="whole characters in every chunk; the prompt echoed"),
     Scenario(name="large_prompt", holds="a prompt of 100,000 tokens"),
     Scenario(name="invalid_field", holds="INVALID_ARGUMENT names the field in BadRequest"),
@@ -39,12 +39,12 @@ SCENARIOS = (
     Scenario(name="duplicate_request_id", holds="ALREADY_EXISTS; the first continues"),
     Scenario(name="cancel_after_first_token", holds="leaving the call ends the request"),
     Scenario(name="cancel_by_id", holds="Cancel ends a stream well, CANCELLED"),
-    Scenario(name="deadline", holds="DEADLINE_EXCEEDED after 300 ms"),
+    Scenario(name="deadline", holds="a deadline of 1 s: DEADLINE_EXCEEDED"),
     Scenario(name="queue_full", holds="RESOURCE_EXHAUSTED with RetryInfo and QUEUE_FULL"),
     Scenario(name="metadata", holds="traceparent sent, the trace id answered; the request id kept"),
     Scenario(name="multiplex", holds="nine requests on one stream: errors, cancel, credit by key"),
     Scenario(name="resume", holds="cut after 20 tokens, whole on a new connection"),
-    Scenario(name="retry_after_refusal", holds="refused for a full queue, served in the end"),
+    Scenario(name="retry_after_refusal", holds="rejected for a full queue, served in the end"),
     Scenario(
         name="engine_killed", holds="the engine killed: no error, no gap", act=Act.KILL_ENGINE
     ),

@@ -13,10 +13,10 @@ from conformance.runs import Result, Run
 # Real processes, a fake service.
 PRELUDE = """
 import json, sys
-def say(**line):
+def write_line(**line):
     print(json.dumps(line), flush=True)
 def passed(name):
-    say(scenario=name, outcome="passed")
+    write_line(scenario=name, outcome="passed")
 """
 
 
@@ -76,9 +76,9 @@ async def results(body: str, *names: str, house: House | None = None) -> list[Re
         ("print('hello', flush=True)", "Expecting value"),
         ("print('[]', flush=True)", "no JSON object"),
         ("passed('deadline')", "another scenario"),
-        ("say(scenario=line, outcome='perhaps')", "neither an event nor an outcome"),
+        ("write_line(scenario=line, outcome='perhaps')", "neither an event nor an outcome"),
         ("sys.exit('sick')", "ended with code 1; stderr: sick"),
-        ("for _ in range(50): say(scenario=line, event='ready')", "without an outcome"),
+        ("for _ in range(50): write_line(scenario=line, event='ready')", "without an outcome"),
         ("print('x' * (2 << 20), flush=True)", "limit"),
     ],
 )
@@ -102,11 +102,11 @@ async def test_a_program_that_does_not_answer_is_killed() -> None:
 async def test_the_driver_acts_when_the_program_is_ready() -> None:
     body = """
 if line == "drain":
-    say(scenario=line, event="ready")
+    write_line(scenario=line, event="ready")
     word = sys.stdin.readline().strip()
-    say(scenario=line, outcome="failed", why=word)
+    write_line(scenario=line, outcome="failed", why=word)
 elif line == "engine_killed":
-    say(scenario=line, event="ready")
+    write_line(scenario=line, event="ready")
     passed(line)
 """
     house = NoHouse()
@@ -123,7 +123,7 @@ async def test_what_is_left_on_the_server_fails_and_the_next_finds_another_servi
 if line.startswith("address "):
     address = line
 elif line == "resume":
-    say(scenario=line, outcome="failed", why=address)
+    write_line(scenario=line, outcome="failed", why=address)
 else:
     passed(line)
 """

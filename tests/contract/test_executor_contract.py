@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.fault import Fault, FaultKind
 from penstock.executor.trtllm.config import SamplerType, TrtllmConfig
-from penstock.scheduler.block_hash import chain_root, hash_blocks
-from penstock.scheduler.events import Failed, Finished
+from penstock.executor.trtllm.executor import TrtllmExecutor
+from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.executor import ExecutorDied, Feature
 from penstock.scheduler.request import (
     FailureReason,
@@ -28,9 +28,10 @@ from penstock.scheduler.request import (
     RequestSpec,
     SamplingParams,
 )
-from support.core import BLOCK_SIZE
+from support.core import BLOCK_SIZE, make_spec
 from support.executor_runs import House, Witness
-from support.fake_trtllm import write_model_folder
+from support.trtllm_engine import hold_until_submitted
+from support.trtllm_folders import hugging_face_folder
 
 VOCAB = 96
 POISON = 95
@@ -92,10 +93,10 @@ def trtllm(sampler: SamplerType) -> Callable[[Path], ExecutorConfig]:
 
     def config(folder: Path) -> ExecutorConfig:
         fake_control: Any = importlib.import_module("tensorrt_llm.fake_control")
-        fake_control.configure(fail_tokens=[POISON, BREAKER], stats_lag_s=0.0, step_s=0.002)
+        fake_control.configure(fail_tokens=[POISON, BREAKER], step_s=0.002)
         return ExecutorConfig(
             kind=ExecutorKind.TRTLLM,
-            model_path=write_model_folder(folder, vocab_size=VOCAB, max_seq_len=64),
+            model_path=hugging_face_folder(folder, vocab_size=VOCAB, max_position_embeddings=64),
             trtllm=TrtllmConfig(sampler_type=sampler),
         )
 
@@ -149,19 +150,10 @@ def prompt_of(length: int, start: int = 0) -> NDArray[np.int32]:
     return np.array([(7 * i + 3 * start + start * i) % 90 for i in range(length)], dtype=np.int32)
 
 
-def spec_of(
-    key: int, prompt: NDArray[np.int32], *, max_tokens: int = 10, salt: bytes = b"", **fields: Any
-) -> RequestSpec:
-    hashes = hash_blocks(prompt, BLOCK_SIZE, chain_root(salt)) if salt else ()
-    return RequestSpec(
-        key=key,
-        request_id=str(key),
-        prompt_ids=prompt,
-        max_tokens=max_tokens,
-        hash_salt=salt,
-        block_hashes=hashes,
-        **{"sampling": GREEDY, **fields},
-    )
+def spec_of(key: int, prompt: NDArray[np.int32], **fields: Any) -> RequestSpec:
+    """Return a greedy request; `hashed`: its blocks may be shared."""
+    defaults: dict[str, Any] = {"max_tokens": 10, "hashed": False, "sampling": GREEDY}
+    return make_spec(key, prompt.tolist(), **(defaults | fields))
 
 
 def crowd(count: int = 6, **fields: Any) -> list[RequestSpec]:
@@ -207,7 +199,7 @@ def test_a_request_runs_to_its_length(house: House) -> None:
     (outcome,) = house.run(spec_of(1, prompt_of(5), max_tokens=7))
 
     assert len(outcome.tokens) == 7
-    assert isinstance(outcome.end, Finished)
+    assert isinstance(outcome.end, Completed)
     assert outcome.end.reason is FinishReason.LENGTH
 
 
@@ -243,7 +235,10 @@ def test_slots_and_blocks_are_used_again(house: House) -> None:
 def test_preemption_changes_nothing(house: House) -> None:
     specs = [spec_of(i + 1, prompt_of(8, i), max_tokens=16) for i in range(4)]
 
-    squeezed = house.run(*specs, num_blocks=12)
+    executor, begin = house.executor(num_blocks=12), None
+    if isinstance(executor.inner, TrtllmExecutor):  # It would run the first alone meanwhile.
+        begin = hold_until_submitted(executor.inner)
+    squeezed = house.run(*specs, executor=executor, on_submitted=begin)
 
     assert sum(outcome.num_preemptions for outcome in squeezed) > 0
     assert [outcome.tokens for outcome in squeezed] == tokens_alone(house, specs)
@@ -252,7 +247,7 @@ def test_preemption_changes_nothing(house: House) -> None:
 def test_prefix_hits_change_nothing(house: House) -> None:
     stem = prompt_of(14)
     specs = [
-        spec_of(i + 1, np.concatenate((stem, prompt_of(1 + i, i + 3))), salt=b"tenant")
+        spec_of(i + 1, np.concatenate((stem, prompt_of(1 + i, i + 3))), hashed=True)
         for i in range(4)
     ]
 
@@ -301,7 +296,7 @@ def test_stop_ids_end_a_request_but_never_before_min_tokens(
 
     (bounded,) = house.run(spec_of(2, prompt_of(6), max_tokens=10, min_tokens=4, stop_ids=stop_ids))
 
-    assert isinstance(bounded.end, Finished)
+    assert isinstance(bounded.end, Completed)
     assert not set(bounded.tokens[:4]) & set(stop_ids)
     is_stopped = bounded.end.reason is FinishReason.STOP
     assert is_stopped == (bounded.tokens[-1] in stop_ids)
@@ -374,7 +369,7 @@ def test_logprobs_stand_beside_their_tokens(house: House) -> None:
 def test_prompt_logprobs_cover_the_prompt_whatever_the_chunks(house: House) -> None:
     needs(house, Feature.PROMPT_LOGPROBS)
     asks = SamplingParams(temperature=0.0, num_prompt_logprobs=0)
-    specs = [spec_of(i + 1, prompt_of(17), salt=b"tenant", sampling=asks) for i in range(2)]
+    specs = [spec_of(i + 1, prompt_of(17), hashed=True, sampling=asks) for i in range(2)]
 
     whole, again = house.run(*specs, stagger=True)
     chunked = house.run(specs[0], budget=8)[0]

@@ -1,7 +1,8 @@
-"""The recorded API of TensorRT-LLM equals the stand-in's and covers what the adapter uses.
+"""The recorded API of TensorRT-LLM covers what the adapter uses and what the stand-in has.
 
 The package cannot be installed here. Instead, adapter and stand-in agree with one table, and the
-table records the source of every entry.
+table records the source of every entry. That the adapter passes only keywords of the recorded
+classes is shown by the stand-in, whose classes of settings are made of the table.
 """
 
 from __future__ import annotations
@@ -10,54 +11,28 @@ import ast
 import enum
 import importlib
 import inspect
-import shutil
+import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from penstock.executor.trtllm import api, package, source_check
 from penstock.executor.trtllm.source_check import check_source, generation_of, load_facts
-from support.fake_trtllm import fake_trtllm as fake_trtllm  # a fixture
-from support.trtllm_facts import (
-    all_names,
-    class_path,
-    facts,
-    flags_of,
-    foreign_class_names,
-    keywords_by_callee,
-    members_of,
-    parameters_of,
-    statistics_keys,
-    uses_of,
-    words_of,
-)
+from support.trtllm_facts import all_names, class_paths, facts, members_of, of_the_line
 
-ADAPTER = Path(__file__).resolve().parents[2] / "executors" / "penstock" / "executor" / "trtllm"
-FAKES = Path(__file__).resolve().parents[1] / "fakes"
-MODULES = sorted(ADAPTER.glob("*.py"))
-OWN_CLASSES = {"SubmittedRequest"}
+ADAPTER = Path(package.__file__).parent
 OWN_WORDS = {
     "llm_args.py": set[str](),
+    # Fields of ours that messages name.
     "request_mapping.py": {"constraint", "retention", "none"},
+    "stats.py": {"pushed"},
 }
-"""Quoted names that are ours: fields that messages name."""
-CALLEES = {
-    "sampling_params": "tensorrt_llm.SamplingParams",
-    "guided_decoding_params": "tensorrt_llm.llmapi.GuidedDecodingParams",
-    "lora_request": "tensorrt_llm.llmapi.LoRARequest",
-    "retention_config": "tensorrt_llm.llmapi.KvCacheRetentionConfig",
-    "token_range_retention_config": (
-        "tensorrt_llm.llmapi.KvCacheRetentionConfig.TokenRangeRetentionConfig"
-    ),
-    "build": "tensorrt_llm.LLM",
-}
-"""Fields of `Package` that are called, by the object they refer to."""
+"""Modules that collect arguments, or read statistics, by name in quotes; names that are ours."""
+FOREIGN_CLASS = re.compile(r"[A-Z]\w*(Config|Policy|Params|Request|Sampler|Args)")
+OWN_CLASSES = {"SubmittedRequest"}
 CLASSES = sorted(facts()["classes"])
-
-
-def source_of(name: str) -> str:
-    path = ADAPTER / name
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def found_in_fake(path: str) -> Any:
@@ -73,11 +48,6 @@ def found_in_fake(path: str) -> Any:
     raise AssertionError(path)
 
 
-def is_of_the_line(entry: dict[str, Any]) -> bool:
-    """Return False for names that only later releases have."""
-    return entry.get("since") in (None, "1.2")
-
-
 def as_recorded(default: Any) -> Any:
     """Return a default as the table writes it."""
     if default is inspect.Parameter.empty:
@@ -87,18 +57,15 @@ def as_recorded(default: Any) -> Any:
     return default.value if isinstance(default, enum.Enum) else default
 
 
-def recorded_default(entry: dict[str, Any]) -> Any:
-    default = entry["default"]
-    return "factory" if isinstance(default, dict) and "factory" in default else default
-
-
-def recorded_parameters(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def recorded_defaults(entries: dict[str, Any]) -> dict[str, Any]:
+    defaults = {name: entry["default"] for name, entry in of_the_line(entries).items()}
     return {
-        name: recorded_default(entry) for name, entry in entries.items() if is_of_the_line(entry)
+        name: "factory" if isinstance(default, dict) and "factory" in default else default
+        for name, default in defaults.items()
     }
 
 
-def parameters_in_fake(function: Any) -> dict[str, Any]:
+def defaults_of(function: Any) -> dict[str, Any]:
     return {
         item.name: as_recorded(item.default)
         for item in inspect.signature(function).parameters.values()
@@ -108,27 +75,22 @@ def parameters_in_fake(function: Any) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("fake_trtllm")
 @pytest.mark.parametrize("path", CLASSES)
-def test_the_fake_has_the_recorded_fields_and_defaults(path: str) -> None:
+def test_the_fake_has_the_recorded_fields_methods_and_defaults(path: str) -> None:
     record, made = facts()["classes"][path], found_in_fake(path)
 
     if "fields" in record:
-        assert parameters_in_fake(made) == recorded_parameters(record["fields"])
+        assert defaults_of(made) == recorded_defaults(record["fields"])
     if record["kind"] == "model":
-        assert list(made.model_fields) == list(parameters_in_fake(made))
+        assert list(made.model_fields) == list(defaults_of(made))
     if record["kind"] == "enum":
         assert [member.name for member in made] == record["members"]
     if record["kind"] == "exception":
         assert issubclass(made, RuntimeError)
-
-
-@pytest.mark.usefixtures("fake_trtllm")
-@pytest.mark.parametrize("path", CLASSES)
-def test_the_fake_has_the_recorded_methods(path: str) -> None:
-    made = found_in_fake(path)
-
-    for name, method in facts()["classes"][path].get("methods", {}).items():
+    for name, method in record.get("methods", {}).items():
+        if not hasattr(made, name):
+            continue
         function = getattr(made, name)
-        assert parameters_in_fake(function) == recorded_parameters(method["parameters"]), name
+        assert defaults_of(function) == recorded_defaults(method["parameters"]), name
         if "is_coroutine" in method:
             assert inspect.iscoroutinefunction(function) == method["is_coroutine"], name
 
@@ -141,18 +103,44 @@ def test_the_fake_has_the_recorded_names_and_no_others() -> None:
         assert set(record["names"]) == set(public), path
         assert all(hasattr(module, name) for name in public), path
     assert importlib.import_module("tensorrt_llm").__version__ == "1.2.0"
-
-
-@pytest.mark.usefixtures("fake_trtllm")
-def test_the_fake_lacks_what_only_later_versions_have() -> None:
+    # Nested in the class by later versions.
     sampler = found_in_fake("tensorrt_llm._torch.pyexecutor.sampler.TorchSampler")
-
     assert not hasattr(sampler, "PenaltyHandler")
-    assert "priority" not in parameters_in_fake(found_in_fake("tensorrt_llm.LLM").generate_async)
 
 
-def test_the_fake_is_as_recorded_by_its_source_too() -> None:
-    report = check_source(FAKES / "tensorrt_llm")
+def source(folder: Path) -> Path:
+    """Write a source tree of the recorded classes, the members of each in a base."""
+    texts: dict[str, str] = {"version.py": '__version__ = "1.2.1"\n'}
+    for path, entry in load_facts()["classes"].items():
+        name = path.rpartition(".")[2]
+        lines = [f"class Base{name}:", f"    {name} = 1"]
+        for field, fact in entry.get("fields", {}).items():
+            default = fact["default"]
+            written = f" = {default!r}"
+            if isinstance(default, dict):
+                written = "" if "required" in default else " = Field(default_factory=list)"
+            lines.append(f"    {field}: Any{written}")
+        lines += [f"    {attribute} = None" for attribute in entry.get("attributes", {})]
+        for method, fact in entry.get("methods", {}).items():
+            given = {name: item["default"] for name, item in fact["parameters"].items()}
+            parameters = [
+                name if isinstance(default, dict) else f"{name}={default!r}"
+                for name, default in given.items()
+            ]
+            kind = "async def" if fact.get("is_coroutine") else "def"
+            lines.append(f"    {kind} {method}({', '.join(['self', *parameters])}): ...")
+        file = source_check._FILES.get(name, source_check._SETTINGS)[0]
+        lines.append(f"class {name}(Base{name}): ...")
+        if "._tensorrt_engine" not in path:
+            texts[file] = texts.get(file, "") + "\n".join(lines) + "\n"
+    for file, text in texts.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text)
+    return folder
+
+
+def test_a_source_as_recorded_has_no_differences(tmp_path: Path) -> None:
+    report = check_source(source(tmp_path))
 
     assert (report.generation, report.differences, report.not_found) == ("1.2", (), ())
 
@@ -187,21 +175,20 @@ def test_generations_differ_in_what_is_recorded_of_them() -> None:
 
 
 def test_a_source_that_is_otherwise_is_found_out(tmp_path: Path) -> None:
-    folder = tmp_path / "tensorrt_llm"
-    shutil.copytree(FAKES / "tensorrt_llm", folder, ignore=shutil.ignore_patterns("*.pyc"))
-    (folder / "version.py").write_text('__version__ = "1.2.1"\n')
+    folder = source(tmp_path)
     for name, old, new in (
-        ("sampling_params.py", "    seed: int | None = None\n", ""),
-        ("sampling_params.py", "max_tokens: int | None = 32", "max_tokens: int | None = 64"),
-        ("llmapi/llm_args.py", "enable_sleep: bool = False", "enable_sleep: bool = True"),
-        ("llmapi/llm.py", "cache_salt: str | None = None,", ""),
+        ("sampling_params.py", "    seed: Any = None\n", ""),
+        ("sampling_params.py", "max_tokens: Any = 32", "max_tokens: Any = 64"),
+        ("llmapi/llm_args.py", "enable_sleep: Any = False", "enable_sleep: Any = True"),
+        ("llmapi/llm.py", ", cache_salt=None", ""),
         ("executor/result.py", "def mark_undone", "def revive"),
     ):
         file = folder / name
         text = file.read_text()
         assert old in text
         file.write_text(text.replace(old, new))
-    (folder / "lora_helper.py").unlink()
+    # Found in another module of one of the folders.
+    (folder / "lora_helper.py").rename(folder / "llmapi/llm_configs.py")
 
     report = check_source(folder)
 
@@ -218,70 +205,77 @@ def test_a_source_that_is_otherwise_is_found_out(tmp_path: Path) -> None:
     assert not report.is_as_recorded
 
 
-def protocols() -> list[ast.ClassDef]:
-    tree = ast.parse(source_of("api.py"))
-    return [node for node in tree.body if isinstance(node, ast.ClassDef)]
+PROTOCOLS = [kind for kind in vars(api).values() if getattr(kind, "__module__", "") == api.__name__]
 
 
-@pytest.mark.parametrize("protocol", protocols(), ids=lambda node: node.name)
-def test_every_member_of_the_protocols_is_recorded(protocol: ast.ClassDef) -> None:
-    path = class_path("LLM" if protocol.name == "Llm" else protocol.name)
-    assert path is not None, protocol.name
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda kind: kind.__name__)
+def test_every_member_of_the_protocols_is_recorded(protocol: Any) -> None:
+    path = class_paths("LLM" if protocol is api.Llm else protocol.__name__)[0]
     methods = facts()["classes"][path].get("methods", {})
+    own = {
+        name: member
+        for name, member in {**protocol.__annotations__, **vars(protocol)}.items()
+        if name == "__aiter__" or not name.startswith(("__", "_abc", "_is_"))
+    }
 
-    for node in protocol.body:
-        if isinstance(node, ast.AnnAssign):
-            assert isinstance(node.target, ast.Name)
-            assert node.target.id in members_of(path)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            if any(isinstance(by, ast.Name) and by.id == "property" for by in node.decorator_list):
-                assert node.name in members_of(path)
-                continue
-            assert node.name in methods
-            names = [item.arg for item in (*node.args.args, *node.args.kwonlyargs)][1:]
-            recorded = recorded_parameters(methods[node.name]["parameters"])
-            assert set(names) <= set(recorded)
-            defaults = [ast.literal_eval(default) for default in node.args.defaults]
-            assert defaults == [recorded[name] for name in names[len(names) - len(defaults) :]]
+    assert own.keys() <= members_of(path)
+    for name, member in own.items():
+        if inspect.isfunction(member):
+            recorded = recorded_defaults(methods[name]["parameters"])
+            assert defaults_of(member).items() <= recorded.items()
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
-def test_the_adapter_takes_nothing_from_the_package_that_is_not_recorded(module: Path) -> None:
-    source = module.read_text(encoding="utf-8")
-    unrecorded = [use for use in uses_of(source) if not use.is_recorded]
-    unknown = {name for name in foreign_class_names(source) if class_path(name) is None}
+@pytest.mark.usefixtures("fake_trtllm")
+def test_the_adapter_takes_only_recorded_names_from_the_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only its module `package` imports the package."""
+    taken: list[tuple[str, str]] = []
 
-    assert unrecorded == []
-    assert unknown - OWN_CLASSES == set()
+    class Watched(ModuleType):
+        def __getattribute__(self, name: str) -> Any:
+            path = super().__getattribute__("__name__")
+            taken.append((path, name))
+            return getattr(importlib.import_module(path), name)
+
+    monkeypatch.setattr(package, "import_module", lambda name: Watched(name))
+    package.load_package()
+    package.load_package(is_engine=True)
+
+    modules = facts()["modules"]
+    assert len(taken) > 10
+    assert [(path, name) for path, name in taken if name not in modules[path]["names"]] == []
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
-def test_every_keyword_for_the_packages_classes_is_recorded(module: Path) -> None:
-    source = module.read_text(encoding="utf-8")
-    made_up = [
-        (callee, keyword, line)
-        for callee, keyword, line in keywords_by_callee(source)
-        if callee in CALLEES and keyword not in parameters_of(CALLEES[callee])
-    ]
+def words_of(module: str) -> set[str]:
+    """Return the string constants of a module of the adapter, without docstrings."""
+    tree = ast.parse((ADAPTER / module).read_text(encoding="utf-8"))
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
+    }
 
-    assert made_up == []
 
-
-@pytest.mark.parametrize("name", sorted(OWN_WORDS))
-def test_every_name_in_quotes_is_recorded(name: str) -> None:
+@pytest.mark.parametrize("module", sorted(OWN_WORDS))
+def test_every_name_in_quotes_is_recorded(module: str) -> None:
     """Arguments are collected in dictionaries by name: each name must be in the table."""
-    assert words_of(source_of(name)) - all_names() - OWN_WORDS[name] == set()
+    names = {word for word in words_of(module) if word.isidentifier()}
+
+    assert names
+    assert names - all_names() - OWN_WORDS[module] == set()
 
 
-def test_every_key_of_the_statistics_is_recorded() -> None:
-    words = words_of(source_of("stats.py"))
+def test_every_class_in_quotes_is_recorded() -> None:
+    words = {word for path in ADAPTER.glob("*.py") for word in words_of(path.name)}
+    named = {word for word in words if FOREIGN_CLASS.fullmatch(word)}
 
-    assert words - statistics_keys() - all_names() - {"pushed"} == set()
-    assert "freeNumBlocks" in words
+    assert {name for name in named if not class_paths(name)} == OWN_CLASSES
 
 
-@pytest.mark.parametrize("name", ["engine_build.py", "builder_process.py"])
-def test_every_flag_of_the_builder_is_recorded(name: str) -> None:
-    recorded = {*facts()["commands"]["trtllm-build"]["flags"], "help"}
+@pytest.mark.parametrize("module", ["engine_build.py", "builder_process.py"])
+def test_every_flag_of_the_builder_is_recorded(module: str) -> None:
+    flags = {word[2:] for word in words_of(module) if re.fullmatch(r"--\w+", word)}
 
-    assert flags_of(source_of(name)) - recorded == set()
+    assert flags - {*facts()["commands"]["trtllm-build"]["flags"], "help"} == set()

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
+from contract import xgrammar_forms
+from contract.xgrammar_forms import BROKEN, expected
 from penstock.executor.trtllm.constraint_check import TOO_LARGE
 from penstock.executor.trtllm.constraint_process import CheckProcesses
 from penstock.executor.trtllm.refusals import is_constraint_refusal, is_fatal
 from penstock.scheduler.request import Constraint, ConstraintKind
-from support import xgrammar_forms
-from support.xgrammar_forms import BROKEN, expected
 
 VERSIONS = sorted(Path(sys.prefix, "xgrammar").glob("*"))
 

@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def _search_all(names: list[str] | None, seconds: float, folder: Path) -> int:
-    from support.fuzz_targets import TARGETS, corpus
+    from fuzz.targets import TARGETS, corpus
 
     names = names or list(TARGETS)
     broken: list[str] = []
@@ -56,7 +56,7 @@ def _search(name: str, seconds: float, folder: Path) -> int:
     atheris: Any = importlib.import_module("atheris")
 
     with atheris.instrument_imports(include=["penstock"]):
-        from support.fuzz_targets import TARGETS
+        from fuzz.targets import TARGETS
 
     options = (
         f"-max_total_time={max(1, round(seconds))}",

@@ -10,8 +10,8 @@ import random
 
 import pytest
 
-from support.fuzz_corpus import mutated
-from support.fuzz_targets import TARGETS, corpus
+from fuzz.corpus import mutated
+from fuzz.targets import TARGETS, corpus
 
 NUM_MUTATIONS = int(os.environ.get("PENSTOCK_FUZZ_MUTATIONS", "2000"))
 

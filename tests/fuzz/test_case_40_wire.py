@@ -6,8 +6,8 @@ import os
 
 import grpc
 
-from support.attacked_server import besieged
-from support.wire_fuzz import WireFuzz
+from chaos.attacked_server import besieged
+from fuzz.wire import WireFuzz
 
 NUM_CALLS = int(os.environ.get("PENSTOCK_FUZZ_CALLS", "2000"))
 FAST = '{"pace": "real_time", "cost": {"step_s": 0.0005}}'

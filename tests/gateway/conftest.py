@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.gateway import CONTRACT, missing_packages
+from gateway.smg import CONTRACT, missing_packages
 
 collect_ignore_glob = ["test_protocol_*.py"] if CONTRACT in missing_packages() else []
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import io
 import zipfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +23,15 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.text.model_text import ModelText
-from support.fronts import PATIENCE_S, ServedFront, make_text, rich_error, serving
+from support.fronts import ServedFront, rich_error, serving
 from support.guarded import ACME, OPERATOR, Premises, bearing
+from support.patience import PATIENCE_S
 
 CODE = grpc.StatusCode
 
 
-def gateway(front: Front, gate: AccessControl) -> VllmEngineService:
-    return VllmEngineService(front, gate, wall_clock=lambda: 1.8e9)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    made = make_text(tmp_path_factory.mktemp("model"))
-    yield made
-    made.close()
+def gateway(front: Front, access: AccessControl) -> VllmEngineService:
+    return VllmEngineService(front, access, wall_clock=lambda: 1.8e9)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ from penstock.server.front.submission import shared_salt
 from penstock.server.link.frames import CacheUpdate, SnapshotPart
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.text.model_text import ModelText
-from support.fronts import PATIENCE_S, ServedFront, make_text, rich_error, serving
+from support.fronts import ServedFront, rich_error, serving
 from support.guarded import ACME, Premises, bearing, digest
+from support.patience import PATIENCE_S
 from support.stepped_service import SteppedService, request, stepped
 
 CODE = grpc.StatusCode
@@ -35,15 +36,8 @@ NOTHING = CacheUpdate(ticket=0, changes=(), part=ALL)
 TENANT_KEY = "x-tenant"
 
 
-def gateway(front: Front, gate: AccessControl) -> VllmEngineService:
-    return VllmEngineService(front, gate, wall_clock=lambda: 1.8e9)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    made = make_text(tmp_path_factory.mktemp("model"))
-    yield made
-    made.close()
+def gateway(front: Front, access: AccessControl) -> VllmEngineService:
+    return VllmEngineService(front, access, wall_clock=lambda: 1.8e9)
 
 
 @pytest.fixture
@@ -342,11 +336,11 @@ async def test_the_stream_is_the_engines_cache(text: ModelText) -> None:
         assert replay.num_snapshots == 1
 
         # The way to the engine breaks; it is the same one that comes back, with what it has.
-        port: Any = service.front.port
-        service.memory.hang_up(1)
-        service.hear()
-        service.memory.greet(port)
-        service.hear()
+        connection = service.port._link.current
+        assert connection is not None
+        connection.abort()
+        await service.until(lambda: not service.port.is_up)
+        await service.link.until_up(service.port)
         await replay.read(service, call)
         assert replay.blocks == {}
         await replay.until_cached(service, call)

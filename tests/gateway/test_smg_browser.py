@@ -21,25 +21,13 @@ from typing import Any
 
 import pytest
 
-from support.chromium import EXECUTABLE, Left
-from support.gateway import gateway
+from gateway.smg import gateway
+from support.chromium import EXECUTABLE, OPTIONS, Left
 from support.observation import model_of, observed, until_stats
+from support.patience import PATIENCE_S
 from support.service import simulated
 
 # Headless Chromium that a test talks to while its pages run, in real time.
-
-PATIENCE_S = 60.0
-_OPTIONS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--no-default-browser-check",
-    "--remote-debugging-pipe",
-)
 
 
 class Browser:
@@ -140,7 +128,15 @@ def live_browser(home: Path) -> Generator[Browser]:
     # It takes commands from descriptor 3 and answers on 4.
     moved = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
     process = subprocess.Popen(
-        ["bash", "-c", moved, str(EXECUTABLE), *_OPTIONS, f"--user-data-dir={home}"],
+        [
+            "bash",
+            "-c",
+            moved,
+            str(EXECUTABLE),
+            *OPTIONS,
+            "--remote-debugging-pipe",
+            f"--user-data-dir={home}",
+        ],
         pass_fds=(theirs_in, theirs_out),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -10,8 +10,8 @@ import os
 import signal
 from typing import Any
 
+from gateway.smg import Gateway, gateway, openai_client
 from penstock.client import Client, TextPrompt
-from support.gateway import Gateway, gateway
 from support.service import Service, simulated, started
 
 WORKER = (*simulated(), "--gateway", "smg", "--fronts", "1")
@@ -62,8 +62,12 @@ async def test_the_gateway_goes_by_what_is_cached() -> None:
         assert made.num_lines("does not implement SubscribeKvEvents") == 0
 
 
-async def test_the_gateway_hears_of_every_loss() -> None:
-    async with started(*WORKER) as worker, gateway(worker.address, policy="cache_aware") as made:
+async def test_the_gateway_hears_of_every_loss_and_a_stream_survives_its_engine() -> None:
+    async with (
+        started(*WORKER) as worker,
+        gateway(worker.address, policy="cache_aware") as made,
+        openai_client(made) as client,
+    ):
         address = f"grpc://{worker.address}"
         await made.until_logged(APPLIED)
         num_blocks = await fill(worker, prompt(1))
@@ -75,8 +79,17 @@ async def test_the_gateway_hears_of_every_loss() -> None:
         await made.until_logged(APPLIED, 2)
         await made.until_metric("smg_kv_index_blocks", num_blocks, worker=address)
 
-        # An engine's loss is that of the cache.
-        os.kill(await worker.next_pid("engine"), signal.SIGKILL)
+        # An engine's loss is that of the cache, and a pause of its streams: the front continues
+        # with the next engine at the same token.
+        await made.until_healthy()
+        ask = {"model": "demo", "prompt": "once", "max_tokens": 200, "temperature": 0.0}
+        whole = await client.completions.create(**ask)
+        texts: list[str] = []
+        async for chunk in await client.completions.create(**ask, stream=True):
+            texts += [choice.text for choice in chunk.choices]
+            if len(texts) == 20:
+                os.kill(await worker.next_pid("engine"), signal.SIGKILL)
+        assert "".join(texts) == whole.choices[0].text
         await made.until_logged(APPLIED, 3)
         assert '"blocks":0' in [line for line in made.lines if APPLIED in line][-1]
         await made.until_healthy()

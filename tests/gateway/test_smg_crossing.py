@@ -21,8 +21,9 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
+from gateway.smg import Gateway, launched_gateway, openai_client
 from support.fake_trtllm import child_environment
-from support.gateway import PATIENCE_S, Gateway, launched_gateway, openai_client
+from support.patience import PATIENCE_S
 from support.service import started
 
 # A gRPC server between a gateway and a worker: it passes all on unchanged and keeps what it saw.
@@ -340,7 +341,7 @@ async def test_logprobs_of_completions_are_made_and_not_handed_on(house: House) 
     call = house.relay.to("Generate")[-1]
     assert generation(call.requests[0]).sampling_params.logprobs == 2
     assert not answer.body["choices"][0].get("logprobs")
-    chat = await house.post(CHAT, max_tokens=2, logprobs=True, top_logprobs=2)
+    chat = await house.post(CHAT, max_tokens=2, temperature=0, logprobs=True, top_logprobs=2)
     assert len(chat.body["choices"][0]["logprobs"]["content"]) == 2
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 from typing import Any
 
-from support.gateway import PATIENCE_S, gateway, openai, openai_client
+from gateway.smg import gateway, openai, openai_client
 from support.observation import num_completed, observed, until_stats
+from support.patience import PATIENCE_S
 from support.service import simulated, started
 
 NUM_CALLERS = 4
@@ -52,29 +52,6 @@ async def test_a_worker_that_is_killed_costs_its_own_streams_and_no_more() -> No
         assert sum(isinstance(one, openai().APIError) for one in ended) == 1, ended
         assert sum(one == "length" for one in ended) == 1, ended
         assert [await ask(client, num) for num in range(8)] == [10] * 8
-
-
-async def test_an_engine_that_dies_costs_a_pause() -> None:
-    """The worker lives on, and its front continues with the next engine at the same token."""
-    async with (
-        started(*WORKER) as worker,
-        gateway(worker.address) as made,
-        openai_client(made) as client,
-    ):
-        whole = await client.completions.create(
-            model="demo", prompt="once", max_tokens=200, temperature=0.0
-        )
-        stream = await client.completions.create(
-            model="demo", prompt="once", max_tokens=200, temperature=0.0, stream=True
-        )
-        texts: list[str] = []
-        async for chunk in stream:
-            texts += [choice.text for choice in chunk.choices]
-            if len(texts) == 20:
-                os.kill(await worker.next_pid("engine"), signal.SIGKILL)
-
-        assert "".join(texts) == whole.choices[0].text
-        assert await worker.next_pid("engine")
 
 
 async def read_out(stream: Any) -> str | None:

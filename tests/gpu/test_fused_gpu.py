@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from penstock.scheduler.events import Failed
 from penstock.scheduler.executor import Executor, ExecutorDied
 from penstock.scheduler.request import SamplingParams
 from support.core import ends, outputs
+from support.quantised_folders import FORMS, load_tensors, save_quantised_model
 from support.torch_differential import (
     ALL_WAYS,
     AMPLE_BLOCKS,
@@ -333,3 +335,44 @@ def test_a_model_on_the_second_card_leaves_the_first_alone(
 
         assert torch.cuda.memory_allocated(1) > 0
         assert torch.cuda.memory_allocated(0) == on_first
+
+
+def peak_of(make: Callable[[], Any]) -> tuple[Any, int]:
+    """Return what `make` returns, and the peak of the device's memory that it took."""
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    made = make()
+    return made, torch.cuda.max_memory_allocated() - before
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("quantization", ["fp8", "int8"])
+def test_a_checkpoint_in_eight_bits_never_is_wide_on_the_device(
+    quantization: str, form: str, tmp_path: Path
+) -> None:
+    save_quantised_model(
+        "llama",
+        tmp_path,
+        form=form,
+        dtype=torch.bfloat16,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=24,
+    )
+    stored = load_tensors(tmp_path)
+    num_weights = sum(one.numel() for name, one in stored.items() if "_proj.weight" in name)
+    _, wide_peak = peak_of(lambda: make_executor(tmp_path))
+
+    executor, peak = peak_of(lambda: make_executor(tmp_path, quantization=quantization))
+
+    assert peak < wide_peak - num_weights / 2
+    specs = mixed_specs(hashed=False)
+    told = run_mixed(executor, specs, budget=24)
+    assert all(len(outputs(told)[spec.key]) == spec.max_tokens for spec in specs)
+    if quantization == "fp8":
+        name = "model.layers.23.mlp.down_proj.weight"
+        found = executor._packed._model._layers[-1].down
+        scale = stored[f"{name}_scale"].flatten().expand(len(found.scale))
+        assert torch.equal(found.weight.float().cpu(), stored[name].float())
+        assert torch.equal(found.scale.cpu(), scale)

@@ -11,6 +11,9 @@ import pytest
 from penstock.server.text.model_text import ModelText
 from support.client_faces import AsyncFace, Face, FakeTime, SyncFace
 from support.fronts import ServedFront, serving
+from support.guarded import Premises
+from support.link import socket_path
+from support.operations_server import ServedDesk, serving_desk
 from support.scripted_server import ScriptedServer, scripted_server
 from support.trtllm_engine import TrtllmHouse
 
@@ -32,10 +35,30 @@ def build(tmp_path: Path, fake_trtllm: None) -> Iterator[Callable[..., TrtllmHou
 
 
 @pytest.fixture
+def path() -> Iterator[Path]:
+    """Provide a path for the socket of an engine."""
+    with socket_path() as path:
+        yield path
+
+
+@pytest.fixture
+def premises(tmp_path: Path) -> Premises:
+    """Provide a folder with a policy and certificates."""
+    return Premises(tmp_path)
+
+
+@pytest.fixture
 async def served(text: ModelText) -> AsyncIterator[ServedFront]:
     """Provide a front on a socket whose engine the test controls."""
     async with serving(text) as served:
         yield served
+
+
+@pytest.fixture
+async def operations() -> AsyncIterator[ServedDesk]:
+    """Provide the operations server on a socket, over scripted data."""
+    async with serving_desk() as operations:
+        yield operations
 
 
 @pytest.fixture

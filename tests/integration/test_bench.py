@@ -14,7 +14,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from support.cli_process import LIMIT_S, Result, Terminal, ended, run, running
+from support.cli_process import Result, Terminal, ended, run, running
+from support.patience import PATIENCE_S
 from support.scripted_server import ScriptedServer, ServedCall, error_info, scripted_server
 from support.service import Service, simulated
 from support.service import started as service_started
@@ -167,8 +168,8 @@ async def test_errors_are_counted_by_status_and_reason(tmp_path: Path) -> None:
     assert "error        3 x RESOURCE_EXHAUSTED (QUEUE_FULL)" in done.out
     assert "66.7% of the requests failed" in done.err
     # What it wanted to be sent, and no second attempt.
-    assert len(server.seen) == 6
-    request = server.seen[0].request
+    assert len(server.requests) == 6
+    request = server.requests[0].request
     assert len(request.token_prompt.ids) == 8
     assert (request.stopping.max_tokens, request.stopping.ignore_eos) == (3, True)
 
@@ -193,7 +194,7 @@ async def test_the_tenant_goes_with_every_call() -> None:
         )
 
     assert done.code == 0, done.err
-    assert [call.metadata["x-tenant"] for call in server.seen] == ["ada", "ada"]
+    assert [call.metadata["x-tenant"] for call in server.requests] == ["ada", "ada"]
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -225,16 +226,16 @@ async def under_load() -> AsyncGenerator[tuple[ScriptedServer, asyncio.subproces
     """Start a bench of two processes; its first requests have arrived and are never answered."""
 
     async def never(call: ServedCall) -> None:
-        await call.wait_for_cancel()
+        await call.cancelled.wait()
 
     async with scripted_server() as server:
         server.scripts.extend([never] * 1000)
         async with running(
             "bench", *(server.address, "--concurrency", 4, "--processes", 2, "--deadline-s", 1000)
         ) as process:
-            async with asyncio.timeout(LIMIT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 for _ in range(4):
-                    await server.calls.get()
+                    await server.arrived.get()
             yield server, process
 
 
@@ -250,8 +251,8 @@ async def test_an_interrupted_load_cancels_and_leaves_nobody(number: signal.Sign
         assert done.code == 128 + number
         assert done.err.splitlines() == ["penstock bench: interrupted"]
         assert not any(worker.is_running() for worker in workers)
-        async with asyncio.timeout(LIMIT_S):
-            for call in server.seen:
+        async with asyncio.timeout(PATIENCE_S):
+            for call in server.requests:
                 await call.cancelled.wait()
 
 
@@ -263,7 +264,7 @@ async def test_a_process_of_the_load_that_dies_is_told() -> None:
         done = await ended(process)
 
         assert done.code == 1
-        assert "of the load ended by itself with exit code -9" in done.err
+        assert "of the load generator exited with exit code -9" in done.err
         assert "Traceback" not in done.err
         assert not second.is_running()
 
@@ -275,5 +276,5 @@ async def test_the_processes_of_a_load_do_not_outlive_it() -> None:
         process.kill()
         await ended(process)
 
-        _, alive = await asyncio.to_thread(psutil.wait_procs, workers, LIMIT_S)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, workers, PATIENCE_S)
         assert alive == []

@@ -1,21 +1,21 @@
 """`penstock build` as a process, with a scripted builder."""
 
 import asyncio
-import contextlib
 import json
 import os
 import select
 import shutil
 import signal
-import sys
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-LIMIT_S = 60.0
+from support.cli_process import Result, ended, running
+from support.patience import PATIENCE_S
+
 FAKES = Path(__file__).resolve().parents[1] / "fakes" / "bin"
 CHECKPOINT = {
     "architecture": "LlamaForCausalLM",
@@ -24,13 +24,6 @@ CHECKPOINT = {
     "mapping": {"world_size": 2, "tp_size": 2, "pp_size": 1},
     "quantization": {"quant_algo": None},
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    code: int
-    out: str
-    err: str
 
 
 class House:
@@ -55,42 +48,22 @@ class House:
         names = [path.name for path in self.cache.iterdir()] if self.cache.exists() else []
         return sorted(name for name in names if not name.endswith(".lock"))
 
-    @contextlib.asynccontextmanager
-    async def started(
+    def started(
         self, *args: str, **environment: str
-    ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+    ) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
         """Start a build; end it with the block."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "penstock.tools", "build"),
-            *("--model", str(self.model), "--output", str(self.cache), *args),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={
-                **os.environ,
-                "PATH": os.pathsep.join((str(FAKES), os.environ["PATH"])),
-                "PYTHONPATH": os.pathsep.join(sys.path),
-                "FAKE_BUILD_LOG": str(self._log),
-                "FAKE_BUILD_FIFO": str(self.fifo),
-                **environment,
-            },
-        )
-        try:
-            yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.communicate()
+        variables = {
+            "PATH": os.pathsep.join((str(FAKES), os.environ["PATH"])),
+            "FAKE_BUILD_LOG": str(self._log),
+            "FAKE_BUILD_FIFO": str(self.fifo),
+            **environment,
+        }
+        folders = ("--model", str(self.model), "--output", str(self.cache))
+        return running("build", *folders, *args, variables=variables)
 
     async def build(self, *args: str, **environment: str) -> Result:
         async with self.started(*args, **environment) as process:
             return await ended(process)
-
-
-async def ended(process: asyncio.subprocess.Process) -> Result:
-    out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
-    assert process.returncode is not None
-    return Result(process.returncode, out.decode(), err.decode())
 
 
 async def until_said(process: asyncio.subprocess.Process, text: bytes) -> None:
@@ -98,7 +71,7 @@ async def until_said(process: asyncio.subprocess.Process, text: bytes) -> None:
     assert process.stderr is not None
     line = b""
     while text not in line:
-        line = await asyncio.wait_for(process.stderr.readline(), LIMIT_S)
+        line = await asyncio.wait_for(process.stderr.readline(), PATIENCE_S)
         assert line, f"ended before it said {text!r}"
 
 
@@ -226,7 +199,7 @@ async def test_a_killed_build_takes_its_builder_along_and_leaves_no_engine(house
         await process.communicate()
     try:
         # Readable once the process has ended, which it would not do by itself.
-        ready, _, _ = await asyncio.to_thread(select.select, [builder], [], [], LIMIT_S)
+        ready, _, _ = await asyncio.to_thread(select.select, [builder], [], [], PATIENCE_S)
     finally:
         os.close(builder)
     half = house.visible
@@ -368,5 +341,5 @@ async def test_a_folder_of_other_origin_is_not_overwritten(house: House) -> None
     result = await house.build()
 
     assert result.code == 2
-    assert "no build of ours made it" in result.err
+    assert "this cache did not create it" in result.err
     assert (engine / "rank0.engine").exists()

@@ -19,13 +19,15 @@ import pytest
 
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.core import make_engine, make_info, make_spec
-from support.fronts import PATIENCE_S, ServedFront, serving, until_empty
+from support.fronts import SMALL_WINDOW, ServedFront, serving, until_empty
+from support.generate_requests import text_request
+from support.patience import PATIENCE_S
 from support.stepped_service import SteppedService, ids_of, request, stepped
 
 LONG = 400
@@ -101,10 +103,10 @@ async def test_case_03_cancel_after_the_first_token(one_slot: SteppedService) ->
     assert await call.code() is grpc.StatusCode.CANCELLED
 
 
-def raced(engine: Engine, key: int, num_tokens: int, num_before: int) -> Finished | Failed:
+def raced(engine: Engine, key: int, num_tokens: int, num_before: int) -> Completed | Failed:
     """Submit one request and cancel it after `num_before` turns; return how it ended."""
     engine.submit((make_spec(key, max_tokens=num_tokens),))
-    ends: list[Finished | Failed] = []
+    ends: list[Completed | Failed] = []
     for turn in range(num_tokens + 8):
         if turn == num_before:
             engine.cancel(key)
@@ -125,7 +127,7 @@ def test_case_04_cancel_racing_completion_in_the_engine() -> None:
     for key in range(1, NUM_RACES + 1):
         num_tokens = chance.randint(1, 6)
         end = raced(chance.choice(engines), key, num_tokens, chance.randint(0, num_tokens + 3))
-        assert isinstance(end, Finished)
+        assert isinstance(end, Completed)
         reasons[end.reason] += 1
         if key % 20 == 0:
             for engine in engines:
@@ -183,16 +185,12 @@ async def until_blocked(served: ServedFront) -> int:
     return spec.key
 
 
-SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
-
-
 @pytest.mark.parametrize("how", ["cancel", "hang up"])
 async def test_case_05_cancel_while_a_write_is_blocked(text: ModelText, how: str) -> None:
     """By a cancelled call (CancelledError) and by a lost connection (ExecuteBatchError)."""
     config = FrontConfig(max_backlog_tokens=50_000, acceptance_delay_s=0.0)
     async with serving(text, config, channel_options=SMALL_WINDOW) as served:
-        message = pb.GenerateRequest()
-        message.text_prompt.text = "hello"
+        message = text_request()
         message.output.return_token_ids = True
         call = served.stub.Generate(message)
         key = await until_blocked(served)

@@ -10,7 +10,8 @@ import pytest
 
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
-from support.fronts import PATIENCE_S, rich_error
+from support.fronts import rich_error
+from support.patience import PATIENCE_S
 from support.stepped_service import request, stepped
 
 LONG = 400

@@ -23,8 +23,9 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.quotas import TenantQuota
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
-from support.fronts import PATIENCE_S
 from support.overload_calls import Calls, fill_slots, read_all, show_queue
+from support.patience import PATIENCE_S
+from support.shown_queue import ShownQueue
 from support.stepped_service import SteppedService, ids_of, request, stepped
 
 SLOTS = 4
@@ -39,6 +40,18 @@ def num_heard(service: SteppedService) -> int:
     """
     service.hear()
     return len(service.engine.requests) + len(service.engine.events.ends)
+
+
+async def filled(service: SteppedService, num_tokens: int) -> tuple[Calls, ShownQueue]:
+    """Fill the slots with outputs of that length, and the queue, which is shown from then on."""
+    calls = Calls()
+    await fill_slots(service, calls, SLOTS, num_tokens)
+    shown = show_queue(service)
+    for _ in range(MAX_WAITING):
+        calls.send(service, request(NUM_TOKENS))
+    await service.until_live(SLOTS + MAX_WAITING)
+    shown.turned()
+    return calls, shown
 
 
 @pytest.mark.parametrize("is_shown", [True, False])
@@ -76,13 +89,7 @@ async def test_case_15_ten_times_as_many_as_may_wait(text: ModelText, is_shown: 
 
 async def test_case_15_room_is_used_as_soon_as_it_is_shown(text: ModelText) -> None:
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
-        calls = Calls()
-        await fill_slots(service, calls, SLOTS, num_tokens=2)
-        shown = show_queue(service)
-        for _ in range(MAX_WAITING):
-            calls.send(service, request(NUM_TOKENS))
-        await service.until_live(SLOTS + MAX_WAITING)
-        shown.turned()
+        _, shown = await filled(service, num_tokens=2)
         shown.queue_s = 1.5
         shown.turned()
         refused = Calls()
@@ -115,6 +122,8 @@ async def test_case_16_huge_prompts_fill_the_queue(text: ModelText, is_shown: bo
         calls.send(service, request(NUM_TOKENS, range(100, 250)))
         await service.until_live(2)
         huge = calls.send(service, request(NUM_TOKENS, range(300, 400)))
+        # The engine stays full until it has been asked.
+        await service.until(lambda: huge.done() or service.server.num_live_requests == 3)
         await service.until(huge.done, steps=not is_shown)
         (error,) = calls.refused
         assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -201,14 +210,8 @@ async def test_case_19_retries_respect_the_push_back_and_make_no_storm(text: Mod
     """The service stays full: no client retries early, and few retry in total."""
     num_calls, told_s = 100, 1.5
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
-        calls = Calls()
-        await fill_slots(service, calls, SLOTS, num_tokens=40)
-        shown = show_queue(service)
-        for _ in range(MAX_WAITING):
-            calls.send(service, request(NUM_TOKENS))
-        await service.until_live(SLOTS + MAX_WAITING)
+        _, shown = await filled(service, num_tokens=40)
         shown.queue_s = told_s
-        shown.turned()
         shown.turned()
         slept_s: list[float] = []
 
@@ -222,7 +225,7 @@ async def test_case_19_retries_respect_the_push_back_and_make_no_storm(text: Mod
                 *(_ask(client) for _ in range(num_calls)), return_exceptions=True
             )
         assert all(isinstance(end, QueueFull) for end in ends)
-        num_offered = service.front.gate.num_refused
+        num_offered = service.front.admission.num_refused
         assert num_offered == num_calls + len(slept_s)
         assert num_calls < num_offered <= 1.2 * num_calls
         assert min(slept_s) >= told_s
@@ -230,13 +233,7 @@ async def test_case_19_retries_respect_the_push_back_and_make_no_storm(text: Mod
 
 async def test_case_19_who_comes_back_after_the_push_back_is_served(text: ModelText) -> None:
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
-        calls = Calls()
-        await fill_slots(service, calls, SLOTS, num_tokens=2)
-        shown = show_queue(service)
-        for _ in range(MAX_WAITING):
-            calls.send(service, request(NUM_TOKENS))
-        await service.until_live(SLOTS + MAX_WAITING)
-        shown.turned()
+        calls, shown = await filled(service, num_tokens=2)
         shown.turned()
         slept_s: list[float] = []
 

@@ -20,13 +20,14 @@ from penstock.executor.create import create_executor
 from penstock.executor.fault import Fault, FaultKind
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Finished, Preempted
+from penstock.scheduler.events import Completed, Preempted
 from penstock.scheduler.request import FinishReason
 from penstock.server.text.model_text import ModelText
 from penstock.server.text.text_stream import StopMatcher, TextStream
 from penstock.v1 import generation_service_pb2 as pb
 from support.core import FakeClock, make_spec
 from support.fronts import admitted, collect, rich_error, serving, text_of
+from support.generate_requests import text_request
 from support.simulated_output import simulated_output
 from support.stepped_service import SteppedService, ids_of, request, stepped
 
@@ -139,8 +140,7 @@ async def test_case_29_text_that_cannot_be_made_costs_one_request(
     broken_for_x: str, text: ModelText, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The front cancels it in the engine at once; events still in flight do no more harm."""
-    message = pb.GenerateRequest()
-    message.text_prompt.text = "hello"
+    message = text_request()
     if broken_for_x == "stop check":
         message.stopping.stop_strings.append("never")
     if broken_for_x == "detokeniser":
@@ -217,7 +217,7 @@ def test_case_34_blocks_that_are_not_to_be_had_cost_time_and_no_token(
     assert set(ends) == set(specs)
     for key, spec in specs.items():
         end = ends[key]
-        assert isinstance(end, Finished)
+        assert isinstance(end, Completed)
         assert end.reason is FinishReason.LENGTH
         np.testing.assert_array_equal(said[key], simulated_output(spec, 500))
     assert pool.num_used == 0

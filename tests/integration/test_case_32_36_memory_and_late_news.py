@@ -11,7 +11,7 @@ from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConf
 from penstock.executor.create import create_executor
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Finished, Preempted, StepEvents
+from penstock.scheduler.events import Completed, Preempted, StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.server.text.model_text import ModelText
 from support.core import FakeClock, make_engine, make_info, make_spec
@@ -69,7 +69,7 @@ def test_case_32_more_requests_than_memory(depth: int) -> None:
     assert set(ends) == set(specs)
     for key, spec in specs.items():
         end = ends[key]
-        assert isinstance(end, Finished)
+        assert isinstance(end, Completed)
         assert end.reason is FinishReason.LENGTH
         np.testing.assert_array_equal(outputs[key], simulated_output(spec, VOCAB))
     assert engine.cache.pool.num_used == 0

@@ -15,13 +15,14 @@ from hypothesis import given
 
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.engine_service import Service, service
 from support.fronts import rich_error, until_empty
+from support.generate_requests import text_request
+from support.patience import PATIENCE_S
 from support.request_draws import requests
+from support.stepped_service import SteppedService, running
 
 C = grpc.StatusCode
 GENERATE = "/penstock.v1.GenerationService/Generate"
-PATIENCE_S = 60.0
 EXPECTED = {
     C.OK,
     C.INVALID_ARGUMENT,
@@ -34,8 +35,7 @@ EXPECTED = {
 
 
 def edited(edit: Callable[[pb.GenerateRequest], object]) -> bytes:
-    request = pb.GenerateRequest()
-    request.text_prompt.text = "hello"
+    request = text_request()
     request.stopping.max_tokens = 2
     edit(request)
     return request.SerializeToString()
@@ -142,9 +142,9 @@ async def ended(
     ("data", "code", "field"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
 )
 async def test_case_38_what_is_off_is_named(
-    served: Service, data: bytes, code: grpc.StatusCode, field: str | None
+    served: SteppedService, data: bytes, code: grpc.StatusCode, field: str | None
 ) -> None:
-    error = await ended(served.channels[0], data)
+    error = await ended(served.channel, data)
     if error is None:
         assert code is C.OK
         return
@@ -155,21 +155,21 @@ async def test_case_38_what_is_off_is_named(
         assert word not in told.message, "names of classes and places are ours alone"
 
 
-async def test_case_38_odd_metadata_is_accepted(served: Service) -> None:
+async def test_case_38_odd_metadata_is_accepted(served: SteppedService) -> None:
     odd = (("traceparent", "zz-" + "0" * 400), ("x-request-id", "~" * 3000), ("tracestate", "="))
-    assert await ended(served.channels[0], edited(lambda _: None), odd) is None
+    assert await ended(served.channel, edited(lambda _: None), odd) is None
 
 
 @pytest.fixture
-async def served(text: ModelText) -> AsyncIterator[Service]:
-    async with service(text) as served:
+async def served(text: ModelText) -> AsyncIterator[SteppedService]:
+    async with running(text) as served:
         yield served
 
 
 def test_case_39_any_request_is_served_or_refused(text: ModelText) -> None:
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
-        served = runner.run(stack.enter_async_context(service(text)))
+        served = runner.run(stack.enter_async_context(running(text)))
 
         @given(message=requests())
         def play(message: pb.GenerateRequest) -> None:
@@ -180,16 +180,15 @@ def test_case_39_any_request_is_served_or_refused(text: ModelText) -> None:
             runner.run(judge(message.SerializeToString()))
 
         async def judge(data: bytes) -> None:
-            error = await ended(served.channels[0], data)
+            error = await ended(served.channel, data)
             assert error is None or error.code() in EXPECTED, error
             assert error is None or error.code() is not C.UNKNOWN
             # One end for each, and nothing of it is left.
             async with asyncio.timeout(PATIENCE_S):
-                await until_empty(served.fronts[0].front.table)
+                await until_empty(served.front.table)
 
         play()
-        front = served.fronts[0].front
-        assert front.counters.num_internal_errors == 0
-        assert served.engine.is_alive
-        assert served.engine.dispatcher.num_live == 0
+        assert served.front.counters.num_internal_errors == 0
+        assert served.link.thread.is_alive()
+        assert served.link.num_live == 0
         runner.run(stack.aclose())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,13 +18,8 @@ from penstock.server.rpc.operations_service import OperationsServer
 from penstock.server.security.security import Security
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.fronts import (
-    PATIENCE_S,
-    collect,
-    open_channel,
-    rich_error,
-    serving,
-)
+from support.fronts import collect, open_channel, rich_error, serving
+from support.generate_requests import text_request
 from support.guarded import (
     ACME,
     ALL_TOKENS,
@@ -38,6 +32,7 @@ from support.guarded import (
     bearing,
 )
 from support.operations_server import FakeDesk
+from support.patience import PATIENCE_S
 
 C = grpc.StatusCode
 ALONE = (("grpc.use_local_subchannel_pool", 1),)
@@ -51,14 +46,8 @@ INSPECTION = (
 GARBAGE = b"\x0a\xff\xff\xff\x7fgarbage"
 
 
-@pytest.fixture
-def premises(tmp_path: Path) -> Premises:
-    return Premises(tmp_path)
-
-
 def request(priority: int = 0) -> pb.GenerateRequest:
-    message = pb.GenerateRequest(request_id="r")
-    message.text_prompt.text = "hello"
+    message = text_request(request_id="r")
     message.scheduling.priority = priority
     return message
 

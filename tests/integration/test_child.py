@@ -13,8 +13,8 @@ from penstock.server.link.control_frames import (
     FROM_CHILD,
     TO_CHILD,
     Launch,
-    LogLevel,
     Ready,
+    SetLogLevel,
     StartFailed,
     Stop,
 )
@@ -53,7 +53,7 @@ async def test_what_a_ready_child_says_of_itself(tmp_path: Path) -> None:
     "words",
     [
         b"no frame\n",
-        FROM_CHILD.encode(LogLevel(level="debug")),
+        FROM_CHILD.encode(SetLogLevel(level="debug")),
         READY[:-1] + b"\xc1",
         READY[:2] + b"\xff" + READY[3:],
     ],

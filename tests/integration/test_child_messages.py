@@ -7,15 +7,15 @@ import os
 import signal
 from pathlib import Path
 
-from penstock.server.link.control_frames import Drain, FromChild, LogLevel
+from penstock.server.link.control_frames import Drain, FromChild, SetLogLevel
 from penstock.server.processes.child import Child
 from penstock.server.processes.supervised_process import SupervisedProcess
+from support.patience import PATIENCE_S
 
-PATIENCE_S = 60.0
 _CHILD = """\
 import sys
 import threading
-from penstock.server.link.control_frames import Drain, LogLevel
+from penstock.server.link.control_frames import Drain, SetLogLevel
 from penstock.server.processes.control import ChildControl
 
 control = ChildControl(int(sys.argv[1]))
@@ -24,19 +24,19 @@ stopped = threading.Event()
 control.on_stop(stopped.set)
 control.hold_lifeline(__import__("pathlib").Path({folder!r}) / "none" / "engine.sock")
 control.report_ready(num=1)
-control.tell(Drain(timeout_s=0.5))
-control.tell(LogLevel(level="debug"))
+control.send(Drain(timeout_s=0.5))
+control.send(SetLogLevel(level="debug"))
 stopped.wait()
-control.tell(Drain(timeout_s=control.ordered_grace_s))
-{last_act}
+control.send(Drain(timeout_s=control.ordered_grace_s))
+{before_exit}
 """
 
 
 class Place:
     """One process, its child's messages, and the clean-ups after it."""
 
-    def __init__(self, folder: Path, last_act: str = "") -> None:
-        text = _CHILD.format(folder=str(folder), last_act=last_act)
+    def __init__(self, folder: Path, before_exit: str = "") -> None:
+        text = _CHILD.format(folder=str(folder), before_exit=before_exit)
         (folder / "telling_child.py").write_text(text, encoding="utf-8")
         self.messages: asyncio.Queue[FromChild] = asyncio.Queue()
         self.clean_ups: list[tuple[int, bool]] = []
@@ -48,6 +48,12 @@ class Place:
 
     async def next(self) -> FromChild:
         return await asyncio.wait_for(self.messages.get(), PATIENCE_S)
+
+    async def kept_alive(self) -> asyncio.Task[int]:
+        """Keep the process alive; return once it is ready."""
+        keeper = asyncio.create_task(self.process.keep_alive())
+        await asyncio.wait_for(self.process.is_ready.wait(), PATIENCE_S)
+        return keeper
 
     async def _spawn(self) -> Child:
         path = os.pathsep.join([str(self._folder), os.environ.get("PYTHONPATH", "")])
@@ -64,9 +70,10 @@ async def test_messages_come_through_and_an_order_brings_its_grace(tmp_path: Pat
     place = Place(tmp_path)
     keeper = asyncio.create_task(place.process.keep_alive())
     assert await place.next() == Drain(timeout_s=0.5)
-    assert await place.next() == LogLevel(level="debug")
+    assert await place.next() == SetLogLevel(level="debug")
     assert place.process.facts == {"num": 1}
     place.process.retire(1.25)
+    assert await place.next() == Drain(timeout_s=1.25)
     assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
     assert place.clean_ups == [(0, True)]
 
@@ -84,21 +91,9 @@ async def test_who_cleans_up_is_told_that_nobody_ordered_the_end(tmp_path: Path)
     assert place.clean_ups == [(-9, False), (-9, True)]
 
 
-async def test_the_grace_of_an_order_reaches_the_child(tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    keeper = asyncio.create_task(place.process.keep_alive())
-    await place.next()
-    await place.next()
-    assert place.child is not None
-    place.process.retire(1.25)
-    assert await place.next() == Drain(timeout_s=1.25)
-    assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
-
-
 async def test_a_restart_is_no_death_and_ends_when_the_next_is_ready(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    keeper = asyncio.create_task(place.process.keep_alive())
-    await asyncio.wait_for(place.process.is_ready.wait(), PATIENCE_S)
+    keeper = await place.kept_alive()
     # More often than any client may die.
     for _ in range(6):
         first = place.child
@@ -112,8 +107,7 @@ async def test_a_restart_is_no_death_and_ends_when_the_next_is_ready(tmp_path: P
 
 async def test_one_that_does_not_finish_for_a_restart_is_killed(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    keeper = asyncio.create_task(place.process.keep_alive())
-    await asyncio.wait_for(place.process.is_ready.wait(), PATIENCE_S)
+    keeper = await place.kept_alive()
     assert place.child is not None
     os.kill(place.child.pid, signal.SIGSTOP)
     await asyncio.wait_for(place.process.restart(0.0), PATIENCE_S)
@@ -124,8 +118,7 @@ async def test_one_that_does_not_finish_for_a_restart_is_killed(tmp_path: Path) 
 
 async def test_one_that_died_before_it_heard_of_the_end_did_not_end_badly(tmp_path: Path) -> None:
     place = Place(tmp_path)
-    keeper = asyncio.create_task(place.process.keep_alive())
-    await asyncio.wait_for(place.process.is_ready.wait(), PATIENCE_S)
+    keeper = await place.kept_alive()
     assert place.child is not None
     # It cannot receive any more, and is dead before any client can know.
     os.kill(place.child.pid, signal.SIGSTOP)
@@ -135,9 +128,8 @@ async def test_one_that_died_before_it_heard_of_the_end_did_not_end_badly(tmp_pa
 
 
 async def test_one_that_dies_after_it_heard_ended_badly(tmp_path: Path) -> None:
-    place = Place(tmp_path, last_act="import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    keeper = asyncio.create_task(place.process.keep_alive())
-    await asyncio.wait_for(place.process.is_ready.wait(), PATIENCE_S)
+    place = Place(tmp_path, before_exit="import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    keeper = await place.kept_alive()
     place.process.retire()
     while await place.next() != Drain(timeout_s=None):
         pass

@@ -7,21 +7,15 @@ from collections.abc import AsyncIterator, Iterator
 import grpc
 import pytest
 
-from support.cli_process import LIMIT_S, PROGRAM, Terminal, environment, penstock
+from support.cli_process import PROGRAM, Terminal, environment, penstock
+from support.patience import PATIENCE_S
 from support.scripted_server import (
     ScriptedServer,
     ServedCall,
     error_info,
     say_hello,
-    scripted_server,
     speak_and_wait,
 )
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[ScriptedServer]:
-    async with scripted_server() as server:
-        yield server
 
 
 async def test_chat_in_a_pipe_keeps_the_history(server: ScriptedServer) -> None:
@@ -33,7 +27,7 @@ async def test_chat_in_a_pipe_keeps_the_history(server: ScriptedServer) -> None:
     assert result.out == "Hello, world\n" * 3
     turns = [
         [(m.role, m.parts[0].text) for m in call.request.chat_prompt.messages]
-        for call in server.seen
+        for call in server.requests
     ]
     system, first, answer = ("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello, world")
     assert turns == [
@@ -55,7 +49,7 @@ async def test_chat_in_a_pipe_ends_with_the_first_failure(server: ScriptedServer
 
     assert result.code == 1
     assert "penstock chat: INTERNAL: oh" in result.err
-    assert len(server.seen) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.fixture
@@ -92,6 +86,13 @@ async def chat(
     return process
 
 
+async def said(terminal: Terminal, line: bytes, answer: bytes) -> None:
+    """Type a line at the prompt; wait for its answer."""
+    await terminal.wait_for(b"> ")
+    terminal.type(line + b"\n")
+    await terminal.wait_for(answer)
+
+
 async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(
     server: ScriptedServer, terminal: Terminal, chat: asyncio.subprocess.Process
 ) -> None:
@@ -99,25 +100,20 @@ async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(
         await call.fail(grpc.StatusCode.INTERNAL, "oh", error_info("INTERNAL"))
 
     server.scripts.extend([speak_and_wait, refuse, say_hello])
-    await terminal.wait_for(b"> ")
-    terminal.type(b"one\n")
-    await terminal.wait_for(b"begun")
+    await said(terminal, b"one", b"begun")
     chat.send_signal(signal.SIGINT)
     await terminal.wait_for(b"cancelled")
-    await terminal.wait_for(b"> ")
-    terminal.type(b"two\n")
-    await terminal.wait_for(b"INTERNAL: oh")
-    await terminal.wait_for(b"> ")
-    terminal.type(b"three\n")
-    await terminal.wait_for(b"Hello, world")
+    await said(terminal, b"two", b"INTERNAL: oh")
+    await said(terminal, b"three", b"Hello, world")
     await terminal.wait_for(b"> ")
     terminal.type(b"/quit\n")
-    code = await asyncio.wait_for(chat.wait(), LIMIT_S)
 
-    assert code == 0
-    await asyncio.wait_for(server.seen[0].cancelled.wait(), LIMIT_S)
+    assert await asyncio.wait_for(chat.wait(), PATIENCE_S) == 0
+    await asyncio.wait_for(server.requests[0].cancelled.wait(), PATIENCE_S)
     # What was cancelled or failed is not part of the dialogue.
-    assert [turn.parts[0].text for turn in server.seen[2].request.chat_prompt.messages] == ["three"]
+    assert [turn.parts[0].text for turn in server.requests[2].request.chat_prompt.messages] == [
+        "three"
+    ]
 
 
 async def test_chat_at_a_terminal_tells_the_way_out_of_a_full_context(
@@ -128,22 +124,15 @@ async def test_chat_at_a_terminal_tells_the_way_out_of_a_full_context(
         await call.fail(code, "513 tokens", error_info("PROMPT_TOO_LONG"))
 
     server.scripts.extend([refuse, say_hello, refuse])
-    await terminal.wait_for(b"/reset clears the chat, /quit leaves")
-    await terminal.wait_for(b"> ")
-    terminal.type(b"one\n")
+    await terminal.wait_for(b"/reset clears the chat, /quit exits")
     # Where there is nothing to forget, forgetting it is no way out.
-    await terminal.wait_for(b"(PROMPT_TOO_LONG): 513 tokens\r\n")
-    await terminal.wait_for(b"> ")
-    terminal.type(b"two\n")
-    await terminal.wait_for(b"Hello, world")
-    await terminal.wait_for(b"> ")
-    terminal.type(b"three\n")
-    await terminal.wait_for(b"(PROMPT_TOO_LONG): 513 tokens; /reset clears the chat\r\n")
+    await said(terminal, b"one", b"(PROMPT_TOO_LONG): 513 tokens\r\n")
+    await said(terminal, b"two", b"Hello, world")
+    await said(terminal, b"three", b"(PROMPT_TOO_LONG): 513 tokens; /reset clears the chat\r\n")
     await terminal.wait_for(b"> ")
     terminal.type(b"/quit\n")
-    code = await asyncio.wait_for(chat.wait(), LIMIT_S)
 
-    assert code == 0
+    assert await asyncio.wait_for(chat.wait(), PATIENCE_S) == 0
 
 
 async def test_chat_at_a_terminal_reports_an_absent_service_before_the_first_turn(
@@ -160,7 +149,7 @@ async def test_chat_at_a_terminal_reports_an_absent_service_before_the_first_tur
     processes.append(process)
 
     await terminal.wait_for(b"penstock chat: no service at 127.0.0.1:9: is `penstock serve`")
-    assert await asyncio.wait_for(process.wait(), LIMIT_S) == 3
+    assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 3
 
 
 async def test_chat_help_lists_its_commands(server: ScriptedServer) -> None:
@@ -188,4 +177,4 @@ async def test_a_terminal_is_kept_from_control_characters(
     )
     processes.append(process)
     await terminal.wait_for("a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c".encode())
-    await asyncio.wait_for(process.wait(), LIMIT_S)
+    await asyncio.wait_for(process.wait(), PATIENCE_S)

@@ -11,15 +11,10 @@ from penstock.client import (
     Accepted,
     CallCancelled,
     DeadlineExceeded,
-    Draining,
-    EngineDown,
     Event,
-    InvalidArgument,
     MultiplexConfig,
     PoolConfig,
     PromptTooLong,
-    QueueFull,
-    RequestState,
     StreamBroken,
     Tokens,
     TraceContext,
@@ -27,42 +22,30 @@ from penstock.client import (
     Unavailable,
     Unimplemented,
 )
-from support.client_faces import (
-    POLICY,
-    AsyncFace,
-    Face,
-    FakeTime,
-    until_true,
-)
-from support.multiplex_server import (
-    MultiplexServer,
+from support.client_faces import POLICY, Face, FakeTime, until_true
+from support.scripted_server import (
+    ScriptedServer,
     ServedRequest,
     accept_and_speak,
     arrived,
     failing,
-    multiplex_server,
+    retry_info,
+    scripted_server,
     speak_and_wait,
     until,
 )
-from support.scripted_server import retry_info
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[MultiplexServer]:
-    async with multiplex_server() as server:
-        yield server
-
-
-@pytest.fixture
-async def face(kind: Any, server: MultiplexServer, time: FakeTime) -> AsyncIterator[Face]:
+async def face(kind: Any, server: ScriptedServer, time: FakeTime) -> AsyncIterator[Face]:
     face: Face = kind(server.address, time, multiplex=True)
     yield face
     await face.close()
 
 
-async def test_requests_share_one_call(face: Face, server: MultiplexServer) -> None:
+async def test_requests_share_one_call(face: Face, server: ScriptedServer) -> None:
     events = await face.events("Hi", max_tokens=2, request_id="mine")
     texts = await asyncio.gather(*(face.text(f"prompt {number}") for number in range(8)))
 
@@ -83,7 +66,7 @@ async def test_requests_share_one_call(face: Face, server: MultiplexServer) -> N
 
 
 async def test_a_whole_generation_is_gathered(
-    face: Face, server: MultiplexServer, time: FakeTime
+    face: Face, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.append(
         failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept_and_speak)
@@ -96,7 +79,7 @@ async def test_a_whole_generation_is_gathered(
     assert time.slept_s == [0.5]
 
 
-async def test_an_error_is_that_of_one_request(face: Face, server: MultiplexServer) -> None:
+async def test_an_error_is_that_of_one_request(face: Face, server: ScriptedServer) -> None:
     server.scripts.append(speak_and_wait)
     other = asyncio.create_task(face.events("other"))
     waiting = await arrived(server)
@@ -115,7 +98,7 @@ async def test_an_error_is_that_of_one_request(face: Face, server: MultiplexServ
 
 
 async def test_refused_requests_are_tried_again(
-    face: Face, server: MultiplexServer, time: FakeTime
+    face: Face, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.append(
         failing(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", retry_info(7.5))
@@ -127,30 +110,7 @@ async def test_refused_requests_are_tried_again(
     assert len(server.calls) == 1
 
 
-async def test_never_tried_again_after_output(
-    face: Face, server: MultiplexServer, time: FakeTime
-) -> None:
-    server.scripts.append(
-        failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept_and_speak)
-    )
-
-    with pytest.raises(EngineDown):
-        await face.events("Hi")
-
-    assert time.slept_s == []
-
-
-async def test_attempts_end(face: Face, server: MultiplexServer, time: FakeTime) -> None:
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
-    server.scripts.extend([failing(code, "QUEUE_FULL")] * 9)
-
-    with pytest.raises(QueueFull):
-        await face.events("Hi")
-
-    assert len(server.requests) == POLICY.max_attempts
-
-
-async def test_leaving_early_cancels_that_request(face: Face, server: MultiplexServer) -> None:
+async def test_leaving_early_cancels_that_request(face: Face, server: ScriptedServer) -> None:
     server.scripts.append(speak_and_wait)
 
     await face.leave_after_output("Hi")
@@ -161,9 +121,7 @@ async def test_leaving_early_cancels_that_request(face: Face, server: MultiplexS
     assert len(server.calls) == 1
 
 
-async def test_credit_follows_the_reader(
-    kind: Any, server: MultiplexServer, time: FakeTime
-) -> None:
+async def test_credit_follows_the_reader(kind: Any, server: ScriptedServer, time: FakeTime) -> None:
     sent: list[int] = []
 
     async def spend(request: ServedRequest) -> None:
@@ -185,35 +143,7 @@ async def test_credit_follows_the_reader(
     await face.close()
 
 
-async def test_who_reads_nothing_is_sent_a_window_and_no_more(
-    server: MultiplexServer, time: FakeTime
-) -> None:
-    """Everything the window allows has arrived before the first event is read."""
-    spent = asyncio.Event()
-
-    async def spend(request: ServedRequest) -> None:
-        await request.accepted()
-        for _ in range(4):
-            await request.spend(1)
-            await request.tokens("x")
-        spent.set()
-        await request.spend(1)
-        await request.finished()
-
-    server.scripts.append(spend)
-    face = AsyncFace(server.address, time, multiplex=MultiplexConfig(window_tokens=4))
-    stream = face.client.generate("Hi")
-    await anext(stream)
-    await until(spent)
-    assert server.requests[0].num_credit_tokens == 0
-
-    assert len([event async for event in stream]) == 5
-
-    assert server.requests[0].num_credit_tokens >= 1
-    await face.close()
-
-
-async def test_chunks_fit_the_window(kind: Any, server: MultiplexServer, time: FakeTime) -> None:
+async def test_chunks_fit_the_window(kind: Any, server: ScriptedServer, time: FakeTime) -> None:
     face: Face = kind(server.address, time, multiplex=MultiplexConfig(window_tokens=8))
 
     await face.events("Hi", min_chunk_tokens=32)
@@ -222,20 +152,8 @@ async def test_chunks_fit_the_window(kind: Any, server: MultiplexServer, time: F
     await face.close()
 
 
-async def test_the_earlier_deadline_is_sent(face: Face, server: MultiplexServer) -> None:
-    await face.events("Hi", deadline_s=30.0)
-    await face.events("Hi", deadline_s=30.0, total_timeout_s=10.0)
-    await face.events("Hi", deadline_s=30.0, total_timeout_s=90.0)
-
-    sent_s = [
-        request.submit.generation.scheduling.total_timeout.ToNanoseconds() / 1e9
-        for request in server.requests
-    ]
-    assert sent_s == [30.0, 10.0, 30.0]
-
-
 async def test_the_deadline_ends_the_request_on_both_sides(
-    face: Face, server: MultiplexServer
+    face: Face, server: ScriptedServer
 ) -> None:
     server.scripts.append(speak_and_wait)
     events: list[Event] = []
@@ -249,7 +167,7 @@ async def test_the_deadline_ends_the_request_on_both_sides(
     assert await face.text("more") == ["Hello, ", "world"]
 
 
-async def test_a_trace_belongs_to_its_request(kind: Any, server: MultiplexServer) -> None:
+async def test_a_trace_belongs_to_its_request(kind: Any, server: ScriptedServer) -> None:
     time = FakeTime()
     face: Face = kind(server.address, time, multiplex=True)
 
@@ -261,14 +179,14 @@ async def test_a_trace_belongs_to_its_request(kind: Any, server: MultiplexServer
     await face.close()
 
 
-async def test_metadata_belongs_to_the_call(face: Face, server: MultiplexServer) -> None:
+async def test_metadata_belongs_to_the_call(face: Face, server: ScriptedServer) -> None:
     with pytest.raises(ValueError, match=r"^metadata:"):
         await face.events("Hi", metadata=(("x", "y"),))
 
     assert server.requests == []
 
 
-async def test_a_lost_message_breaks_its_request_alone(face: Face, server: MultiplexServer) -> None:
+async def test_a_lost_message_breaks_its_request_alone(face: Face, server: ScriptedServer) -> None:
     async def lose_one(request: ServedRequest) -> None:
         await request.accepted()
         request.next_sequence += 1
@@ -283,25 +201,10 @@ async def test_a_lost_message_breaks_its_request_alone(face: Face, server: Multi
     assert len(server.calls) == 1
 
 
-async def test_cancel_by_id(face: Face, server: MultiplexServer) -> None:
-    assert await face.call("cancel", "r-5") is RequestState.PROCESSING
-    assert server.cancelled_ids == ["r-5"]
-
-
-async def test_bad_requests_never_travel(face: Face, server: MultiplexServer) -> None:
-    with pytest.raises(ValueError, match="temperature"):
-        await face.events("Hi", temperature="warm")
-    server.scripts.append(failing(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT"))
-    with pytest.raises(InvalidArgument):
-        await face.events("Hi")
-
-    assert len(server.requests) == 1
-
-
 # The life of the Multiplex calls under both clients: lost, refused, old, drained, closed.
 
 
-async def test_a_draining_server_gets_a_new_call(face: Face, server: MultiplexServer) -> None:
+async def test_a_draining_server_gets_a_new_call(face: Face, server: ScriptedServer) -> None:
     """The next connection may reach another server; the old call serves its open requests."""
     server.scripts.append(speak_and_wait)
     other = asyncio.create_task(face.events("other"))
@@ -318,7 +221,7 @@ async def test_a_draining_server_gets_a_new_call(face: Face, server: MultiplexSe
 
 
 async def test_a_lost_call_is_every_requests_failure(
-    face: Face, server: MultiplexServer, time: FakeTime
+    face: Face, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.extend([speak_and_wait, accept_only])
     spoken: list[Event] = []
@@ -346,14 +249,14 @@ async def accept_only(request: ServedRequest) -> None:
     await request.cancelled.wait()
 
 
-async def test_a_server_without_multiplex_is_named(face: Face, server: MultiplexServer) -> None:
+async def test_a_server_without_multiplex_is_named(face: Face, server: ScriptedServer) -> None:
     server.refusals.append((grpc.StatusCode.UNIMPLEMENTED, "Method not found!"))
 
     with pytest.raises(Unimplemented, match="does not offer Multiplex"):
         await face.events("Hi")
 
 
-async def test_a_refused_call_is_told_as_it_is(face: Face, server: MultiplexServer) -> None:
+async def test_a_refused_call_is_told_as_it_is(face: Face, server: ScriptedServer) -> None:
     server.refusals.append((grpc.StatusCode.UNAUTHENTICATED, "who are you"))
 
     with pytest.raises(Unauthenticated, match="who are you"):
@@ -362,7 +265,7 @@ async def test_a_refused_call_is_told_as_it_is(face: Face, server: MultiplexServ
     assert await face.text("Hi") == ["Hello, ", "world"]
 
 
-async def test_an_event_for_nobody_breaks_the_call(face: Face, server: MultiplexServer) -> None:
+async def test_an_event_for_nobody_breaks_the_call(face: Face, server: ScriptedServer) -> None:
     async def stray(request: ServedRequest) -> None:
         request.key = 77
         await request.accepted()
@@ -375,7 +278,7 @@ async def test_an_event_for_nobody_breaks_the_call(face: Face, server: Multiplex
     await until(server.calls[0].has_ended)
 
 
-async def test_old_calls_make_way(kind: Any, server: MultiplexServer, time: FakeTime) -> None:
+async def test_old_calls_make_way(kind: Any, server: ScriptedServer, time: FakeTime) -> None:
     face: Face = kind(server.address, time, multiplex=MultiplexConfig(max_call_age_s=100.0))
     await face.events("Hi")
     time.now_s += 99.0
@@ -391,7 +294,7 @@ async def test_old_calls_make_way(kind: Any, server: MultiplexServer, time: Fake
     await face.close()
 
 
-async def test_closing_ends_open_requests(face: Face, server: MultiplexServer) -> None:
+async def test_closing_ends_open_requests(face: Face, server: ScriptedServer) -> None:
     server.scripts.append(speak_and_wait)
     streaming = asyncio.create_task(face.events("Hi"))
     await arrived(server)
@@ -403,7 +306,7 @@ async def test_closing_ends_open_requests(face: Face, server: MultiplexServer) -
     await until(server.calls[0].has_ended)
 
 
-async def test_closing_may_wait(face: Face, server: MultiplexServer) -> None:
+async def test_closing_may_wait(face: Face, server: ScriptedServer) -> None:
     server.scripts.append(speak_and_wait)
     streaming = asyncio.create_task(face.events("Hi"))
     request = await arrived(server)
@@ -419,7 +322,7 @@ async def test_closing_may_wait(face: Face, server: MultiplexServer) -> None:
 
 
 async def test_nobody_there_is_told_for_each(kind: Any, time: FakeTime) -> None:
-    async with multiplex_server() as server:
+    async with scripted_server() as server:
         address = server.address
     face: Face = kind(address, time, multiplex=True)
 
@@ -430,18 +333,7 @@ async def test_nobody_there_is_told_for_each(kind: Any, time: FakeTime) -> None:
     await face.close()
 
 
-async def test_draining_everywhere_is_told(
-    face: Face, server: MultiplexServer, time: FakeTime
-) -> None:
-    server.scripts.extend([failing(grpc.StatusCode.UNAVAILABLE, "DRAINING")] * 9)
-
-    with pytest.raises(Draining):
-        await face.events("Hi")
-
-    assert len(server.calls) == POLICY.max_attempts
-
-
-async def test_each_channel_has_a_call(kind: Any, server: MultiplexServer, time: FakeTime) -> None:
+async def test_each_channel_has_a_call(kind: Any, server: ScriptedServer, time: FakeTime) -> None:
     face: Face = kind(server.address, time, multiplex=True, pool=PoolConfig(num_channels=2))
 
     for _ in range(6):
@@ -453,7 +345,7 @@ async def test_each_channel_has_a_call(kind: Any, server: MultiplexServer, time:
 
 
 async def test_a_batch_that_is_left_cancels_its_requests(
-    face: Face, server: MultiplexServer
+    face: Face, server: ScriptedServer
 ) -> None:
     server.scripts.extend([speak_and_wait] * 3)
 
@@ -468,7 +360,7 @@ async def test_a_batch_that_is_left_cancels_its_requests(
 async def test_open_requests_outlive_their_connection(kind: Any, time: FakeTime) -> None:
     """A call continues on a connection that accepts no new ones; the next call gets another."""
     ageing = (("grpc.max_connection_age_ms", 50), ("grpc.max_connection_age_grace_ms", 60_000))
-    async with multiplex_server(ageing) as server:
+    async with scripted_server(options=ageing) as server:
         face: Face = kind(server.address, time, multiplex=MultiplexConfig(max_call_age_s=1.0))
         server.scripts.append(speak_and_wait)
         old = asyncio.create_task(face.events("old"))

@@ -27,8 +27,8 @@ from penstock.client.stream_reader import StreamReader
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.cut_relay import CutRelay, cut_relay
-from support.resumed import another_front, resumable
-from support.stepped_service import SteppedService, stepped
+from support.resumed import resumable
+from support.stepped_service import SteppedService, another_front, stepped
 
 PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
 OPTIONS: dict[str, Any] = {
@@ -61,14 +61,14 @@ async def run(service: SteppedService) -> None:
 
 
 async def events_of(kind: type, address: str, **options: Any) -> list[Event]:
-    """Return all events of one generation by either client."""
+    """Return all events of one generation by either client. `options`: of the client."""
     if kind is Client:
-        async with Client(address, resume_grace_s=30.0) as client:
-            return [event async for event in client.generate(PROMPT, **OPTIONS, **options)]
+        async with Client(address, resume_grace_s=30.0, **options) as client:
+            return [event async for event in client.generate(PROMPT, **OPTIONS)]
 
     def read() -> list[Event]:
-        with SyncClient(address, resume_grace_s=30.0) as client:
-            return list(client.generate(PROMPT, **OPTIONS, **options))
+        with SyncClient(address, resume_grace_s=30.0, **options) as client:
+            return list(client.generate(PROMPT, **OPTIONS))
 
     return await asyncio.to_thread(read)
 
@@ -90,19 +90,7 @@ async def test_a_stream_outlives_its_connections(
     whole = await events_of(kind, service.address)
     relay.cut_after = cut_after
 
-    async def read() -> list[Event]:
-        options: dict[str, Any] = {"multiplex": multiplex, "resume_grace_s": 30.0}
-        if kind is Client:
-            async with Client(relay.address, **options) as client:
-                return [event async for event in client.generate(PROMPT, **OPTIONS)]
-
-        def read_sync() -> list[Event]:
-            with SyncClient(relay.address, **options) as client:
-                return list(client.generate(PROMPT, **OPTIONS))
-
-        return await asyncio.to_thread(read_sync)
-
-    events = await read()
+    events = await events_of(kind, relay.address, multiplex=multiplex)
     assert relay.num_cuts
     assert told(events) == told(whole)
     sequences = [event.sequence for event in events]
@@ -138,7 +126,7 @@ async def test_it_goes_on_where_another_front_answers(
             events.append(event)
             if len(events) == 8:
                 relay.target = other.address
-                service.memory.hang_up(1)
+                await service.disconnect()
                 relay.cut()
         assert told(events) == told(whole)
         assert sum(isinstance(event, Accepted) for event in events) == 1
@@ -224,6 +212,6 @@ async def test_what_nobody_knows_any_more_is_the_loss_it_was(
 def forget_all(service: SteppedService) -> None:
     """Drop all kept streams, as after the end of their grace period."""
     service.hear()
-    kept = service.memory.kept
+    kept = service.link.kept
     for stream in tuple(kept._streams.values()):  # pyright: ignore[reportPrivateUsage]
         kept._drop(stream)  # pyright: ignore[reportPrivateUsage]

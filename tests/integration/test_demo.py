@@ -8,7 +8,8 @@ from contextlib import AbstractAsyncContextManager
 import psutil
 import pytest
 
-from support.cli_process import LIMIT_S, running
+from support.cli_process import running
+from support.patience import PATIENCE_S
 
 NAMES = ("menenius", "romeo", "richard")
 
@@ -22,13 +23,13 @@ async def streaming(process: asyncio.subprocess.Process) -> None:
     assert process.stdout is not None
     line = b""
     while b"PROCESSING" not in line:
-        line = await asyncio.wait_for(process.stdout.readline(), LIMIT_S)
+        line = await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)
         assert line, "the demo ended before it streamed"
 
 
 async def test_three_streams_and_a_clean_end() -> None:
     async with demo("--max-tokens", "40") as process:
-        out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+        out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
 
     assert err.decode() == ""
     assert process.returncode == 0
@@ -52,7 +53,7 @@ async def test_ctrl_c_stops_the_service_too() -> None:
         await streaming(process)
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
-        _, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+        _, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
 
     assert process.returncode == 130
     assert b"interrupted, service stopped" in err
@@ -64,7 +65,7 @@ async def test_ctrl_c_stops_the_service_too() -> None:
 
 async def test_a_service_that_does_not_start_in_time_is_ended() -> None:
     async with demo("--start-timeout", "0.01") as process:
-        _, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+        _, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
 
     assert process.returncode == 1
     assert err.decode().startswith("penstock demo: the service was not ready after 0.01 s")
@@ -72,7 +73,7 @@ async def test_a_service_that_does_not_start_in_time_is_ended() -> None:
 
 async def test_a_bad_request_fails_the_demo() -> None:
     async with demo("--max-tokens", "1000000000") as process:
-        out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+        out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
 
     assert process.returncode == 1
     assert "service stopped" in out.decode()
@@ -87,7 +88,7 @@ async def test_a_service_that_dies_fails_the_demo() -> None:
         supervisor = psutil.Process(process.pid).children()[0]
         family = supervisor.children(recursive=True)
         supervisor.kill()
-        _, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+        _, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
 
     assert process.returncode == 1
     # Either the wait for the process or the streams may detect it first.
@@ -98,7 +99,7 @@ async def test_a_service_that_dies_fails_the_demo() -> None:
 
 async def test_a_killed_engine_changes_no_text() -> None:
     async with demo("--kill") as process:
-        out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+        out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
 
     assert err.decode() == ""
     assert process.returncode == 0
@@ -111,9 +112,11 @@ async def test_a_killed_engine_changes_no_text() -> None:
 @pytest.mark.parametrize(("scene", "rows"), [("flood", 3), ("deadline", 2)])
 async def test_a_scene_is_played_to_its_end(scene: str, rows: int) -> None:
     async with demo(f"--{scene}") as process:
-        out, err = await asyncio.wait_for(process.communicate(), LIMIT_S)
+        out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
 
     assert (process.returncode, err.decode()) == (0, "")
-    table = out.decode().split("\n\n")[1].splitlines()
+    _, shown, closing = out.decode().split("\n\n")
+    table = shown.splitlines()
     assert table[0].startswith("ORDER")
     assert len(table) == 1 + rows
+    assert "first come, first served" in closing or "instead of" in closing

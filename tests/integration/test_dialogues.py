@@ -14,7 +14,8 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from penstock.v1.prompt_pb2 import ContentPart
 from support.fronts import rich_error
-from support.service import PATIENCE_S, simulated, started
+from support.patience import PATIENCE_S
+from support.service import simulated, started
 
 BLOCK = 16
 Message = tuple[str, str]
@@ -98,38 +99,6 @@ async def test_every_turn_finds_the_one_before_its_output_included() -> None:
         assert any(
             after.num_cached > len(before.prompt_ids) for before, after in itertools.pairwise(turns)
         )
-
-
-async def flood(channel: grpc.aio.Channel, num_turns: int) -> None:
-    for index in range(num_turns):
-        await take_turn(channel, [("user", f"{index} is the number of this. " * 12)])
-
-
-@pytest.mark.parametrize("session_id", ["mine", None])
-async def test_a_session_outlasts_what_others_bring(session_id: str | None) -> None:
-    arguments = ("--block-size", str(BLOCK), "--num-blocks", "64", "--fronts", "1")
-    async with started(*simulated(), *arguments) as served, served.channel() as channel:
-        question = [SYSTEM, ("user", "Who goes there?")]
-        first = await take_turn(channel, question, session_id=session_id)
-        await flood(channel, 12)
-        again = await take_turn(channel, question, session_id=session_id)
-        assert first.num_cached == 0
-        found = (len(first.prompt_ids) - 1) // BLOCK * BLOCK
-        assert again.num_cached == (found if session_id else 0)
-
-
-@pytest.mark.parametrize("is_shared", [False, True])
-async def test_tenants_share_nothing_unless_they_may(is_shared: bool) -> None:
-    arguments = ["--block-size", str(BLOCK), "--fronts", "1", "--tenant-metadata-key", KEY]
-    if is_shared:
-        arguments += ["--share-prefixes-across-tenants", "on"]
-    async with started(*simulated(), *arguments) as served, served.channel() as channel:
-        question = [SYSTEM, ("user", "Who goes there?")]
-        await take_turn(channel, question, session_id="s", tenant="a")
-        other = await take_turn(channel, question, session_id="s", tenant="b")
-        own = await take_turn(channel, question, session_id="s", tenant="a")
-        assert own.num_cached > 0
-        assert other.num_cached == (own.num_cached if is_shared else 0)
 
 
 async def test_a_window_bounds_a_dialogue_and_keeps_its_beginning_between_cuts() -> None:

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
 from penstock.client import Client, Event, PenstockError, PoolConfig, SyncClient
-from support.service import PATIENCE_S, simulated, started
+from support.patience import PATIENCE_S
+from support.service import simulated, started
 
 NUM_TASKS = 32
 NUM_THREADS = 8

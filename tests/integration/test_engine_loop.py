@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.integrity import IntegrityError
@@ -17,7 +16,8 @@ from penstock.scheduler.request import NO_TIME
 from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.engine.front_connections import FrontConnections
 from penstock.server.engine.loop import EngineLoop
-from support.link import PATIENCE_S, FakeEngine, hello, listening, socket_path
+from support.link import KEPT_LIMITS, FakeEngine, hello, listening
+from support.patience import PATIENCE_S
 
 NUM_PIECES = 5
 
@@ -51,19 +51,13 @@ class AuditedEngine(FakeEngine):
         return True
 
 
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with socket_path() as path:
-        yield path
-
-
 def with_loop(
     path: Path, engine: FakeEngine, test: Callable[[FrontConnections], None]
 ) -> list[str]:
     """Run `test` while the loop runs on a separate thread; return what the loop raised."""
     raised: list[str] = []
     with listening(path) as listener:
-        hub = FrontConnections(listener, Dispatcher(engine, hello()))
+        hub = FrontConnections(listener, Dispatcher(engine, hello(), kept_limits=KEPT_LIMITS))
         loop = EngineLoop(hub, lambda: 0.0)
 
         def run() -> None:

@@ -16,7 +16,7 @@ from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.executor.create import create_executor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.engine.front_connections import FrontConnections
@@ -25,13 +25,8 @@ from penstock.server.engine.quarantine import Quarantine, SuspectedRequest
 from penstock.server.link.board import BoardView, EngineBoard, create_board
 from penstock.server.link.frames import Frame, Submit, cancel_frame, decode
 from penstock.server.link.wire import FrameBuffer
-from support.link import PATIENCE_S, FakeEngine, hello, listening, socket_path, spec
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with socket_path() as path:
-        yield path
+from support.link import KEPT_LIMITS, FakeEngine, hello, listening, spec
+from support.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -59,7 +54,7 @@ class BeatingDisplay(StatusPublisher):
 
 
 def test_an_idle_loop_comes_round_and_does_its_chores(path: Path, board_fd: int) -> None:
-    dispatcher = Dispatcher(FakeEngine(), hello())
+    dispatcher = Dispatcher(FakeEngine(), hello(), kept_limits=KEPT_LIMITS)
     board, view = EngineBoard(board_fd, 3), BoardView(board_fd)
     done: queue.Queue[str] = queue.Queue()
     with listening(path) as listener:
@@ -104,12 +99,13 @@ class Bench:
         self.dispatcher = Dispatcher(
             self.engine,
             hello(),
+            kept_limits=KEPT_LIMITS,
             quarantine=Quarantine(suspects, self.board.mark_probation),
             mark_submitting=self.board.mark_submitting,
         )
         self.display = StatusPublisher(self.board, self.dispatcher)
         self.dispatcher.front_connected(1)
-        self.ends: dict[int, Finished | Failed] = {}
+        self.ends: dict[int, Completed | Failed] = {}
         self.tokens: dict[int, int] = {}
 
     def submit(self, *counters: int, num_replays: int = 0) -> None:
@@ -211,7 +207,7 @@ def test_who_is_held_back_can_be_cancelled(board_fd: int) -> None:
     bench.dispatcher.handle(1, read(cancel))
     bench.run()
     end = bench.ends[key(2)]
-    assert isinstance(end, Finished)
+    assert isinstance(end, Completed)
     assert end.reason is FinishReason.CANCELLED
     assert bench.tokens.keys() == {key(1)}
     bench.close()

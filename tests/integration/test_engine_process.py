@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import dataclasses
-import shutil
 import socket
-import tempfile
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ import pytest
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
 from penstock.executor.fault import Fault, FaultKind
-from penstock.scheduler.events import Finished, StepEvents
+from penstock.scheduler.events import Completed, StepEvents
 from penstock.scheduler.request import RequestSpec
 from penstock.server.config import EngineLaunch, ServerConfig, encode_launch
 from penstock.server.link.frames import EngineHello
@@ -26,8 +24,8 @@ from penstock.server.processes.exit_codes import (
     EXIT_OK,
     EXIT_ORPHANED,
 )
+from support.patience import PATIENCE_S
 
-PATIENCE_S = 60.0
 MODULE = "penstock.server.processes.engine_process"
 SIMULATED = ExecutorConfig(kind=ExecutorKind.SIMULATED, num_blocks=1024, max_seq_len=8192)
 
@@ -49,13 +47,6 @@ class Heard:
 
     def on_lost(self) -> None:
         self.lost.set()
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="pl-"))
-    yield folder / "engine.sock"
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.asynccontextmanager
@@ -104,7 +95,7 @@ async def test_it_serves_a_front_and_ends_when_told_to(path: Path) -> None:
         assert (greeting.epoch, greeting.model) == (7, "m")
         assert greeting.executor.num_blocks == 1024
         port.submit((spec(max_tokens=33),))
-        assert isinstance(await asyncio.wait_for(heard.end, PATIENCE_S), Finished)
+        assert isinstance(await asyncio.wait_for(heard.end, PATIENCE_S), Completed)
         assert heard.num_tokens == 33
         child.stop()
         assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_OK
@@ -141,19 +132,19 @@ async def test_it_does_not_outlive_its_supervisor_while_a_step_hangs(path: Path)
         assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_ORPHANED
 
 
-async def test_it_says_in_one_line_why_it_cannot_start(path: Path) -> None:
-    missing = ExecutorConfig(kind=ExecutorKind.TORCH, model_path=path.parent / "absent")
-    async with engine(path, missing) as child:
-        with pytest.raises(ChildFailed) as refusal:
-            await asyncio.wait_for(child.started(), PATIENCE_S)
-        assert "\n" not in str(refusal.value)
-        assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_CANNOT_START
-
-
-async def test_too_much_for_the_scheduler_is_told_in_one_line(path: Path) -> None:
-    huge = dataclasses.replace(SIMULATED, num_blocks=10**15)
-    async with engine(path, huge) as child:
-        with pytest.raises(ChildFailed, match=r"^out of memory(: [^\n]*)?$"):
+@pytest.mark.parametrize(
+    ("executor", "reason"),
+    [
+        (ExecutorConfig(kind=ExecutorKind.TORCH, model_path=Path("/absent")), r"^[^\n]+$"),
+        (dataclasses.replace(SIMULATED, num_blocks=10**15), r"^out of memory(: [^\n]*)?$"),
+    ],
+    ids=["no model", "too much for the scheduler"],
+)
+async def test_it_says_in_one_line_why_it_cannot_start(
+    path: Path, executor: ExecutorConfig, reason: str
+) -> None:
+    async with engine(path, executor) as child:
+        with pytest.raises(ChildFailed, match=reason):
             await asyncio.wait_for(child.started(), PATIENCE_S)
         assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_CANNOT_START
 

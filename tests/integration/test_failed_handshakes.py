@@ -14,7 +14,8 @@ import pytest
 from penstock.client import NO_RETRY, Client, TlsConfig, TokenPrompt
 from support.authority import Issued
 from support.guarded import Premises
-from support.service import PATIENCE_S, Service, simulated, started
+from support.patience import PATIENCE_S
+from support.service import Service, simulated, started
 
 GARBAGE = (
     b"GET / HTTP/1.0\r\n\r\n",

@@ -28,7 +28,6 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import (
     INFO,
-    PATIENCE_S,
     ServedFront,
     collect,
     flat_logprobs,
@@ -36,6 +35,7 @@ from support.fronts import (
     serving,
     until_written,
 )
+from support.patience import PATIENCE_S
 
 Seen = dict[str, Any]
 DRAWN_TEXT = "The quality of mercy"

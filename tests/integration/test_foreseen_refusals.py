@@ -14,7 +14,6 @@ from penstock.client import (
     DeadlineExceeded,
     DeadlineUnreachable,
     PenstockError,
-    Progress,
     QueueFull,
     QuotaExceeded,
     RetryPolicy,
@@ -22,7 +21,8 @@ from penstock.client import (
 from penstock.scheduler.request import FailureReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
-from support.fronts import PATIENCE_S, ServedFront, admitted, queued, serving
+from support.fronts import ServedFront, queued, serving
+from support.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -123,19 +123,3 @@ async def test_a_quota_is_waited_for_and_tried_again(served: ServedFront) -> Non
             async with asyncio.timeout(PATIENCE_S):
                 await first
         assert caught.value.retry_after_s == 8.0
-
-
-async def test_one_that_ran_says_where_it_was(served: ServedFront) -> None:
-    async with Client(served.address, sleep=no_sleep) as client:
-        events = client.generate("hello", total_timeout_s=30.0)
-        first = asyncio.ensure_future(anext(events))
-        (spec,) = await served.port.next_submission()
-        served.port.say(changes=[admitted(spec.key)])
-        await first
-        served.port.fail(spec.key, FailureReason.DEADLINE_EXCEEDED, deadline_s=30.0)
-        assert isinstance(await anext(events), Progress)
-        with pytest.raises(DeadlineExceeded) as caught:
-            await asyncio.wait_for(anext(events), PATIENCE_S)
-        assert caught.value.deadline_s == 30.0
-        assert caught.value.metadata["phase"] == "prefill"
-        assert caught.value.metadata["deadline"] == "total"

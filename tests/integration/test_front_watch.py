@@ -12,9 +12,8 @@ from penstock.server.observe.front_receiver import FrontReceiver
 from penstock.server.observe.listeners import ServiceListener
 from penstock.server.processes.front_process import FrontWatch
 from penstock.server.text.model_text import ModelText
-from support.fronts import make_text, serving
-
-PATIENCE_S = 60.0
+from support.fronts import serving
+from support.patience import PATIENCE_S
 
 
 class Beats(ServiceListener):
@@ -30,11 +29,6 @@ class Beats(ServiceListener):
         """Return from the next heartbeat whether the engine is up, and its epoch."""
         beat = await asyncio.wait_for(self._beats.get(), PATIENCE_S)
         return beat.is_engine_up, beat.epoch
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> ModelText:
-    return make_text(tmp_path_factory.mktemp("tiny"))
 
 
 async def test_an_engine_that_comes_or_goes_is_told_at_once(
@@ -60,12 +54,3 @@ async def test_an_engine_that_comes_or_goes_is_told_at_once(
     finally:
         await watch.close()
         await hub.close(PATIENCE_S)
-
-
-async def test_an_engine_that_is_there_first_is_in_the_first_beat(
-    text: ModelText, tmp_path: Path
-) -> None:
-    watch = FrontWatch(tmp_path / "nobody.sock", 7)
-    async with serving(text, is_up=False, recorder=watch.recorder) as front:
-        front.port.come_up()
-        assert front.server.front.is_engine_up

@@ -6,35 +6,18 @@ import asyncio
 import time
 
 import grpc
-import numpy as np
-import pytest
 
-from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.events import Preempted
 from penstock.scheduler.request import FinishReason
-from penstock.server.front.config import FrontConfig
-from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
-from support.fronts import (
-    PATIENCE_S,
-    ServedFront,
-    admitted,
-    collect,
-    finished,
-    serving,
-    text_of,
-)
-
-
-def request(text: str = "hello", **fields: object) -> pb.GenerateRequest:
-    message = pb.GenerateRequest(**fields)  # type: ignore[arg-type]
-    message.text_prompt.text = text
-    return message
+from support.fronts import ServedFront, admitted, collect, finished, flat_logprobs, text_of
+from support.generate_requests import text_request
+from support.patience import PATIENCE_S
 
 
 async def test_stream_delivers_text_accounts_and_one_end(served: ServedFront) -> None:
-    call = served.stub.Generate(request("The quality", request_id="r-1"))
+    call = served.stub.Generate(text_request("The quality", request_id="r-1"))
     (spec,) = await served.port.next_submission()
     ids = served.encode(" of mercy")
     served.port.admit(spec.key, num_cached_tokens=3)
@@ -65,61 +48,10 @@ async def test_stream_delivers_text_accounts_and_one_end(served: ServedFront) ->
     assert served.server.num_live_requests == 0
 
 
-async def test_outputs_of_one_request_are_merged(served: ServedFront) -> None:
-    message = request("hello")
-    message.sampling.num_outputs = 2
-    message.sampling.seed = 7
-    call = served.stub.Generate(message)
-    first, second = await served.port.next_submission()
-    assert (first.leader_key, second.leader_key) == (0, first.key)
-    assert (first.output_index, second.output_index) == (0, 1)
-    assert first.sampling.seed == 7
-    assert second.sampling.seed != 7
-    one, other = served.encode("one"), served.encode("other")
-    served.port.say(changes=[admitted(first.key), admitted(second.key)])
-    served.port.send(first.key, one)
-    served.port.finish(first.key, FinishReason.STOP)
-    served.port.send(second.key, other)
-    served.port.finish(second.key, FinishReason.LENGTH)
-    responses = await collect(call)
-
-    assert text_of(responses, 0) == "one"
-    assert text_of(responses, 1) == "other"
-    ends = responses[-1].finished.outputs
-    assert [end.output_index for end in ends] == [0, 1]
-    assert [end.finish_reason for end in ends] == [
-        state_pb2.FINISH_REASON_STOP,
-        state_pb2.FINISH_REASON_LENGTH,
-    ]
-    assert responses[-1].finished.usage.num_completion_tokens == len(one) + len(other)
-    progress = [r for r in responses if r.WhichOneof("event") == "progress"]
-    assert len(progress) == 1, "the request as a whole changed its state once"
-
-
-async def test_outputs_share_the_prompt_even_without_prefix_caching(text: ModelText) -> None:
-    config = FrontConfig(is_prefix_caching=False)
-    async with serving(text, config) as served:
-        long_prompt = "The quality of mercy is not strain'd " * 4
-        message = request(long_prompt)
-        single = served.stub.Generate(message)
-        (alone,) = await served.port.next_submission()
-        assert alone.block_hashes == ()
-        message.sampling.num_outputs = 2
-        calls = [served.stub.Generate(message) for _ in range(2)]
-        pairs = [await served.port.next_submission() for _ in range(2)]
-        for first, second in pairs:
-            assert first.block_hashes
-            assert first.block_hashes == second.block_hashes
-            assert first.hash_salt
-        assert pairs[0][0].block_hashes != pairs[1][0].block_hashes
-        for call in (single, *calls):
-            call.cancel()
-
-
 async def test_stop_string_across_tokens_ends_the_stream_and_the_engine(
     served: ServedFront,
 ) -> None:
-    message = request("hello")
+    message = text_request("hello")
     message.stopping.stop_strings.append("of mer")
     call = served.stub.Generate(message)
     (spec,) = await served.port.next_submission()
@@ -148,7 +80,7 @@ async def test_stop_token_of_the_client_is_named_and_end_of_sequence_is_not(
     eos = served.server.front.text.files.eos_ids[0]
     stop_id = served.encode("x")[0]
     for drawn, named in ((stop_id, True), (eos, False)):
-        message = request("hello")
+        message = text_request("hello")
         message.stopping.stop_token_ids.append(stop_id)
         call = served.stub.Generate(message)
         (spec,) = await served.port.next_submission()
@@ -163,87 +95,15 @@ async def test_stop_token_of_the_client_is_named_and_end_of_sequence_is_not(
         assert end.num_completion_tokens == 1
 
 
-async def test_characters_split_over_tokens_come_whole(served: ServedFront) -> None:
-    wanted = "日本語🎭é"
-    call = served.stub.Generate(request("hello"))
-    (spec,) = await served.port.next_submission()
-    # One token per byte, so that every character is split.
-    alphabet = served.server.front.text.files.tokenizer
-    ids = [
-        token_id
-        for byte in wanted.encode()
-        for token_id in [alphabet.token_to_id(byte_symbol(byte))]
-        if token_id is not None
-    ]
-    assert len(ids) == len(wanted.encode())
-    served.port.admit(spec.key)
-    for token_id in ids:
-        served.port.say(tokens=[(spec.key, token_id)])
-        await asyncio.sleep(0)
-    served.port.finish(spec.key)
-    responses = await collect(call)
-    assert text_of(responses) == wanted
-    assert all("�" not in response.tokens.text for response in responses)
-
-
-async def test_incomplete_character_at_the_end_is_flushed(served: ServedFront) -> None:
-    call = served.stub.Generate(request("hello"))
-    (spec,) = await served.port.next_submission()
-    token_id = served.server.front.text.files.tokenizer.token_to_id(byte_symbol(0xE6))
-    assert token_id is not None
-    served.port.say(changes=[admitted(spec.key)], tokens=[(spec.key, token_id)])
-    served.port.finish(spec.key)
-    assert text_of(await collect(call)) == "�"
-
-
-def byte_symbol(byte: int) -> str:
-    """Return the character that byte-level tokenizers write for a byte (GPT-2's table)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    if byte in printable:
-        return chr(byte)
-    others = [other for other in range(256) if other not in printable]
-    return chr(256 + others.index(byte))
-
-
-async def test_logprobs_and_ids_come_one_record_per_token(served: ServedFront) -> None:
-    message = request("hello")
-    message.output.logprobs = 2
-    call = served.stub.Generate(message)
-    (spec,) = await served.port.next_submission()
-    assert spec.sampling.num_logprobs == 2
-    ids = served.encode("xy")[:2]
-    served.port.admit(spec.key)
-    for rank, token_id in enumerate(ids, start=1):
-        served.port.say(tokens=[(spec.key, token_id)], logprobs=make_logprobs([-0.5], [rank]))
-    served.port.finish(spec.key)
-    responses = await collect(call)
-    records = [record for response in responses for record in response.tokens.records]
-    assert [record.id for record in records] == ids
-    assert [record.rank for record in records] == [1, 2][: len(ids)]
-    for record in records:
-        assert record.logprob == pytest.approx(-0.5)
-        assert [(top.id, top.logprob) for top in record.top_logprobs] == [(5, -0.25), (6, -0.75)]
-
-
-def make_logprobs(chosen: list[float], ranks: list[int]) -> TokenLogprobs:
-    num_rows = len(chosen)
-    return TokenLogprobs(
-        chosen=np.array(chosen, dtype=np.float32),
-        ranks=np.array(ranks, dtype=np.int32),
-        top_ids=np.tile(np.array([5, 6, 7], dtype=np.int32), (num_rows, 1)),
-        top_logprobs=np.tile(np.array([-0.25, -0.75, -2.0], dtype=np.float32), (num_rows, 1)),
-    )
-
-
 async def test_prompt_logprobs_and_echo_come_before_the_tokens(served: ServedFront) -> None:
-    message = request("The quality of mercy")
+    message = text_request("The quality of mercy")
     message.output.echo = True
     message.output.prompt_logprobs = 1
     call = served.stub.Generate(message)
     (spec,) = await served.port.next_submission()
     assert spec.block_hashes == (), "every position must be computed"
     prompt_ids = spec.prompt_ids.tolist()
-    rows = make_logprobs([-1.0] * (len(prompt_ids) - 1), [1] * (len(prompt_ids) - 1))
+    rows = flat_logprobs(len(prompt_ids) - 1)
     served.port.admit(spec.key)
     served.port.say(prompt_logprobs=[(spec.key, 1, rows)])
     served.port.say(prompt_logprobs=[(spec.key, 1, rows)])  # recomputed after a preemption
@@ -263,7 +123,7 @@ async def test_prompt_logprobs_and_echo_come_before_the_tokens(served: ServedFro
 
 
 async def test_generate_once_answers_as_a_whole(served: ServedFront) -> None:
-    message = pb.GenerateOnceRequest(generation=request("hello"))
+    message = pb.GenerateOnceRequest(generation=text_request("hello"))
     message.generation.sampling.num_outputs = 2
     call = asyncio.ensure_future(served.stub.GenerateOnce(message))
     first, second = await served.port.next_submission()
@@ -279,7 +139,7 @@ async def test_generate_once_answers_as_a_whole(served: ServedFront) -> None:
 
 
 async def test_preemption_is_told_as_progress(served: ServedFront) -> None:
-    call = served.stub.Generate(request("hello"))
+    call = served.stub.Generate(text_request("hello"))
     (spec,) = await served.port.next_submission()
     ids = served.encode("abc def")
     served.port.admit(spec.key)
@@ -303,7 +163,7 @@ async def test_preemption_is_told_as_progress(served: ServedFront) -> None:
 async def test_default_seed_differs_and_request_id_is_given(served: ServedFront) -> None:
     seeds, ids = set(), set()
     for _ in range(3):
-        call = served.stub.Generate(request("hello"))
+        call = served.stub.Generate(text_request("hello"))
         (spec,) = await served.port.next_submission()
         served.port.finish(spec.key)
         accepted = (await collect(call))[0].accepted

@@ -8,41 +8,19 @@ import grpc
 import grpc.aio
 import pytest
 
-from penstock.scheduler.request import NO_TIME, FailureReason, FinishReason
+from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
-from support.fronts import (
-    PATIENCE_S,
-    ServedFront,
-    admitted,
-    collect,
-    rich_error,
-    serving,
-    text_of,
-)
-
-
-def request(text: str = "hello", **fields: object) -> pb.GenerateRequest:
-    message = pb.GenerateRequest(**fields)  # type: ignore[arg-type]
-    message.text_prompt.text = text
-    return message
-
-
-async def test_client_that_leaves_is_cancelled_in_the_engine(served: ServedFront) -> None:
-    call = served.stub.Generate(request("hello"))
-    (spec,) = await served.port.next_submission()
-    served.port.say(changes=[admitted(spec.key)], tokens=[(spec.key, served.encode("a")[0])])
-    await asyncio.wait_for(call.read(), PATIENCE_S)
-    call.cancel()
-    assert await served.port.next_cancel() == ((spec.key,), FinishReason.CANCELLED)
-    assert served.server.num_live_requests == 0
+from support.fronts import ServedFront, collect, rich_error, serving, text_of
+from support.generate_requests import text_request
+from support.patience import PATIENCE_S
 
 
 async def test_cancel_rpc_ends_the_stream_well_with_its_text(served: ServedFront) -> None:
-    call = served.stub.Generate(request("hello", request_id="to-cancel"))
+    call = served.stub.Generate(text_request("hello", request_id="to-cancel"))
     (spec,) = await served.port.next_submission()
     served.port.admit(spec.key)
     served.port.send(spec.key, served.encode("partial"))
@@ -71,10 +49,10 @@ async def test_cancel_finds_requests_of_other_fronts_or_says_not_found(
 
 
 async def test_same_id_in_flight_is_refused_and_the_first_unharmed(served: ServedFront) -> None:
-    first = served.stub.Generate(request("hello", request_id="same"))
+    first = served.stub.Generate(text_request("hello", request_id="same"))
     (spec,) = await served.port.next_submission()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await collect(served.stub.Generate(request("other", request_id="same")))
+        await collect(served.stub.Generate(text_request("other", request_id="same")))
     error = rich_error(caught.value)
     assert error.code is grpc.StatusCode.ALREADY_EXISTS
     assert error.info.reason == "REQUEST_ID_IN_USE"
@@ -82,52 +60,15 @@ async def test_same_id_in_flight_is_refused_and_the_first_unharmed(served: Serve
     served.port.finish(spec.key)
     await collect(first)
     assert await first.code() is grpc.StatusCode.OK
-    again = served.stub.Generate(request("hello", request_id="same"))
+    again = served.stub.Generate(text_request("hello", request_id="same"))
     (spec,) = await served.port.next_submission()
     served.port.finish(spec.key)
     await collect(again)
 
 
-@pytest.mark.parametrize(
-    ("reason", "code", "name", "is_retryable"),
-    [
-        (FailureReason.QUEUE_FULL, grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", True),
-        (FailureReason.REQUEST_ID_IN_USE, grpc.StatusCode.ALREADY_EXISTS, None, False),
-        (FailureReason.EXCEEDS_KV_CACHE, grpc.StatusCode.INVALID_ARGUMENT, None, False),
-        (FailureReason.PROMPT_TOO_LONG, grpc.StatusCode.INVALID_ARGUMENT, None, False),
-        (FailureReason.EXECUTOR_REFUSED, grpc.StatusCode.INVALID_ARGUMENT, None, False),
-        (FailureReason.EXECUTOR_REQUEST_FAILED, grpc.StatusCode.INTERNAL, None, False),
-        (FailureReason.DRAINING, grpc.StatusCode.UNAVAILABLE, None, True),
-        (FailureReason.ENGINE_DOWN, grpc.StatusCode.UNAVAILABLE, None, True),
-    ],
-)
-async def test_refusal_of_the_engine_comes_before_the_first_message(
-    text: ModelText,
-    reason: FailureReason,
-    code: grpc.StatusCode,
-    name: str | None,
-    is_retryable: bool,
-) -> None:
-    async with serving(text, FrontConfig(acceptance_delay_s=60.0)) as served:
-        call = served.stub.Generate(request("hello", request_id="r"))
-        (spec,) = await served.port.next_submission()
-        served.port.fail(spec.key, reason)
-        received: list[pb.GenerateResponse] = []
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            received.extend(await collect(call))
-        error = rich_error(caught.value)
-        assert received == []
-        assert error.code is code
-        assert error.info.reason == (name or reason.name)
-        assert error.info.domain == "penstock.dev"
-        assert error.request_id == "r"
-        assert (error.retry_s is not None) is is_retryable
-        assert (error.pushback_ms is not None) is is_retryable
-
-
 async def test_acceptance_is_told_after_a_while_without_news(text: ModelText) -> None:
     async with serving(text, FrontConfig(acceptance_delay_s=0.001)) as served:
-        call = served.stub.Generate(request("hello"))
+        call = served.stub.Generate(text_request("hello"))
         await served.port.next_submission()
         response = await asyncio.wait_for(call.read(), PATIENCE_S)
         assert isinstance(response, pb.GenerateResponse)
@@ -137,7 +78,7 @@ async def test_acceptance_is_told_after_a_while_without_news(text: ModelText) ->
 
 @pytest.mark.parametrize("phase", ["queue", "prefill", "decode"])
 async def test_deadline_says_where_the_request_was(served: ServedFront, phase: str) -> None:
-    message = request("hello")
+    message = text_request("hello")
     message.scheduling.total_timeout.FromSeconds(30)
     call = served.stub.Generate(message)
     (spec,) = await served.port.next_submission()
@@ -156,29 +97,8 @@ async def test_deadline_says_where_the_request_was(served: ServedFront, phase: s
     assert error.info.metadata["deadline"] == "total"
 
 
-async def test_ttft_deadline_and_time_limit_reach_the_engine(served: ServedFront) -> None:
-    message = request("hello")
-    message.scheduling.ttft_timeout.FromMilliseconds(1500)
-    message.scheduling.time_limit.FromSeconds(9)
-    message.scheduling.priority = -3
-    message.sampling.num_outputs = 2
-    call = served.stub.Generate(message, timeout=100)
-    leader, other = await served.port.next_submission()
-    assert leader.ttft_deadline_s == pytest.approx(leader.arrival_s + 1.5)
-    assert other.ttft_deadline_s == NO_TIME
-    assert leader.time_limit_s == pytest.approx(leader.arrival_s + 9)
-    assert leader.deadline_s == pytest.approx(leader.arrival_s + 100, abs=20)
-    assert leader.priority == other.priority == -3
-    served.port.fail(leader.key, FailureReason.TTFT_DEADLINE_EXCEEDED)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await collect(call)
-    assert rich_error(caught.value).info.metadata["deadline"] == "ttft"
-    keys, _ = await served.port.next_cancel()
-    assert other.key in keys, "the outputs that still lived are dropped"
-
-
 async def test_grpc_deadline_releases_the_request(served: ServedFront) -> None:
-    call = served.stub.Generate(request("hello"), timeout=1.0)
+    call = served.stub.Generate(text_request("hello"), timeout=1.0)
     (spec,) = await served.port.next_submission()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(call)
@@ -189,21 +109,9 @@ async def test_grpc_deadline_releases_the_request(served: ServedFront) -> None:
 async def test_a_grpc_deadline_beyond_the_servers_limit_ends_there(text: ModelText) -> None:
     config = FrontConfig(default_deadline_s=12.0, max_deadline_s=50.0, acceptance_delay_s=0.0)
     async with serving(text, config) as served:
-        call = served.stub.Generate(request("hello"), timeout=7200)
+        call = served.stub.Generate(text_request("hello"), timeout=7200)
         (spec,) = await served.port.next_submission()
         assert spec.deadline_s == pytest.approx(spec.arrival_s + 50)
-        served.port.fail(spec.key, FailureReason.DEADLINE_EXCEEDED)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await collect(call)
-        assert rich_error(caught.value).info.metadata["deadline"] == "server"
-
-
-async def test_calls_without_deadline_get_the_servers(text: ModelText) -> None:
-    config = FrontConfig(default_deadline_s=12.0, acceptance_delay_s=0.0)
-    async with serving(text, config) as served:
-        call = served.stub.Generate(request("hello"))
-        (spec,) = await served.port.next_submission()
-        assert spec.deadline_s == pytest.approx(spec.arrival_s + 12)
         served.port.fail(spec.key, FailureReason.DEADLINE_EXCEEDED)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collect(call)
@@ -213,7 +121,7 @@ async def test_calls_without_deadline_get_the_servers(text: ModelText) -> None:
 async def test_lost_engine_ends_every_stream_without_replay_and_comes_back(text: ModelText) -> None:
     config = FrontConfig(acceptance_delay_s=0.0, max_replays=0)
     async with serving(text, config) as served:
-        calls = [served.stub.Generate(request("hello")) for _ in range(3)]
+        calls = [served.stub.Generate(text_request("hello")) for _ in range(3)]
         for _ in calls:
             (spec,) = await served.port.next_submission()
             served.port.admit(spec.key)
@@ -227,17 +135,17 @@ async def test_lost_engine_ends_every_stream_without_replay_and_comes_back(text:
             assert error.info.reason == "ENGINE_DOWN"
             assert error.retry_s is not None
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await collect(served.stub.Generate(request("hello")))
+            await collect(served.stub.Generate(text_request("hello")))
         assert rich_error(caught.value).info.reason == "ENGINE_DOWN"
         served.port.come_up(epoch=2)
-        call = served.stub.Generate(request("hello"))
+        call = served.stub.Generate(text_request("hello"))
         (spec,) = await served.port.next_submission()
         served.port.finish(spec.key)
         await collect(call)
 
 
 async def test_lost_engine_is_a_pause_to_every_stream(served: ServedFront) -> None:
-    calls = [served.stub.Generate(request("hello")) for _ in range(3)]
+    calls = [served.stub.Generate(text_request("hello")) for _ in range(3)]
     specs = [(await served.port.next_submission())[0] for _ in calls]
     for spec in specs:
         served.port.admit(spec.key)
@@ -259,11 +167,11 @@ async def test_one_poisoned_stream_does_not_harm_the_others(
     served: ServedFront, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The engine omits the logprobs of one request: an error on our side of the wire."""
-    poisoned_request = request("secret-canary")
+    poisoned_request = text_request("secret-canary")
     poisoned_request.output.logprobs = 0
     poisoned = served.stub.Generate(poisoned_request)
     (bad,) = await served.port.next_submission()
-    healthy = served.stub.Generate(request("hello"))
+    healthy = served.stub.Generate(text_request("hello"))
     (good,) = await served.port.next_submission()
     token_id = served.encode("a")[0]
     served.port.say(tokens=[(bad.key, token_id), (good.key, token_id)])

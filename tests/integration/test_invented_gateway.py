@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import grpc
 import grpc.aio
-import pytest
 
 from penstock.server.front.config import FrontConfig
 from penstock.server.rpc.handlers import Context, HandlerWrapper
 from penstock.server.security.rights import Right
 from penstock.server.text.model_text import ModelText
-from support.fronts import PATIENCE_S, make_text, serving
+from support.fronts import serving
 from support.guarded import ACME, OPERATOR, Premises, bearing
+from support.patience import PATIENCE_S
 
 SERVICE = "acme.v1.Gateway"
 
@@ -40,20 +39,13 @@ class AcmeGateway:
         return data
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Iterator[ModelText]:
-    made = make_text(tmp_path)
-    yield made
-    made.close()
-
-
 async def test_its_methods_require_the_rights_that_it_names(
     text: ModelText, tmp_path: Path
 ) -> None:
     async with serving(
         text,
         FrontConfig(acceptance_delay_s=0.0),
-        gateway=lambda front, gate: AcmeGateway(),
+        gateway=lambda front, access: AcmeGateway(),
         security=Premises(tmp_path).tokens(),
     ) as served:
 

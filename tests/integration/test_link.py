@@ -8,10 +8,14 @@ import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import uvloop
 
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.engine.dispatch import Dispatcher
@@ -20,25 +24,16 @@ from penstock.server.link.frames import FrontHello, Submit, encode
 from penstock.server.link.ports import EngineUnavailable
 from support.link import (
     INFO,
-    PATIENCE_S,
-    EngineThread,
+    KEPT_LIMITS,
+    EngineLink,
     FakeEngine,
-    flood,
     front,
     hello,
     listening,
-    raw_front,
-    read_until_eof,
     simulated_engine,
-    socket_path,
     spec,
 )
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with socket_path() as made:
-        yield made
+from support.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -52,21 +47,54 @@ def fake() -> FakeEngine:
     return FakeEngine()
 
 
+def raw_front(path: Path, front_id: int) -> socket.socket:
+    """Connect a front by hand, with the handshake done; it reads only when the test does."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(PATIENCE_S)
+    connection.connect(str(path))
+    connection.sendall(encode(FrontHello(front_id=front_id)))
+    assert connection.recv(65536)
+    return connection
+
+
+def read_until_eof(connection: socket.socket) -> None:
+    with contextlib.suppress(ConnectionResetError):
+        while connection.recv(1 << 20):
+            pass
+
+
+def flood(fake: FakeEngine, engine: EngineLink, num_bytes: int) -> None:
+    num_tokens = 4096
+    for step in range(num_bytes // (12 * num_tokens) + 1):
+        keys = np.full(num_tokens, 1 << 32 | 5, dtype=np.int64)
+        tokens = np.zeros(num_tokens, dtype=np.int32)
+        fake.news.put(StepEvents(step=step, at_s=0.0, keys=keys, tokens=tokens))
+    engine.hub.wake()
+
+
+def run(listener: socket.socket, engine: Engine, epoch: int = 1, **limits: Any) -> EngineLink:
+    """Run an engine on a thread."""
+    limits = {"max_output_bytes": 1 << 20, "max_blocked_s": 1000.0, **limits}
+    link = EngineLink(engine, hello(epoch), listener=listener, limits=limits)
+    link.run()
+    return link
+
+
 @pytest.fixture
-def engine(listener: socket.socket, fake: FakeEngine) -> Iterator[EngineThread]:
-    thread = EngineThread(listener, fake)
+def engine(listener: socket.socket, fake: FakeEngine) -> Iterator[EngineLink]:
+    thread = run(listener, fake)
     yield thread
     thread.close()
 
 
 @pytest.fixture
-def real(listener: socket.socket) -> Iterator[EngineThread]:
-    thread = EngineThread(listener, simulated_engine())
+def real(listener: socket.socket) -> Iterator[EngineLink]:
+    thread = run(listener, simulated_engine())
     yield thread
     thread.close()
 
 
-async def test_tokens_come_back_as_without_sockets(real: EngineThread, path: Path) -> None:
+async def test_tokens_come_back_as_without_sockets(real: EngineLink, path: Path) -> None:
     async with front(path, 3) as (port, heard):
         assert (await heard.hellos.get()).executor == INFO
         port.submit((spec(3, 1, max_tokens=20),))
@@ -82,7 +110,7 @@ async def test_tokens_come_back_as_without_sockets(real: EngineThread, path: Pat
     assert len(over_socket[3 << 32 | 1]) == 20
 
 
-async def test_each_front_hears_only_of_its_own(real: EngineThread, path: Path) -> None:
+async def test_each_front_hears_only_of_its_own(real: EngineLink, path: Path) -> None:
     async with front(path, 1) as (port_1, heard_1), front(path, 2) as (port_2, heard_2):
         for counter in range(1, 9):
             port_1.submit((spec(1, counter),))
@@ -95,7 +123,7 @@ async def test_each_front_hears_only_of_its_own(real: EngineThread, path: Path) 
     assert all(len(tokens) == 5 for tokens in heard_2.tokens.values())
 
 
-async def test_cancel_ends_a_running_request(real: EngineThread, path: Path) -> None:
+async def test_cancel_ends_a_running_request(real: EngineLink, path: Path) -> None:
     async with front(path, 1) as (port, heard):
         port.submit((spec(1, 1, max_tokens=50_000),))
         await heard.until_token(1 << 32 | 1)
@@ -104,20 +132,8 @@ async def test_cancel_ends_a_running_request(real: EngineThread, path: Path) -> 
     assert end.reason is FinishReason.STOP
 
 
-async def test_any_front_cancels_by_id(real: EngineThread, path: Path) -> None:
-    async with front(path, 1) as (port_1, heard_1), front(path, 2) as (port_2, _):
-        port_1.submit((spec(1, 1, max_tokens=50_000, request_id="long"),))
-        await heard_1.until_token(1 << 32 | 1)
-        assert (
-            await asyncio.wait_for(port_2.cancel_by_id("long"), PATIENCE_S)
-            is RequestState.PROCESSING
-        )
-        assert (await heard_1.until_ended(1 << 32 | 1)).reason is FinishReason.CANCELLED
-        assert await asyncio.wait_for(port_2.cancel_by_id("long"), PATIENCE_S) is None
-
-
 async def test_a_front_that_leaves_takes_its_requests_along(
-    engine: EngineThread, fake: FakeEngine, path: Path
+    engine: EngineLink, fake: FakeEngine, path: Path
 ) -> None:
     async with front(path, 1) as (port, _):
         port.submit((spec(1, 1), spec(1, 2)))
@@ -129,7 +145,7 @@ async def test_a_front_that_leaves_takes_its_requests_along(
 async def test_the_loss_of_an_engine_is_told_once_and_the_next_one_greeted(
     listener: socket.socket, path: Path
 ) -> None:
-    first = EngineThread(listener, FakeEngine(), epoch=1)
+    first = run(listener, FakeEngine(), epoch=1)
     async with front(path, 1) as (port, heard):
         assert (await heard.hellos.get()).epoch == 1
         await asyncio.to_thread(first.close)
@@ -141,7 +157,7 @@ async def test_the_loss_of_an_engine_is_told_once_and_the_next_one_greeted(
             await port.cancel_by_id("x")
         port.cancel((1,), FinishReason.CANCELLED)
 
-        second = EngineThread(listener, FakeEngine(), epoch=2)
+        second = run(listener, FakeEngine(), epoch=2)
         assert (await asyncio.wait_for(heard.hellos.get(), PATIENCE_S)).epoch == 2
         port.submit((spec(1, 1),))
         assert heard.lost.empty()
@@ -164,7 +180,7 @@ async def test_a_pending_question_fails_with_the_engine(
             silent.set()
             raise ConnectionAbortedError
 
-    hub = FrontConnections(listener, Dispatcher(Silent(), hello()))
+    hub = FrontConnections(listener, Dispatcher(Silent(), hello(), kept_limits=KEPT_LIMITS))
 
     def die_when_asked() -> None:
         with contextlib.suppress(ConnectionAbortedError):
@@ -193,7 +209,9 @@ def test_many_frames_at_once_leave_time_for_steps(
         now_s += 0.001
         return now_s
 
-    hub = FrontConnections(listener, Dispatcher(fake, hello()), clock=clock)
+    hub = FrontConnections(
+        listener, Dispatcher(fake, hello(), kept_limits=KEPT_LIMITS), clock=clock
+    )
     with contextlib.ExitStack() as stack:
         for front_id in (1, 2):
             own = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -231,7 +249,7 @@ def test_many_frames_at_once_leave_time_for_steps(
     ids=["noise", "truncated", "engine frame", "second hello", "foreign key", "key twice"],
 )
 async def test_a_front_that_breaks_the_protocol_is_dropped_alone(
-    engine: EngineThread, fake: FakeEngine, path: Path, bad: bytes
+    engine: EngineLink, fake: FakeEngine, path: Path, bad: bytes
 ) -> None:
     with raw_front(path, 1) as broken:
         broken.sendall(encode(Submit(specs=(spec(1, 5),))))
@@ -243,7 +261,7 @@ async def test_a_front_that_breaks_the_protocol_is_dropped_alone(
 
 
 async def test_a_front_that_comes_back_replaces_its_old_connection(
-    engine: EngineThread, fake: FakeEngine, path: Path
+    engine: EngineLink, fake: FakeEngine, path: Path
 ) -> None:
     with raw_front(path, 1) as old:
         old.sendall(encode(Submit(specs=(spec(1, 5),))))
@@ -256,7 +274,7 @@ async def test_a_front_that_comes_back_replaces_its_old_connection(
 
 
 async def test_a_front_that_leaves_too_much_unread_is_dropped(
-    engine: EngineThread, fake: FakeEngine, path: Path
+    engine: EngineLink, fake: FakeEngine, path: Path
 ) -> None:
     with raw_front(path, 1) as stalled:
         stalled.sendall(encode(Submit(specs=(spec(1, 5),))))
@@ -266,18 +284,21 @@ async def test_a_front_that_leaves_too_much_unread_is_dropped(
         await asyncio.to_thread(read_until_eof, stalled)
 
 
-async def test_a_front_that_reads_nothing_for_long_is_dropped(
-    listener: socket.socket, fake: FakeEngine, path: Path
+@pytest.mark.parametrize("num_read", [0, 1 << 20], ids=["nothing", "too little"])
+async def test_a_front_that_reads_too_little_is_dropped(
+    listener: socket.socket, fake: FakeEngine, path: Path, num_read: int
 ) -> None:
+    """The age of the oldest unread byte counts, not the time of the last read."""
     now = [0.0]
-    engine = EngineThread(
-        listener, fake, max_output_bytes=1 << 30, max_blocked_s=10.0, clock=lambda: now[0]
-    )
-    with raw_front(path, 1) as stalled:
-        stalled.sendall(encode(Submit(specs=(spec(1, 5),))))
+    engine = run(listener, fake, max_output_bytes=1 << 30, max_blocked_s=10.0, clock=lambda: now[0])
+    with raw_front(path, 1) as trickling:
+        trickling.sendall(encode(Submit(specs=(spec(1, 5),))))
         await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE_S)
         flood(fake, engine, 4 << 20)
         await asyncio.to_thread(fake.told_all.wait, PATIENCE_S)
+        now[0] = 6.0
+        while num_read > 0:
+            num_read -= len(await asyncio.to_thread(trickling.recv, 1 << 16))
         async with front(path, 2) as (port, _):
             port.submit((spec(2, 1),))
             await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE_S)
@@ -290,35 +311,10 @@ async def test_a_front_that_reads_nothing_for_long_is_dropped(
     await asyncio.to_thread(engine.close)
 
 
-async def test_a_front_that_reads_too_little_is_dropped(
-    listener: socket.socket, fake: FakeEngine, path: Path
-) -> None:
-    """The age of the oldest unread byte counts, not the time of the last read."""
-    now = [0.0]
-    engine = EngineThread(
-        listener, fake, max_output_bytes=1 << 30, max_blocked_s=10.0, clock=lambda: now[0]
-    )
-    with raw_front(path, 1) as trickling:
-        trickling.sendall(encode(Submit(specs=(spec(1, 5),))))
-        await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE_S)
-        flood(fake, engine, 4 << 20)
-        await asyncio.to_thread(fake.told_all.wait, PATIENCE_S)
-        now[0] = 6.0
-        num_read = 0
-        while num_read < 1 << 20:
-            num_read += len(await asyncio.to_thread(trickling.recv, 1 << 16))
-        assert fake.cancelled.empty()
-        now[0] = 11.0
-        engine.hub.wake()
-        key = await asyncio.to_thread(fake.cancelled.get, timeout=PATIENCE_S)
-        assert key == 1 << 32 | 5
-    await asyncio.to_thread(engine.close)
-
-
 async def test_a_slow_front_that_reads_again_gets_everything(
     listener: socket.socket, fake: FakeEngine, path: Path
 ) -> None:
-    engine = EngineThread(listener, fake, max_output_bytes=1 << 30)
+    engine = run(listener, fake, max_output_bytes=1 << 30)
     with raw_front(path, 1) as slow:
         slow.sendall(encode(Submit(specs=(spec(1, 5),))))
         await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE_S)
@@ -331,7 +327,7 @@ async def test_a_slow_front_that_reads_again_gets_everything(
 
 
 async def test_nobody_cancels_the_requests_of_another_front(
-    engine: EngineThread, fake: FakeEngine, path: Path
+    engine: EngineLink, fake: FakeEngine, path: Path
 ) -> None:
     async with front(path, 1) as (port, _), front(path, 2) as (other, _):
         port.submit((spec(1, 5),))

@@ -13,7 +13,8 @@ import numpy as np
 from penstock.scheduler.events import StepEvents
 from penstock.server.link.frames import encode
 from penstock.server.link.unix_port import UnixEnginePort
-from support.link import PATIENCE_S, Recorder, hello, listening, socket_path
+from support.link import Recorder, hello, listening, socket_path
+from support.patience import PATIENCE_S
 
 KEY = 1 << 32 | 1
 NEWS = encode(

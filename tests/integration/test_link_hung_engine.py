@@ -10,7 +10,8 @@ from penstock.scheduler.request import FinishReason
 from penstock.server.link import unix_port
 from penstock.server.link.frames import encode
 from penstock.server.link.ports import EngineUnavailable
-from support.link import PATIENCE_S, front, hello, socket_path, spec
+from support.link import front, hello, socket_path, spec
+from support.patience import PATIENCE_S
 
 
 async def test_an_engine_that_reads_nothing_is_lost_and_cancels_do_not_raise(

@@ -12,7 +12,8 @@ import pytest
 
 from penstock.server.rpc.mapping_in import prompt
 from penstock.v1 import generation_service_pb2 as pb
-from support.fronts import PATIENCE_S, ServedFront, rich_error
+from support.fronts import ServedFront, rich_error
+from support.patience import PATIENCE_S
 
 MANY = 100
 """Prompts with more ids are converted on a thread."""

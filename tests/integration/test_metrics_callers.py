@@ -18,7 +18,8 @@ from penstock.server.observe.metrics.http import (
     MAX_SILENT,
 )
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
-from support.metric_samples import PATIENCE_S, House
+from support.metric_samples import House
+from support.patience import PATIENCE_S
 
 
 @pytest.fixture

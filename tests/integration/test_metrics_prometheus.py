@@ -25,12 +25,12 @@ from penstock.server.observe.metrics.http import MetricsServer
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.request_record import Segment, SegmentKind
 from support.dashboards import RULES, dashboard_queries, without_variables
-from support.metric_samples import beat, engine_hello, outcome, record, steps
+from support.patience import PATIENCE_S
+from support.reports import beat, engine_hello, outcome, record, steps
 from support.service import Service, simulated, started
 
 # A real Prometheus that scrapes a port of this machine, and its API.
 
-PATIENCE_S = 60.0
 _PAUSE_S = 0.25
 
 

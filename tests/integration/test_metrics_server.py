@@ -16,7 +16,9 @@ from penstock.server.observe.metrics.exposition import COMPAT_NAMES
 from penstock.server.observe.metrics.http import MetricsServer
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.operations.snapshot import OperationsError
-from support.metric_samples import PATIENCE_S, House, beat, outcome, record, samples_of, steps
+from support.metric_samples import House, samples_of
+from support.patience import PATIENCE_S
+from support.reports import beat, outcome, record, steps
 
 
 @pytest.fixture

@@ -15,20 +15,18 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from penstock.v1 import state_pb2
 from support.fronts import (
-    PATIENCE_S,
+    SMALL_WINDOW,
     ServedFront,
     admitted,
     finished,
     rich_error,
     serving,
-    text_of,
     until_empty,
 )
-from support.multiplex import cancel, credit, kind, submit, told_error
+from support.multiplex import cancel, credit, kind, submit
+from support.patience import PATIENCE_S
 
 Call = grpc.aio.StreamStreamCall[pb.MultiplexRequest, pb.MultiplexResponse]
-# A stream window as small as the protocol's default, and no growing of it.
-SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
 
 
 class Reader:
@@ -119,21 +117,6 @@ async def test_many_requests_one_cancelled_one_refused_one_slow(served: ServedFr
     assert served.server.num_live_requests == 0
 
 
-async def test_a_dropped_call_frees_everything(
-    served: ServedFront, caplog: pytest.LogCaptureFixture
-) -> None:
-    call, reader = await open_call(served, submit(1), submit(2), submit(3))
-    keys = await submitted(served, 3)
-    served.port.say(changes=[admitted(key) for key in keys])
-    await reader.until(3, "progress")
-    call.cancel()
-    told, reason = await served.port.next_cancel()
-    assert (sorted(told), reason) == (keys, FinishReason.CANCELLED)
-    async with asyncio.timeout(PATIENCE_S):
-        await until_empty(served.server.front.table)
-    assert "Traceback" not in caplog.text
-
-
 async def test_a_lost_connection_frees_everything_while_a_write_is_blocked(
     text: ModelText, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -182,14 +165,6 @@ async def test_a_reader_that_stalls_is_told_and_all_is_freed(text: ModelText) ->
         assert served.server.num_live_requests == 0
 
 
-async def test_a_live_key_again_ends_the_call_by_name(served: ServedFront) -> None:
-    _, reader = await open_call(served, submit(1), submit(1))
-    error = rich_error(await reader.failure())
-    assert error.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert error.fields == ["submit.key"]
-    assert served.server.num_live_requests == 0
-
-
 async def test_drain_waits_for_the_last_request_and_not_for_idle_calls(text: ModelText) -> None:
     async with serving(text) as served:
         _, idle = await open_call(served)
@@ -207,51 +182,6 @@ async def test_drain_waits_for_the_last_request_and_not_for_idle_calls(text: Mod
         assert busy.kinds(1)[-1] == "finished"
         async with asyncio.timeout(PATIENCE_S):
             await drain
-
-
-async def test_stop_ends_requests_and_then_the_call(text: ModelText) -> None:
-    async with serving(text) as served:
-        _, reader = await open_call(served, submit(1))
-        await submitted(served, 1)
-        stop = asyncio.ensure_future(served.server.stop())
-        error = rich_error(await reader.failure())
-        assert error.info.reason == "DRAINING"
-        assert reader.kinds(1)[-1] == "DRAINING"
-        await stop
-
-
-async def test_a_dead_engine_is_each_requests_error_without_replay(text: ModelText) -> None:
-    config = FrontConfig(acceptance_delay_s=0.0, max_replays=0)
-    async with serving(text, config) as served:
-        call, reader = await open_call(served, submit(1), submit(2))
-        await submitted(served, 2)
-        served.port.go_down()
-        for key in (1, 2):
-            await reader.until(key, "ENGINE_DOWN")
-            assert told_error(reader.events[key][-1]).retry_s == 1.0
-        served.port.come_up(epoch=2)
-        await call.write(submit(3))
-        (key,) = await submitted(served, 1)
-        served.port.finish(key)
-        await reader.until(3, "finished")
-
-
-async def test_a_dead_engine_is_a_pause_to_each_request(served: ServedFront) -> None:
-    _, reader = await open_call(served, submit(1), submit(2))
-    keys = await submitted(served, 2)
-    for key in keys:
-        served.port.admit(key)
-        served.port.send(key, served.encode("one "))
-    served.port.go_down()
-    served.port.come_up(epoch=2)
-    for key in await submitted(served, 2):
-        served.port.send(key, served.encode("two"))
-        served.port.finish(key)
-    for key in (1, 2):
-        await reader.until(key, "finished")
-        told = [event.response for event in reader.events[key]]
-        assert [message.sequence for message in told] == list(range(len(told)))
-        assert text_of(told) == "one two"
 
 
 async def test_the_calls_deadline_is_not_the_requests(served: ServedFront) -> None:
@@ -276,22 +206,3 @@ async def test_the_tenant_is_the_calls(text: ModelText) -> None:
         call.cancel()
         bad = Reader(served.stub.Multiplex(metadata=(("x-tenant", "a,b"),)))
         assert rich_error(await bad.failure()).fields == ["metadata[x-tenant]"]
-
-
-async def test_chunks_come_when_their_delay_has_passed(served: ServedFront) -> None:
-    message = pb.GenerateRequest()
-    message.text_prompt.text = "hello"
-    message.output.min_chunk_tokens = 100
-    message.output.max_chunk_delay.FromMilliseconds(1)
-    call = served.stub.Generate(message)
-    (key,) = await submitted(served, 1)
-    a = served.encode("a")[0]
-    seen: list[pb.GenerateResponse] = []
-    async with asyncio.timeout(PATIENCE_S):
-        for num_tokens in range(1, 5):
-            served.port.say(tokens=[(key, a)])
-            while sum(response.tokens.num_tokens for response in seen) < num_tokens:
-                response = await call.read()
-                assert isinstance(response, pb.GenerateResponse)
-                seen.append(response)
-        call.cancel()

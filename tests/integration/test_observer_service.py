@@ -8,23 +8,26 @@ import os
 import signal
 import socket
 import urllib.request
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import pytest
+import pytest_asyncio
 
 from penstock.client import (
     FlightFormat,
     LogLevel,
+    OperationsClient,
     PenstockError,
     RequestState,
     ServerProcess,
 )
 from penstock.server.observe.flight.reader import FlightReader
+from support.calls import TracedCall
+from support.generate_requests import greedy
 from support.observation import DOORS, model_of, num_completed, observed, until_stats
-from support.otlp_receiver import grpc_receiver
-from support.service import launched, simulated, started, stream
-from support.traced_calls import TracedCall, request
+from support.service import Service, launched, simulated, stream
 
 FRONT = ("--fronts", "1")
 
@@ -38,12 +41,98 @@ async def fetched(url: str) -> str:
     return await asyncio.to_thread(fetch)
 
 
+Site = tuple[Service, OperationsClient]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """Provide a service that runs one request at a time, for tests that leave it as it was."""
+    options = (
+        *("--flight-folder", str(tmp_path_factory.mktemp("flight"))),
+        *("--max-num-seqs", "1", "--flight-steps", "64"),
+    )
+    async with observed(*simulated(), *FRONT, *options) as site:
+        yield site
+
+
+shared = pytest.mark.asyncio(loop_scope="module")
+
+
+@shared
+async def test_ports_are_told_after_the_line_that_says_ready(site: Site) -> None:
+    service, _ = site
+    await service.door("metrics")
+    assert [line.split(" on ")[0] for line in service.stdout] == [
+        "penstock ready",
+        "penstock operations",
+        "penstock metrics",
+    ]
+
+
+@shared
+async def test_live_requests_are_seen_from_both_sides(site: Site) -> None:
+    service, operations = site
+    async with service.channel() as channel:
+        running = stream(channel, 900)
+        await running.until_running()
+        waiting = stream(channel, 900, 9)
+        await waiting.until_accepted()
+        # It may be accepted before its engine has received it.
+        await until_stats(
+            operations,
+            lambda stats: (model_of(stats).num_processing, model_of(stats).num_pending) == (1, 1),
+        )
+        first, second = await operations.list_requests()
+        assert (first.state, second.state) == (RequestState.PROCESSING, RequestState.PENDING)
+        assert first.num_blocks > 0, "known to the engine alone"
+        assert first.history, "known to the front alone"
+        assert second.queue_position == 0
+        assert (await operations.get_request(second.request_id)).arrival_s == second.arrival_s
+    # The channel is closed, and no request is left.
+    await until_stats(
+        operations,
+        lambda stats: (model_of(stats).num_processing, model_of(stats).num_pending) == (0, 0),
+    )
+
+
+@shared
+async def test_a_profile_of_each_process_is_a_speedscope_file(site: Site) -> None:
+    _, operations = site
+    stats = await until_stats(operations, lambda stats: len(stats.fronts) == 1)
+    for process in ServerProcess:
+        index = stats.fronts[0].index if process is ServerProcess.FRONT else None
+        file = await operations.profile(process, front_index=index, duration_s=0.3)
+        document = json.loads(file)
+        assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+        names = [profile["name"] for profile in document["profiles"]]
+        assert any(name.endswith("MainThread") for name in names)
+        assert {frame["file"] for frame in document["shared"]["frames"]}
+    with pytest.raises(PenstockError, match="there is no front 77"):
+        await operations.profile(ServerProcess.FRONT, front_index=77, duration_s=0.1)
+
+
+@shared
+async def test_a_flight_record_comes_over_the_line_and_into_a_file(site: Site) -> None:
+    service, operations = site
+    before = FlightReader(await operations.get_flight_record(file_format=FlightFormat.RAW))
+    num_before = before.recording().totals["num_output_tokens"]
+    async with service.channel() as channel:
+        assert await stream(channel, 9).outcome() is grpc.StatusCode.OK
+    copy = FlightReader(await operations.get_flight_record(file_format=FlightFormat.RAW))
+    assert copy.recording().totals["num_output_tokens"] == num_before + 9
+    path = Path(await operations.dump_flight_record())
+    assert FlightReader(path).recording().totals == copy.recording().totals
+
+
 async def test_metrics_and_stats_tell_of_what_was_served() -> None:
-    async with observed(*simulated(), *FRONT) as (service, operations):
-        async with service.channel() as channel:
-            done = [stream(channel, 5, first) for first in range(4)]
-            for one in done:
-                assert await one.outcome() is grpc.StatusCode.OK
+    named = ("--tenant-metadata-key", "x-tenant", "--metrics-tenants", "atlas,borealis")
+    async with (
+        observed(*simulated(), *FRONT, *named) as (service, operations),
+        service.channel() as channel,
+    ):
+        done = [stream(channel, 5, first) for first in range(4)]
+        for one in done:
+            assert await one.outcome() is grpc.StatusCode.OK
         # Requests and steps are reported by different processes.
         stats = await until_stats(
             operations,
@@ -67,25 +156,24 @@ async def test_metrics_and_stats_tell_of_what_was_served() -> None:
         for name in ("engine", "front 1", "observer", "supervisor"):
             assert [line for line in processes if f'"{name}"' in line], (name, processes)
 
+        for tenant in ("atlas", "nobody", "else"):
+            call = TracedCall(channel, "Generate", greedy(), metadata=[("x-tenant", tenant)])
+            assert await call.outcome() == "OK"
+        await until_stats(operations, lambda stats: num_completed(stats) == 7)
+        counts = requests_by_tenant(await fetched(await service.door("metrics")))
+        # The first four named none, and two named one that is not listed.
+        assert counts == {"atlas": 1, "borealis": 0, "other": 6, "nobody": 0}
 
-async def test_live_requests_are_seen_from_both_sides() -> None:
-    arguments = [*simulated(), *FRONT, "--max-num-seqs", "1"]
-    async with observed(*arguments) as (service, operations), service.channel() as channel:
-        running = stream(channel, 900)
-        await running.until_running()
-        waiting = stream(channel, 900, 9)
-        await waiting.until_accepted()
-        # It may be accepted before its engine has received it.
-        await until_stats(
-            operations,
-            lambda stats: (model_of(stats).num_processing, model_of(stats).num_pending) == (1, 1),
+
+def requests_by_tenant(metrics: str) -> dict[str, float]:
+    return {
+        tenant: sum(
+            float(line.rpartition(" ")[2])
+            for line in metrics.splitlines()
+            if line.startswith("penstock_tenant_requests_total") and f'tenant="{tenant}"' in line
         )
-        first, second = await operations.list_requests()
-        assert (first.state, second.state) == (RequestState.PROCESSING, RequestState.PENDING)
-        assert first.num_blocks > 0, "known to the engine alone"
-        assert first.history, "known to the front alone"
-        assert second.queue_position == 0
-        assert (await operations.get_request(second.request_id)).arrival_s == second.arrival_s
+        for tenant in ("atlas", "borealis", "other", "nobody")
+    }
 
 
 async def test_an_operator_drains_the_service() -> None:
@@ -110,46 +198,6 @@ async def test_every_process_takes_a_log_level_and_so_do_those_that_follow() -> 
         await service.until_logged("DEBUG front[", "front id 2")
 
 
-async def test_a_profile_of_each_process_is_a_speedscope_file() -> None:
-    async with observed(*simulated(), *FRONT) as (_, operations):
-        stats = await until_stats(operations, lambda stats: len(stats.fronts) == 1)
-        for process in ServerProcess:
-            index = stats.fronts[0].index if process is ServerProcess.FRONT else None
-            file = await operations.profile(process, front_index=index, duration_s=0.3)
-            document = json.loads(file)
-            assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
-            names = [profile["name"] for profile in document["profiles"]]
-            assert any(name.endswith("MainThread") for name in names)
-            assert {frame["file"] for frame in document["shared"]["frames"]}
-
-
-async def test_a_flight_record_comes_over_the_line_and_into_a_file(tmp_path: Path) -> None:
-    arguments = [*simulated(), *FRONT, "--flight-folder", str(tmp_path), "--flight-steps", "64"]
-    async with observed(*arguments) as (service, operations):
-        async with service.channel() as channel:
-            assert await stream(channel, 9).outcome() is grpc.StatusCode.OK
-        copy = FlightReader(await operations.get_flight_record(file_format=FlightFormat.RAW))
-        assert copy.recording().totals["num_output_tokens"] == 9
-        path = Path(await operations.dump_flight_record())
-        assert path.parent == tmp_path
-        assert FlightReader(path).recording().totals == copy.recording().totals
-
-
-async def test_every_request_becomes_a_trace() -> None:
-    with grpc_receiver() as collector:
-        arguments = [*simulated(), *FRONT, "--otlp-endpoint", collector.endpoint]
-        async with started(*arguments, environment={"OTEL_SERVICE_NAME": "mine"}) as service:
-            async with service.channel() as channel:
-                for first in range(3):
-                    assert await stream(channel, 3, first).outcome() is grpc.StatusCode.OK
-            # What is under way when it ends is received out.
-            service.signal(signal.SIGTERM)
-            assert await service.ended() == 0
-        roots = [span for span in collector.spans() if not span.parent_span_id]
-        assert [root.name for root in roots] == ["penstock.v1.GenerationService/Generate"] * 3
-        assert {str(resource["service.name"]) for resource in collector.resources()} == {"mine"}
-
-
 @pytest.mark.parametrize("option", ["operations-port", "metrics-port"])
 async def test_a_port_that_is_taken_is_told_by_its_option(option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -158,8 +206,8 @@ async def test_a_port_that_is_taken_is_told_by_its_option(option: str) -> None:
             assert await service.ended() == 2
             told = [line for line in service.stderr if line.startswith("penstock serve: ")]
             assert told == [
-                f"penstock serve: {option}: cannot listen on 127.0.0.1:{port}:"
-                " Address already in use\n"
+                f"penstock serve: --{option}: cannot listen on 127.0.0.1:{port}:"
+                " Address already in use; 0 takes a free port\n"
             ]
 
 
@@ -176,40 +224,3 @@ async def test_a_temporary_folder_with_too_long_a_path_is_told(
         told = [line for line in service.stderr if line.startswith("penstock serve: ")]
         assert len(told) == 1
         assert f"/{too_long}: AF_UNIX path too long (TMPDIR chooses another folder)" in told[0]
-
-
-async def test_ports_are_told_after_the_line_that_says_ready() -> None:
-    async with started(*simulated(), *FRONT, *DOORS) as service:
-        await service.door("metrics")
-        assert [line.split(" on ")[0] for line in service.stdout] == [
-            "penstock ready",
-            "penstock operations",
-            "penstock metrics",
-        ]
-
-
-async def test_the_front_that_is_asked_for_must_be_there() -> None:
-    async with observed(*simulated(), *FRONT) as (_, operations):
-        with pytest.raises(PenstockError, match="there is no front 77"):
-            await operations.profile(ServerProcess.FRONT, front_index=77, duration_s=0.1)
-
-
-async def test_metrics_tell_the_tenants_apart_that_are_named() -> None:
-    named = ("--tenant-metadata-key", "x-tenant", "--metrics-tenants", "atlas,borealis")
-    async with observed(*simulated(), *FRONT, *named) as (service, operations):
-        async with service.channel() as channel:
-            for tenant in ("atlas", "nobody", "else"):
-                call = TracedCall(channel, "Generate", request(), metadata=[("x-tenant", tenant)])
-                assert await call.outcome() == "OK"
-        await until_stats(operations, lambda stats: model_of(stats).ttft.num_values == 3)
-        metrics = await fetched(await service.door("metrics"))
-        counts = {
-            tenant: sum(
-                float(line.rpartition(" ")[2])
-                for line in metrics.splitlines()
-                if line.startswith("penstock_tenant_requests_total")
-                and f'tenant="{tenant}"' in line
-            )
-            for tenant in ("atlas", "borealis", "other", "nobody")
-        }
-        assert counts == {"atlas": 1, "borealis": 0, "other": 2, "nobody": 0}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,10 +15,11 @@ from penstock.server.rpc.operations_service import OperationsServer
 from penstock.server.security.rights import Caller, Right
 from penstock.server.security.security import Security
 from penstock.server.text.model_text import ModelText
-from penstock.v1 import generation_service_pb2 as pb
-from support.fronts import PATIENCE_S, open_channel, serving
+from support.fronts import open_channel, serving
+from support.generate_requests import text_request
 from support.guarded import ACME, OPERATOR, Premises, bearing
 from support.operations_server import FakeDesk
+from support.patience import PATIENCE_S
 
 FRONT_METHODS = (
     "penstock.v1.GenerationService/Generate",
@@ -38,11 +38,6 @@ OPERATIONS_METHODS = (
     "penstock.v1.OperationsService/SetLogLevel",
     "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
 )
-
-
-@pytest.fixture
-def premises(tmp_path: Path) -> Premises:
-    return Premises(tmp_path)
 
 
 def for_all(premises: Premises) -> Security:
@@ -125,8 +120,7 @@ async def test_a_policy_that_is_replaced_meanwhile_does_not_refuse_who_was_admit
 
     after_each_judgement(security, monkeypatch, replace_policy)
     async with serving(text, security=security) as served:
-        request = pb.GenerateRequest(request_id="r")
-        request.text_prompt.text = "hello"
+        request = text_request(request_id="r")
         call = served.stub.Generate(request, metadata=bearing(ACME))
         (spec,) = await served.port.next_submission()
         assert spec.tenant == "acme"

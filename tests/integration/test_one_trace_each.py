@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 import grpc.aio
-import pytest
 from grpc_health.v1 import health_pb2
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from penstock.client import OperationsClient, RequestState
 from penstock.server.observe.spans import keys
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from support.calls import SERVICE, STYLES, TracedCall, until_listed
+from support.fronts import SMALL_WINDOW
+from support.generate_requests import greedy
 from support.observation import observed
-from support.otlp_receiver import grpc_receiver
+from support.otlp_receiver import attributes_of, grpc_receiver
 from support.service import Service, simulated, until_health
-from support.traced_calls import (
-    STYLES,
-    WHOLE,
-    Expected,
-    TracedCall,
-    cancelled_after,
-    check_traces,
-    request,
-    until_listed,
-)
 
 HEALTH = health_pb2.HealthCheckResponse
 COST = {"step_s": 0.02, "prefill_token_s": 0.0, "decode_slot_s": 0.0, "context_token_s": 0.0}
@@ -40,16 +36,82 @@ OPTIONS = (
     *("--max-backlog-tokens", "128", "--max-reader-stall-s", "0.3", "--drain-grace-s", "3"),
     *("--max-replays", "0"),
 )
-# A stream window as small as the protocol's default, and no growing of it.
-SMALL_WINDOW = (
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 1024),
-    ("grpc.use_local_subchannel_pool", 1),
-)
 # A service that ends has a second for the traces that are left.
 OFTEN = {"OTEL_BSP_SCHEDULE_DELAY": "50"}
 LONG = 900  # tokens, about eighteen seconds of them
 PREPARED = ("prepare",)
+WHOLE = ("prepare", "queue", "prefill", "decode", "deliver")
+_ERRORS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The expected content of a request's trace. `attributes`: of spans, by name ("" is the root).
+
+    `or_children`: alternatives where two ends race.
+    """
+
+    code: str
+    reason: str = ""
+    children: tuple[str, ...] | None = None
+    attributes: Mapping[str, Mapping[str, object]] = field(
+        default_factory=dict[str, dict[str, object]]
+    )
+    or_children: tuple[str, ...] | None = None
+
+
+def check_traces(spans: Sequence[Span], expected: dict[str, tuple[TracedCall, Expected]]) -> None:
+    """Raise AssertionError with all errors by request name."""
+    traces: dict[bytes, list[Span]] = defaultdict(list)
+    for span in spans:
+        traces[span.trace_id].append(span)
+    problems: dict[str, str] = {}
+    for name, (call, wanted) in expected.items():
+        try:
+            _check_trace(traces.pop(call.parent_trace_id, []), call, wanted)
+        except AssertionError as error:
+            problems[name] = str(error)
+    assert problems == {}, "\n".join(f"{name}: {why}" for name, why in problems.items())
+    assert not traces, "traces of requests that nobody sent"
+
+
+def _check_trace(spans: Sequence[Span], call: TracedCall, wanted: Expected) -> None:
+    roots = [span for span in spans if span.kind == Span.SPAN_KIND_SERVER]
+    assert len(roots) == 1, f"{len(roots)} roots"
+    (root,) = roots
+    assert root.name == f"{SERVICE}/{call.style}"
+    assert root.parent_span_id == call.span_id, "it is no child of its caller"
+    told = attributes_of(root.attributes)
+    assert told[keys.RPC_STATUS] == wanted.code, told
+    assert told.get(keys.ERROR_REASON, "") == wanted.reason, told
+    is_error = root.status.code == Status.STATUS_CODE_ERROR
+    assert is_error is (wanted.code in _ERRORS), root.status
+    assert root.status.message == ""
+    children = sorted(
+        (span for span in spans if span is not root), key=lambda span: span.start_time_unix_nano
+    )
+    assert {span.parent_span_id for span in children} == {root.span_id}
+    edges = [(span.start_time_unix_nano, span.end_time_unix_nano) for span in children]
+    assert edges[0][0] == root.start_time_unix_nano
+    assert edges[-1][1] == root.end_time_unix_nano
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(edges)), edges
+    names = tuple(span.name for span in children)
+    assert wanted.children is None or names in (wanted.children, wanted.or_children), names
+    for name, attributes in wanted.attributes.items():
+        span = root if not name else children[names.index(name)]
+        told = attributes_of(span.attributes)
+        assert {key: told.get(key) for key in attributes} == attributes, told
+
+
+@contextlib.asynccontextmanager
+async def cancelled_after(calls: Sequence[TracedCall]) -> AsyncGenerator[None]:
+    """Cancel the calls at the end of the block."""
+    try:
+        yield
+    finally:
+        for call in calls:
+            call.call.cancel()
+        await asyncio.gather(*(call.outcome() for call in calls))
 
 
 @dataclass
@@ -92,7 +154,7 @@ class Site:
     async def running(self, name: str, style: str, wanted: Expected, num: int) -> list[TracedCall]:
         """Send `num` requests; return them once all run."""
         calls = [
-            self.call(f"{name}, running {number}", style, request(LONG, (9, number)), wanted)
+            self.call(f"{name}, running {number}", style, greedy(LONG, (9, number)), wanted)
             for number in range(num)
         ]
         await until_listed(self.operations, calls, RequestState.PROCESSING)
@@ -103,12 +165,12 @@ CANCELLED = Expected("CANCELLED")
 
 
 async def ok(site: Site, style: str) -> None:
-    await site.ask("ok", style, request(), Expected("OK", "", WHOLE))
+    await site.ask("ok", style, greedy(), Expected("OK", "", WHOLE))
 
 
 async def stop_string(site: Site, style: str) -> None:
-    told = await site.ask("the text", style, request(20), Expected("OK", "", WHOLE))
-    message = request(20)
+    told = await site.ask("the text", style, greedy(20), Expected("OK", "", WHOLE))
+    message = greedy(20)
     message.stopping.stop_strings.append(told.text[8:11])
     finish = {"": {keys.RESPONSE_FINISH_REASONS: ("stop",)}}
     await site.ask("stop string", style, message, Expected("OK", "", WHOLE, finish))
@@ -131,13 +193,13 @@ async def cancel_rpc(site: Site, style: str) -> None:
 async def grpc_deadline(site: Site, style: str) -> None:
     # The engine's end and gRPC's come at the same moment; only the former is delivered.
     wanted = Expected("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", WHOLE[:-1], or_children=WHOLE)
-    await site.ask("deadline of the call", style, request(LONG), wanted, timeout_s=1.5)
+    await site.ask("deadline of the call", style, greedy(LONG), wanted, timeout_s=1.5)
 
 
 async def deadline_in_the_queue(site: Site, style: str) -> None:
     blockers = await site.running("before a deadline", style, CANCELLED, 3)
     async with cancelled_after(blockers):
-        message = request()
+        message = greedy()
         message.scheduling.total_timeout.FromMilliseconds(1000)
         why = {"queue": {keys.QUEUE_REASON: "slots", keys.QUEUE_OUTCOME: "deadline"}}
         wanted = Expected("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", None, why)
@@ -149,16 +211,16 @@ async def queue_full(site: Site, style: str) -> None:
     why = {"queue": {keys.QUEUE_REASON: "slots", keys.QUEUE_OUTCOME: "cancelled"}}
     waited = Expected("CANCELLED", "", None, why)
     waiting = [
-        site.call(f"waits {number}", style, request(LONG, (8, number)), waited)
+        site.call(f"waits {number}", style, greedy(LONG, (8, number)), waited)
         for number in range(4)
     ]
     async with cancelled_after([*blockers, *waiting]):
         await until_listed(site.operations, waiting, RequestState.PENDING)
-        await site.ask("queue full", style, request(), Expected("RESOURCE_EXHAUSTED", "QUEUE_FULL"))
+        await site.ask("queue full", style, greedy(), Expected("RESOURCE_EXHAUSTED", "QUEUE_FULL"))
 
 
 async def invalid_field(site: Site, style: str) -> None:
-    message = request()
+    message = greedy()
     message.sampling.temperature = -1.0
     wanted = Expected("INVALID_ARGUMENT", "INVALID_ARGUMENT", PREPARED)
     await site.ask("invalid field", style, message, wanted)
@@ -172,7 +234,7 @@ async def malformed(site: Site, style: str) -> None:
 
 
 async def unknown_model(site: Site, style: str) -> None:
-    message = request()
+    message = greedy()
     message.model = "nobody"
     wanted = Expected("NOT_FOUND", "MODEL_NOT_FOUND", PREPARED)
     await site.ask("unknown model", style, message, wanted)
@@ -181,7 +243,7 @@ async def unknown_model(site: Site, style: str) -> None:
 async def duplicate_id(site: Site, style: str) -> None:
     first = await site.running("before its double", style, CANCELLED, 1)
     async with cancelled_after(first):
-        message = request()
+        message = greedy()
         message.request_id = first[0].request_id
         wanted = Expected("ALREADY_EXISTS", "REQUEST_ID_IN_USE", PREPARED)
         await site.ask("duplicate id", style, message, wanted)
@@ -190,7 +252,7 @@ async def duplicate_id(site: Site, style: str) -> None:
 async def stalled_reader(site: Site, style: str) -> None:
     if style == "GenerateOnce":
         return  # its one message is not written before its end
-    message = request(LONG)
+    message = greedy(LONG)
     message.output.return_token_ids = True
     message.output.logprobs = 20
     wanted = Expected("RESOURCE_EXHAUSTED", "READER_STALLED")
@@ -198,7 +260,7 @@ async def stalled_reader(site: Site, style: str) -> None:
         how: dict[str, Any] = {"credit": 0} if style == "Multiplex" else {}
         call = site.call("stalled", style, message, wanted, channel=channel, **how)
         if style == "Generate":
-            named = (f"request={call.request_id}", f"trace={call.trace_id.hex()}")
+            named = (f"request={call.request_id}", f"trace={call.parent_trace_id.hex()}")
             await site.service.until_logged("stalled reader disconnected", *named)
         assert await call.outcome() == wanted.code
 
@@ -223,7 +285,7 @@ async def kill_the_engine(site: Site) -> None:
     wanted = Expected("UNAVAILABLE", "ENGINE_DOWN")
     calls = [call for style in STYLES for call in await site.running("killed", style, wanted, 1)]
     waited = Expected("UNAVAILABLE", "ENGINE_DOWN", ("prepare", "queue", "deliver"))
-    calls.append(site.call("killed, waiting", "Generate", request(), waited))
+    calls.append(site.call("killed, waiting", "Generate", greedy(), waited))
     await until_listed(site.operations, calls[-1:], RequestState.PENDING)
     os.kill(await site.service.next_pid("engine"), signal.SIGKILL)
     assert [await call.outcome() for call in calls] == ["UNAVAILABLE"] * len(calls)
@@ -238,7 +300,7 @@ async def drain(site: Site) -> None:
     await until_health(site.channel, HEALTH.NOT_SERVING)
     refused = Expected("UNAVAILABLE", "DRAINING", PREPARED)
     for style in STYLES[:2]:
-        await site.ask("refused in a drain", style, request(), refused)
+        await site.ask("refused in a drain", style, greedy(), refused)
     assert [await call.outcome() for call in calls] == ["UNAVAILABLE"] * len(calls)
     assert await site.service.ended() == 0
 
@@ -259,8 +321,7 @@ async def test_whatever_becomes_of_a_request_it_is_one_trace() -> None:
         check_traces(collector.spans(), site.expected)
 
 
-@pytest.mark.parametrize("style", STYLES)
-async def test_one_that_cannot_meet_its_deadline_is_one_trace(style: str) -> None:
+async def test_one_that_cannot_meet_its_deadline_is_one_trace() -> None:
     prices = '{"step_s": 0.02, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}'
     with grpc_receiver() as collector:
         arguments = (*OPTIONS, "--step-cost", prices, "--otlp-endpoint", collector.endpoint)
@@ -270,15 +331,15 @@ async def test_one_that_cannot_meet_its_deadline_is_one_trace(style: str) -> Non
         ):
             site = Site(service, operations, channel)
             # No client is refused by prices that no step has borne out.
-            await site.ask("before", style, request(40), Expected("OK", "", WHOLE))
-            message = request(LONG)
-            message.stopping.min_tokens = LONG
-            message.scheduling.total_timeout.FromMilliseconds(4000)
+            await site.ask("before", "Generate", greedy(40), Expected("OK", "", WHOLE))
             wanted = Expected("DEADLINE_EXCEEDED", "DEADLINE_UNREACHABLE")
-            await site.ask("unreachable", style, message, wanted)
-            for call, _ in site.expected.values():
+            for style in STYLES:
+                message = greedy(LONG)
+                message.stopping.min_tokens = LONG
+                message.scheduling.total_timeout.FromMilliseconds(4000)
+                call = await site.ask("unreachable", style, message, wanted)
                 root = frozenset({f"penstock.v1.GenerationService/{style}"})
-                await asyncio.to_thread(collector.wait_for_names, call.trace_id.hex(), root)
+                await asyncio.to_thread(collector.wait_for_names, call.parent_trace_id.hex(), root)
             service.signal(signal.SIGTERM)
             assert await service.ended() == 0
         check_traces(collector.spans(), site.expected)

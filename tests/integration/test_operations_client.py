@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import inspect
 import json
@@ -20,7 +19,6 @@ from penstock.client import (
     LogLevel,
     ModelNotFound,
     ModelState,
-    NotPossibleNow,
     OperationsClient,
     RequestNotFound,
     RequestPhase,
@@ -31,91 +29,43 @@ from penstock.client import (
     Unavailable,
     WaitReason,
 )
-from penstock.server.observe.operations.snapshot import OperationsError
-from support.fronts import PATIENCE_S
-from support.operations_server import (
-    NOW_UNIX_S,
-    SNAPSHOT,
-    ServedDesk,
-    numbered,
-    request_view,
-    serving_desk,
-    small_recording,
-    waiting_view,
-)
+from support.client_faces import AsyncCalls, Face, SyncCalls
+from support.operations_server import ServedDesk, serving_desk
+from support.patience import PATIENCE_S
+from support.reports import small_recording
+from support.snapshots import NOW_UNIX_S, SNAPSHOT, numbered, request_view, waiting_view
 
 
-class AsyncOperator:
-    """The async client, unchanged."""
-
+class AsyncOperator(AsyncCalls):
     def __init__(self, address: str, **options: Any) -> None:
         self.client = OperationsClient(address, **options)
 
-    async def call(self, name: str, *args: Any, **options: Any) -> Any:
-        return await getattr(self.client, name)(*args, **options)
 
-    async def watch(self, num: int, **options: Any) -> list[ServerStats]:
-        found: list[ServerStats] = []
-        async with contextlib.aclosing(self.client.watch_stats(**options)) as watch:
-            async for stats in watch:
-                found.append(stats)
-                if len(found) == num:
-                    break
-        return found
-
-    async def close(self) -> None:
-        await self.client.close()
-
-
-class SyncOperator:
-    """The blocking client; each call runs in a thread."""
-
+class SyncOperator(SyncCalls):
     def __init__(self, address: str, **options: Any) -> None:
         self.client = SyncOperationsClient(address, **options)
-
-    async def call(self, name: str, *args: Any, **options: Any) -> Any:
-        return await asyncio.to_thread(getattr(self.client, name), *args, **options)
-
-    async def watch(self, num: int, **options: Any) -> list[ServerStats]:
-        def read() -> list[ServerStats]:
-            found: list[ServerStats] = []
-            with contextlib.closing(self.client.watch_stats(**options)) as watch:
-                for stats in watch:
-                    found.append(stats)
-                    if len(found) == num:
-                        break
-            return found
-
-        return await asyncio.to_thread(read)
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self.client.close)
-
-
-Operator = AsyncOperator | SyncOperator
-
-
-@pytest.fixture
-async def served() -> AsyncIterator[ServedDesk]:
-    async with serving_desk() as served:
-        yield served
 
 
 @pytest.fixture(params=[AsyncOperator, SyncOperator])
 async def each_operator(
-    request: pytest.FixtureRequest, served: ServedDesk
-) -> AsyncIterator[Operator]:
-    operator = request.param(served.address, retry=NO_RETRY)
+    request: pytest.FixtureRequest, operations: ServedDesk
+) -> AsyncIterator[Face]:
+    operator = request.param(operations.address, retry=NO_RETRY)
     yield operator
     await operator.close()
 
 
 @pytest.fixture
-async def operator(served: ServedDesk) -> AsyncIterator[Operator]:
+async def operator(operations: ServedDesk) -> AsyncIterator[Face]:
     """Provide one client for code that both share: requests, and the decoding of responses."""
-    operator = AsyncOperator(served.address, retry=NO_RETRY)
+    operator = AsyncOperator(operations.address, retry=NO_RETRY)
     yield operator
     await operator.close()
+
+
+async def watched(operator: Face, num: int, **options: Any) -> Any:
+    """Return the first `num` statistics of a watch."""
+    return await operator.items("watch_stats", until=lambda items: len(items) == num, **options)
 
 
 def test_both_clients_offer_the_same() -> None:
@@ -133,45 +83,53 @@ def test_both_clients_offer_the_same() -> None:
     assert face(OperationsClient) == face(SyncOperationsClient)
 
 
-async def test_stats_are_values_in_seconds(each_operator: Operator) -> None:
+async def test_stats_are_values_in_seconds(each_operator: Face) -> None:
     stats: ServerStats = await each_operator.call("get_stats")
     (model,) = stats.models
 
     assert (stats.time_s, stats.uptime_s, stats.is_draining) == (NOW_UNIX_S, 7384.5, False)
     assert (model.model, model.state) == ("tiny", ModelState.READY)
+    assert (model.num_pending, model.num_processing, model.max_num_seqs) == (3, 5, 8)
+    assert (model.engine_epoch, model.num_engine_restarts) == (2, 1)
     assert (model.ttft.p50_s, model.ttft.p99_s, model.ttft.num_values) == (0.05, 0.2, 11)
-    assert model.e2e.p50_s is None
+    assert (model.ttft.p90_s, model.itl.num_values) == (0.1, 7000)
+    assert (model.e2e.p50_s, model.e2e.num_values) == (None, 0)
     assert (model.mean_step_s, model.estimated_queue_s) == (0.0125, 0.75)
     assert model.wait_reason is WaitReason.BLOCKS
-    assert (model.cache.num_free_blocks, model.totals.num_refused) == (25, 2)
+    cache, totals = model.cache, model.totals
+    assert (cache.num_free_blocks, cache.num_used_blocks, cache.num_total_blocks) == (25, 40, 100)
+    assert (totals.num_refused, totals.num_completed) == (2, 11)
+    assert totals.num_cached_prompt_tokens == 1250
     assert (model.decode_tokens_per_s, model.prefill_tokens_per_s) == (900.0, 120.5)
+    fronts = [(front.index, front.pid, front.num_live_requests) for front in stats.fronts]
+    assert fronts == [(1, 4001, 5), (2, 4002, 3)]
     assert [front.num_backlog_tokens for front in stats.fronts] == [17, 0]
     with pytest.raises(ModelNotFound):
         await each_operator.call("get_stats", "other")
 
 
 async def test_a_watch_ends_when_its_reader_leaves(
-    each_operator: Operator, served: ServedDesk
+    each_operator: Face, operations: ServedDesk
 ) -> None:
-    served.desk.snapshots = [
+    operations.desk.snapshots = [
         dataclasses.replace(SNAPSHOT, uptime_s=float(uptime_s)) for uptime_s in (1, 1, 2)
     ]
     async with asyncio.timeout(PATIENCE_S):
-        told = await each_operator.watch(2, interval_s=0.1)
+        told = await watched(each_operator, 2, interval_s=0.1)
         # The call is over for the server too: nothing is left that it would wait for.
-        await served.server._wrapper.wait_until_idle()
+        await operations.server._wrapper.wait_until_idle()
     assert [stats.uptime_s for stats in told] == [1.0, 2.0]
     with pytest.raises(InvalidArgument) as caught:
-        await each_operator.watch(1, interval_s=0.01)
+        await watched(each_operator, 1, interval_s=0.01)
     assert caught.value.field_violations[0].field == "interval"
 
 
 @pytest.mark.parametrize("kind", [AsyncOperator, SyncOperator])
-async def test_closing_ends_a_watch(kind: type[Operator], served: ServedDesk) -> None:
-    operator = kind(served.address)
+async def test_closing_ends_a_watch(kind: type[Face], operations: ServedDesk) -> None:
+    operator = kind(operations.address)
     asked = asyncio.Event()
-    served.desk.on_snapshot = asked.set
-    watch = asyncio.ensure_future(operator.watch(1000, interval_s=3600.0))
+    operations.desk.on_snapshot = asked.set
+    watch = asyncio.ensure_future(watched(operator, 1000, interval_s=3600.0))
     async with asyncio.timeout(PATIENCE_S):
         await asked.wait()
         await operator.close()
@@ -179,8 +137,8 @@ async def test_closing_ends_a_watch(kind: type[Operator], served: ServedDesk) ->
             await watch
 
 
-async def test_requests_are_listed_over_all_pages(operator: Operator, served: ServedDesk) -> None:
-    served.desk.requests = numbered(2500)
+async def test_requests_are_listed_over_all_pages(operator: Face, operations: ServedDesk) -> None:
+    operations.desk.requests = numbered(2500)
 
     found = await operator.call("list_requests")
     assert [request.request_id for request in found] == [f"request-{n}" for n in range(2500)]
@@ -189,8 +147,11 @@ async def test_requests_are_listed_over_all_pages(operator: Operator, served: Se
         assert len(found) == min(num, 2500)
 
 
-async def test_a_live_request_is_a_value(operator: Operator, served: ServedDesk) -> None:
-    served.desk.requests = (request_view(1, time_to_deadline_s=2.5), waiting_view(2, tenant="b"))
+async def test_a_live_request_is_a_value(operator: Face, operations: ServedDesk) -> None:
+    operations.desk.requests = (
+        request_view(1, time_to_deadline_s=2.5),
+        waiting_view(2, tenant="b"),
+    )
 
     running = await operator.call("get_request", "request-1")
     (waiting,) = await operator.call("list_requests", state=RequestState.PENDING, tenant="b")
@@ -205,24 +166,28 @@ async def test_a_live_request_is_a_value(operator: Operator, served: ServedDesk)
         await operator.call("get_request", "nobody")
 
 
-async def test_levers(operator: Operator, served: ServedDesk) -> None:
-    served.desk.requests = numbered(2)
+async def test_levers(operator: Face, operations: ServedDesk) -> None:
+    operations.desk.requests = numbered(2)
 
+    assert await operator.call("drain") == 2
     assert await operator.call("drain", timeout_s=1.5) == 2
     await operator.call("set_log_level", LogLevel.WARNING)
     assert await operator.call("dump_flight_record") == "/var/flight/operator.bin"
     profile = await operator.call("profile", ServerProcess.FRONT, front_index=1, duration_s=0.25)
     assert profile == b"speedscope"
-    assert served.desk.told == [
+    await operator.call("profile")
+    assert operations.desk.told == [
+        ("drain", None),
         ("drain", 1.5),
         ("log_level", "warning"),
         ("dump", "operator"),
         ("profile", "front 1", 0.25),
+        ("profile", "engine", 5.0),
     ]
 
 
-async def test_flight_records(each_operator: Operator, served: ServedDesk) -> None:
-    served.desk.recording = small_recording()
+async def test_flight_records(each_operator: Face, operations: ServedDesk) -> None:
+    operations.desk.recording = small_recording()
 
     steps = await each_operator.call("get_flight_steps", max_steps=3)
     assert [step.step for step in steps] == [3, 4, 5]
@@ -230,17 +195,9 @@ async def test_flight_records(each_operator: Operator, served: ServedDesk) -> No
     assert (steps[0].executor_s, steps[0].predicted_s) == (0.006, 0.5)
     assert (steps[0].inter_token_s, steps[0].admitted_request_ids) == (None, ("r3",))
     assert steps[0].shares[0].num_tokens == 20
-    assert await each_operator.call("get_flight_record") == served.desk.recording
+    assert await each_operator.call("get_flight_record") == operations.desk.recording
     drawn = await each_operator.call("get_flight_record", file_format=FlightFormat.PERFETTO)
     assert json.loads(drawn)["traceEvents"]
-
-
-async def test_what_cannot_be_had_now(operator: Operator, served: ServedDesk) -> None:
-    served.desk.error = OperationsError("no engine has run yet")
-    with pytest.raises(NotPossibleNow, match="no engine has run yet"):
-        await operator.call("get_flight_record")
-    with pytest.raises(NotPossibleNow):
-        await operator.call("profile")
 
 
 @pytest.mark.parametrize(
@@ -253,16 +210,16 @@ async def test_what_cannot_be_had_now(operator: Operator, served: ServedDesk) ->
     ],
 )
 async def test_arguments_that_cannot_be_sent(
-    operator: Operator, name: str, options: dict[str, Any], complaint: str
+    operator: Face, name: str, options: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(ValueError, match=rf"^{complaint}:"):
         await operator.call(name, **options)
 
 
 @pytest.mark.parametrize("kind", [AsyncOperator, SyncOperator])
-async def test_nobody_there_and_a_closed_client(kind: type[Operator]) -> None:
-    async with serving_desk() as served:
-        address = served.address
+async def test_nobody_there_and_a_closed_client(kind: type[Face]) -> None:
+    async with serving_desk() as operations:
+        address = operations.address
     operator = kind(address, retry=NO_RETRY)
     with pytest.raises(Unavailable):
         await operator.call("get_stats")

@@ -14,25 +14,16 @@ from penstock.server.front.errors import refuse
 from penstock.server.rpc import operations_methods
 from penstock.v1 import operations_service_pb2 as pb
 from penstock.v1 import state_pb2
-from support.fronts import PATIENCE_S, rich_error
-from support.operations_server import (
-    NOW_UNIX_S,
-    ServedDesk,
-    refusal,
-    serving_desk,
-    small_recording,
-)
+from support.fronts import rich_error
+from support.operations_server import ServedDesk, refusal
+from support.patience import PATIENCE_S
+from support.reports import small_recording
+from support.snapshots import NOW_UNIX_S
 
 
-@pytest.fixture
-async def served() -> AsyncIterator[ServedDesk]:
-    async with serving_desk() as served:
-        yield served
-
-
-async def test_the_flight_record_as_steps(served: ServedDesk) -> None:
-    served.desk.recording = small_recording()
-    pieces = [piece async for piece in served.stub.GetFlightRecord(pb.GetFlightRecordRequest())]
+async def test_the_flight_record_as_steps(operations: ServedDesk) -> None:
+    operations.desk.recording = small_recording()
+    pieces = [piece async for piece in operations.stub.GetFlightRecord(pb.GetFlightRecordRequest())]
     steps = [step for piece in pieces for step in piece.steps.steps]
 
     assert [step.step for step in steps] == list(range(6))
@@ -51,26 +42,18 @@ async def test_the_flight_record_as_steps(served: ServedDesk) -> None:
     assert (last.num_running, last.num_decode_requests, last.num_finished) == (3, 2, 1)
 
 
-async def test_only_the_latest_steps_if_so_asked(served: ServedDesk) -> None:
-    served.desk.recording = small_recording()
-    call = served.stub.GetFlightRecord(pb.GetFlightRecordRequest(max_steps=2))
-    steps = [step.step async for piece in call for step in piece.steps.steps]
-
-    assert steps == [4, 5]
-
-
 async def test_the_flight_record_as_files(
-    served: ServedDesk, monkeypatch: pytest.MonkeyPatch
+    operations: ServedDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations_methods, "MAX_CHUNK_BYTES", 1000)
-    served.desk.recording = small_recording()
+    operations.desk.recording = small_recording()
 
     async def file(file_format: pb.FlightRecordFormat.ValueType) -> list[bytes]:
         request = pb.GetFlightRecordRequest(format=file_format)
-        return [piece.file_chunk async for piece in served.stub.GetFlightRecord(request)]
+        return [piece.file_chunk async for piece in operations.stub.GetFlightRecord(request)]
 
     raw = await file(pb.FLIGHT_RECORD_FORMAT_RAW)
-    assert b"".join(raw) == served.desk.recording
+    assert b"".join(raw) == operations.desk.recording
     assert max(map(len, raw)) == 1000
     perfetto = json.loads(b"".join(await file(pb.FLIGHT_RECORD_FORMAT_PERFETTO)))
     assert perfetto["traceEvents"]
@@ -81,47 +64,49 @@ MORE_THAN_IS_BUFFERED = bytes(32 << 20)
 
 
 async def test_readers_that_stall_keep_nobody_waiting(
-    served: ServedDesk, monkeypatch: pytest.MonkeyPatch
+    operations: ServedDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("MAX_FLIGHT_WRITE_S", "MAX_FLIGHT_READ_S"):
         monkeypatch.setattr(operations_methods, limit, 10 * PATIENCE_S)  # they are not cut
-    served.desk.recording = MORE_THAN_IS_BUFFERED
-    stalled = [served.stub.GetFlightRecord(RAW) for _ in range(3)]
+    operations.desk.recording = MORE_THAN_IS_BUFFERED
+    stalled = [operations.stub.GetFlightRecord(RAW) for _ in range(3)]
     async with asyncio.timeout(PATIENCE_S):
         for call in stalled:
             await call.read()
-        served.desk.recording = small_recording()
-        pieces = [piece.file_chunk async for piece in served.stub.GetFlightRecord(RAW)]
-    assert b"".join(pieces) == served.desk.recording
+        operations.desk.recording = small_recording()
+        pieces = [piece.file_chunk async for piece in operations.stub.GetFlightRecord(RAW)]
+    assert b"".join(pieces) == operations.desk.recording
     for call in stalled:
         call.cancel()
 
 
 async def test_so_many_readers_and_no_more(
-    served: ServedDesk, monkeypatch: pytest.MonkeyPatch
+    operations: ServedDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations_methods, "MAX_FLIGHT_READERS", 1)
-    served.desk.recording = MORE_THAN_IS_BUFFERED
-    first = aiter(served.stub.GetFlightRecord(RAW))
+    operations.desk.recording = MORE_THAN_IS_BUFFERED
+    first = aiter(operations.stub.GetFlightRecord(RAW))
     await anext(first)
 
-    error = await refusal(served.stub.GetFlightRecord(RAW))
+    error = await refusal(operations.stub.GetFlightRecord(RAW))
     assert (error.code, error.info.reason) == (
         grpc.StatusCode.FAILED_PRECONDITION,
         "NOT_POSSIBLE_NOW",
     )
     assert await rest_of(first)
-    served.desk.recording = small_recording()
-    assert [piece async for piece in served.stub.GetFlightRecord(RAW)], "its place is free again"
+    operations.desk.recording = small_recording()
+    assert [piece async for piece in operations.stub.GetFlightRecord(RAW)], (
+        "its place is free again"
+    )
 
 
 @pytest.mark.parametrize("limit", ["MAX_FLIGHT_WRITE_S", "MAX_FLIGHT_READ_S"])
 async def test_a_reader_that_does_not_read_is_cut(
-    served: ServedDesk, monkeypatch: pytest.MonkeyPatch, limit: str
+    operations: ServedDesk, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(operations_methods, limit, 0.05)
-    served.desk.recording = MORE_THAN_IS_BUFFERED
-    pieces = aiter(served.stub.GetFlightRecord(RAW))
+    operations.desk.recording = MORE_THAN_IS_BUFFERED
+    pieces = aiter(operations.stub.GetFlightRecord(RAW))
     cut = asyncio.Event()
     monkeypatch.setattr(operations_methods, "refuse", told_when_called(refuse, cut))
     await anext(pieces)

@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-import pytest
 
 from penstock.v1 import operations_service_pb2 as pb
 from penstock.v1 import state_pb2, stats_pb2
-from support.operations_server import (
-    NOW_UNIX_S,
-    ServedDesk,
-    numbered,
-    refusal,
-    request_view,
-    serving_desk,
-    waiting_view,
-)
+from support.operations_server import ServedDesk, refusal
+from support.snapshots import NOW_UNIX_S, numbered, request_view, waiting_view
 
 
-@pytest.fixture
-async def served() -> AsyncIterator[ServedDesk]:
-    async with serving_desk() as served:
-        yield served
-
-
-async def test_live_requests_are_listed_with_everything_but_content(served: ServedDesk) -> None:
-    served.desk.requests = (
+async def test_live_requests_are_listed_with_everything_but_content(operations: ServedDesk) -> None:
+    operations.desk.requests = (
         request_view(1, time_to_deadline_s=1.5, num_preemptions=2),
         waiting_view(2, queue_position=4),
     )
-    response = await served.stub.ListLiveRequests(pb.ListLiveRequestsRequest())
+    response = await operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest())
     running, waiting = response.requests
 
     assert response.next_page_token == ""
@@ -57,9 +42,9 @@ async def test_live_requests_are_listed_with_everything_but_content(served: Serv
     assert not waiting.HasField("remaining_duration")
 
 
-async def test_lists_are_filtered(served: ServedDesk) -> None:
-    served.desk.requests = (request_view(1), waiting_view(2, tenant="b"), request_view(3))
-    stub = served.stub
+async def test_lists_are_filtered(operations: ServedDesk) -> None:
+    operations.desk.requests = (request_view(1), waiting_view(2, tenant="b"), request_view(3))
+    stub = operations.stub
 
     async def ids(**filters: Any) -> list[str]:
         response = await stub.ListLiveRequests(pb.ListLiveRequestsRequest(**filters))
@@ -71,19 +56,19 @@ async def test_lists_are_filtered(served: ServedDesk) -> None:
     assert await ids(model="tiny", state=state_pb2.REQUEST_STATE_PENDING) == ["request-2"]
 
 
-async def test_pages_make_the_list_although_requests_come_and_go(served: ServedDesk) -> None:
-    served.desk.requests = numbered(250)
+async def test_pages_make_the_list_although_requests_come_and_go(operations: ServedDesk) -> None:
+    operations.desk.requests = numbered(250)
     seen: list[str] = []
     token = ""
     for _ in range(10):
-        page = await served.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_token=token))
+        page = await operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_token=token))
         seen += [request.request_id for request in page.requests]
         token = page.next_page_token
         if not token:
             break
         # The last one of the page ends, a new one arrives.
-        served.desk.requests = (
-            *(view for view in served.desk.requests if view.request_id != seen[-1]),
+        operations.desk.requests = (
+            *(view for view in operations.desk.requests if view.request_id != seen[-1]),
             request_view(1000 + len(seen)),
         )
 
@@ -91,40 +76,42 @@ async def test_pages_make_the_list_although_requests_come_and_go(served: ServedD
     assert len(seen) == len(set(seen)) == 252
 
 
-async def test_a_page_goes_on_by_name_when_the_clock_was_set(served: ServedDesk) -> None:
-    served.desk.requests = numbered(4)
-    first = await served.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_size=2))
-    served.desk.requests = tuple(
+async def test_a_page_goes_on_by_name_when_the_clock_was_set(operations: ServedDesk) -> None:
+    operations.desk.requests = numbered(4)
+    first = await operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_size=2))
+    operations.desk.requests = tuple(
         dataclasses.replace(view, arrival_s=view.arrival_s + 3600) for view in numbered(4)
     )
-    rest = await served.stub.ListLiveRequests(
+    rest = await operations.stub.ListLiveRequests(
         pb.ListLiveRequestsRequest(page_size=2, page_token=first.next_page_token)
     )
 
     assert [request.request_id for request in rest.requests] == ["request-2", "request-3"]
 
 
-async def test_a_token_of_another_list_is_refused(served: ServedDesk) -> None:
-    served.desk.requests = numbered(5)
-    page = await served.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_size=2))
+async def test_a_token_of_another_list_is_refused(operations: ServedDesk) -> None:
+    operations.desk.requests = numbered(5)
+    page = await operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_size=2))
     token = page.next_page_token
 
     other = await refusal(
-        served.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_token=token, tenant="acme"))
+        operations.stub.ListLiveRequests(
+            pb.ListLiveRequestsRequest(page_token=token, tenant="acme")
+        )
     )
     forged = await refusal(
-        served.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_token="A" + token[1:]))
+        operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_token="A" + token[1:]))
     )
     assert other.fields == forged.fields == ["page_token"]
 
 
-async def test_one_request_is_found_by_id_and_tenant(served: ServedDesk) -> None:
-    served.desk.requests = (
+async def test_one_request_is_found_by_id_and_tenant(operations: ServedDesk) -> None:
+    operations.desk.requests = (
         request_view(1, request_id="same", tenant="a"),
         request_view(2, request_id="same", tenant="b"),
         request_view(3),
     )
-    stub = served.stub
+    stub = operations.stub
 
     found = await stub.GetLiveRequest(pb.GetLiveRequestRequest(request_id="request-3"))
     assert found.request.request_id == "request-3"

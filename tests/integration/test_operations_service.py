@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import socket
-from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import grpc
@@ -16,57 +15,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from penstock.server.observe.operations.snapshot import OperationsError
-from penstock.server.rpc import operations_methods
 from penstock.server.rpc.operations_service import OperationsServer
 from penstock.v1 import model_pb2, state_pb2
 from penstock.v1 import operations_service_pb2 as pb
-from support.fronts import PATIENCE_S
-from support.operations_server import (
-    MODEL,
-    NOW_UNIX_S,
-    SNAPSHOT,
-    FakeDesk,
-    ServedDesk,
-    numbered,
-    refusal,
-    serving_desk,
-)
-
-
-@pytest.fixture
-async def served() -> AsyncIterator[ServedDesk]:
-    async with serving_desk() as served:
-        yield served
+from support.operations_server import FakeDesk, ServedDesk, refusal, serving_desk
+from support.patience import PATIENCE_S
+from support.snapshots import MODEL, SNAPSHOT
 
 
 def duration(value_s: float) -> Duration:
     message = Duration()
     message.FromMicroseconds(round(value_s * 1e6))
     return message
-
-
-async def test_stats_are_the_desks(served: ServedDesk) -> None:
-    stats = (await served.stub.GetStats(pb.GetStatsRequest())).stats
-    (model,) = stats.models
-
-    assert stats.snapshot_time.ToMicroseconds() == round(NOW_UNIX_S * 1e6)
-    assert stats.uptime_duration.ToMilliseconds() == 7_384_500
-    assert (model.model, model.state) == ("tiny", model_pb2.MODEL_STATE_READY)
-    assert (model.num_pending, model.num_processing, model.max_num_seqs) == (3, 5, 8)
-    assert (model.cache.num_used_blocks, model.cache.num_total_blocks) == (40, 100)
-    assert (model.totals.num_completed, model.totals.num_cached_prompt_tokens) == (11, 1250)
-    assert model.ttft.p90.ToMilliseconds() == 100
-    assert (model.itl.num_values, model.total.num_values) == (7000, 0)
-    assert not model.total.HasField("p50")
-    assert model.mean_step_duration.ToMicroseconds() == 12_500
-    assert model.estimated_queue_duration.ToMilliseconds() == 750
-    assert model.wait_reason == state_pb2.WAIT_REASON_BLOCKS
-    assert (model.engine_epoch, model.num_engine_restarts) == (2, 1)
-    assert [(front.index, front.pid, front.num_live_requests) for front in stats.fronts] == [
-        (1, 4001, 5),
-        (2, 4002, 3),
-    ]
-    assert stats.fronts[0].num_backlog_tokens == 17
 
 
 @pytest.mark.parametrize(
@@ -78,13 +38,13 @@ async def test_stats_are_the_desks(served: ServedDesk) -> None:
     ],
 )
 async def test_where_a_model_stands(
-    served: ServedDesk, is_draining: bool, is_up: bool, epoch: int, state: int
+    operations: ServedDesk, is_draining: bool, is_up: bool, epoch: int, state: int
 ) -> None:
     model = dataclasses.replace(MODEL, is_up=is_up, epoch=epoch, mean_step_s=None)
-    served.desk.snapshots = [
+    operations.desk.snapshots = [
         dataclasses.replace(SNAPSHOT, is_draining=is_draining, models=(model,))
     ]
-    stats = (await served.stub.GetStats(pb.GetStatsRequest(model="tiny"))).stats
+    stats = (await operations.stub.GetStats(pb.GetStatsRequest(model="tiny"))).stats
 
     assert stats.models[0].state == state
     assert not stats.models[0].HasField("mean_step_duration")
@@ -100,14 +60,11 @@ async def test_where_a_model_stands(
         lambda stub: stub.DumpFlightRecord(pb.DumpFlightRecordRequest(model="other")),
     ],
 )
-async def test_a_model_that_is_not_there_is_not_found(served: ServedDesk, call: Any) -> None:
-    error = await refusal(call(served.stub))
+async def test_a_model_that_is_not_there_is_not_found(operations: ServedDesk, call: Any) -> None:
+    error = await refusal(call(operations.stub))
 
     assert (error.code, error.info.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
     assert error.info.metadata["model"] == "other"
-
-
-_INTERVAL_MIN = operations_methods.MIN_INTERVAL_S
 
 
 @pytest.mark.parametrize(
@@ -170,17 +127,17 @@ _INTERVAL_MIN = operations_methods.MIN_INTERVAL_S
         (lambda stub: stub.Profile(cast("Any", pb.ProfileRequest)(process=9)), ["process"]),
     ],
 )
-async def test_bad_fields_are_named(served: ServedDesk, call: Any, fields: list[str]) -> None:
-    error = await refusal(call(served.stub))
+async def test_bad_fields_are_named(operations: ServedDesk, call: Any, fields: list[str]) -> None:
+    error = await refusal(call(operations.stub))
 
     assert error.code is grpc.StatusCode.INVALID_ARGUMENT
     assert error.fields == fields
-    assert served.desk.told == []
+    assert operations.desk.told == []
 
 
-async def test_malformed_bytes_are_told_as_such(served: ServedDesk) -> None:
+async def test_malformed_bytes_are_told_as_such(operations: ServedDesk) -> None:
     path = "/penstock.v1.OperationsService/GetStats"
-    error = await refusal(cast("Any", served.channel.unary_unary(path))(b"\xff\xff"))
+    error = await refusal(cast("Any", operations.channel.unary_unary(path))(b"\xff\xff"))
 
     assert (error.code, error.info.reason) == (
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -188,55 +145,14 @@ async def test_malformed_bytes_are_told_as_such(served: ServedDesk) -> None:
     )
 
 
-async def test_a_watch_tells_at_once_and_again(served: ServedDesk) -> None:
-    served.desk.snapshots = [
-        dataclasses.replace(SNAPSHOT, uptime_s=float(uptime_s)) for uptime_s in (1, 1, 2, 3)
-    ]
-    call = served.stub.WatchStats(pb.WatchStatsRequest(interval=duration(_INTERVAL_MIN)))
-    async with asyncio.timeout(PATIENCE_S):
-        told = [await call.read() for _ in range(3)]
-    call.cancel()
-
-    # The first snapshot of the list is asked for its models' names.
-    assert [cast("Any", each).stats.uptime_duration.ToSeconds() for each in told] == [1, 2, 3]
-
-
-async def test_a_watch_is_let_go_when_the_server_stops(served: ServedDesk) -> None:
-    call = served.stub.WatchStats(pb.WatchStatsRequest(interval=duration(3600)))
+async def test_a_watch_is_let_go_when_the_server_stops(operations: ServedDesk) -> None:
+    call = operations.stub.WatchStats(pb.WatchStatsRequest(interval=duration(3600)))
     async with asyncio.timeout(PATIENCE_S):
         await call.read()
-        await served.server.stop()
+        await operations.server.stop()
     error = await refusal(call)
 
     assert (error.code, error.info.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
-
-
-async def test_orders_reach_the_desk(served: ServedDesk) -> None:
-    stub = served.stub
-    served.desk.requests = numbered(3)
-
-    assert (await stub.Drain(pb.DrainRequest())).num_live_requests == 3
-    await stub.Drain(pb.DrainRequest(drain_timeout=duration(0)))
-    await stub.SetLogLevel(pb.SetLogLevelRequest(level=pb.LOG_LEVEL_DEBUG))
-    dumped = await stub.DumpFlightRecord(pb.DumpFlightRecordRequest())
-    profile = [
-        piece.file_chunk
-        async for piece in stub.Profile(
-            pb.ProfileRequest(process=pb.SERVER_PROCESS_FRONT, front_index=2)
-        )
-    ]
-    [piece async for piece in stub.Profile(pb.ProfileRequest(duration=duration(0.5)))]
-
-    assert b"".join(profile) == b"speedscope"
-    assert dumped.path == "/var/flight/operator.bin"
-    assert served.desk.told == [
-        ("drain", None),
-        ("drain", 0.0),
-        ("log_level", "debug"),
-        ("dump", "operator"),
-        ("profile", "front 2", 5.0),
-        ("profile", "engine", 0.5),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -252,34 +168,34 @@ async def test_orders_reach_the_desk(served: ServedDesk) -> None:
     ],
 )
 async def test_what_cannot_be_had_now_is_said_with_its_reason(
-    served: ServedDesk, call: Any
+    operations: ServedDesk, call: Any
 ) -> None:
-    served.desk.error = OperationsError("the engine does not answer")
-    error = await refusal(call(served.stub))
+    operations.desk.error = OperationsError("the engine does not respond")
+    error = await refusal(call(operations.stub))
 
     assert (error.code, error.info.reason) == (
         grpc.StatusCode.FAILED_PRECONDITION,
         "NOT_POSSIBLE_NOW",
     )
-    assert error.message == "the engine does not answer"
+    assert error.message == "the engine does not respond"
     assert error.pushback_ms is None
 
 
-async def test_a_fault_is_told_without_its_text(served: ServedDesk) -> None:
-    served.desk.error = cast("Any", RuntimeError("a secret"))
-    error = await refusal(served.stub.ListLiveRequests(pb.ListLiveRequestsRequest()))
+async def test_a_fault_is_told_without_its_text(operations: ServedDesk) -> None:
+    operations.desk.error = cast("Any", RuntimeError("a secret"))
+    error = await refusal(operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest()))
 
     assert error.code is grpc.StatusCode.INTERNAL
     assert "secret" not in error.message
-    assert served.server.num_internal_errors == 1
+    assert operations.server.num_internal_errors == 1
 
 
-async def test_health_and_reflection_are_there(served: ServedDesk) -> None:
-    health = cast("Any", health_pb2_grpc.HealthStub)(served.channel)
+async def test_health_and_reflection_are_there(operations: ServedDesk) -> None:
+    health = cast("Any", health_pb2_grpc.HealthStub)(operations.channel)
     for service in ("", "penstock.v1.OperationsService"):
         answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    call = served.channel.stream_stream(
+    call = operations.channel.stream_stream(
         "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
@@ -293,15 +209,15 @@ async def test_health_and_reflection_are_there(served: ServedDesk) -> None:
     assert "penstock.v1.GenerationService" not in names
 
 
-async def test_generation_is_not_served_here(served: ServedDesk) -> None:
+async def test_generation_is_not_served_here(operations: ServedDesk) -> None:
     path = "/penstock.v1.GenerationService/Cancel"
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await cast("Any", served.channel.unary_unary(path))(b"")
+        await cast("Any", operations.channel.unary_unary(path))(b"")
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_port_that_is_taken_is_an_error(served: ServedDesk) -> None:
-    port = int(served.address.rpartition(":")[2])
+async def test_a_port_that_is_taken_is_an_error(operations: ServedDesk) -> None:
+    port = int(operations.address.rpartition(":")[2])
     with pytest.raises(OSError, match="cannot listen on"):
         await OperationsServer(FakeDesk(), "127.0.0.1", port).start()
 
@@ -321,8 +237,8 @@ async def test_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.server.rpc.operations_service.MAX_CALLS", 3)
     desk = FakeDesk()
     desk.hold = asyncio.Event()
-    async with serving_desk(desk) as served, asyncio.timeout(PATIENCE_S):
-        calls = [served.stub.ListLiveRequests(pb.ListLiveRequestsRequest()) for _ in range(8)]
+    async with serving_desk(desk) as operations, asyncio.timeout(PATIENCE_S):
+        calls = [operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest()) for _ in range(8)]
         ends = [asyncio.ensure_future(call.code()) for call in calls]
         # The rejected calls end first; the others are then released.
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

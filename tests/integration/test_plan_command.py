@@ -1,11 +1,13 @@
-"""`penstock plan` and `penstock simulate --replicas` as processes: output, files, exit codes."""
+"""`penstock plan` and `penstock simulate --replicas`: output, files, exit codes."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from support.cli_process import Result, called
 
 COST = json.dumps(
     {"step_s": 1.0, "prefill_token_s": 0.0, "decode_slot_s": 0.0, "context_token_s": 0.0}
@@ -26,30 +28,30 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def penstock(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "penstock.tools", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+Command = Callable[..., Result]
 
 
-def test_the_known_answer_is_found_and_told(trace: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def penstock(capsys: pytest.CaptureFixture[str]) -> Command:
+    return partial(called, capsys)
+
+
+def test_the_known_answer_is_found_and_told(penstock: Command, trace: Path, tmp_path: Path) -> None:
     report = tmp_path / "report"
 
     done = penstock("plan", "--trace", trace, *TARGET, *SERVER, "--report", report, "--no-png")
 
-    assert done.returncode == 0, done.stderr
-    assert "needed       3 x default behind round_robin; add one" in done.stdout
-    assert "default, 2 replicas: p99 TTFT" in done.stderr
+    assert done.code == 0, done.err
+    assert "needed       3 x default behind round_robin; add one" in done.out
+    assert "default, 2 replicas: p99 TTFT" in done.err
     assert sorted(path.name for path in report.iterdir()) == ["plan.html", "plan.json"]
     document = json.loads((report / "plan.json").read_text(encoding="utf-8"))
     assert document["candidates"][0]["num_replicas"] == 3
 
 
-def test_the_cheapest_of_a_file_of_candidates(trace: Path, tmp_path: Path) -> None:
+def test_the_cheapest_of_a_file_of_candidates(
+    penstock: Command, trace: Path, tmp_path: Path
+) -> None:
     settings = tmp_path / "candidates.json"
     fast = {"name": "fast", "price": 2, "cost": {"step_s": 0.6}, "router": "least_loaded"}
     settings.write_text(json.dumps([{"name": "slow", "price": 1.5}, fast]), encoding="utf-8")
@@ -59,15 +61,17 @@ def test_the_cheapest_of_a_file_of_candidates(trace: Path, tmp_path: Path) -> No
         *("--json", "--no-progress", "--curve-requests", 0, "--window-s", 30),
     )
 
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    document = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    assert done.err == ""
+    document = json.loads(done.out)
     assert document["best"] == "fast"
     assert [found["total_price"] for found in document["candidates"]] == [4.5, 4.0]
     assert document["window"]["num_requests"] == 30
 
 
-def test_no_candidate_within_the_limit_is_code_1_with_a_report(trace: Path, tmp_path: Path) -> None:
+def test_no_candidate_within_the_limit_is_code_1_with_a_report(
+    penstock: Command, trace: Path, tmp_path: Path
+) -> None:
     report = tmp_path / "report"
 
     done = penstock(
@@ -75,13 +79,15 @@ def test_no_candidate_within_the_limit_is_code_1_with_a_report(trace: Path, tmp_
         *("--curve-requests", 0, "--no-png"),
     )
 
-    assert done.returncode == 1
-    assert "no candidate meets the target with up to 2 replicas" in done.stdout
+    assert done.code == 1
+    assert "no candidate meets the target with up to 2 replicas" in done.out
     assert (report / "plan.html").exists()
 
 
 @pytest.mark.parametrize("router", ["round_robin", "least_loaded", "prefix_aware"])
-def test_replicas_are_simulated_and_reported(trace: Path, tmp_path: Path, router: str) -> None:
+def test_replicas_are_simulated_and_reported(
+    penstock: Command, trace: Path, tmp_path: Path, router: str
+) -> None:
     report = tmp_path / "report"
 
     done = penstock(
@@ -89,8 +95,8 @@ def test_replicas_are_simulated_and_reported(trace: Path, tmp_path: Path, router
         *("--report", report, "--no-png"),
     )
 
-    assert done.returncode == 0, done.stderr
-    assert f"routing      {router}, 3 replicas, 1.00" in done.stdout
+    assert done.code == 0, done.err
+    assert f"routing      {router}, 3 replicas, 1.00" in done.out
     document = json.loads((report / "summary.json").read_text(encoding="utf-8"))
     assert [replica["num_requests"] for replica in document["replicas"]] == [20, 20, 20]
     assert document["figures"]["num_requests"] == 60

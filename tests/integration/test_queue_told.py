@@ -11,7 +11,8 @@ from penstock.client import Accepted, Client, Progress, RequestState
 from penstock.scheduler.events import Admitted, Preempted, Queued
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
-from support.fronts import PATIENCE_S, ServedFront, admitted, queued, serving
+from support.fronts import ServedFront, admitted, queued, serving
+from support.patience import PATIENCE_S
 
 LATE = FrontConfig(acceptance_delay_s=600.0)
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from markdown_source import Block, blocks
-from support.page_commands import commands
+from page_commands import commands
 from support.pages import REPOSITORY
-from support.service import PATIENCE_S, Service, simulated, started
+from support.patience import PATIENCE_S
+from support.service import Service, simulated, started
 
 PAGE = (REPOSITORY / "docs" / "quick-start.md").read_text(encoding="utf-8")
 ADDRESS = "127.0.0.1:50051"

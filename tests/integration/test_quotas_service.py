@@ -12,7 +12,8 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support import tiny_tokenizers
 from support.fronts import rich_error
-from support.service import PATIENCE_S, simulated, started
+from support.patience import PATIENCE_S
+from support.service import simulated, started
 
 NUM_CHANNELS = 8
 LONG = 200

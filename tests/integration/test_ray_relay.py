@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
@@ -17,43 +17,48 @@ import pytest
 from penstock.gateway.ray.load import LoadGauge, ReplicaLoad, load_of
 from penstock.gateway.ray.methods import METHODS
 from penstock.gateway.ray.relay import Ending, Relay, passed_on
-from penstock.gateway.ray.service import OwnService, ServiceFailed
+from penstock.gateway.ray.service import ReplicaService, ReplicaServiceFailed
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_service_pb2, stats_pb2
+from ray_serve.ray_calls import read_until_tokens, stub
+from support.generate_requests import greedy
 from support.multiplex import submit
-from support.ray_calls import read_until_tokens, request, stub
-from support.service import PATIENCE_S, simulated, until_gone
+from support.patience import PATIENCE_S
+from support.service import simulated, until_gone
 
 OPTIONS = (*simulated(), "--metrics-port", "off", "--drain-grace-s", "1")
 PACKAGE_ROOT = Path(__file__).parents[2] / "deploy" / "ray"
 OWNER = """
 import sys
-from penstock.gateway.ray.service import OwnService
-print(OwnService(sys.argv[1:], start_timeout_s=60).pid, flush=True)
+from penstock.gateway.ray.service import ReplicaService
+print(ReplicaService(sys.argv[1:], start_timeout_s=60).pid, flush=True)
 sys.stdin.read()
 """
 
 
-@contextlib.asynccontextmanager
-async def own_service() -> AsyncGenerator[OwnService]:
-    service = await asyncio.to_thread(OwnService, OPTIONS, start_timeout_s=PATIENCE_S)
-    try:
-        yield service
-    finally:
-        service.kill()
+@pytest.fixture(scope="module")
+def service() -> Iterator[ReplicaService]:
+    """Provide one service for the calls of all tests."""
+    service = ReplicaService(OPTIONS, start_timeout_s=PATIENCE_S)
+    yield service
+    service.kill()
 
 
-async def test_calls_pass_as_bytes_with_their_ends() -> None:
-    async with own_service() as service, contextlib.AsyncExitStack() as stack:
-        relay = Relay(service.address)
-        stack.push_async_callback(relay.close)
+@pytest.fixture
+async def relay(service: ReplicaService) -> AsyncIterator[Relay]:
+    relay = Relay(service.address)
+    yield relay
+    await relay.close()
 
+
+async def test_calls_pass_as_bytes_with_their_ends(service: ReplicaService, relay: Relay) -> None:
+    async with contextlib.AsyncExitStack() as stack:
         listed = await relay.unary(METHODS["ListModels"], b"", ())
         assert listed.ending.code is grpc.StatusCode.OK
         models = model_service_pb2.ListModelsResponse.FromString(listed.data).models
         assert [model.name for model in models] == ["demo"]
 
-        data = request(6).SerializeToString()
+        data = greedy(6).SerializeToString()
         *messages, ending = [item async for item in relay.stream(METHODS["Generate"], data, ())]
         assert isinstance(ending, Ending)
         assert ending.code is grpc.StatusCode.OK
@@ -76,32 +81,26 @@ async def test_calls_pass_as_bytes_with_their_ends() -> None:
         assert (await gauge.read()).num_pending == 0
 
 
-async def test_whoever_stops_reading_cancels() -> None:
-    async with own_service() as service:
-        relay = Relay(service.address)
-        data = request(1000, "left").SerializeToString()
-        async with contextlib.aclosing(relay.stream(METHODS["Generate"], data, ())) as items:
-            async for item in items:
-                assert isinstance(item, bytes)
-                if pb.GenerateResponse.FromString(item).HasField("tokens"):
-                    break
+async def test_whoever_stops_reading_cancels(service: ReplicaService, relay: Relay) -> None:
+    data = greedy(1000, request_id="left").SerializeToString()
+    async with contextlib.aclosing(relay.stream(METHODS["Generate"], data, ())) as items:
+        async for item in items:
+            assert isinstance(item, bytes)
+            if pb.GenerateResponse.FromString(item).HasField("tokens"):
+                break
 
-        # Its id is free again: it is no longer in flight.
-        async with grpc.aio.insecure_channel(service.address) as channel:
-            again = stub(channel).Generate(request(4, "left"))
-            await read_until_tokens(again)
-        await relay.close()
+    # Its id is free again: it is no longer in flight.
+    async with grpc.aio.insecure_channel(service.address) as channel:
+        again = stub(channel).Generate(greedy(4, request_id="left"))
+        await read_until_tokens(again)
 
 
-async def test_a_dialogue_ends_when_both_sides_have_said_all() -> None:
+async def test_a_dialogue_ends_when_both_sides_have_said_all(relay: Relay) -> None:
     async def said() -> AsyncIterator[bytes]:
         for key in (1, 2):
             yield submit(key, edit=_short).SerializeToString()
 
-    async with own_service() as service:
-        relay = Relay(service.address)
-        *messages, ending = [i async for i in relay.dialogue(METHODS["Multiplex"], said(), ())]
-        await relay.close()
+    *messages, ending = [i async for i in relay.bidirectional(METHODS["Multiplex"], said(), ())]
 
     read = [pb.MultiplexResponse.FromString(m) for m in messages if isinstance(m, bytes)]
     finished = [
@@ -112,37 +111,37 @@ async def test_a_dialogue_ends_when_both_sides_have_said_all() -> None:
     assert ending.code is grpc.StatusCode.OK
 
 
-async def test_a_dialogue_whose_caller_breaks_off_is_cancelled() -> None:
+async def test_a_dialogue_whose_caller_breaks_off_is_cancelled(relay: Relay) -> None:
     async def said() -> AsyncIterator[bytes]:
         yield submit(1, edit=_long).SerializeToString()
         raise ConnectionError("the caller is gone")
 
-    async with own_service() as service:
-        relay = Relay(service.address)
-        *_, ending = [i async for i in relay.dialogue(METHODS["Multiplex"], said(), ())]
-        await relay.close()
+    *_, ending = [i async for i in relay.bidirectional(METHODS["Multiplex"], said(), ())]
 
     assert isinstance(ending, Ending)
     assert ending.code is grpc.StatusCode.CANCELLED
 
 
-async def test_a_service_ends_when_it_is_told_to_and_is_missed_when_it_is_gone() -> None:
-    async with own_service() as service:
+def test_a_service_ends_when_it_is_told_to_and_is_missed_when_it_is_gone() -> None:
+    service = ReplicaService(OPTIONS, start_timeout_s=PATIENCE_S)
+    try:
         service.check()
-        await asyncio.to_thread(service.drain, PATIENCE_S)
-        with pytest.raises(ServiceFailed, match="ended with 0"):
+        service.drain(PATIENCE_S)
+        with pytest.raises(ReplicaServiceFailed, match="ended with 0"):
             service.check()
+    finally:
+        service.kill()
 
 
 def test_a_service_that_cannot_start_says_so(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ServiceFailed, match="ended with 2"):
-        OwnService(("--executor", "none"), start_timeout_s=PATIENCE_S)
+    with pytest.raises(ReplicaServiceFailed, match="ended with 2"):
+        ReplicaService(("--executor", "none"), start_timeout_s=PATIENCE_S)
     assert "--executor" in capfd.readouterr().err
 
 
 def test_a_service_that_is_not_ready_in_time_is_not_left_behind() -> None:
-    with pytest.raises(ServiceFailed, match="in time"):
-        OwnService(OPTIONS, start_timeout_s=0.0)
+    with pytest.raises(ReplicaServiceFailed, match="in time"):
+        ReplicaService(OPTIONS, start_timeout_s=0.0)
 
 
 async def test_a_service_dies_with_its_owner() -> None:

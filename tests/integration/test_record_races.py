@@ -6,30 +6,31 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
+from penstock.scheduler.config import SchedulerConfig
 from penstock.server.front.accounts import Accounts, RequestAccount
+from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
-from support.engine_service import request, service
-from support.fronts import make_text
+from support.generate_requests import limited
 from support.multiplex import cancel
+from support.patience import PATIENCE_S
 from support.record_log import RecordLog, check_tiling
+from support.stepped_service import running
 
 NUM_REQUESTS = 400
 NUM_AT_ONCE = 40
-PATIENCE_S = 60.0
 
 
 async def generate(stub: pb_grpc.GenerationServiceAsyncStub, number: int, rng: Any) -> bool:
     """Send a request and cancel it at random; return True when the server must have seen it."""
     timeout = rng.choice([None, None, 0.002, 0.02])
-    message = request(request_id=f"r-{number}", max_tokens=rng.randint(1, 30))
+    message = limited(request_id=f"r-{number}", max_tokens=rng.randint(1, 30))
     call = stub.Generate(message, timeout=timeout)
     num_wanted = rng.choice([0, 1, 3, 1000, 1000])
     num_read = 0
@@ -41,7 +42,7 @@ async def generate(stub: pb_grpc.GenerationServiceAsyncStub, number: int, rng: A
 
 
 async def generate_once(stub: pb_grpc.GenerationServiceAsyncStub, number: int, rng: Any) -> bool:
-    generation = request(request_id=f"r-{number}", max_tokens=rng.randint(1, 30))
+    generation = limited(request_id=f"r-{number}", max_tokens=rng.randint(1, 30))
     call = stub.GenerateOnce(pb.GenerateOnceRequest(generation=generation))
     for _ in range(rng.choice([0, 10, 1000, 100_000])):
         if call.done():
@@ -55,7 +56,7 @@ async def multiplex(stub: pb_grpc.GenerationServiceAsyncStub, number: int, rng: 
     call = stub.Multiplex()
     is_seen = False
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
-        submit = pb.MultiplexSubmit(key=1, generation=request(request_id=f"r-{number}"))
+        submit = pb.MultiplexSubmit(key=1, generation=limited(request_id=f"r-{number}"))
         await call.write(pb.MultiplexRequest(submit=submit))
         if rng.random() < 0.5:
             await call.write(cancel(1))
@@ -70,7 +71,7 @@ async def multiplex(stub: pb_grpc.GenerationServiceAsyncStub, number: int, rng: 
 
 
 async def test_every_request_has_exactly_one_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[RequestAccount] = []
     open_account = Accounts.open
@@ -81,12 +82,12 @@ async def test_every_request_has_exactly_one_record(
 
     monkeypatch.setattr(Accounts, "open", opening)
     log = RecordLog()
-    text = make_text(tmp_path)
     rng = random.Random(6)
     seen: set[str] = set()
     places = asyncio.Semaphore(NUM_AT_ONCE)
-    async with service(text, max_num_waiting=16, max_num_seqs=4, recorder=log.recorder) as site:
-        stub = site.stubs[0]
+    limits = SchedulerConfig(max_num_waiting=16)
+    async with running(text, scheduler=limits, max_num_seqs=4, recorder=log.recorder) as site:
+        stub = site.stub
 
         async def one(number: int) -> None:
             act = rng.choice([generate, generate, generate_once, multiplex])
@@ -96,7 +97,6 @@ async def test_every_request_has_exactly_one_record(
 
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*(one(number) for number in range(NUM_REQUESTS)))
-    text.close()
     told = Counter(record.request_id for record in log.records)
     assert len(log.records) == len(opened) == log.recorder.num_records
     assert max(told.values()) == 1, "the ids are all different"

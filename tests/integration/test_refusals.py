@@ -13,17 +13,17 @@ import grpc.aio
 import pytest
 
 from penstock.scheduler.quotas import TenantQuota
-from penstock.server.front.config import FrontConfig
 from penstock.server.front.prompt_tokens import TextQuotas
 from penstock.server.rpc import model_service
 from penstock.server.rpc.mapping_in import prompt
 from penstock.server.rpc.mapping_in.prompt import REFUSED_FIELDS
 from penstock.server.rpc.model_service import UNIMPLEMENTED_METHODS
-from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc, prompt_pb2
 from penstock.v1.prompt_pb2 import ContentPart, ImagePart
-from support.fronts import PATIENCE_S, ServedFront, rich_error, serving
+from support.fronts import ServedFront, rich_error
+from support.generate_requests import text_request
+from support.patience import PATIENCE_S
 
 GENERATE = "/penstock.v1.GenerationService/Generate"
 
@@ -43,63 +43,14 @@ async def refusal(served: ServedFront, message: pb.GenerateRequest) -> grpc.aio.
     return caught.value
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"\xff\xff\xff", b"\x12\x80\x80\x80\x80\x10abc", b"\x0a", b"\x12\x05\x0a\x0babc", b"\x07"],
-)
-async def test_malformed_bytes_are_invalid_not_unknown(served: ServedFront, data: bytes) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stream_bytes(served, data)
-    error = rich_error(caught.value)
-    assert error.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert error.info.reason == "MALFORMED_REQUEST"
-    for word in ("DecodeError", "protobuf", "GenerateRequest"):
-        assert word not in error.message
-
-
-async def test_text_that_is_not_utf8_is_named(served: ServedFront) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stream_bytes(served, b"\x12\x04\x0a\x02\xc3\x28")
-    error = rich_error(caught.value)
-    assert error.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert error.fields == ["text_prompt.text"]
-
-
-async def test_empty_body_and_wrong_wire_type_have_no_prompt(served: ServedFront) -> None:
-    for data in (b"", b"\x10\x05"):  # nothing; a varint where the prompt would be
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stream_bytes(served, data)
-        error = rich_error(caught.value)
-        assert error.code is grpc.StatusCode.INVALID_ARGUMENT
-        assert error.fields == ["prompt"]
-
-
 async def test_unknown_fields_are_ignored_and_counted(served: ServedFront) -> None:
-    message = pb.GenerateRequest()
-    message.text_prompt.text = "hello"
+    message = text_request()
     data = message.SerializeToString() + b"\xfa\x7f\x03abc"
     call = asyncio.ensure_future(stream_bytes(served, data))
     (spec,) = await served.port.next_submission()
     served.port.finish(spec.key)
     await call
     assert served.server.front.counters.num_unknown_fields == 1
-
-
-async def test_every_violation_is_told_at_once(served: ServedFront) -> None:
-    message = pb.GenerateRequest()
-    message.text_prompt.text = "hello"
-    message.sampling.temperature = float("nan")
-    message.sampling.top_p = 0.0
-    message.stopping.max_tokens = 0
-    message.stopping.stop_strings.extend(["ok", ""])
-    error = rich_error(await refusal(served, message))
-    assert error.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert error.fields == [
-        "sampling.temperature",
-        "sampling.top_p",
-        "stopping.max_tokens",
-        "stopping.stop_strings[1]",
-    ]
 
 
 async def test_thousands_of_violations_fit_the_trailers(served: ServedFront) -> None:
@@ -113,30 +64,13 @@ async def test_thousands_of_violations_fit_the_trailers(served: ServedFront) -> 
     assert len(error.message.encode()) <= 1024
 
 
-async def test_prompt_that_never_fits_is_refused_with_the_numbers(served: ServedFront) -> None:
-    message = pb.GenerateRequest()
-    message.token_prompt.ids.extend([1] * 500)
-    message.stopping.max_tokens = 100
-    error = rich_error(await refusal(served, message))
-    assert error.info.reason == "PROMPT_TOO_LONG"
-    assert error.fields == ["stopping.max_tokens"]
-    assert dict(error.info.metadata) == {"num_prompt_tokens": "500", "max_total_tokens": "512"}
-
-    message = pb.GenerateRequest()
-    message.text_prompt.text = "日" * 200_000
-    error = rich_error(await refusal(served, message))
-    assert error.info.reason == "PROMPT_TOO_LONG"
-    assert error.fields == ["text_prompt.text"]
-
-
 async def test_prompt_text_never_comes_back_in_an_error(served: ServedFront) -> None:
     for edit in (
         lambda m: m.stopping.stop_strings.append("canary" * 40),
         lambda m: setattr(m.cache, "salt", "canary" * 40),
         lambda m: setattr(m, "request_id", "canary\n"),
     ):
-        message = pb.GenerateRequest()
-        message.text_prompt.text = "canary"
+        message = text_request("canary")
         edit(message)
         error = await refusal(served, message)
         trailers = dict(error.trailing_metadata() or ())
@@ -155,8 +89,7 @@ async def test_every_refusal_of_a_request_has_its_id(
         lambda _: TenantQuota(max_requests_per_minute=1)
     )
     limited.charge("", 1)
-    fitting = pb.GenerateRequest(request_id=request_id)
-    fitting.text_prompt.text = "hello"
+    fitting = text_request(request_id=request_id)
     for message in (
         pb.GenerateRequest(request_id=request_id),  # no prompt
         pb.GenerateRequest(request_id=request_id, model="other"),
@@ -178,15 +111,6 @@ def _check_id(told: str, request_id: str | None) -> None:
         assert uuid.UUID(told).version == 4
 
 
-async def test_unknown_model_is_not_found(served: ServedFront) -> None:
-    message = pb.GenerateRequest(model="other")
-    message.text_prompt.text = "hello"
-    error = rich_error(await refusal(served, message))
-    assert error.code is grpc.StatusCode.NOT_FOUND
-    assert error.info.reason == "MODEL_NOT_FOUND"
-    assert error.info.metadata["model"] == "other"
-
-
 IMAGE = ContentPart(image=ImagePart(data=b"x", mime_type="image/png"))
 SET_FIELD: dict[str, Callable[[pb.GenerateRequest], object]] = {
     "chat_prompt.messages.parts.image": lambda m: m.MergeFrom(
@@ -201,8 +125,7 @@ SET_FIELD: dict[str, Callable[[pb.GenerateRequest], object]] = {
 
 @pytest.mark.parametrize("path", sorted(REFUSED_FIELDS))
 async def test_fields_to_come_are_unimplemented_by_name(served: ServedFront, path: str) -> None:
-    message = pb.GenerateRequest()
-    message.text_prompt.text = "hello"
+    message = text_request()
     SET_FIELD[path](message)
     error = rich_error(await refusal(served, message))
     assert error.code is grpc.StatusCode.UNIMPLEMENTED
@@ -234,8 +157,7 @@ def test_features_told_and_refused_are_the_same_words() -> None:
 
 
 async def test_an_answer_in_one_message_is_not_cut_into_chunks(served: ServedFront) -> None:
-    message = pb.GenerateRequest(request_id="mine")
-    message.text_prompt.text = "hello"
+    message = text_request(request_id="mine")
     message.output.min_chunk_tokens = 1
     message.output.max_chunk_delay.FromMilliseconds(5)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -244,52 +166,6 @@ async def test_an_answer_in_one_message_is_not_cut_into_chunks(served: ServedFro
     assert error.code is grpc.StatusCode.INVALID_ARGUMENT
     assert error.fields == ["output.min_chunk_tokens", "output.max_chunk_delay"]
     assert error.request_id == "mine"
-
-
-async def test_oversized_message_and_metadata_never_reach_the_handler(
-    served: ServedFront,
-) -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stream_bytes(served, b"\x12" + b"x" * (4 << 20))
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stream_bytes(served, b"", metadata=(("x-large", "v" * 20_000),))
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-async def test_strange_metadata_is_accepted(served: ServedFront) -> None:
-    message = pb.GenerateRequest()
-    message.text_prompt.text = "hello\x00world"
-    metadata = (("x-request-id", "r" * 2000), ("traceparent", "00-zz-junk"))
-    call = asyncio.ensure_future(
-        stream_bytes(served, message.SerializeToString(), metadata=metadata)
-    )
-    (spec,) = await served.port.next_submission()
-    served.port.finish(spec.key)
-    await call
-
-
-async def test_engine_that_was_never_there_is_unavailable(text: ModelText) -> None:
-    async with serving(text, is_up=False) as served:
-        message = pb.GenerateRequest()
-        message.text_prompt.text = "hello"
-        error = rich_error(await refusal(served, message))
-        assert error.code is grpc.StatusCode.UNAVAILABLE
-        assert error.info.reason == "ENGINE_DOWN"
-        assert error.pushback_ms == "1000"
-
-
-async def test_front_that_is_full_says_so(text: ModelText) -> None:
-    async with serving(text, FrontConfig(max_live_requests=1)) as served:
-        message = pb.GenerateRequest()
-        message.text_prompt.text = "hello"
-        first = asyncio.ensure_future(stream_bytes(served, message.SerializeToString()))
-        (spec,) = await served.port.next_submission()
-        error = rich_error(await refusal(served, message))
-        assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert error.info.reason == "QUEUE_FULL"
-        served.port.finish(spec.key)
-        await first
 
 
 async def test_a_long_list_of_ids_is_read_and_its_text_encoded_on_a_thread(

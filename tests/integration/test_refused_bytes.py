@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from support.fronts import PATIENCE_S, make_text, serving
+from penstock.server.text.model_text import ModelText
+from support.fronts import serving
+from support.patience import PATIENCE_S
 
 _MIB = 1 << 20
 _NUM_CALLS = 8
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateOnce", "Cancel"])
-async def test_bytes_of_a_refused_call_are_held_by_nobody(tmp_path: Path, method: str) -> None:
+async def test_bytes_of_a_refused_call_are_held_by_nobody(text: ModelText, method: str) -> None:
     garbage = b"\xff" * _MIB
-    async with serving(make_text(tmp_path)) as served:
+    async with serving(text) as served:
         channel: Any = served.channel
         begin = channel.unary_stream if method == "Generate" else channel.unary_unary
 

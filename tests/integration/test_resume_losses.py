@@ -17,11 +17,10 @@ from penstock.server.front.live_request import LiveRequest
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
+from support.core import FakeClock
 from support.fronts import rich_error
 from support.mortal_fronts import mortal_fronts
 from support.resumed import (
-    Clock,
-    another_front,
     lose,
     outputs_of,
     read_some,
@@ -31,7 +30,7 @@ from support.resumed import (
     unbroken,
     until_read,
 )
-from support.stepped_service import SteppedService, stepped
+from support.stepped_service import another_front, stepped
 
 
 async def whole_of(text: ModelText, message: pb.GenerateRequest) -> list[pb.GenerateResponse]:
@@ -39,18 +38,12 @@ async def whole_of(text: ModelText, message: pb.GenerateRequest) -> list[pb.Gene
         return await service.end_of(service.stub.Generate(message))
 
 
-async def refused(service: SteppedService, request: pb.ResumeRequest) -> Any:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await service.end_of(service.stub.Resume(request))
-    return rich_error(caught.value)
-
-
 async def test_resume_waits_for_an_engine_to_ask(text: ModelText) -> None:
     whole = await whole_of(text, resumable(30))
     async with mortal_fronts(text) as site:
         first, second = site.fronts
         told = await lose(first, first.stub.Generate(resumable(30)), 5)
-        first.memory.close()
+        first.link.close()
         call = second.stub.Resume(rest_after(told))
         await second.until(lambda: second.server.num_active_calls == 1)
         await site.replace_engine()
@@ -62,9 +55,9 @@ async def test_it_waits_no_longer_than_requests_do(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attachments, "_POLL_INTERVAL_S", 0.001)
-    clock = Clock()
+    clock = FakeClock(100.0)
     async with stepped(text, clock=clock) as service:
-        service.memory.close()
+        service.link.close()
         call = service.stub.Resume(resumed("r"))
         await service.until(lambda: service.server.num_active_calls == 1)
         clock.now_s += service.front.config.max_replay_wait_s
@@ -116,11 +109,11 @@ async def test_results_go_from_engine_to_engine_until_their_time_is_up(text: Mod
         assert outputs_of([*told[:4], *(r.response for r in rest)]) == outputs_of(told)
         await site.turns(3)
         assert (len(first.front.results), len(second.front.results)) == (0, 1)
-        (kept,) = first.memory.kept._streams.values()
+        (kept,) = first.link.kept._streams.values()
         kept.expires_s = 0.0
-        first.memory.sweep()
+        first.link.sweep()
         await second.until(lambda: not second.front.results, steps=True)
-        assert first.memory.kept.num_bytes == 0
+        assert first.link.kept.num_bytes == 0
 
 
 async def test_many_that_ask_on_several_fronts_all_find_it(text: ModelText) -> None:
@@ -148,7 +141,7 @@ async def test_a_stream_that_comes_back_before_a_step_is_not_ended_as_taken_over
 ) -> None:
     async with stepped(text) as first, another_front(first) as second:
         told = await lose(first, first.stub.Generate(resumable(60)), 5)
-        stream = first.memory.kept.find("r")
+        stream = first.link.kept.find("r")
         assert stream is not None
 
         def attached_to(front_id: int) -> bool:
@@ -173,7 +166,7 @@ async def test_after_a_lost_front_every_point_is_to_be_had(text: ModelText, is_e
     whole = await whole_of(text, message)
     async with stepped(text) as first, another_front(first) as second:
         told = await lose(first, first.stub.Generate(message), 20)
-        first.memory.hang_up(1)
+        await first.disconnect()
         newest = second.stub.Resume(rest_after(told, 2))
         if is_ended:
             await second.end_of(newest)
@@ -190,21 +183,6 @@ async def test_after_a_lost_front_every_point_is_to_be_had(text: ModelText, is_e
         assert first.is_clean()
 
 
-async def test_an_older_point_whose_counts_do_not_fit_harms_nothing(text: ModelText) -> None:
-    whole = await whole_of(text, resumable(30))
-    async with stepped(text) as first, another_front(first) as second:
-        told = await lose(first, first.stub.Generate(resumable(30)), 9)
-        first.memory.hang_up(1)
-        right = rest_after(told)
-        some: list[Any] = await read_some(second, second.stub.Resume(right), 2)
-        error = await refused(second, resumed("r", next_sequence=4, num_received=[1000]))
-        assert error.info.reason == "SEQUENCE_UNAVAILABLE"
-        had = [*told, *(r.response for r in some)]
-        rest: list[Any] = await second.end_of(second.stub.Resume(rest_after(had)))
-        responses = [*had, *(r.response for r in rest)]
-        assert outputs_of(responses) == outputs_of(whole)
-
-
 @pytest.mark.parametrize("meanwhile", ["nothing", "engine dies", "cancelled", "taken back"])
 async def test_others_have_their_turn_while_a_history_is_taken_in(
     text: ModelText,
@@ -212,7 +190,7 @@ async def test_others_have_their_turn_while_a_history_is_taken_in(
     caplog: pytest.LogCaptureFixture,
     meanwhile: str,
 ) -> None:
-    monkeypatch.setattr(attachments, "_TOKENS_PER_TURN", 2)
+    monkeypatch.setattr(attachments, "_TOKENS_PER_ITERATION", 2)
     whole = await whole_of(text, resumable(200))
     async with mortal_fronts(text) as site:
         first, second = site.fronts
@@ -291,7 +269,7 @@ async def test_a_cancel_while_the_prompt_is_tokenised_again_ends_it(
             with pytest.raises(grpc.aio.AioRpcError):
                 await second.end_of(call)
             second.hear()
-            stream = second.memory.kept.find("r")
+            stream = second.link.kept.find("r")
             assert stream is not None
             assert not stream.is_read, "its grace runs"
             await until_read(second, asyncio.ensure_future(second.front.cancel("r")))
@@ -323,13 +301,11 @@ async def test_an_unkept_replay_has_its_way_in_the_engine_that_kept_it(text: Mod
         first = site.fronts[0]
         call = first.stub.Generate(message)
         told = await read_some(first, call, 40)
-        first.memory.hang_up(1)
-        first.hear()
-        first.front.port = port = first.memory.port(1)
-        await port.start(first.server)
+        await first.disconnect()
+        await first.connect()
         rest = await first.end_of(call)
         assert outputs_of([*told, *rest]) == outputs_of(whole)
-        assert len(first.memory.kept) == 0
+        assert len(first.link.kept) == 0
 
 
 async def test_what_nobody_can_resume_does_not_run_for_nobody(text: ModelText) -> None:
@@ -340,4 +316,22 @@ async def test_what_nobody_can_resume_does_not_run_for_nobody(text: ModelText) -
         assert first.server.num_live_requests == 1
         await site.replace_engine()
         assert first.server.num_live_requests == 0
-        assert first.memory.num_live == 0
+        assert first.link.num_live == 0
+
+
+async def test_a_result_attached_while_its_engine_dies_is_kept_by_the_next(
+    text: ModelText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attachments, "_TOKENS_PER_ITERATION", 2)
+    async with mortal_fronts(text) as site:
+        first, second = site.fronts
+        whole = await first.end_of(first.stub.Generate(resumable(100)))
+        call = second.stub.Resume(resumed("r"))
+        await second.until(lambda: bool(second.front.attaching), steps=True)
+        await site.replace_engine()
+        assert second.front.attaching
+        for _ in range(2):
+            rest: list[Any] = await second.end_of(call)
+            assert outputs_of([r.response for r in rest]) == outputs_of(whole)
+            call = second.stub.Resume(resumed("r"))
+        call.cancel()

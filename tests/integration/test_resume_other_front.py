@@ -15,8 +15,6 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import rich_error
 from support.resumed import (
-    Clock,
-    another_front,
     lose,
     num_tokens_of,
     outputs_of,
@@ -26,7 +24,7 @@ from support.resumed import (
     resumed,
     unbroken,
 )
-from support.stepped_service import SteppedService, stepped
+from support.stepped_service import SteppedService, another_front, stepped
 
 
 @pytest.fixture
@@ -136,7 +134,7 @@ async def test_what_a_lost_front_had_goes_on(
     if message.output.echo and not any(num_tokens_of(told)):
         told = told[:1]  # no client knows how much of the prompt the others were
     first.step(num_more)
-    first.memory.hang_up(1)
+    await first.disconnect()
     request = rest_after(told, message.sampling.num_outputs or 1)
     rest: list[Any] = await second.end_of(second.stub.Resume(request))
     responses = [*told, *(r.response for r in rest)]
@@ -145,20 +143,6 @@ async def test_what_a_lost_front_had_goes_on(
     assert echo_of(responses) == echo_of(whole)
     assert second.server.num_live_requests == 0
     assert first.is_clean()
-
-
-async def test_a_client_that_lost_all_begins_anew(
-    fronts: tuple[SteppedService, SteppedService],
-) -> None:
-    first, second = fronts
-    message = resumable(num_tokens=200)
-    whole = await whole_of(first, message)
-    await lose(first, first.stub.Generate(message), 9)
-    first.memory.hang_up(1)
-    rest: list[Any] = await second.end_of(second.stub.Resume(resumed("r")))
-    responses = [r.response for r in rest]
-    assert unbroken(responses)
-    assert outputs_of(responses) == outputs_of(whole)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +157,7 @@ async def test_counts_that_do_not_fit_are_out_of_range_and_harm_nothing(
     message = resumable(num_tokens=200)
     whole = await whole_of(first, message)
     told = await lose(first, first.stub.Generate(message), 9)
-    first.memory.hang_up(1)
+    await first.disconnect()
     wrong = resumed("r", next_sequence=next_sequence, num_received=num_received)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await second.end_of(second.stub.Resume(wrong))
@@ -181,30 +165,6 @@ async def test_counts_that_do_not_fit_are_out_of_range_and_harm_nothing(
     right = resumed("r", next_sequence=9, num_received=num_tokens_of(told))
     rest: list[Any] = await second.end_of(second.stub.Resume(right))
     assert outputs_of([*told, *(r.response for r in rest)]) == outputs_of(whole)
-
-
-async def test_a_finished_result_is_had_elsewhere(
-    fronts: tuple[SteppedService, SteppedService],
-) -> None:
-    first, second = fronts
-    told = await first.end_of(first.stub.Generate(resumable()))
-    rest: list[Any] = await second.end_of(second.stub.Resume(rest_after(told[:2])))
-    assert outputs_of([*told[:2], *(r.response for r in rest)]) == outputs_of(told)
-
-
-async def test_two_that_ask_at_once_get_one_request(
-    fronts: tuple[SteppedService, SteppedService],
-) -> None:
-    first, second = fronts
-    told = await lose(first, first.stub.Generate(resumable(num_tokens=200)), 5)
-    calls = [second.stub.Resume(rest_after(told)) for _ in range(2)]
-    results = await asyncio.gather(*(second.end_of(call) for call in calls), return_exceptions=True)
-    answers: list[list[Any]] = [result for result in results if isinstance(result, list)]
-    (rest,) = answers
-    (error,) = [result for result in results if not isinstance(result, list)]
-    assert unbroken([*told, *(r.response for r in rest)])
-    assert isinstance(error, grpc.aio.AioRpcError)
-    assert rich_error(error).info.reason == "STREAM_SUPERSEDED"
 
 
 async def test_whoever_asks_and_leaves_does_not_lose_it(
@@ -227,27 +187,12 @@ async def test_a_front_that_goes_while_it_is_asked_leaves_its_requests(
     message = resumable(num_tokens=200)
     whole = await whole_of(first, message)
     told = await lose(first, first.stub.Generate(message), 5)
-    first.memory.port(1)  # its port receives nothing any more
     counts = num_tokens_of(told)
     call = second.stub.Resume(resumed("r", next_sequence=5, num_received=counts))
     reading = asyncio.ensure_future(second.end_of(call))
-    first.memory.hang_up(1)
+    await first.disconnect()
     rest: list[Any] = await reading
     assert outputs_of([*told, *(r.response for r in rest)]) == outputs_of(whole)
-
-
-async def test_what_nobody_comes_for_after_its_front_is_forgotten(text: ModelText) -> None:
-    clock = Clock()
-    async with stepped(text, clock=clock) as first, another_front(first) as second:
-        call = first.stub.Generate(resumable(num_tokens=200, grace_s=5.0))
-        await lose(first, call, 5)
-        first.memory.hang_up(1)
-        first.hear()
-        clock.now_s += 5.0
-        first.memory.sweep()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await second.end_of(second.stub.Resume(resumed("r", next_sequence=5, num_received=[3])))
-        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 async def test_a_drained_front_leaves_its_streams_to_others(text: ModelText) -> None:
@@ -257,7 +202,7 @@ async def test_a_drained_front_leaves_its_streams_to_others(text: ModelText) -> 
         call = first.stub.Generate(message)
         told = await read_some(first, call, 9)
         await first.server.drain(0.0)
-        first.memory.hang_up(1)
+        await first.disconnect()
         counts = num_tokens_of(told)
         request = resumed("r", next_sequence=9, num_received=counts)
         rest: list[Any] = await second.end_of(second.stub.Resume(request))

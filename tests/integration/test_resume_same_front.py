@@ -10,13 +10,15 @@ import grpc
 import grpc.aio
 import pytest
 
+from penstock.scheduler.request import NO_TIME
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
-from support.fronts import rich_error
+from support.core import FakeClock
+from support.fronts import SMALL_WINDOW, rich_error
+from support.record_log import RecordLog
 from support.resumed import (
-    Clock,
     lose,
     outputs_of,
     read_some,
@@ -72,16 +74,6 @@ async def test_the_rest_of_a_finished_result_begins_anywhere(service: SteppedSer
             assert outputs_of(responses) == outputs_of(whole)
 
 
-async def test_a_finished_result_can_be_had_twice(service: SteppedService) -> None:
-    told = await service.end_of(service.stub.Generate(resumable()))
-    assert service.server.num_live_requests == 0
-    again: list[list[Any]] = [
-        await service.end_of(service.stub.Resume(resumed("r"))) for _ in range(2)
-    ]
-    for responses in again:
-        assert outputs_of([r.response for r in responses]) == outputs_of(told)
-
-
 async def test_resume_goes_on_live(service: SteppedService) -> None:
     whole = await undisturbed(service, num_tokens=200)
     call = service.stub.Generate(resumable(num_tokens=200))
@@ -112,6 +104,37 @@ async def test_the_older_stream_ends_superseded(service: SteppedService) -> None
         assert error.info.reason == "STREAM_SUPERSEDED"
     assert rest[0].response.HasField("accepted")
     assert rest[-1].response.HasField("finished")
+
+
+@pytest.mark.parametrize("older", ["of its own call", "resumed"])
+async def test_an_older_reader_of_an_ended_request_is_superseded(
+    text: ModelText, older: str
+) -> None:
+    async with stepped(text, channel_options=SMALL_WINDOW) as service:
+        message = resumable(num_tokens=400)
+        message.output.logprobs = 20
+        whole = await undisturbed(service, num_tokens=400)
+        call: Any = service.stub.Generate(message)
+        if older == "resumed":
+            await service.end_of(call)
+            call = service.stub.Resume(resumed("r"))
+
+        def is_blocked() -> bool:
+            live = service.front.table.get("r", "")
+            return (
+                live is not None
+                and live.stream.is_closed
+                and live.stream.has_backlog
+                and live.stream.blocked_since_s != NO_TIME
+            )
+
+        await service.until(is_blocked, steps=True)
+        rest: list[Any] = await service.end_of(service.stub.Resume(resumed("r")))
+        assert outputs_of([r.response for r in rest]) == outputs_of(whole)
+        await service.until(lambda: not service.server.num_active_calls)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.end_of(call)
+        assert rich_error(caught.value).info.reason == "STREAM_SUPERSEDED"
 
 
 @pytest.mark.parametrize(
@@ -148,17 +171,41 @@ async def test_counts_that_never_were_are_out_of_range(
     assert outputs_of([r.response for r in again]) == outputs_of(told)
 
 
+async def test_more_tokens_than_an_ended_request_has_are_out_of_range(
+    service: SteppedService,
+) -> None:
+    await lose(service, service.stub.Generate(resumable(num_tokens=400)), 4)
+    await service.stub.Cancel(pb.CancelRequest(request_id="r"))
+    service.step(2)
+    wrong = resumed("r", next_sequence=3, num_received=[300])
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await service.end_of(service.stub.Resume(wrong))
+    assert rich_error(caught.value).info.reason == "SEQUENCE_UNAVAILABLE"
+
+
+async def test_a_sequence_near_the_end_of_its_field_is_named(service: SteppedService) -> None:
+    await service.end_of(service.stub.Generate(resumable()))
+    most = 2**63 - 1
+    rest: list[Any] = await service.end_of(service.stub.Resume(resumed("r", next_sequence=most)))
+    assert rest[-1].response.HasField("finished")
+    for number in (most + 1, 2**64 - 1):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await service.end_of(service.stub.Resume(resumed("r", next_sequence=number)))
+        error = rich_error(caught.value)
+        assert (error.info.reason, error.fields) == ("INVALID_ARGUMENT", ["next_sequence"])
+
+
 async def test_what_nobody_comes_for_ends_with_its_grace(text: ModelText) -> None:
-    clock = Clock()
+    clock = FakeClock(100.0)
     async with stepped(text, clock=clock) as service:
         call = service.stub.Generate(resumable(num_tokens=400, grace_s=5.0))
         await lose(service, call, 4)
         service.hear()
         clock.now_s += 4.9
-        service.memory.sweep()
+        service.link.sweep()
         assert service.server.num_live_requests == 1
         clock.now_s += 0.1
-        service.memory.sweep()
+        service.link.sweep()
         await service.until(lambda: not service.server.num_live_requests, steps=True)
         assert service.is_clean()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -167,11 +214,11 @@ async def test_what_nobody_comes_for_ends_with_its_grace(text: ModelText) -> Non
 
 
 async def test_a_kept_result_expires(text: ModelText) -> None:
-    clock = Clock()
+    clock = FakeClock(100.0)
     async with stepped(text, clock=clock) as service:
         await service.end_of(service.stub.Generate(resumable(grace_s=5.0)))
         service.hear()
-        kept = service.memory.kept
+        kept = service.link.kept
         clock.now_s += 4.0
         await service.end_of(service.stub.Resume(resumed("r")))
         service.hear()
@@ -210,40 +257,13 @@ async def test_without_the_option_a_call_takes_its_request_along(service: Steppe
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_only_so_many_are_kept_unread(text: ModelText) -> None:
-    front = FrontConfig(max_detached_requests=2)
-    async with stepped(text, front=front) as service:
-        for name in "abc":
-            await service.end_of(service.stub.Generate(resumable(request_id=name)))
-            service.hear()
-        assert [service.memory.kept.find(name) is not None for name in "abc"] == [False, True, True]
-
-
-async def test_all_that_is_kept_is_bounded(text: ModelText) -> None:
-    front = FrontConfig(max_resume_bytes=4000)
-    async with stepped(text, front=front) as service:
-        for name in "abcdef":
-            await service.end_of(service.stub.Generate(resumable(request_id=name)))
-            service.hear()
-            assert service.memory.kept.num_bytes <= 4000
-        assert service.memory.kept.find("f") is not None
-        assert service.memory.kept.find("a") is None
-
-
 async def test_what_is_too_large_to_be_kept_is_refused(text: ModelText) -> None:
     async with stepped(text, front=FrontConfig(max_resume_bytes=900)) as service:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await service.end_of(service.stub.Generate(resumable(prompt=[300] * 470)))
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
-async def test_a_refused_request_leaves_nothing(text: ModelText) -> None:
-    async with stepped(text) as service:
-        call = service.stub.Generate(resumable(num_tokens=100_000))
-        with pytest.raises(grpc.aio.AioRpcError):
-            await service.end_of(call)
-        service.hear()
-        assert len(service.memory.kept) == 0
+        error = rich_error(caught.value)
+        assert error.info.reason == "INVALID_ARGUMENT", "a retry would not help"
+        assert error.fields == ["resume_timeout"]
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 61.0])
@@ -312,19 +332,6 @@ async def test_a_multiplexed_request_that_is_taken_over_ends_there(
     await service.until(lambda: not service.server.num_active_calls)
 
 
-async def test_streams_that_a_drain_ends_leave_the_engine_its_requests(text: ModelText) -> None:
-    async with stepped(text) as service:
-        call = service.stub.Generate(resumable(num_tokens=400))
-        await read_some(service, call, 4)
-        await service.server.drain(0.0)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await service.end_of(call)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        service.hear()
-        assert len(service.engine.requests) == 1
-        assert service.server.num_live_requests == 0
-
-
 async def test_a_drain_does_not_wait_for_what_nobody_reads(text: ModelText) -> None:
     async with stepped(text) as service:
         await lose(service, service.stub.Generate(resumable(num_tokens=400)), 4)
@@ -347,30 +354,13 @@ async def test_a_reader_that_stalls_loses_its_call_and_not_its_request(
         assert outputs_of([*told, *(r.response for r in rest)]) == outputs_of(whole)
 
 
-class Records:
-    """A journal that keeps its records in memory."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-
-    @property
-    def num_records(self) -> int:
-        return len(self.values)
-
-    def note(self, record: Any) -> None:
-        self.values.append(record)
-
-    def note_unreadable(self, method: str, code: int, reason: str) -> None:
-        raise AssertionError(f"{method} {code} {reason}")
-
-
 async def test_the_call_that_brought_a_request_has_its_record(service: SteppedService) -> None:
-    records = Records()
-    service.front.accounts._recorder = records  # type: ignore[assignment]  # pyright: ignore
+    log = RecordLog()
+    service.front.accounts._recorder = log.recorder  # pyright: ignore[reportPrivateUsage]
     whole = service.stub.Generate(resumable(request_id="whole"))
     await service.end_of(whole)
     told = await lose(service, service.stub.Generate(resumable(num_tokens=40)), 5)
     await service.end_of(service.stub.Resume(rest_after(told)))
     await service.until(lambda: not service.server.num_active_calls)
     service.front.accounts.settle()
-    assert [(one.request_id, one.code) for one in records.values] == [("whole", 0), ("r", 1)]
+    assert [(one.request_id, one.code) for one in log.records] == [("whole", 0), ("r", 1)]

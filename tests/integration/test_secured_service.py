@@ -19,7 +19,6 @@ from penstock.client import (
     OperationsClient,
     PermissionDenied,
     RequestNotFound,
-    SyncClient,
     TlsConfig,
     TokenPrompt,
     Unauthenticated,
@@ -27,7 +26,8 @@ from penstock.client import (
 )
 from support.authority import replace_file
 from support.guarded import ACME, ALL_TOKENS, EXPIRED, OPERATOR, OTHER, VIEWER, Premises, digest
-from support.service import PATIENCE_S, Service, simulated, started
+from support.patience import PATIENCE_S
+from support.service import Service, simulated, started
 
 PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
 NEW, WRONG = "new-Kanarie-token", "wrong-Kanarie-token"
@@ -175,24 +175,3 @@ async def scraped(url: str, premises: Premises) -> str:
     page = await asyncio.to_thread(read)
     assert "penstock_" in page
     return page
-
-
-async def test_the_blocking_client_and_mutual_tls(premises: Premises, tmp_path: Path) -> None:
-    mine = premises.clients.issue("acme")
-    options = (
-        *("--tls-cert", str(premises.cert_file), "--tls-key", str(premises.key_file)),
-        *("--tls-client-ca", str(premises.clients.ca_file)),
-    )
-    async with started(*simulated(), "--fronts", "1", *options) as service:
-        tls = TlsConfig(ca=premises.authority.ca_file, cert=mine.cert_file, key=mine.key_file)
-
-        def ask(tls: TlsConfig) -> int:
-            with SyncClient(service.address, tls=tls, retry=NO_RETRY) as client:
-                result = client.generate_once(
-                    PROMPT, max_tokens=4, ignore_eos=True, deadline_s=PATIENCE_S
-                )
-                return result.finished.usage.num_completion_tokens
-
-        assert await asyncio.to_thread(ask, tls) == 4
-        with pytest.raises(Unavailable):
-            await asyncio.to_thread(ask, TlsConfig(ca=premises.authority.ca_file))

@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import NoReturn
 
 import pytest
+import pytest_asyncio
 
 from penstock.client import (
     Accepted,
@@ -20,7 +21,8 @@ from penstock.client import (
     RequestState,
     RetryPolicy,
 )
-from support.service import PATIENCE_S, Service, simulated, started
+from support.patience import PATIENCE_S
+from support.service import Service, simulated, started
 
 PRICES = '{"step_s": 0.01, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}'
 KEY = "x-tenant"
@@ -32,8 +34,12 @@ async def no_sleep(duration_s: float) -> NoReturn:
     raise AssertionError(f"the call is tried again after {duration_s} s")
 
 
-@pytest.fixture
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def service() -> AsyncIterator[Service]:
+    """Provide one service; each test has its own tenants."""
     async with started(
         *simulated(),
         *("--fronts", "1", "--max-num-seqs", "1", "--step-cost", PRICES),
@@ -91,6 +97,13 @@ async def test_a_total_deadline_below_the_shortest_answer_is_refused_at_once(
         assert (error.metadata["state"], error.metadata["phase"]) == ("PENDING", "queue")
 
 
+async def cancelled(client: Client, accepted: Accepted, events: AsyncIterator[Event]) -> None:
+    """Cancel the request and read its stream to the end: then it is in no queue."""
+    await client.cancel(accepted.request_id)
+    async for _ in events:
+        pass
+
+
 async def refused_for_its_deadline(client: Client) -> DeadlineUnreachable:
     """Send a request until it is refused: with steps of uneven length nothing is predicted."""
     async with asyncio.timeout(PATIENCE_S):
@@ -98,15 +111,39 @@ async def refused_for_its_deadline(client: Client) -> DeadlineUnreachable:
             events = client.generate(PROMPT, max_tokens=5, ttft_timeout_s=2.0)
             async with aclosing(events):
                 try:
-                    await anext(events)
+                    accepted = await anext(events)
                 except DeadlineUnreachable as error:
                     return error
+                assert isinstance(accepted, Accepted)
+                assert accepted.estimated_queue_s is None
+                await cancelled(client, accepted, events)
+
+
+async def accepted_with_estimate(client: Client) -> Accepted:
+    """Send a request until its wait is predicted, which needs steps of even length."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            events = client.generate(PROMPT, max_tokens=LONG, ignore_eos=True)
+            async with aclosing(events):
+                accepted = await anext(events)
+                assert isinstance(accepted, Accepted)
+                await cancelled(client, accepted, events)
+                if accepted.estimated_queue_s is not None:
+                    return accepted
+
+
+async def test_a_request_that_waits_is_given_an_estimate(service: Service) -> None:
+    async with client_of(service, "a") as client, asked(client) as running:
+        await until_running(running)
+        accepted = await accepted_with_estimate(client)
+        assert accepted.estimated_queue_s is not None
+        assert accepted.estimated_queue_s > 0
 
 
 async def test_a_first_token_that_would_come_too_late_is_refused_at_once(
     service: Service,
 ) -> None:
-    async with client_of(service, "a") as client, asked(client) as running:
+    async with client_of(service, "late") as client, asked(client) as running:
         await until_running(running)
         error = await refused_for_its_deadline(client)
         assert error.metadata["deadline"] == "ttft"
@@ -120,15 +157,13 @@ async def test_a_tenant_over_its_part_of_the_queue_is_refused_and_the_others_are
     service: Service,
 ) -> None:
     async with (
-        client_of(service, "a", max_attempts=1) as a,
-        client_of(service, "b") as b,
+        client_of(service, "large", max_attempts=1) as a,
+        client_of(service, "small") as b,
         asked(a) as running,
     ):
         await until_running(running)
         async with asked(a) as waiting:
-            accepted = await anext(waiting)
-            assert isinstance(accepted, Accepted)
-            assert accepted.estimated_queue_s is not None
+            assert isinstance(await anext(waiting), Accepted)
             with pytest.raises(QuotaExceeded) as caught:
                 async with asked(a) as third:
                     await anext(third)
@@ -138,7 +173,7 @@ async def test_a_tenant_over_its_part_of_the_queue_is_refused_and_the_others_are
 
 
 async def test_two_tenants_may_use_one_id_and_cancel_their_own(service: Service) -> None:
-    async with client_of(service, "a") as a, client_of(service, "b") as b:
+    async with client_of(service, "our") as a, client_of(service, "their") as b:
         ours = a.generate(PROMPT, request_id="same", max_tokens=LONG, ignore_eos=True)
         theirs = b.generate(PROMPT, request_id="same", max_tokens=LONG, ignore_eos=True)
         async with asyncio.timeout(PATIENCE_S):

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from support.patience import PATIENCE_S
 from support.service import simulated
 
 SHORT_LINE = re.compile(r"\d\d:\d\d:\d\d [a-z]+( \d+)?: \S")
-LIMIT_S = 60
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def serving_on_a_terminal() -> Generator[tuple[subprocess.Popen[bytes], int]]:
     os.close(theirs)
     # What hangs ends here, and with it every read of the terminal.
     signal.signal(signal.SIGALRM, lambda *_: process.kill())
-    signal.alarm(LIMIT_S)
+    signal.alarm(int(PATIENCE_S))
     try:
         yield process, ours
     finally:
@@ -64,7 +64,7 @@ def test_a_terminal_shows_one_banner_short_log_lines_and_nothing_twice() -> None
     lines = [line for line in shown.splitlines() if line]
     rows = [line for line in lines if line.startswith("  ")]
     names = [name for line in rows if (name := line[2:15].strip())]
-    assert names == ["model", "address", "status page", "try", "stop"], shown
+    assert names == ["model", "address", "operations", "status page", "try", "stop"], shown
     address = next(line for line in rows if "address " in line).split()[1]
     assert any(re.search(r"http://127\.0\.0\.1:\d+/$", line) for line in rows)
     assert any(

@@ -9,7 +9,8 @@ from penstock.executor.models import resolve_model
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support.fake_trtllm import child_environment
-from support.service import PATIENCE_S, Service, launched, simulated, started
+from support.patience import PATIENCE_S
+from support.service import Service, launched, simulated, started
 from support.trtllm_folders import engine_folder
 
 
@@ -26,7 +27,7 @@ async def test_without_the_package_the_service_says_what_to_install() -> None:
     async with launched("--executor", "trtllm") as service:
         said = await last_words(service)
 
-    assert "install penstock[trtllm]" in said
+    assert "pip install 'penstock[trtllm]'" in said
     assert "nvidia/tensorrt-llm/release" in said
 
 

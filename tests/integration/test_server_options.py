@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import struct
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,18 +15,18 @@ import grpc
 import grpc.aio
 import pytest
 
+from chaos import raw_http2 as h2
 from penstock.server.rpc import options, read_limiter
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions, server_options
 from penstock.server.text.model_text import ModelText
-from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_service_pb2, model_service_pb2_grpc
-from support.fronts import PATIENCE_S, ServedFront, collect, serving
+from support.fronts import ServedFront, collect, serving
+from support.generate_requests import text_request
+from support.patience import PATIENCE_S
 
 NAMES = [name for name, _ in server_options(KeepaliveConfig())]
 NEVER_MS = 3_600_000
-INT_MAX = 2**31 - 1
 KIB = 1024
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
 @pytest.fixture(scope="module")
@@ -61,29 +59,6 @@ def padding(num_bytes: int) -> bytes:
         [length & 127 | 128, length >> 7 & 127 | 128, length >> 14 & 127 | 128, length >> 21]
     )
     return b"\x7a" + varint + bytes(length)
-
-
-@contextlib.asynccontextmanager
-async def connection(served: ServedFront, greeting: bytes) -> AsyncGenerator[asyncio.StreamReader]:
-    """Open a connection on which nothing is sent after the greeting."""
-    host, _, port = served.address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        writer.write(greeting)
-        async with asyncio.timeout(PATIENCE_S):
-            yield reader
-    finally:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
-
-
-async def read_to_end(reader: asyncio.StreamReader) -> bytes:
-    received = b""
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(4096):
-            received += data
-    return received
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -125,11 +100,10 @@ async def test_metadata_is_bounded_by_a_soft_and_a_hard_limit(
             pytest.fail("there is no soft limit")
         beyond = await outcome(served, num_metadata_bytes=(2 * max_kib + 1) * KIB)
         assert beyond is grpc.StatusCode.RESOURCE_EXHAUSTED
-        async with connection(served, PREFACE) as reader:
-            header = await reader.readexactly(9)
-            settings = await reader.readexactly(int.from_bytes(header[:3], "big"))
-        told = dict(struct.iter_unpack(">HI", settings))
-        assert told[6] == 2 * max_kib * KIB, "SETTINGS_MAX_HEADER_LIST_SIZE"
+        async with h2.raw_connection(served.address) as connection:
+            await connection.until(lambda: bool(connection.counts[h2.SETTINGS]))
+        assert connection.settings[6] == 2 * max_kib * KIB, "SETTINGS_MAX_HEADER_LIST_SIZE"
+        assert connection.settings[3] == 1024, "SETTINGS_MAX_CONCURRENT_STREAMS"
 
 
 async def test_a_connection_that_answers_no_ping_is_closed(text: ModelText) -> None:
@@ -138,22 +112,16 @@ async def test_a_connection_that_answers_no_ping_is_closed(text: ModelText) -> N
     alone = other("keepalive_timeout_ms", NEVER_MS)
     async with (
         serving(text, keepalive=keepalive, extra_options=alone) as served,
-        connection(served, PREFACE) as reader,
+        h2.raw_connection(served.address, unacknowledged=[h2.PING]) as connection,
     ):
-        assert await read_to_end(reader)
-
-
-async def test_a_connection_that_says_nothing_is_closed(text: ModelText) -> None:
-    soon = other("server_handshake_timeout_ms", 300)
-    async with serving(text, extra_options=soon) as served, connection(served, b"") as reader:
-        await read_to_end(reader)
+        await connection.until_closed()
+        assert connection.counts[h2.PING]
 
 
 async def test_a_stream_that_outlives_its_connections_grace_is_cut(text: ModelText) -> None:
     keepalive = KeepaliveConfig(max_connection_age_s=0.3, max_connection_age_grace_s=0.1)
     async with serving(text, keepalive=keepalive) as served:
-        message = pb.GenerateRequest()
-        message.text_prompt.text = "hello"
+        message = text_request()
         call = served.stub.Generate(message)
         (spec,) = await served.port.next_submission()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -163,14 +131,33 @@ async def test_a_stream_that_outlives_its_connections_grace_is_cut(text: ModelTe
         assert keys == (spec.key,)
 
 
-@pytest.mark.parametrize(("hard_limit", "is_dropping"), [(50, True), (INT_MAX, False)])
-async def test_the_hard_limit_ends_the_chance_of_calls_beyond_the_soft_one(
-    text: ModelText, hard_limit: int, is_dropping: bool
+async def test_old_connections_are_asked_to_leave(text: ModelText) -> None:
+    keepalive = KeepaliveConfig(max_connection_age_s=0.1, max_connection_age_grace_s=60.0)
+    async with (
+        serving(text, keepalive=keepalive) as served,
+        h2.raw_connection(served.address) as connection,
+    ):
+        await connection.until(lambda: bool(connection.counts[h2.GOAWAY]))
+        assert connection.counts[h2.GOAWAY]
+
+
+@pytest.mark.parametrize(("max_pending", "is_dropping"), [(None, False), (50, True)])
+async def test_calls_that_arrive_at_once_are_not_dropped(
+    text: ModelText, max_pending: int | None, is_dropping: bool
 ) -> None:
-    limits = other("max_pending_requests", 50) + other("requests_hard_limit", hard_limit)
-    async with serving(text, extra_options=limits) as served:
-        models = model_service_pb2_grpc.ModelServiceStub(served.channel)
-        calls = [models.ListModels(model_service_pb2.ListModelsRequest()) for _ in range(800)]
+    names = ("grpc.server.max_pending_requests", "grpc.server.max_pending_requests_hard_limit")
+    options = () if max_pending is None else tuple((name, max_pending) for name in names)
+    async with contextlib.AsyncExitStack() as stack:
+        served = await stack.enter_async_context(serving(text, extra_options=options))
+        stubs: list[Any] = []
+        for _ in range(3):  # a connection each, as one carries a limited number of calls
+            channel = grpc.aio.insecure_channel(
+                served.address, options=[("grpc.use_local_subchannel_pool", 1)]
+            )
+            await stack.enter_async_context(channel)
+            stubs.append(model_service_pb2_grpc.ModelServiceStub(channel))
+        request = model_service_pb2.ListModelsRequest()
+        calls = [stubs[index % 3].ListModels(request) for index in range(1500)]
         async with asyncio.timeout(PATIENCE_S):
             codes = {await call.code() for call in calls}
     assert (codes != {grpc.StatusCode.OK}) is is_dropping

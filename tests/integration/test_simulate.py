@@ -1,11 +1,13 @@
-"""`penstock simulate` as a process: tables, files, exit codes, messages on stderr."""
+"""`penstock simulate`: tables, files, exit codes, messages on stderr."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from support.cli_process import Result, called, finished
 
 TRACE = """\
 TIMESTAMP,ContextTokens,GeneratedTokens
@@ -22,24 +24,24 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def simulate(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "penstock.tools", "simulate", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+Simulate = Callable[..., Result]
+
+
+@pytest.fixture
+def simulate(capsys: pytest.CaptureFixture[str]) -> Simulate:
+    return partial(called, capsys, "simulate")
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "fair", "static", "dynamic"])
-def test_a_trace_becomes_a_table_and_a_report(trace: Path, tmp_path: Path, policy: str) -> None:
+def test_a_trace_becomes_a_table_and_a_report(
+    simulate: Simulate, trace: Path, tmp_path: Path, policy: str
+) -> None:
     report = tmp_path / "report"
 
     done = simulate("--trace", trace, "--policy", policy, "--report", report, "--no-png")
 
-    assert done.returncode == 0, done.stderr
-    assert "requests     3 in" in done.stdout
+    assert done.code == 0, done.err
+    assert "requests     3 in" in done.out
     assert sorted(path.name for path in report.iterdir()) == [
         "report.html",
         "requests.csv",
@@ -47,7 +49,7 @@ def test_a_trace_becomes_a_table_and_a_report(trace: Path, tmp_path: Path, polic
     ]
 
 
-def test_json_says_what_was_simulated(trace: Path) -> None:
+def test_json_says_what_was_simulated(simulate: Simulate, trace: Path) -> None:
     cost = {"step_s": 1.0, "prefill_token_s": 0.0, "decode_slot_s": 0.0, "context_token_s": 0.0}
 
     done = simulate(
@@ -55,7 +57,7 @@ def test_json_says_what_was_simulated(trace: Path) -> None:
         *("--cost", json.dumps(cost), "--target-ttft-s", 2, "--scheduler", '{"watermark": 0.1}'),
     )
 
-    document = json.loads(done.stdout)
+    document = json.loads(done.out)
     # Arrivals at 0, 2 and 6 s; a step takes a second; the second request ends at 2 + 9 s.
     # Of the three, only the one of a single token has no gap longer than 0.1 s.
     assert document["figures"]["duration_s"] == 11.0
@@ -65,16 +67,16 @@ def test_json_says_what_was_simulated(trace: Path) -> None:
     assert document["settings"]["targets"]["ttft_s"] == 2.0
 
 
-def test_a_made_up_trace_is_the_same_again() -> None:
+def test_a_made_up_trace_is_the_same_again(simulate: Simulate) -> None:
     arguments = ("--synthetic", '{"rate_per_s": 3, "duration_s": 20, "seed": 7}', "--json")
 
-    first, second = (json.loads(simulate(*arguments).stdout) for _ in range(2))
+    first, second = (json.loads(simulate(*arguments).out) for _ in range(2))
 
     assert first["figures"] == second["figures"]
     assert first["figures"]["num_requests"] > 20
 
 
-def test_a_fit_alone_is_printed(tmp_path: Path) -> None:
+def test_a_fit_alone_is_printed(simulate: Simulate, tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     steps = [(0, 1, 10), (100, 0, 100), (50, 4, 900), (0, 9, 90), (7, 7, 7777)]
     lines = [
@@ -87,13 +89,13 @@ def test_a_fit_alone_is_printed(tmp_path: Path) -> None:
 
     done = simulate("--calibrate-from", path)
 
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["prefill_token_s"] == pytest.approx(1e-4)
-    assert "R2 1.0000" in done.stderr
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["prefill_token_s"] == pytest.approx(1e-4)
+    assert "R2 1.0000" in done.err
 
 
 def test_a_file_that_is_not_there_is_code_5(tmp_path: Path) -> None:
-    done = simulate("--trace", tmp_path / "none.csv")
+    done = finished("simulate", "--trace", tmp_path / "none.csv")
 
     assert done.returncode == 5
-    assert "none.csv" in done.stderr
+    assert b"none.csv" in done.stderr

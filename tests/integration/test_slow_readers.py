@@ -12,11 +12,11 @@ from penstock.scheduler.request import FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from penstock.v1 import model_service_pb2_grpc
 from penstock.v1.model_service_pb2 import GetModelRequest
+from support.core import FakeClock
 from support.fronts import (
-    PATIENCE_S,
+    SMALL_WINDOW,
     ServedFront,
     collect,
     rich_error,
@@ -24,20 +24,10 @@ from support.fronts import (
     text_of,
     until_empty,
 )
+from support.generate_requests import text_request
+from support.patience import PATIENCE_S
 
-# A stream window as small as the protocol's default, and no growing of it.
-SMALL_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024))
 MANY_TOKENS = 60_000
-
-
-class SteppedClock:
-    """A clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 async def flood(served: ServedFront, key: int, num_tokens: int) -> None:
@@ -73,8 +63,7 @@ async def block_writer(served: ServedFront) -> int:
 
 
 def request(request_id: str | None = None) -> pb.GenerateRequest:
-    message = pb.GenerateRequest(request_id=request_id)
-    message.text_prompt.text = "hello"
+    message = text_request(request_id=request_id)
     # Records make messages large, so that a window fills soon.
     message.output.return_token_ids = True
     return message
@@ -110,7 +99,7 @@ async def test_backlog_beyond_its_bound_cuts_the_stream(
 async def test_one_write_that_takes_too_long_cuts_the_stream(
     text: ModelText, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = SteppedClock()
+    clock = FakeClock(1000.0)
     config = FrontConfig(max_reader_stall_s=5.0, acceptance_delay_s=0.0)
     async with serving(text, config, channel_options=SMALL_WINDOW, clock=clock) as served:
         call = served.stub.Generate(request("slow"))
@@ -130,7 +119,7 @@ async def test_one_write_that_takes_too_long_cuts_the_stream(
 
 
 async def test_end_that_nobody_takes_is_cut_as_well(text: ModelText) -> None:
-    clock = SteppedClock()
+    clock = FakeClock(1000.0)
     config = FrontConfig(max_reader_stall_s=5.0, acceptance_delay_s=0.0)
     async with serving(text, config, channel_options=SMALL_WINDOW, clock=clock) as served:
         call = served.stub.Generate(request())
@@ -156,19 +145,3 @@ async def test_reader_that_comes_back_gets_everything_coalesced(text: ModelText)
         assert max(response.tokens.num_tokens for response in responses) > 10
         assert [r.sequence for r in responses] == list(range(len(responses)))
         assert max(response.ByteSize() for response in responses) <= 1100
-
-
-async def test_vanished_peer_frees_the_request_while_a_write_is_blocked(
-    text: ModelText, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with serving(text) as served:
-        channel = grpc.aio.insecure_channel(served.address, options=list(SMALL_WINDOW))
-        call = pb_grpc.GenerationServiceStub(channel).Generate(request())
-        key = await block_writer(served)
-        await channel.close()
-        assert call.cancelled()
-        keys, reason = await served.port.next_cancel()
-        assert (keys, reason) == ((key,), FinishReason.CANCELLED)
-        async with asyncio.timeout(PATIENCE_S):
-            await until_empty(served.server.front.table)
-        assert "Traceback" not in caplog.text

@@ -16,7 +16,9 @@ from penstock.server.tenants import engine_request_id
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
-from support.fronts import PATIENCE_S, ServedFront, collect, rich_error, serving
+from support.fronts import ServedFront, collect, rich_error, serving
+from support.generate_requests import text_request
+from support.patience import PATIENCE_S
 
 KEY = "x-tenant"
 CONFIG = FrontConfig(acceptance_delay_s=0.0, tenant_metadata_key=KEY)
@@ -33,9 +35,9 @@ def named(*names: str) -> tuple[tuple[str, str], ...]:
 
 
 def request(request_id: str = "r") -> pb.GenerateRequest:
-    message = pb.GenerateRequest(request_id=request_id)
-    message.text_prompt.text = "a prompt that is longer than one block of the cache"
-    return message
+    return text_request(
+        "a prompt that is longer than one block of the cache", request_id=request_id
+    )
 
 
 async def cancel(
@@ -66,18 +68,6 @@ async def test_tenants_have_their_own_ids_requests_and_blocks(served: ServedFron
         served.port.finish(spec.key)
     for call in calls.values():
         assert (await collect(call))[0].accepted.request_id == "r", "its own word for it"
-
-
-async def test_the_same_tenant_shares_blocks(served: ServedFront) -> None:
-    calls = [
-        served.stub.Generate(request(name), metadata=named("a")) for name in ("first", "second")
-    ]
-    first, second = [(await served.port.next_submission())[0] for _ in calls]
-    assert first.block_hashes == second.block_hashes != ()
-    for spec in (first, second):
-        served.port.finish(spec.key)
-    for call in calls:
-        await collect(call)
 
 
 async def test_nobody_cancels_for_another(served: ServedFront) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.server.observe.flight.memory import create_memory
 from penstock.server.observe.flight.reader import dump
+from support.cli_process import finished
 from support.trace_laws import check_trace
 
 _ENGINE = """
@@ -72,18 +73,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def penstock(*arguments: object, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "penstock.tools", *map(str, arguments)],
-        input=data,
-        capture_output=True,
-        check=False,
-        timeout=60,
-    )
-
-
 def test_the_record_of_a_killed_engine_becomes_a_trace(recording: Path) -> None:
-    done = penstock("timeline", recording)
+    done = finished("timeline", recording)
 
     assert done.returncode == 0, done.stderr
     output = recording.with_suffix(".json.gz")
@@ -105,16 +96,16 @@ def test_the_record_of_a_killed_engine_becomes_a_trace(recording: Path) -> None:
 
 
 def test_pipes_and_the_last_steps(recording: Path, tmp_path: Path) -> None:
-    piped = penstock("timeline", "-", "-o", "-", "--last", 5, data=recording.read_bytes())
+    piped = finished("timeline", "-", "-o", "-", "--last", 5, data=recording.read_bytes())
     assert piped.returncode == 0, piped.stderr
     check_trace(json.loads(piped.stdout))
     assert b"steps        5 (" in piped.stderr
 
     output = tmp_path / "plain.json"
-    assert penstock("timeline", recording, "-o", output).returncode == 0
+    assert finished("timeline", recording, "-o", output).returncode == 0
     check_trace(json.loads(output.read_bytes()))
 
-    alone = penstock("timeline", "-", data=recording.read_bytes())
+    alone = finished("timeline", "-", data=recording.read_bytes())
     assert alone.returncode == 0
     assert b"perfetto" not in alone.stdout
     assert b"steps" in alone.stdout
@@ -130,14 +121,14 @@ def test_what_cannot_be_drawn_is_said(recording: Path, tmp_path: Path) -> None:
         ((recording, "-o", tmp_path / "no" / "folder.json"), 5, "No such file"),
         (("-",), 2, "standard input: is not a flight recording"),
     ):
-        done = penstock("timeline", *arguments)
+        done = finished("timeline", *arguments)
         assert done.returncode == code, done
         assert reason in done.stderr.decode()
         assert done.stderr.count(b"\n") == 1
 
 
 def test_it_is_replayed_and_prices_are_fitted_to_it(recording: Path) -> None:
-    done = penstock(
+    done = finished(
         *("simulate", "--trace", recording, "--calibrate-from", recording, "--json"),
         *("--num-blocks", 64, "--max-num-seqs", 4, "--no-progress"),
     )
@@ -146,11 +137,11 @@ def test_it_is_replayed_and_prices_are_fitted_to_it(recording: Path) -> None:
     told = done.stderr.decode()
     assert "fitted to" in told
     assert "a flight recording of" in told
-    assert "what prompts have in common is not in it" in told
+    assert "common prefixes of prompts are not recorded" in told
     document = json.loads(done.stdout)
     assert document["figures"]["num_requests"] >= 6
 
-    planned = penstock(
+    planned = finished(
         *("plan", "--trace", recording, "--target-ttft-p99-s", 5, "--target-itl-p99-ms", 500),
         *("--num-blocks", 64, "--max-num-seqs", 4, "--curve-requests", 0, "--no-progress"),
     )
@@ -165,6 +156,6 @@ def test_a_recording_that_cannot_be_replayed_is_refused(recording: Path, tmp_pat
         (("--calibrate-from", cut), f"{cut}: has 5000 bytes"),
         (("--trace", recording, "--format", "azure"), "is a flight recording, not azure"),
     ):
-        done = penstock("simulate", *arguments)
+        done = finished("simulate", *arguments)
         assert done.returncode == 2, done
         assert reason in done.stderr.decode()

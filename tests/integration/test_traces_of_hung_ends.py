@@ -19,7 +19,6 @@ NEVER_BY_ITSELF = {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
     ("hung", "num_live"),
     [
         pytest.param(("engine",), NUM_LIVE, id="engine"),
-        pytest.param(("front",), 0, id="front"),
         pytest.param(("engine", "front"), 0, id="both"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from penstock.server.observe.config import TracingConfig
 from penstock.server.observe.spans.export import MAX_QUEUED_RECORDS, start_tracing
 from support.otlp_receiver import Mode, Receiver, dead_endpoint, grpc_receiver, http_receiver
-from support.request_records import request_record
+from support.reports import request_record
 from support.traced_process import Outcome, run_traced
 
 SPANS_PER_REQUEST = 6

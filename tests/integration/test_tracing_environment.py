@@ -52,17 +52,6 @@ def test_service_name_and_resource_attributes() -> None:
     assert resource["zone"] == "b"
 
 
-def test_the_service_name_may_stand_among_the_resource_attributes() -> None:
-    with grpc_receiver() as receiver:
-        run_traced(
-            {
-                "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
-                "OTEL_RESOURCE_ATTRIBUTES": "service.name=from-attributes",
-            }
-        )
-        assert resource_of(receiver)["service.name"] == "from-attributes"
-
-
 @pytest.mark.parametrize(
     "protocol_variable", ["OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"]
 )
@@ -111,17 +100,6 @@ def test_a_malformed_header_is_named_and_never_quoted(variable: str, protocol: s
     assert f"{variable}: what is not name=value in it is left out" in outcome.errors
 
 
-def test_a_queue_that_is_smaller_than_a_batch_would_be() -> None:
-    with grpc_receiver() as receiver:
-        run_traced(
-            {
-                "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
-                "OTEL_BSP_MAX_QUEUE_SIZE": "256",
-            }
-        )
-        assert len(receiver.spans()) == ALL_SPANS
-
-
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 def test_the_option_wins_over_both_variables_of_the_endpoint(protocol: str) -> None:
     with grpc_receiver() if protocol == "grpc" else http_receiver() as receiver:
@@ -133,19 +111,6 @@ def test_the_option_wins_over_both_variables_of_the_endpoint(protocol: str) -> N
         config = TracingConfig(is_on=True, otlp_endpoint=receiver.endpoint)
         run_traced(elsewhere | observer_environment(config))
         assert len(receiver.spans()) == ALL_SPANS
-
-
-def test_a_sampler_that_drops_all() -> None:
-    with grpc_receiver() as receiver:
-        outcome = run_traced(
-            {
-                "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
-                "OTEL_TRACES_SAMPLER": "always_off",
-            }
-        )
-        assert receiver.num_calls == 0
-    assert outcome.counters["traces_sampled_out"] == NUM_REQUESTS
-    assert outcome.counters["traces_kept"] == 0
 
 
 def test_several_exporters_and_the_console() -> None:
@@ -161,21 +126,6 @@ def test_several_exporters_and_the_console() -> None:
     assert outcome.counters["spans_exported"] == 2 * ALL_SPANS
 
 
-def test_the_sizes_of_queue_and_batch() -> None:
-    with grpc_receiver() as receiver:
-        outcome = run_traced(
-            {
-                "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
-                "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "6",
-                "OTEL_BSP_MAX_QUEUE_SIZE": "6",
-            },
-            num_requests=20,
-        )
-        assert len(receiver.spans()) == 20 * SPANS_PER_REQUEST
-        assert receiver.num_calls == 20
-    assert outcome.counters["spans_exported"] == 20 * SPANS_PER_REQUEST
-
-
 def test_a_disabled_sdk_makes_no_spans() -> None:
     with grpc_receiver() as receiver:
         outcome = run_traced(
@@ -183,9 +133,3 @@ def test_a_disabled_sdk_makes_no_spans() -> None:
         )
         assert receiver.num_calls == 0
     assert outcome.counters["traces_sampled_out"] == NUM_REQUESTS
-
-
-def test_no_exporter_at_all() -> None:
-    outcome = run_traced({"OTEL_TRACES_EXPORTER": "none"})
-    assert outcome.counters["traces_kept"] == NUM_REQUESTS
-    assert outcome.counters["spans_exported"] == 0

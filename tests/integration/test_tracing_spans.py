@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import math
 import random
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import pytest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from penstock.server.observe.config import TracingConfig
 from penstock.server.observe.listeners import ServiceListener
@@ -21,16 +18,10 @@ from penstock.server.observe.request_record import Content, RequestRecord, Trace
 from penstock.server.observe.spans import keys
 from penstock.server.observe.spans.export import start_tracing
 from support.otlp_receiver import Receiver, attributes_of, grpc_receiver
-from support.request_records import (
-    GENERATE,
-    preempted_record,
-    refused_record,
-    request_record,
-    trace_parent,
-)
+from support.patience import PATIENCE_S
+from support.reports import GENERATE, preempted_record, refused_record, request_record, trace_parent
 
 CLOSE_LIMIT_S = 20.0
-EXPORT_LIMIT_S = 60.0
 ON = TracingConfig(is_on=True)
 
 
@@ -96,42 +87,6 @@ def test_attributes_arrive_with_their_types_and_the_schema(receiver: Receiver) -
     assert scope.scope.name == "penstock"
 
 
-def test_usage_stands_once_in_a_trace(receiver: Receiver) -> None:
-    spans, _ = traced(receiver, [request_record(), preempted_record(trace=trace_parent(2))])
-    usage = [
-        (span.trace_id, pair.key)
-        for span in spans
-        for pair in span.attributes
-        if pair.key.startswith("gen_ai.usage.")
-    ]
-    assert len(usage) == len(set(usage)) == 6
-
-
-def test_every_end_is_one_root_with_its_status(receiver: Receiver) -> None:
-    records = [refused_record(code, "", trace=trace_parent(code + 1)) for code in range(17)]
-    spans, _ = traced(receiver, records)
-    codes: dict[bytes, list[int]] = defaultdict(list)
-    for root in roots_of(spans):
-        codes[root.trace_id].append(root.status.code)
-        assert root.status.message == ""
-    errors = {2, 4, 12, 13, 14, 15}
-    assert codes == {
-        record.trace.trace_id: [
-            Status.STATUS_CODE_ERROR if record.code in errors else Status.STATUS_CODE_UNSET
-        ]
-        for record in records
-    }
-
-
-def test_a_preemption_is_an_event_of_the_root(receiver: Receiver) -> None:
-    spans, _ = traced(receiver, [preempted_record()])
-    (root,) = roots_of(spans)
-    assert [event.name for event in root.events] == ["penstock.preempted"]
-    queues = sorted(s.start_time_unix_nano for s in spans if s.name == "queue")
-    assert root.events[0].time_unix_nano == queues[1]
-    assert attributes_of(root.attributes)[keys.SAMPLING_REASON] == "preempted"
-
-
 def child_of(number: int, *, is_sampled: bool, **changes: Any) -> RequestRecord:
     """Return a request whose caller has a trace with a sampling decision."""
     trace = trace_parent(
@@ -149,21 +104,6 @@ def test_the_callers_span_is_the_parent(receiver: Receiver) -> None:
     assert root.parent_span_id == b"\x00callers"
     assert root.trace_state == "vendor=opaque,other@x=1"
     assert attributes_of(root.attributes)[keys.SAMPLING_REASON] == "parent"
-
-
-def test_a_caller_that_does_not_sample_is_honoured_except_for_errors(receiver: Receiver) -> None:
-    records = [
-        child_of(1, is_sampled=False),
-        child_of(2, is_sampled=False, code=13, reason="INTERNAL"),
-        child_of(3, is_sampled=False, ttft_s=1.5),
-        child_of(4, is_sampled=False, num_preemptions=1),
-    ]
-    spans, counts = traced(receiver, records, dataclasses.replace(ON, slow_ttft_s=1.0))
-    assert {
-        root.trace_id[-1]: attributes_of(root.attributes)[keys.SAMPLING_REASON]
-        for root in roots_of(spans)
-    } == {2: "error", 3: "slow", 4: "preempted"}
-    assert counts["traces_sampled_out"] == 1
 
 
 @pytest.mark.parametrize("state", ["no equals sign CANARY", "a=1,a=2", "A=1", "a=1,b==", "a=é"])
@@ -221,12 +161,6 @@ def test_nothing_of_a_content_gets_out_by_default(
     assert "CANARY" not in caplog.text
 
 
-def test_content_gets_out_where_it_was_switched_on(receiver: Receiver) -> None:
-    traced(receiver, content_records()[1:2], dataclasses.replace(ON, has_content=True))
-    for canary in (b"CANARY-prompt", b"CANARY-output"):
-        assert canary in b"".join(receiver.payloads)
-
-
 def test_a_limit_of_the_sdk_on_attributes_is_honoured(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,13 +169,17 @@ def test_a_limit_of_the_sdk_on_attributes_is_honoured(
     assert attributes_of(roots_of(spans)[0].attributes)[keys.TENANT] == "a-lo"
 
 
-def test_thousands_of_requests_are_thousands_of_traces(receiver: Receiver) -> None:
+def test_thousands_of_requests_are_thousands_of_traces(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine an export may take longer than the usual timeout, which would drop it.
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")
     tracing = start_tracing(ON, model="tiny")
     consumer: ServiceListener = tracing
     num = 3000
     for first in range(1, num, 500):
         consumer.take_records([request_record(number) for number in range(first, first + 500)])
-    assert receiver.is_settled(lambda: len(receiver.spans()) >= 6 * num, EXPORT_LIMIT_S)
+    assert receiver.is_settled(lambda: len(receiver.spans()) >= 6 * num, PATIENCE_S)
     tracing.close(CLOSE_LIMIT_S)
     counts = tracing.counters()
     roots = [root.trace_id for root in roots_of(receiver.spans())]
@@ -255,8 +193,3 @@ def test_a_request_that_has_no_trace_is_none(receiver: Receiver) -> None:
     spans, counts = traced(receiver, records)
     assert [root.trace_id for root in roots_of(spans)] == [records[1].trace.trace_id]
     assert (counts["traces_kept"], counts["traces_sampled_out"]) == (1, 1)
-
-
-def test_numbers_that_are_none_do_not_hinder(receiver: Receiver) -> None:
-    spans, _ = traced(receiver, [request_record(ttft_s=math.inf, estimated_queue_s=math.nan)])
-    assert keys.LATENCY_TTFT not in attributes_of(roots_of(spans)[0].attributes)

@@ -130,7 +130,7 @@ def test_a_failure_after_an_abort_is_an_end_like_any_other(build: Houses) -> Non
     house.submit(greedy_spec(1, max_tokens=40))
     house.round(2)
     house.engine.cancel(1)
-    house.control.fail_all()
+    house.control.inject("fail_all")
     house.control.wait_for_iteration(house.view().iteration + 1)
     house.run_until_idle()
 

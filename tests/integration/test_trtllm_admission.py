@@ -40,15 +40,6 @@ def run_watched(house: TrtllmHouse, max_rounds: int = 500) -> int:
     raise AssertionError("still busy")
 
 
-def test_the_engine_never_holds_what_it_cannot_run_for_want_of_slots(build: Houses) -> None:
-    house = build(max_batch_size=4)
-    house.submit(*(greedy_spec(key, 1 + key % 5, max_tokens=3 + key % 7) for key in range(1, 13)))
-
-    assert run_watched(house) == 4
-    assert sorted(house.submitted_keys) == list(range(1, 13))
-    house.check_clean()
-
-
 @pytest.mark.parametrize("num_blocks", [7, 10, 13])
 def test_the_engine_never_holds_what_it_cannot_run_for_want_of_pages(
     build: Houses, num_blocks: int

@@ -10,10 +10,10 @@ import pytest
 
 from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import FinishReason
+from support.patience import PATIENCE_S
 from support.trtllm_engine import (
     GRACE_S,
     HEALTH_INTERVAL_S,
-    PATIENCE_S,
     RESPONSE_TIMEOUT_S,
     Houses,
     TrtllmHouse,
@@ -41,7 +41,7 @@ def test_a_fatal_error_comes_out_of_the_step(build: Houses) -> None:
     house = build()
     house.submit(greedy_spec(1), greedy_spec(2))
     house.round(2)
-    house.control.fail_fatally()
+    house.control.inject("fatal")
     house.join_engine_loop()
     house.settle()
 
@@ -60,7 +60,7 @@ def test_a_shutdown_that_blocks_inside_a_coroutine_does_not_block_the_scheduler(
     begun = signal_shutdown(monkeypatch)
     house.submit(greedy_spec(1))
     house.round(2)
-    house.control.fail_fatally()
+    house.control.inject("fatal")
     assert begun.wait(PATIENCE_S)
     # The loop is stuck in the engine's own clean-up, and nothing can report it.
     house.submit(greedy_spec(2))
@@ -83,7 +83,7 @@ def test_a_loop_that_dies_in_silence_is_found_after_the_time_out_and_not_before(
     house.clock.now_s = 100.0
     house.round(3)
     heard_at_s = house.clock.now_s
-    house.control.kill_loop()
+    house.control.inject("kill")
     house.join_engine_loop()
 
     house.clock.now_s = heard_at_s + RESPONSE_TIMEOUT_S
@@ -120,7 +120,7 @@ def test_an_engine_that_hangs_in_an_iteration_is_dead_too(build: Houses) -> None
     house = build()
     house.submit(greedy_spec(1, max_tokens=40))
     house.round(2)
-    house.control.hang()
+    house.control.inject("hang")
     house.turn()
     house.clock.now_s += RESPONSE_TIMEOUT_S + 0.1
     with pytest.raises(ExecutorDied, match="returned nothing for"):
@@ -132,7 +132,7 @@ def test_a_loop_that_died_while_only_an_aborted_request_was_inside(build: Houses
     house = build()
     house.submit(greedy_spec(1, max_tokens=40))
     house.round(2)
-    house.control.kill_loop()
+    house.control.inject("kill")
     house.join_engine_loop()
     house.engine.cancel(1)
     house.turn()
@@ -151,7 +151,7 @@ def test_a_loop_that_died_while_only_an_aborted_request_was_inside(build: Houses
 
 def test_the_death_of_an_idle_engine_is_found_by_asking_for_its_health(build: Houses) -> None:
     house = build(fake={"is_death_seen_by_health": True})
-    house.control.kill_loop()
+    house.control.inject("kill")
     house.join_engine_loop()
     house.pass_loop_time(HEALTH_INTERVAL_S * 0.9)
     assert not house.is_ready()
@@ -187,36 +187,22 @@ def test_an_engine_that_shut_itself_down_is_dead_at_the_next_submission(build: H
         house.engine.step()
 
 
-def test_an_error_of_another_kind_at_submission_is_death(
-    build: Houses, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    house = build()
-
-    def broken(*_arguments: Any, **_keywords: Any) -> Any:
-        raise AssertionError("the queue is closed")
-
-    monkeypatch.setattr(house.streams.llm, "generate_async", broken)
-    house.submit(greedy_spec(1))
-    house.turn()
-    with pytest.raises(ExecutorDied, match="the queue is closed"):
-        house.engine.step()
-
-
 CUDA_ERROR = "CUDA error: an illegal memory access was encountered"
 
 
-def test_a_cuda_error_at_submission_is_death(
-    build: Houses, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [AssertionError("the queue is closed"), ValueError(CUDA_ERROR)])
+def test_an_error_of_another_kind_at_submission_is_death(
+    build: Houses, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     house = build()
 
     def broken(*_arguments: Any, **_keywords: Any) -> Any:
-        raise ValueError(CUDA_ERROR)
+        raise error
 
     monkeypatch.setattr(house.streams.llm, "generate_async", broken)
     house.submit(greedy_spec(1))
     house.turn()
-    with pytest.raises(ExecutorDied, match="illegal memory access"):
+    with pytest.raises(ExecutorDied, match=str(error)):
         house.engine.step()
 
 
@@ -257,7 +243,7 @@ def test_close_after_a_death_ends_too(build: Houses) -> None:
     house = build()
     house.submit(greedy_spec(1))
     house.round(1)
-    house.control.fail_fatally()
+    house.control.inject("fatal")
     house.join_engine_loop()
     house.settle()
     with pytest.raises(ExecutorDied):
@@ -315,7 +301,7 @@ def test_close_returns_although_the_loop_is_blocked(
     house.control.pause()
     house.submit(greedy_spec(1))
     house.turn()
-    house.control.fail_fatally()
+    house.control.inject("fatal")
     assert begun.wait(PATIENCE_S)
     house.executor.close()
 

@@ -35,25 +35,12 @@ def test_an_exception_out_of_one_result_is_that_requests_alone(build: Houses) ->
     house.check_clean()
 
 
-def test_exceptions_out_of_every_result_are_death(build: Houses) -> None:
-    house = build(
-        fake={"slip_token": prompt_of(greedy_spec(1, [5, 6]))[1]},
-        watch=watch_settings(max_failures_in_row=3),
-    )
-    for key in (1, 2):
-        house.submit(greedy_spec(key, [5, 6]))
-        house.run_until_idle()
-    house.submit(greedy_spec(3, [5, 6]))
-    with pytest.raises(ExecutorDied, match="failed 3 requests one after another"):
-        house.run_until_idle()
-
-
 @pytest.mark.parametrize("text", ["CUDA error: device-side assert triggered"])
 def test_an_error_that_no_cuda_context_survives_is_death_at_once(build: Houses, text: str) -> None:
     house = build(fake={"fail_message": text})
     house.submit(greedy_spec(1))
     house.round(2)
-    house.control.fail_all()
+    house.control.inject("fail_all")
     house.control.wait_for_iteration(house.view().iteration + 1)
     house.settle()
 

@@ -183,7 +183,7 @@ def test_an_error_that_is_everyones_fails_who_ran_and_nobody_else(build: Houses)
     house = build(max_batch_size=2)
     house.submit(*(greedy_spec(key, max_tokens=6) for key in (1, 2, 3)))
     house.round(2)
-    house.control.fail_all()
+    house.control.inject("fail_all")
     house.control.wait_for_iteration(house.view().iteration + 1)
     house.settle()
     house.run_until_idle()
@@ -208,7 +208,7 @@ def test_an_error_at_submission_ends_that_request_alone(
 ) -> None:
     house = build()
     errors = {
-        "RequestError": fake_module("executor.errors").RequestError,
+        "RequestError": fake_module("executor.request").RequestError,
         "ValueError": ValueError,
         "TypeError": TypeError,
     }

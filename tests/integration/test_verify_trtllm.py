@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from support.patience import PATIENCE_S
+
 FAKES = Path(__file__).resolve().parents[1] / "fakes"
-LIMIT_S = 100.0
 # The demo model offers no more, whatever the executor.
 NEVER = {"adapters", "prompt-logprobs"}
 FORMS = {"json-schema", "regex", "grammar", "choice"}
@@ -34,7 +35,7 @@ async def verify(config: dict[str, object], report: Path) -> tuple[int, str]:
         },
     )
     try:
-        out, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
+        out, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     finally:
         if process.returncode is None:
             for child in psutil.Process(process.pid).children(recursive=True):

@@ -19,7 +19,8 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_service_pb2, model_service_pb2_grpc
 from penstock.v1.prompt_pb2 import ContentPart
 from support import tiny_tokenizers
-from support.fronts import INFO, PATIENCE_S, ServedFront, rich_error, serving
+from support.fronts import INFO, ServedFront, rich_error, serving
+from support.patience import PATIENCE_S
 
 TEXT = "The quality of mercy, 日本語テキスト"
 FAMILIES = {"byte level": tiny_tokenizers.byte_level, "fallback": tiny_tokenizers.byte_fallback}

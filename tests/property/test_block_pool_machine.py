@@ -40,7 +40,7 @@ class NaiveOrder(Protocol):
 
     def victim(self, now: int) -> int: ...
 
-    def name(self, table: list[int], chain: list[bytes], first: int, now: int) -> None: ...
+    def name(self, block: int, digest: bytes, now: int) -> None: ...
 
     def share(self, block: int) -> None: ...
 
@@ -73,7 +73,7 @@ class NaiveLru:
         del self.turns[block]
         return block
 
-    def name(self, table: list[int], chain: list[bytes], first: int, now: int) -> None:
+    def name(self, block: int, digest: bytes, now: int) -> None:
         pass
 
     def share(self, block: int) -> None:
@@ -91,7 +91,7 @@ class NaiveHitDensity:
         self.segments: list[tuple[int, int, list[int]]] = []
         self.moved: dict[int, int] = {}
         self.uses: dict[int, int] = {}
-        self.marks: dict[int, bytes] = {}
+        self.digests: dict[int, bytes] = {}
         self.gone: dict[bytes, tuple[int, int]] = {}
         self.lives = [0] * 9
         self.hits = [[0] * NUM_BINS for _ in range(9)]
@@ -142,10 +142,9 @@ class NaiveHitDensity:
             block = self.choice[2][0]
             self.num_left -= 1
         turn = self.take(block)
-        if block in self.marks:
-            self.gone[self.marks[block]] = (self.uses.get(block, 1), turn)
-            while len(self.gone) > self.num_blocks:
-                del self.gone[next(iter(self.gone))]
+        self.gone[self.digests[block]] = (self.uses.get(block, 1), turn)
+        while len(self.gone) > 4 * self.num_blocks:
+            del self.gone[next(iter(self.gone))]
         self.lose(block)
         return block
 
@@ -183,24 +182,19 @@ class NaiveHitDensity:
             self.lives = [count // 2 for count in self.lives]
             self.hits = [[count // 2 for count in hits] for hits in self.hits]
 
-    def name(self, table: list[int], chain: list[bytes], first: int, now: int) -> None:
-        """Mark a new chain of up to 8 blocks at its first block."""
-        new = table[first:]
-        if first or not new:
-            return
-        self.marks[new[0]] = chain[0]
-        if chain[0] in self.gone:
-            uses, turn = self.gone.pop(chain[0])
-            self.hits[uses][self.bin(now - turn)] += len(new)
-            for block in new:
-                self.uses[block] = min(8, uses + 1)
+    def name(self, block: int, digest: bytes, now: int) -> None:
+        self.digests[block] = digest
+        if digest in self.gone:
+            uses, turn = self.gone.pop(digest)
+            self.hits[uses][self.bin(now - turn)] += 1
+            self.uses[block] = min(8, uses + 1)
 
     def share(self, block: int) -> None:
         self.uses[block] = min(8, self.uses.get(block, 1) + 1)
 
     def lose(self, block: int) -> None:
         self.uses.pop(block, None)
-        self.marks.pop(block, None)
+        self.digests.pop(block, None)
 
 
 DEFAULT, SESSION_LEVEL, TTL_S = 35, 60, 10.0
@@ -386,8 +380,12 @@ class BlockPoolMachine(RuleBasedStateMachine):
         digest = self.digests.to_bytes(4, "big")
         self.pool.register(block, digest)
         if block not in self.named.values():
-            self.named[digest] = block
-            self.model.settled.discard(block)
+            self.become_known(block, digest)
+
+    def become_known(self, block: int, digest: bytes) -> None:
+        self.named[digest] = block
+        self.order.name(block, digest, self.num_left)
+        self.model.settled.discard(block)
 
     @precondition(lambda self: self.named)
     @rule(data=st.data())
@@ -418,10 +416,8 @@ class BlockPoolMachine(RuleBasedStateMachine):
             table += self.holders.pop()
             self.holders.pop()
         self.pool.register_chain(np.array(table, np.int32), digests, range(len(found), length))
-        self.order.name(table, digests, len(found), self.num_left)
         for block, digest in zip(table[len(found) :], digests[len(found) :], strict=True):
-            self.named[digest] = block
-            self.model.settled.discard(block)
+            self.become_known(block, digest)
         self.holders.append(table)
         self.leave(len(self.holders) - 1, None)
 
@@ -440,8 +436,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
             self.digests += 1
             digest = self.digests.to_bytes(4, "big")
             self.pool.register(block, digest)
-            self.named[digest] = block
-            self.model.settled.discard(block)
+            self.become_known(block, digest)
             if key is not None:
                 self.pool.hold(key, self.turn, [block], self.now)
                 self.model.hold(key, self.turn, [block], self.now)
@@ -528,16 +523,3 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPool = BlockPoolMachine.TestCase
-
-
-def test_the_least_recently_used_tail_goes_first() -> None:
-    pool = BlockPool(4)
-    first, second = pool.allocate(2), pool.allocate(2)
-    for table, name in ((first, b"a"), (second, b"b")):
-        for index, block in enumerate(table.tolist()):
-            pool.register(block, name + bytes([index]))
-    pool.release(second)
-    pool.release(first)
-    assert pool.allocate(1).tolist() == [second.tolist()[1]]
-    assert pool.match([b"b\0", b"b\1"]) == [second.tolist()[0]]
-    assert pool.match([b"a\0", b"a\1"]) == first.tolist()

@@ -5,12 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Preempted
 from penstock.scheduler.request import NO_TIME
 from penstock.scheduler.victims import MAX_PREEMPTED, MAX_TENANT_PREEMPTIONS
-from support.core import FakeClock, make_engine, make_info, make_spec, run_until_idle, service_of
+from support.core import FakeClock, make_engine, make_spec, run_until_idle, service_of
 
 MAX_PROMPT = 12
 MAX_OUTPUT = 8
@@ -34,14 +33,13 @@ NUM_SLOTS = 3
 def test_counters_of_backlogged_tenants_stay_together(
     loads: tuple[list[tuple[int, int]], list[tuple[int, int]]], weight: float, depth: int
 ) -> None:
-    config = SchedulerConfig(
-        max_num_batched_tokens=16,
+    engine, _ = make_engine(
+        max_num_seqs=NUM_SLOTS,
+        pipeline_depth=depth,
         tenant_weights={"b": weight},
         aging_s=NO_TIME,
         max_lookahead=0,
     )
-    info = make_info(max_num_seqs=NUM_SLOTS, pipeline_depth=depth)
-    engine, _ = make_engine(info, config)
     key = 0
     for tenant, load in zip("ab", loads, strict=True):
         for prompt, max_tokens in load:
@@ -72,14 +70,13 @@ def test_counters_of_backlogged_tenants_stay_together(
 def test_who_comes_and_goes_keeps_a_burst_and_no_more(
     rounds: list[tuple[str, int, int, int]], burst: float, ratio: float
 ) -> None:
-    config = SchedulerConfig(
-        max_num_batched_tokens=16,
+    engine, _ = make_engine(
+        max_num_seqs=NUM_SLOTS,
         aging_s=NO_TIME,
         max_lookahead=0,
         tenant_burst_tokens=burst,
         yield_ratio=ratio,
     )
-    engine, _ = make_engine(make_info(max_num_seqs=NUM_SLOTS), config)
     tenants = engine.tenants
     bound = burst + MAX_PROMPT + 2 * NUM_SLOTS * MAX_OUTPUT
     for key, (tenant, prompt, max_tokens, pause) in enumerate(rounds, 1):
@@ -110,16 +107,18 @@ def test_who_comes_and_goes_keeps_a_burst_and_no_more(
 def test_what_light_tenants_may_cost_others(
     arrivals: list[tuple[str, int, int, int, int]], num_blocks: int, stride: int, depth: int
 ) -> None:
-    config = SchedulerConfig(
+    clock = FakeClock()
+    engine, _ = make_engine(
+        clock=clock,
+        max_num_seqs=5,
+        num_blocks=num_blocks,
+        pipeline_depth=depth,
         max_num_batched_tokens=8,
         watermark=0.0,
         aging_stride=stride,
         aging_s=4.0,
         yield_ratio=2.0,
     )
-    info = make_info(max_num_seqs=5, num_blocks=num_blocks, pipeline_depth=depth)
-    clock = FakeClock()
-    engine, _ = make_engine(info, config, clock)
     stalled = Stalled(engine)
     for key, (tenant, prompt, max_tokens, priority, pause) in enumerate(arrivals, 1):
         spec = make_spec(
@@ -195,9 +194,8 @@ def test_who_waits_long_enough_is_admitted_in_bounded_turns(
     flood: list[tuple[int, str, int]], priority: int, stride: int, patience_s: float
 ) -> None:
     aging_s = 5.0
-    config = SchedulerConfig(max_num_batched_tokens=16, aging_s=aging_s, aging_stride=stride)
     clock = FakeClock()
-    engine, _ = make_engine(make_info(max_num_seqs=1), config, clock)
+    engine, _ = make_engine(clock=clock, max_num_seqs=1, aging_s=aging_s, aging_stride=stride)
     arrivals: dict[int, tuple[float, int]] = {}
     admitted_s: dict[int, float] = {}
     order: list[int] = []

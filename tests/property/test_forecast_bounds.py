@@ -13,8 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
-from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig, SchedulingOrder
 from penstock.scheduler.cost_model import CostModel
@@ -23,13 +21,14 @@ from penstock.scheduler.events import Admitted
 from penstock.scheduler.forecast import (
     Demand,
     Forecast,
-    Load,
     Machine,
     QueuedAhead,
+    RunningLoad,
     forecast,
     prefill_alone_s,
 )
 from penstock.scheduler.request import RequestSpec
+from support.core import simulated_device
 
 PRICES = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=2e-4, context_token_s=1e-7)
 BLOCK_SIZE = 16
@@ -51,16 +50,13 @@ class House:
     queue_s: dict[int, float] = field(default_factory=dict)
 
     def engine(self) -> Engine:
-        executor = SimulatedExecutor(
-            ExecutorConfig(
-                kind=ExecutorKind.SIMULATED,
-                block_size=BLOCK_SIZE,
-                num_blocks=self.num_blocks,
-                max_num_seqs=self.max_num_seqs,
-                max_seq_len=2048,
-                simulated=SimulatedConfig(cost=PRICES),
-            ),
-            pacer=self.clock,
+        executor = simulated_device(
+            self.clock,
+            PRICES,
+            block_size=BLOCK_SIZE,
+            num_blocks=self.num_blocks,
+            max_num_seqs=self.max_num_seqs,
+            max_seq_len=2048,
         )
         config = SchedulerConfig(
             max_num_batched_tokens=self.budget,
@@ -93,7 +89,7 @@ class House:
         self.waiting.add(key)
         engine.submit((spec,))
 
-    def load(self, engine: Engine) -> Load:
+    def load(self, engine: Engine) -> RunningLoad:
         arrays = engine.arrays
         slots = [request.slot for request in engine.requests.values() if request.slot >= 0]
         computed = arrays.num_computed[slots]
@@ -101,7 +97,7 @@ class House:
         is_prefilling = known - computed > 1
         num_used = sum(map(self.blocks_of, self.running))
         to_go = sum(self.specs[key].max_tokens - done for key, done in self.running.items())
-        return Load(
+        return RunningLoad(
             num_running=len(slots),
             num_decodes=int(np.sum(~is_prefilling)),
             num_context_tokens=int(computed.sum()),

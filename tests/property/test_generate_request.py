@@ -11,7 +11,7 @@ from msgspec import structs
 
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
-from penstock.server.front.generation import Generation
+from penstock.server.front.generation import GenerationSpec
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.generation import read_generation
 from penstock.server.rpc.parsing import num_unknown_fields, parse
@@ -30,7 +30,7 @@ REFUSALS = {
 }
 
 
-def outcome(data: bytes) -> Generation | RequestError:
+def outcome(data: bytes) -> GenerationSpec | RequestError:
     """Return what a handler has before it calls the engine."""
     try:
         return read_generation(parse(GenerateRequest, data), LIMITS, ("tiny",))

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, Queued
+from penstock.scheduler.events import Admitted, Completed, Failed, Preempted, Queued
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.events import StreamEvent, TokensPiece
 from penstock.server.front.front import Front
 from penstock.server.front.generation import (
     ChunkLimits,
-    Generation,
+    GenerationSpec,
     Output,
     Sampling,
     Stopping,
@@ -75,8 +75,8 @@ def generation_of(
     *,
     has_ids: bool = False,
     min_chunk_tokens: int = 1,
-) -> Generation:
-    return Generation(
+) -> GenerationSpec:
+    return GenerationSpec(
         prompt=TextInput(text="hello"),
         prompt_path="text_prompt.text",
         request_id="r",
@@ -117,8 +117,8 @@ def say(port: ScriptedPort, request: LiveRequest, news: News, at_s: float) -> No
         "admitted": Admitted(key=key, at_s=at_s, num_cached_tokens=0, num_preemptions=0),
         "preempted": Preempted(key=key, at_s=at_s),
     }
-    ends: dict[str, Finished | Failed] = {
-        "finished": Finished(key=key, at_s=at_s, reason=FinishReason.LENGTH, stop_id=-1),
+    ends: dict[str, Completed | Failed] = {
+        "finished": Completed(key=key, at_s=at_s, reason=FinishReason.LENGTH, stop_id=-1),
         "failed": Failed(key=key, at_s=at_s, reason=FailureReason.EXECUTOR_REQUEST_FAILED),
     }
     port.say(
@@ -130,7 +130,7 @@ def say(port: ScriptedPort, request: LiveRequest, news: News, at_s: float) -> No
 
 
 async def play(
-    text: ModelText, generation: Generation, script: Script, *, is_short: bool
+    text: ModelText, generation: GenerationSpec, script: Script, *, is_short: bool
 ) -> tuple[list[object], int]:
     """Return everything observable, and how many steps left a token to take as text."""
     seen: list[object] = []
@@ -174,7 +174,7 @@ async def play(
     return seen, num_plain
 
 
-def check_both_ways(text: ModelText, generation: Generation, script: Script) -> int:
+def check_both_ways(text: ModelText, generation: GenerationSpec, script: Script) -> int:
     short, num_plain = asyncio.run(play(text, generation, script, is_short=True))
     with pytest.MonkeyPatch.context() as patch:
         never = property(lambda _: False, lambda _, value: None)
@@ -190,13 +190,15 @@ def check_both_ways(text: ModelText, generation: Generation, script: Script) -> 
 @example(generation_of(1), [*OPENING, TAKE, PLAIN, News("finished", 0)])
 @example(generation_of(1), [*OPENING, TAKE, PLAIN, CUT])
 @example(generation_of(1), [*OPENING, TAKE, PLAIN, News("preempted", 0), 0])
-def test_both_ways_tell_the_same(text: ModelText, generation: Generation, script: Script) -> None:
+def test_both_ways_tell_the_same(
+    text: ModelText, generation: GenerationSpec, script: Script
+) -> None:
     assert check_both_ways(text, generation, script) > 0
 
 
 @given(others, scripts)
 def test_tokens_with_more_than_text_never_go_the_short_way(
-    text: ModelText, generation: Generation, script: Script
+    text: ModelText, generation: GenerationSpec, script: Script
 ) -> None:
     assert check_both_ways(text, generation, script) == 0
 
@@ -208,7 +210,7 @@ def is_plain(output: OwnOutput) -> bool:
 async def test_a_plain_token_is_not_handled_as_any_other(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generation = Generation(prompt=TextInput(text="hello"), prompt_path="text_prompt.text")
+    generation = GenerationSpec(prompt=TextInput(text="hello"), prompt_path="text_prompt.text")
     port = ScriptedPort()
     front = Front(text, FrontConfig(acceptance_delay_s=60.0), port=port)
     port.listener = front

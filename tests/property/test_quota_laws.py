@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.events import Failed
 from penstock.scheduler.quotas import NO_QUOTA, QuotaAccounts, QuotaKind, TenantQuota
-from penstock.scheduler.request import FailureReason
-from support.core import FakeClock, make_engine, make_info, make_spec, num_live_of, run_until_idle
+from penstock.scheduler.request import FailureReason, RequestSpec
+from support.core import FakeClock, make_engine, make_spec, num_live_of, run_until_idle
 
 MINUTE_S = 60.0
 MARGIN = 1e-5
@@ -64,7 +64,8 @@ def test_no_window_holds_more_than_its_share_and_a_burst(
     requests=st.none() | limits,
     tokens=st.none() | limits,
     steps=st.lists(
-        st.tuples(gaps_s, st.sampled_from(["submit", "output"]), st.integers(1, 400)), max_size=60
+        st.tuples(gaps_s, st.sampled_from(["submit", "output", "refund"]), st.integers(1, 400)),
+        max_size=60,
     ),
 )
 def test_the_accounts_are_two_buckets(
@@ -78,6 +79,7 @@ def test_the_accounts_are_two_buckets(
     accounts.take_in(make_spec(9999, 1, tenant="a", hashed=False), 1, INDEX, now)
     level["requests"] -= 1.0
     level["tokens"] -= 1.0
+    charged = list[RequestSpec]()
     for key, (gap_s, what, count) in enumerate(steps, start=1):
         now += gap_s
         for name, full in most.items():
@@ -85,6 +87,13 @@ def test_the_accounts_are_two_buckets(
         if what == "output":
             accounts.charge_outputs(np.full(count, INDEX, dtype=np.int32), now)
             level["tokens"] -= count
+            continue
+        if what == "refund":
+            if charged:
+                spec = charged.pop(count % len(charged))
+                accounts.refund(spec)
+                for name, num in (("requests", 1), ("tokens", spec.num_prompt_tokens)):
+                    level[name] = min(most[name], level[name] + num)
             continue
         spare = min(
             (level["requests"] - 1.0) / most["requests"] if requests else 1.0,
@@ -96,6 +105,7 @@ def test_the_accounts_are_two_buckets(
         if is_let_in:
             level["requests"] -= 1.0
             level["tokens"] -= count
+            charged.append(make_spec(key, count, tenant="a", hashed=False))
 
 
 @given(
@@ -167,7 +177,7 @@ def test_limits_that_change_under_load_keep_the_books(
         max_num_batched_tokens=16, tenant_quota=TenantQuota(max_num_live=2, max_tokens_per_minute=9)
     )
     clock = FakeClock()
-    engine, _ = make_engine(make_info(max_num_seqs=3, pipeline_depth=depth), config, clock=clock)
+    engine, _ = make_engine(config=config, clock=clock, max_num_seqs=3, pipeline_depth=depth)
     quotas = dict[str, TenantQuota]()
     for key, (what, tenant, count) in enumerate(turns, start=1):
         if what == "submit":
@@ -190,8 +200,7 @@ def test_limits_that_change_under_load_keep_the_books(
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_never_more_live_than_a_tenant_may_have(most: int) -> None:
-    config = SchedulerConfig(max_num_batched_tokens=16, tenant_quota=TenantQuota(max_num_live=most))
-    engine, _ = make_engine(make_info(max_num_seqs=8), config)
+    engine, _ = make_engine(max_num_seqs=8, tenant_quota=TenantQuota(max_num_live=most))
     for key in range(1, 9):
         engine.submit((make_spec(key, 3, tenant="a"),))
     engine.submit((make_spec(9, 3, tenant="b"),))

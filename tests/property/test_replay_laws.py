@@ -16,14 +16,14 @@ from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import SamplingParams
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.generation import (
-    Generation,
+    GenerationSpec,
     Output,
     Sampling,
     Stopping,
     TokenInput,
 )
 from penstock.server.text.model_text import ModelText
-from support.mortal_engines import Death, MortalService, Told, play
+from property.mortal_engines import Death, MortalService, Told, play
 
 MAX_SEQ_LEN = 64
 
@@ -83,10 +83,10 @@ def generation_of(
     stopping: Stopping,
     has_echo: bool,
     has_prompt_logprobs: bool,
-) -> Generation:
+) -> GenerationSpec:
     num_prompt_logprobs = 1 if has_prompt_logprobs else -1
     params = replace(sampling.params, num_prompt_logprobs=num_prompt_logprobs)
-    return Generation(
+    return GenerationSpec(
         prompt=prompt,
         prompt_path="token_ids",
         sampling=structs.replace(sampling, params=params),
@@ -114,7 +114,7 @@ deaths = st.lists(st.builds(Death, st.integers(0, 12), st.integers(0, 3)), min_s
 def run(
     text: ModelText,
     house: House,
-    asked: list[Generation],
+    asked: list[GenerationSpec],
     dying: list[Death],
     turns_between: int,
     max_replays: int = 1000,
@@ -170,7 +170,7 @@ fewer = settings(max_examples=settings().max_examples // 2)
 def test_deaths_change_nothing_that_clients_are_told(
     text: ModelText,
     house: House,
-    asked: list[Generation],
+    asked: list[GenerationSpec],
     dying: list[Death],
     turns_between: int,
 ) -> None:
@@ -184,7 +184,7 @@ def test_deaths_change_nothing_that_clients_are_told(
 @given(st.lists(generations, min_size=1, max_size=4), st.integers(0, 2), deaths)
 @fewer
 def test_beyond_the_budget_streams_end_after_a_prefix(
-    text: ModelText, asked: list[Generation], max_replays: int, dying: list[Death]
+    text: ModelText, asked: list[GenerationSpec], max_replays: int, dying: list[Death]
 ) -> None:
     undisturbed = run(text, House(), asked, [], 0)
     disturbed = run(text, House(), asked, dying, 0, max_replays)
@@ -193,14 +193,5 @@ def test_beyond_the_budget_streams_end_after_a_prefix(
             assert other.content() == one.content()
             continue
         assert other.refused == "ENGINE_DOWN"
-        for index, text_told in texts_of(other).items():
-            assert texts_of(one).get(index, "").startswith(text_told)
-
-
-def texts_of(told: Told) -> dict[int, str]:
-    texts: dict[int, str] = {}
-    for message in told.messages:
-        if message.HasField("tokens"):
-            index = message.tokens.output_index
-            texts[index] = texts.get(index, "") + message.tokens.text
-    return texts
+        for index, text_told in other.texts().items():
+            assert one.texts().get(index, "").startswith(text_told)

@@ -14,16 +14,8 @@ from hypothesis import strategies as st
 
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.resumed import (
-    another_front,
-    num_tokens_of,
-    outputs_of,
-    read_some,
-    rest_after,
-    resumable,
-    unbroken,
-)
-from support.stepped_service import SteppedService, stepped
+from support.resumed import num_tokens_of, outputs_of, read_some, rest_after, resumable, unbroken
+from support.stepped_service import SteppedService, another_front, stepped
 
 
 @st.composite
@@ -123,7 +115,7 @@ async def lost(
         if is_whole:
             return got
         first.step(num_steps)
-        first.memory.hang_up(1)
+        await first.disconnect()
         rest: list[Any] = await second.end_of(second.stub.Resume(after(got, message)))
         return [*got, *(message.response for message in rest)]
 

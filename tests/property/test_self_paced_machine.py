@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 
 from penstock.scheduler.config import AdmissionPolicy
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from support.core import make_spec
 from support.self_paced import SelfPacedExecutor, make_self_paced, token_of
@@ -43,7 +43,7 @@ class SelfPacedMachine(RuleBasedStateMachine):
         )
         self.specs: dict[int, RequestSpec] = {}
         self.tokens: dict[int, list[int]] = {}
-        self.ends: dict[int, Finished | Failed] = {}
+        self.ends: dict[int, Completed | Failed] = {}
         self.failed: set[int] = set()
         self.stopped: set[int] = set()
         self.cancelled: set[int] = set()
@@ -102,7 +102,7 @@ class SelfPacedMachine(RuleBasedStateMachine):
             self.ends[end.key] = end
             self.check_end(end)
 
-    def check_end(self, end: Finished | Failed) -> None:
+    def check_end(self, end: Completed | Failed) -> None:
         key = end.key
         match end:
             case Failed(reason=FailureReason.EXECUTOR_REQUEST_FAILED):
@@ -113,9 +113,9 @@ class SelfPacedMachine(RuleBasedStateMachine):
                     FailureReason.EXCEEDS_KV_CACHE,
                     FailureReason.PROMPT_TOO_LONG,
                 )
-            case Finished(reason=FinishReason.CANCELLED):
+            case Completed(reason=FinishReason.CANCELLED):
                 assert key in self.cancelled
-            case Finished(reason=FinishReason.STOP):
+            case Completed(reason=FinishReason.STOP):
                 assert key in self.stopped
             case _:
                 assert len(self.tokens[key]) == self.specs[key].max_tokens

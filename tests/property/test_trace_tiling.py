@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.server.observe.request_record import RequestRecord, Segment, SegmentKind
 from penstock.server.observe.spans.span_writer import MAX_CHILDREN
-from support.request_records import request_record, trace_parent
+from support.reports import request_record, trace_parent
 from support.span_trees import tree_of
 
 OFFSET_NS = 1_763_000_000_123_456_789

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.ray_cluster import RayCluster, has_ray, ray_cluster
+from ray_serve.ray_cluster import RayCluster, has_ray, ray_cluster
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,10 @@ from grpc_health.v1 import health_pb2
 import penstock.client as pc
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2, stats_pb2
+from ray_serve.ray_calls import read_to_end, read_until_tokens, stub, until_counted
+from ray_serve.ray_cluster import RayCluster, slow_steps
+from support.generate_requests import greedy
 from support.otlp_receiver import grpc_receiver
-from support.ray_calls import read_to_end, read_until_tokens, request, stub, until_counted
-from support.ray_cluster import RayCluster, slow_steps
 from support.service import health_of, stream
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -83,7 +84,7 @@ async def test_bytes_that_are_no_message_are_refused_by_the_service(cluster: Ray
             await generate(b"\xff\xff\xff").read()
 
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert refused.value.details() == "the bytes are not the expected message"
+    assert refused.value.details() == "the bytes cannot be parsed as the expected message"
 
 
 async def test_a_client_that_leaves_stops_the_work(cluster: RayCluster) -> None:
@@ -91,7 +92,7 @@ async def test_a_client_that_leaves_stops_the_work(cluster: RayCluster) -> None:
     before = await until_counted(replicas, num_cancelled, 0)
 
     async with cluster.channel() as channel:
-        call = stub(channel).Generate(request(4000))
+        call = stub(channel).Generate(greedy(4000))
         await read_until_tokens(call)
         call.cancel()
         await until_counted(replicas, num_cancelled, 1, before)
@@ -103,7 +104,7 @@ async def test_a_request_is_cancelled_by_id_wherever_it_is(cluster: RayCluster) 
     # By luck alone a Cancel would come to the right one of two replicas every other time.
     for number in range(6):
         async with cluster.channel(0) as channel, cluster.channel(1) as other:
-            call = stub(channel).Generate(request(400, f"mine-{number}"))
+            call = stub(channel).Generate(greedy(400, request_id=f"mine-{number}"))
             await read_until_tokens(call)
             await stub(other).Cancel(pb.CancelRequest(request_id=f"mine-{number}"))
             last = [message async for message in call][-1]
@@ -115,7 +116,7 @@ async def test_a_full_queue_refuses_with_what_the_service_says(cluster: RayClust
     cluster.deploy(*TIGHT, **SPREAD)
 
     async with cluster.channel() as channel:
-        calls = [stub(channel).Generate(request(100)) for _ in range(12)]
+        calls = [stub(channel).Generate(greedy(100)) for _ in range(12)]
         ends = await asyncio.gather(*(read_to_end(call) for call in calls))
 
     refused = [end for end in ends if end is not None]
@@ -145,7 +146,7 @@ async def test_a_deadline_of_the_call_ends_the_work(cluster: RayCluster) -> None
     before = await until_counted(replicas, num_cancelled, 0)
 
     async with cluster.channel() as channel:
-        end = await read_to_end(stub(channel).Generate(request(4000), timeout=1.0))
+        end = await read_to_end(stub(channel).Generate(greedy(4000), timeout=1.0))
         assert end is not None
         assert end.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await until_counted(replicas, num_cancelled, 1, before)
@@ -156,7 +157,7 @@ async def test_a_trace_goes_on_in_the_service(cluster: RayCluster) -> None:
         cluster.deploy(*ROOMY, "--otlp-endpoint", receiver.endpoint, num_replicas=1)
         async with cluster.channel() as channel:
             call = stub(channel).Generate(
-                request(4), metadata=(("traceparent", f"00-{TRACE_ID}-{SPAN_ID}-01"),)
+                greedy(4), metadata=(("traceparent", f"00-{TRACE_ID}-{SPAN_ID}-01"),)
             )
             assert await read_to_end(call) is None
             trailers = dict(await call.trailing_metadata())

@@ -12,8 +12,9 @@ import grpc.aio
 import pytest
 
 from penstock.v1 import generation_service_pb2 as pb
-from support.ray_calls import read_to_end, read_until_tokens, request, stub
-from support.ray_cluster import RayCluster, slow_steps
+from ray_serve.ray_calls import read_to_end, read_until_tokens, stub
+from ray_serve.ray_cluster import RayCluster, slow_steps
+from support.generate_requests import greedy
 from support.service import stream, until_gone
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -136,7 +137,7 @@ async def test_a_session_finds_its_replica_again_to_resume(cluster: RayCluster) 
 
     for number in range(4):
         session = (("session_id", f"session-{number}"),)
-        wanted = request(60, f"kept-{number}")
+        wanted = greedy(60, request_id=f"kept-{number}")
         wanted.resume_timeout.FromSeconds(30)
         async with cluster.channel(0) as channel:
             call = stub(channel).Generate(wanted, metadata=session)
@@ -174,7 +175,7 @@ async def _until_ingresses_know(cluster: RayCluster, known: set[str]) -> None:
 
 
 async def _replica_of(channel: grpc.aio.Channel, session: tuple[tuple[str, str], ...]) -> str:
-    call = stub(channel).Generate(request(1), metadata=session)
+    call = stub(channel).Generate(greedy(1), metadata=session)
     assert await read_to_end(call) is None
     replica: str = dict(await call.trailing_metadata())["penstock-replica"]
     return replica

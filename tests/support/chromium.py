@@ -10,8 +10,19 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
+from support.patience import PATIENCE_S
+
 EXECUTABLE = Path("/usr/bin/chromium")
-PATIENCE_S = 90.0
+OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--no-default-browser-check",
+)
 
 
 @dataclass(frozen=True)
@@ -63,14 +74,7 @@ def visited(url: str, home: Path, *, seconds: int) -> Left:
 def _run(url: str, home: Path, seconds: int, *wanted: str) -> subprocess.CompletedProcess[str]:
     command = [
         str(EXECUTABLE),
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--no-first-run",
-        "--no-default-browser-check",
+        *OPTIONS,
         "--enable-logging=stderr",
         "--log-level=0",
         f"--user-data-dir={home}",

@@ -4,17 +4,20 @@ import asyncio
 import contextlib
 import os
 import pty
+import subprocess
 import sys
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
 import psutil
+import pytest
 
+from penstock.tools.command_line import main
+from support.patience import PATIENCE_S
 from support.scripted_server import ScriptedServer
 
 PROGRAM = (sys.executable, "-m", "penstock.tools")
-LIMIT_S = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +62,27 @@ async def running(
 
 
 async def ended(process: asyncio.subprocess.Process, stdin: str = "") -> Result:
-    out, err = await asyncio.wait_for(process.communicate(stdin.encode() or None), LIMIT_S)
+    out, err = await asyncio.wait_for(process.communicate(stdin.encode() or None), PATIENCE_S)
     assert process.returncode is not None
     return Result(process.returncode, (out or b"").decode(), (err or b"").decode())
+
+
+def called(capsys: pytest.CaptureFixture[str], *args: object) -> Result:
+    """Run a command in this process."""
+    code = main([str(arg) for arg in args])
+    printed = capsys.readouterr()
+    return Result(code, printed.out, printed.err)
+
+
+def finished(*args: object, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run a command to its end; `data`: its input."""
+    return subprocess.run(
+        [*PROGRAM, *map(str, args)],
+        input=data,
+        capture_output=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
 
 
 async def run(*args: object, **variables: str) -> Result:
@@ -92,7 +113,7 @@ class Terminal:
     async def wait_for(self, text: bytes) -> None:
         """Read until the text was shown. No thread reads: it could not be stopped in time."""
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while text not in self.shown:
                 readable = asyncio.Event()
                 loop.add_reader(self._master, readable.set)

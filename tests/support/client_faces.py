@@ -6,14 +6,11 @@ client's interface, so one test covers both.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import grpc
 
 from penstock.client import Client, Event, RetryPolicy, SyncClient, Tokens
 from penstock.client.call_settings import CallSettings
-from support.scripted_server import ServedCall, error_info
 
 POLICY = RetryPolicy(max_attempts=3, initial_backoff_s=1.0, multiplier=2.0, pushback_jitter=0.0)
 
@@ -39,97 +36,106 @@ class FakeTime:
         return CallSettings(retry=POLICY, clock=self, random=lambda: 0.0)
 
 
-class AsyncFace:
-    """The async client, unchanged."""
+class Face:
+    """A client whose calls are awaited."""
 
-    def __init__(self, address: str | Sequence[str], time: FakeTime, **options: Any) -> None:
-        given = {"settings": time.settings(), **options}
-        self.client = Client(address, sleep=time.sleep_async, **given)
+    client: Any
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        raise NotImplementedError
+
+    async def call(self, name: str, *args: Any, **options: Any) -> Any:
+        raise NotImplementedError
+
+    async def items(
+        self,
+        name: str,
+        *args: Any,
+        into: list[Any] | None = None,
+        until: Callable[[list[Any]], bool] = lambda items: False,
+        **options: Any,
+    ) -> Any:
+        """Iterate over what the method returns, and leave it once `until` holds."""
+        items = [] if into is None else into
+
+        def is_last(item: Any) -> bool:
+            items.append(item)
+            return until(items)
+
+        await self.each(is_last, name, *args, **options)
+        return items
+
+    async def each(
+        self, is_last: Callable[[Any], bool], name: str, *args: Any, **options: Any
+    ) -> None:
+        """Pass each item of what the method returns to `is_last` until that is true."""
+        raise NotImplementedError
 
     async def events(self, prompt: Any, into: list[Event] | None = None, **options: Any) -> Any:
-        events = [] if into is None else into
-        async for event in self.client.generate(prompt, **options):
-            events.append(event)
-        return events
+        return await self.items("generate", prompt, into=into, **options)
 
-    async def text(self, prompt: Any, **options: Any) -> list[str]:
-        return [piece async for piece in self.client.generate_text(prompt, **options)]
+    async def text(self, prompt: Any, **options: Any) -> Any:
+        return await self.items("generate_text", prompt, **options)
+
+    async def leave_after_output(self, prompt: Any) -> None:
+        await self.items("generate", prompt, until=lambda items: isinstance(items[-1], Tokens))
+
+    async def all_of(self, requests: Any, **options: Any) -> Any:
+        return await self.call("generate_all", requests, **options)
+
+    async def leave_batch_after(self, requests: Any, num_items: int, **options: Any) -> Any:
+        def is_enough(items: list[Any]) -> bool:
+            return len(items) == num_items
+
+        return await self.items("generate_many", requests, until=is_enough, **options)
+
+    async def close(self, **options: Any) -> None:
+        await self.call("close", **options)
+
+
+class AsyncCalls(Face):
+    """An async client."""
 
     async def call(self, name: str, *args: Any, **options: Any) -> Any:
         return await getattr(self.client, name)(*args, **options)
 
-    async def leave_after_output(self, prompt: Any) -> None:
-        async with contextlib.aclosing(self.client.generate(prompt)) as events:
-            async for event in events:
-                if isinstance(event, Tokens):
+    async def each(
+        self, is_last: Callable[[Any], bool], name: str, *args: Any, **options: Any
+    ) -> None:
+        async with contextlib.aclosing(getattr(self.client, name)(*args, **options)) as items:
+            async for item in items:
+                if is_last(item):
                     break
 
-    async def all_of(self, requests: Any, **options: Any) -> Any:
-        return await self.client.generate_all(requests, **options)
 
-    async def leave_batch_after(self, requests: Any, num_items: int, **options: Any) -> list[Any]:
-        items: list[Any] = []
-        async with contextlib.aclosing(self.client.generate_many(requests, **options)) as batch:
-            async for item in batch:
-                items.append(item)
-                if len(items) == num_items:
-                    break
-        return items
-
-    async def close(self, **options: Any) -> None:
-        await self.client.close(**options)
-
-
-class SyncFace:
-    """The blocking client; each call runs in a thread."""
-
-    def __init__(self, address: str | Sequence[str], time: FakeTime, **options: Any) -> None:
-        given = {"settings": time.settings(), **options}
-        self.client = SyncClient(address, sleep=time.sleep, **given)
-
-    async def events(self, prompt: Any, into: list[Event] | None = None, **options: Any) -> Any:
-        events = [] if into is None else into
-
-        def read() -> list[Event]:
-            events.extend(self.client.generate(prompt, **options))
-            return events
-
-        return await asyncio.to_thread(read)
-
-    async def text(self, prompt: Any, **options: Any) -> list[str]:
-        return await asyncio.to_thread(lambda: list(self.client.generate_text(prompt, **options)))
+class SyncCalls(Face):
+    """A blocking client; each call runs in a thread."""
 
     async def call(self, name: str, *args: Any, **options: Any) -> Any:
         return await asyncio.to_thread(getattr(self.client, name), *args, **options)
 
-    async def leave_after_output(self, prompt: Any) -> None:
-        def leave() -> None:
-            for event in self.client.generate(prompt):
-                if isinstance(event, Tokens):
-                    break
-
-        await asyncio.to_thread(leave)
-
-    async def all_of(self, requests: Any, **options: Any) -> Any:
-        return await asyncio.to_thread(self.client.generate_all, requests, **options)
-
-    async def leave_batch_after(self, requests: Any, num_items: int, **options: Any) -> list[Any]:
-        def leave() -> list[Any]:
-            items: list[Any] = []
-            with contextlib.closing(self.client.generate_many(requests, **options)) as batch:
-                for item in batch:
-                    items.append(item)
-                    if len(items) == num_items:
+    async def each(
+        self, is_last: Callable[[Any], bool], name: str, *args: Any, **options: Any
+    ) -> None:
+        def read() -> None:
+            with contextlib.closing(getattr(self.client, name)(*args, **options)) as items:
+                for item in items:
+                    if is_last(item):
                         break
-            return items
 
-        return await asyncio.to_thread(leave)
-
-    async def close(self, **options: Any) -> None:
-        await asyncio.to_thread(self.client.close, **options)
+        await asyncio.to_thread(read)
 
 
-Face = AsyncFace | SyncFace
+class AsyncFace(AsyncCalls):
+    def __init__(self, address: str | Sequence[str], time: FakeTime, **options: Any) -> None:
+        given = {"settings": time.settings(), **options}
+        self.client = Client(address, sleep=time.sleep_async, **given)
+
+
+class SyncFace(SyncCalls):
+    def __init__(self, address: str | Sequence[str], time: FakeTime, **options: Any) -> None:
+        given = {"settings": time.settings(), **options}
+        self.client = SyncClient(address, sleep=time.sleep, **given)
 
 
 async def until_true(condition: Callable[[], bool]) -> None:
@@ -139,30 +145,3 @@ async def until_true(condition: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0)
     raise AssertionError("it never came true")
-
-
-def failing(
-    code: grpc.StatusCode,
-    reason: str,
-    *details: Any,
-    trailers: tuple[tuple[str, str], ...] = (),
-    after: Callable[[ServedCall], Awaitable[None]] | None = None,
-) -> Callable[[ServedCall], Awaitable[None]]:
-    """Return a script that fails, after running `after` if given. `reason` "": no details."""
-
-    async def script(call: ServedCall) -> None:
-        if after is not None:
-            await after(call)
-        info = (error_info(reason),) if reason else ()
-        await call.fail(code, "scripted", *info, *details, trailers=trailers)
-
-    return script
-
-
-async def accept(call: ServedCall) -> None:
-    await call.accepted()
-
-
-async def accept_and_speak(call: ServedCall) -> None:
-    await call.accepted()
-    await call.tokens("begun")

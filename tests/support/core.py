@@ -1,20 +1,27 @@
 """Builders for tests of the scheduler: specs, a clock, an executor with immediate results."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
+from penstock.executor.simulated.executor import SimulatedExecutor
+from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Failed, Finished, StepEvents
+from penstock.scheduler.events import Admitted, Completed, Failed, Preempted, StepEvents
 from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.listener import EngineListener
 from penstock.scheduler.quotas import QuotaAccounts
-from penstock.scheduler.request import NO_TIME, RequestSpec, SamplingParams
+from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.sessions import SessionKey, Sessions
-from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.tenant_counters import TenantCounters
 from penstock.scheduler.victims import VictimSelection
 
 BLOCK_SIZE = 4
@@ -33,7 +40,7 @@ def num_live_of(accounts: QuotaAccounts, tenant: str) -> int:
     return 0 if row is None else accounts._num_live[row]
 
 
-def service_of(tenants: Tenants, name: str) -> float:
+def service_of(tenants: TenantCounters, name: str) -> float:
     """Return the weighted service of a tenant since the last rebase, 0 for an unknown tenant."""
     index = tenants._index_of.get(name)
     return 0.0 if index is None else float(tenants.service[index])
@@ -42,8 +49,8 @@ def service_of(tenants: Tenants, name: str) -> float:
 class FakeClock:
     """A clock in seconds that the test advances."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
+    def __init__(self, now_s: float = 0.0) -> None:
+        self.now_s = now_s
 
     def __call__(self) -> float:
         return self.now_s
@@ -85,69 +92,36 @@ class NullExecutor:
         self.is_closed = True
 
 
-def make_info(
-    *,
-    num_blocks: int = 64,
-    max_num_seqs: int = 8,
-    max_seq_len: int = 64,
-    pipeline_depth: int = 1,
-    block_size: int = BLOCK_SIZE,
-) -> ExecutorInfo:
-    return ExecutorInfo(
-        name="null",
-        vocab_size=1000,
-        block_size=block_size,
-        num_blocks=num_blocks,
-        max_seq_len=max_seq_len,
-        max_num_seqs=max_num_seqs,
-        pipeline_depth=pipeline_depth,
-    )
+def make_info(**changes: Any) -> ExecutorInfo:
+    limits: dict[str, Any] = {
+        "num_blocks": 64,
+        "max_num_seqs": 8,
+        "max_seq_len": 64,
+        "pipeline_depth": 1,
+        "block_size": BLOCK_SIZE,
+    }
+    return ExecutorInfo(name="null", vocab_size=1000, **(limits | changes))
 
 
 def make_spec(
     key: int,
     prompt: int | Sequence[int] = 5,
     *,
-    max_tokens: int = 4,
     hashed: bool = True,
     block_size: int = BLOCK_SIZE,
-    request_id: str | None = None,
-    min_tokens: int = 0,
-    num_replayed: int = 0,
-    stop_ids: tuple[int, ...] = (),
-    leader_key: int = 0,
-    output_index: int = 0,
-    priority: int = 0,
-    ttft_deadline_s: float = NO_TIME,
-    deadline_s: float = NO_TIME,
-    time_limit_s: float = NO_TIME,
-    arrival_s: float = 0.0,
-    tenant: str = "",
-    sampling: SamplingParams | None = None,
+    **options: Any,
 ) -> RequestSpec:
-    """Return a spec; an int prompt is that many tokens, which no other key's prompt contains."""
+    """Return a spec; an int prompt is that many tokens, which no other key's prompt contains.
+
+    `options`: more of its fields.
+    """
     ids = list(range(key * 100, key * 100 + prompt)) if isinstance(prompt, int) else list(prompt)
     prompt_ids = np.array(ids, dtype=np.int32)
-    return RequestSpec(
-        key=key,
-        request_id=request_id or f"request-{key}",
-        prompt_ids=prompt_ids,
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        num_replayed=num_replayed,
-        stop_ids=stop_ids,
-        hash_salt=SALT if hashed else b"",
-        block_hashes=hash_blocks(prompt_ids, block_size, chain_root(SALT)) if hashed else (),
-        leader_key=leader_key,
-        output_index=output_index,
-        priority=priority,
-        ttft_deadline_s=ttft_deadline_s,
-        deadline_s=deadline_s,
-        time_limit_s=time_limit_s,
-        arrival_s=arrival_s,
-        tenant=tenant,
-        sampling=sampling or SamplingParams(),
-    )
+    made: dict[str, Any] = {"request_id": f"request-{key}", "max_tokens": 4}
+    if hashed:
+        made["hash_salt"] = SALT
+        made["block_hashes"] = hash_blocks(prompt_ids, block_size, chain_root(SALT))
+    return RequestSpec(key=key, prompt_ids=prompt_ids, **(made | options))
 
 
 def make_engine(
@@ -155,11 +129,31 @@ def make_engine(
     config: SchedulerConfig | None = None,
     clock: Callable[[], float] | None = None,
     token: Callable[[int, int], int] = lambda _slot, _position: 7,
+    listener: EngineListener | None = None,
+    **settings: Any,
 ) -> tuple[Engine, NullExecutor]:
-    """Return an engine over a NullExecutor; small and at time zero by default."""
-    executor = NullExecutor(info or make_info(), token)
-    config = config or SchedulerConfig(max_num_batched_tokens=16)
-    return Engine(executor, config, clock or FakeClock()), executor
+    """Return an engine over a NullExecutor; small and at time zero by default.
+
+    `settings`: fields of ExecutorInfo in place of `info`, of SchedulerConfig of `config`.
+    """
+    names = settings.keys() & {field.name for field in fields(ExecutorInfo)}
+    limits = {name: settings.pop(name) for name in names}
+    executor = NullExecutor(info or make_info(**limits), token)
+    config = config or SchedulerConfig(**{"max_num_batched_tokens": 16, **settings})
+    return Engine(executor, config, clock or FakeClock(), listener), executor
+
+
+def simulated_device(clock: VirtualClock, cost: CostModel, **limits: Any) -> SimulatedExecutor:
+    """Return a simulated device in virtual time. `limits`: more fields of ExecutorConfig."""
+    settings: dict[str, Any] = {
+        "block_size": BLOCK_SIZE,
+        "num_blocks": 1000,
+        "max_num_seqs": 4,
+        "max_seq_len": 2000,
+        "simulated": SimulatedConfig(vocab_size=100, cost=cost),
+    }
+    config = ExecutorConfig(kind=ExecutorKind.SIMULATED, **(settings | limits))
+    return SimulatedExecutor(config, pacer=clock)
 
 
 def run_until_idle(engine: Engine, max_steps: int = 10_000) -> list[StepEvents]:
@@ -182,14 +176,19 @@ def outputs(told: Sequence[StepEvents]) -> dict[int, list[int]]:
     return tokens
 
 
-def ends(told: Sequence[StepEvents]) -> dict[int, Finished | Failed]:
+def ends(told: Sequence[StepEvents]) -> dict[int, Completed | Failed]:
     """Return how each key ended; raise if one ended twice."""
-    found: dict[int, Finished | Failed] = {}
+    found: dict[int, Completed | Failed] = {}
     for events in told:
         for end in events.ends:
             assert end.key not in found, f"{end.key} ended twice"
             found[end.key] = end
     return found
+
+
+def changed(told: Iterable[StepEvents], kind: type[Admitted | Preempted]) -> list[int]:
+    """Return the keys that were admitted or preempted, in the order in which it was reported."""
+    return [change.key for events in told for change in events.changes if isinstance(change, kind)]
 
 
 def victims_of(engine: Engine) -> VictimSelection:

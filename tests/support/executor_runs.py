@@ -14,13 +14,13 @@ from penstock.executor.create import create_executor
 from penstock.scheduler.batch import Batch, StepResult, TokenLogprobs
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Admitted, Failed, Finished, Preempted
+from penstock.scheduler.events import Admitted, Completed, Failed, Preempted
 from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.request import RequestSpec
 from support.core import BLOCK_SIZE
+from support.patience import PATIENCE_S
 
 MAX_SEQ_LEN = 64
-PATIENCE_S = 60.0
 
 
 class Witness:
@@ -82,7 +82,7 @@ class Outcome:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: dict[int, float] = field(default_factory=dict)
-    end: Finished | Failed | None = None
+    end: Completed | Failed | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
 
@@ -140,9 +140,13 @@ class House:
         budget: int = 256,
         stagger: bool = False,
         executor: Witness | None = None,
+        on_submitted: Callable[[], None] | None = None,
         **limits: int,
     ) -> list[Outcome]:
-        """Submit all at once, or one before every other step; step until idle."""
+        """Submit all at once, or one before every other step; step until idle.
+
+        `on_submitted` is called after the first step.
+        """
         witness = executor or self.executor(**limits)
         engine = Engine(witness, SchedulerConfig(max_num_batched_tokens=budget), lambda: 0.0)
         outcomes = {spec.key: Outcome() for spec in specs}
@@ -155,6 +159,8 @@ class House:
             if not (pending or engine.has_work):
                 break
             collect_events(engine, outcomes)
+            if turn == 0 and on_submitted is not None:
+                on_submitted()
             engine.check_integrity()
             if engine.ready_fd is not None and engine.has_work:
                 assert select.select([engine.ready_fd], [], [], PATIENCE_S)[0], "no news"

@@ -7,20 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
+from penstock.executor.config import SimulatedConfig
 from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel, StepMeasure, measure_of
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, StepEvents
+from penstock.scheduler.events import Admitted, Completed, Failed, Preempted, StepEvents
 from penstock.scheduler.listener import EngineListener, StepNote
 from penstock.scheduler.request import NO_TIME, RequestSpec
-from penstock.server.observe.flight.layout import FlightFacts, facts_of
+from penstock.server.observe.flight.layout import facts_of
 from penstock.server.observe.flight.memory import create_memory
 from penstock.server.observe.flight.reader import FlightReader, Recording
 from penstock.server.observe.flight.writer import FlightWriter
 from penstock.server.observe.listeners import EngineListeners
+from support.core import simulated_device
 
 COST = CostModel(step_s=0.003, prefill_token_s=40e-6, decode_slot_s=100e-6, context_token_s=200e-9)
 BEGIN_S = 1000.0
@@ -29,33 +30,16 @@ BEGIN_S = 1000.0
 def make_executor(
     clock: VirtualClock, *, depth: int = 1, num_blocks: int = 60, max_num_seqs: int = 8
 ) -> SimulatedExecutor:
-    config = ExecutorConfig(
-        kind=ExecutorKind.SIMULATED,
+    return simulated_device(
+        clock,
+        COST,
+        block_size=16,
         num_blocks=num_blocks,
         max_num_seqs=max_num_seqs,
         max_seq_len=2048,
         pipeline_depth=depth,
         simulated=SimulatedConfig(cost=COST),
     )
-    return SimulatedExecutor(config, pacer=clock)
-
-
-def make_facts(**changed: Any) -> FlightFacts:
-    values: dict[str, Any] = {
-        "model": "demo",
-        "executor": "simulated",
-        "epoch": 3,
-        "max_num_seqs": 8,
-        "num_blocks": 60,
-        "block_size": 16,
-        "max_num_batched_tokens": 2048,
-        "pipeline_depth": 1,
-        "is_self_paced": False,
-        "clock_s": 1000.0,
-        "unix_s": 1.8e9,
-        "version": "0.1.0",
-    }
-    return FlightFacts(**{**values, **changed})
 
 
 class _Overhearing:
@@ -69,11 +53,11 @@ class _Overhearing:
         self.note_submit = listener.note_submit
         self.note_launch = listener.note_launch
 
-    def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
+    def note_iteration(self, events: StepEvents, note: StepNote | None) -> None:
         if note is not None:
             self._notes.append(note)
             self._measures.append(measure_of(note.batch, 0.0))
-        self._listener.note_turn(events, note)
+        self._listener.note_iteration(events, note)
 
 
 @dataclass(slots=True, eq=False)
@@ -153,7 +137,7 @@ class Flown:
         return [c for events in self.told for c in events.changes if isinstance(c, kind)]
 
     @property
-    def ends(self) -> dict[int, Finished | Failed]:
+    def ends(self) -> dict[int, Completed | Failed]:
         return {end.key: end for events in self.told for end in events.ends}
 
 

@@ -6,25 +6,29 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
 import numpy as np
+import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RequestInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from penstock.scheduler.batch import TokenLogprobs
-from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, Queued, StepEvents
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.events import Admitted, Completed, Failed, Preempted, Queued, StepEvents
 from penstock.scheduler.executor import ExecutorInfo, Feature
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.front.config import FrontConfig
+from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.stream import TokenStream
-from penstock.server.link.frames import Attached, EngineHello, KeptRequest
+from penstock.server.link.frames import Attached, KeptRequest
 from penstock.server.link.ports import (
     AttachListener,
     CacheListener,
@@ -41,8 +45,9 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support import tiny_tokenizers
+from support.link import hello
+from support.patience import PATIENCE_S
 
-PATIENCE_S = 60.0
 INFO = ExecutorInfo(
     name="scripted",
     vocab_size=600,
@@ -53,6 +58,14 @@ INFO = ExecutorInfo(
     features=frozenset(Feature),
     adapters=("pirate", "poet"),
 )
+
+
+SMALL_WINDOW = (
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1024),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+"""Options of a channel with the protocol's small default window, which does not grow."""
 
 
 def make_text(folder: Path) -> ModelText:
@@ -131,16 +144,9 @@ class ScriptedPort:
         assert self.listener is not None
         self.is_up = True
         self._up.set()
-        self.listener.on_hello(
-            EngineHello(
-                epoch=epoch,
-                model="tiny",
-                executor=self.info,
-                max_num_waiting=8,
-                max_num_waiting_tokens=4096,
-                publishes_cache=self.publishes_cache,
-            )
-        )
+        limits = SchedulerConfig(max_num_waiting=8, max_num_waiting_tokens=4096)
+        told = hello(epoch, self.info, limits, publishes_cache=self.publishes_cache)
+        self.listener.on_hello(told)
 
     def go_down(self) -> None:
         assert self.listener is not None
@@ -153,7 +159,7 @@ class ScriptedPort:
         *,
         tokens: Iterable[tuple[int, int]] = (),
         changes: Sequence[Queued | Admitted | Preempted] = (),
-        ends: Sequence[Finished | Failed] = (),
+        ends: Sequence[Completed | Failed] = (),
         logprobs: TokenLogprobs | None = None,
         prompt_logprobs: Sequence[tuple[int, int, TokenLogprobs]] = (),
         at_s: float | None = None,
@@ -207,6 +213,14 @@ class ScriptedPort:
         self.say(ends=[end])
 
 
+@contextlib.contextmanager
+def refused(reason: ErrorReason) -> Generator[pytest.ExceptionInfo[RequestError]]:
+    """Check that a request is refused for this reason inside the block."""
+    with pytest.raises(RequestError) as caught:
+        yield caught
+    assert caught.value.reason is reason
+
+
 def queued(key: int, num_ahead: int = 0, estimated_queue_s: float | None = None) -> Queued:
     return Queued(
         key=key,
@@ -225,8 +239,8 @@ def admitted(key: int, num_cached_tokens: int = 0, num_preemptions: int = 0) -> 
     )
 
 
-def finished(key: int, reason: FinishReason = FinishReason.LENGTH, stop_id: int = -1) -> Finished:
-    return Finished(key=key, at_s=time.monotonic(), reason=reason, stop_id=stop_id)
+def finished(key: int, reason: FinishReason = FinishReason.LENGTH, stop_id: int = -1) -> Completed:
+    return Completed(key=key, at_s=time.monotonic(), reason=reason, stop_id=stop_id)
 
 
 def flat_logprobs(num_rows: int) -> TokenLogprobs:
@@ -329,39 +343,48 @@ async def serving(
 
 @dataclass(frozen=True)
 class RichError:
-    """A failed call as a client sees it."""
+    """A failed call or request as a client sees it."""
 
     code: grpc.StatusCode
     message: str
     info: ErrorInfo
     fields: list[str]
     retry_s: float | None
-    pushback_ms: str | None
     request_id: str
+    pushback_ms: str | None = None
+
+
+def rich_status(status: Any, **more: Any) -> RichError:
+    """Read a google.rpc.Status."""
+    info, bad, retry, request = ErrorInfo(), BadRequest(), RetryInfo(), RequestInfo()
+    found = [
+        kind
+        for detail in status.details
+        for kind in (info, bad, retry, request)
+        if detail.Unpack(kind)
+    ]
+    return RichError(
+        code=_CODES[status.code],
+        message=status.message,
+        info=info,
+        fields=[violation.field for violation in bad.field_violations],
+        retry_s=retry.retry_delay.ToMilliseconds() / 1000 if retry in found else None,
+        request_id=request.request_id,
+        **more,
+    )
 
 
 def rich_error(error: grpc.aio.AioRpcError) -> RichError:
     trailers = dict(error.trailing_metadata() or ())
     details = trailers["grpc-status-details-bin"]
     assert isinstance(details, bytes)
-    status = Status.FromString(details)
-    info, bad, retry, request = ErrorInfo(), BadRequest(), RetryInfo(), RequestInfo()
-    for detail in status.details:
-        for message in (info, bad, retry, request):
-            detail.Unpack(message)
-    assert status.code == error.code().value[0]
-    assert status.message == error.details()
-    has_retry = any(detail.TypeName() == "google.rpc.RetryInfo" for detail in status.details)
-    pushback = trailers.get("grpc-retry-pushback-ms")
-    return RichError(
-        code=error.code(),
-        message=error.details() or "",
-        info=info,
-        fields=[violation.field for violation in bad.field_violations],
-        retry_s=retry.retry_delay.ToMilliseconds() / 1000 if has_retry else None,
-        pushback_ms=str(pushback) if pushback is not None else None,
-        request_id=request.request_id,
-    )
+    pushback_ms = trailers.get("grpc-retry-pushback-ms")
+    rich = rich_status(Status.FromString(details), pushback_ms=pushback_ms)
+    assert (rich.code, rich.message) == (error.code(), error.details())
+    return rich
+
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 async def collect(

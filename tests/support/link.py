@@ -1,6 +1,4 @@
-"""Both ends of the Unix-socket link: an engine on a thread, fronts by asyncio or controlled by
-hand.
-"""
+"""Both ends of the Unix-socket link: an engine on a thread or pumped by hand, and fronts."""
 
 import asyncio
 import contextlib
@@ -12,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,26 +18,44 @@ from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.executor.create import create_executor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Finished, StepEvents
+from penstock.scheduler.events import Completed, StepEvents
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.engine.front_connections import FrontConnections
+from penstock.server.engine.kept_streams import KeptLimits, KeptStreams
 from penstock.server.engine.loop import EngineLoop
-from penstock.server.link.frames import EngineHello, FrontHello, encode
+from penstock.server.front.config import FrontConfig
+from penstock.server.link.frames import EngineHello
+from penstock.server.link.ports import EnginePortListener
 from penstock.server.link.unix_port import UnixEnginePort
+from support.patience import PATIENCE_S
 
 INFO = ExecutorInfo(
     name="fake", vocab_size=100, block_size=4, num_blocks=8, max_seq_len=64, max_num_seqs=4
 )
-PATIENCE_S = 60.0
+LIMITS = SchedulerConfig(max_num_waiting=8, max_num_waiting_tokens=800)
+_FRONT = FrontConfig()
+KEPT_LIMITS = KeptLimits(max_bytes=_FRONT.max_resume_bytes, max_unread=_FRONT.max_detached_requests)
+"""Those of a service with default settings."""
 
 
-def hello(epoch: int = 1, info: ExecutorInfo = INFO) -> EngineHello:
+def hello(
+    epoch: int = 1,
+    info: ExecutorInfo = INFO,
+    limits: SchedulerConfig = LIMITS,
+    *,
+    publishes_cache: bool = False,
+) -> EngineHello:
     return EngineHello(
-        epoch=epoch, model="m", executor=info, max_num_waiting=8, max_num_waiting_tokens=800
+        epoch=epoch,
+        model="tiny",
+        executor=info,
+        max_num_waiting=limits.max_num_waiting,
+        max_num_waiting_tokens=limits.max_num_waiting_tokens,
+        publishes_cache=publishes_cache,
     )
 
 
@@ -101,42 +118,100 @@ class FakeEngine(Engine):
         return ()
 
 
-class EngineThread:
-    """An engine behind a listening socket, as the engine process runs it."""
+class EngineLink:
+    """The engine's side of the link, as an engine process has it: its socket, and what serves the
+    fronts that connect there. It runs by `pump`, or after `run` on `thread`. `clock`: the engine's;
+    `limits`: of what fronts leave unread, none by default.
+    """
+
+    thread: threading.Thread
 
     def __init__(
         self,
-        listener: socket.socket,
         engine: Engine,
-        epoch: int = 1,
-        max_output_bytes: int = 1 << 20,
-        max_blocked_s: float = 1000.0,
+        hello: EngineHello,
         clock: Callable[[], float] = time.monotonic,
-        greeting: EngineHello | None = None,
+        *,
+        listener: socket.socket | None = None,
+        limits: dict[str, Any] | None = None,
+        kept_limits: KeptLimits = KEPT_LIMITS,
+        **settings: Any,
     ) -> None:
-        self.dispatcher = Dispatcher(engine, greeting or hello(epoch))
-        self.hub = FrontConnections(
-            listener,
-            self.dispatcher,
-            max_output_bytes=max_output_bytes,
-            max_blocked_s=max_blocked_s,
-            clock=clock,
+        self.dispatcher = Dispatcher(
+            engine, hello, clock=clock, kept_limits=kept_limits, **settings
         )
-        self._loop = EngineLoop(self.hub, time.monotonic)
-        self._thread = threading.Thread(target=self._loop.run)
-        self._thread.start()
+        self._clock = clock
+        self._stack = contextlib.ExitStack()
+        if listener is None:
+            self._path = self._stack.enter_context(socket_path())
+            listener = self._stack.enter_context(listening(self._path))
+        # By this clock no front takes too long.
+        limits = {"clock": lambda: 0.0} if limits is None else limits
+        self.hub = FrontConnections(listener, self.dispatcher, **limits)
+        self._stack.callback(self.hub.close)
+        self._is_pumped = True
 
     @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
+    def num_live(self) -> int:
+        return self.dispatcher.num_live
+
+    @property
+    def kept(self) -> KeptStreams:
+        return self.dispatcher.kept
+
+    def port(self, front_id: int) -> UnixEnginePort:
+        return UnixEnginePort(self._path, front_id)
+
+    async def connect(self, port: UnixEnginePort, listener: EnginePortListener) -> None:
+        """Start a port of this engine; return when it is up."""
+        await port.start(listener)
+        await self.until_up(port)
+
+    async def until_up(self, port: UnixEnginePort) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not port.is_up:
+                self.pump(0)
+                await asyncio.sleep(0)
+
+    def pump(self, max_num_steps: int = 1) -> int:
+        """Read the fronts' frames, do up to `max_num_steps`; return how many had work."""
+        if not self._is_pumped:
+            return 0
+        num_steps = 0
+        self.hub.poll(0.0)
+        while num_steps < max_num_steps and self._has_work():
+            for front_id, frame in self.dispatcher.step():
+                self.hub.send(front_id, frame)
+            num_steps += 1
+            self.hub.poll(0.0)
+        return num_steps
+
+    def sweep(self) -> None:
+        """Do what an engine does about once a second. Call it between pumps."""
+        self.dispatcher.sweep()
+
+    def run(self) -> None:
+        """Run on a thread until `close`."""
+        self._is_pumped = False
+        loop = EngineLoop(self.hub, self._clock)
+        self.thread = threading.Thread(target=loop.run)
+        self.thread.start()
+        self._stack.callback(self._stop, loop)
 
     def close(self) -> None:
-        if not self.is_alive:
-            return
-        self._loop.stop()
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive()
-        self.hub.close()
+        """Stop as a crashed engine does: nothing more is sent, and every front detects the loss."""
+        self._is_pumped = False
+        self._stack.close()
+
+    def _stop(self, loop: EngineLoop) -> None:
+        loop.stop()
+        self.thread.join(PATIENCE_S)
+        assert not self.thread.is_alive()
+
+    def _has_work(self) -> bool:
+        engine = self.dispatcher.engine
+        has_work = engine.has_work or self.dispatcher.has_own_work
+        return has_work or self._clock() >= engine.next_wakeup_s()
 
 
 class Recorder:
@@ -147,7 +222,7 @@ class Recorder:
         self.events: asyncio.Queue[StepEvents] = asyncio.Queue()
         self.lost: asyncio.Queue[None] = asyncio.Queue()
         self.tokens: dict[int, list[int]] = {}
-        self.ended: dict[int, Finished] = {}
+        self.ended: dict[int, Completed] = {}
 
     def on_hello(self, hello: EngineHello) -> None:
         self.hellos.put_nowait(hello)
@@ -156,14 +231,14 @@ class Recorder:
         for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):
             self.tokens.setdefault(key, []).append(token)
         for end in events.ends:
-            assert isinstance(end, Finished)
+            assert isinstance(end, Completed)
             self.ended[end.key] = end
         self.events.put_nowait(events)
 
     def on_lost(self) -> None:
         self.lost.put_nowait(None)
 
-    async def until_ended(self, key: int) -> Finished:
+    async def until_ended(self, key: int) -> Completed:
         while key not in self.ended:
             await asyncio.wait_for(self.events.get(), PATIENCE_S)
         return self.ended[key]
@@ -201,28 +276,3 @@ async def front(path: Path, front_id: int) -> AsyncGenerator[tuple[UnixEnginePor
         yield port, recorder
     finally:
         await port.close()
-
-
-def raw_front(path: Path, front_id: int) -> socket.socket:
-    """Connect a front by hand, with the handshake done; it reads only when the test does."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(PATIENCE_S)
-    connection.connect(str(path))
-    connection.sendall(encode(FrontHello(front_id=front_id)))
-    assert connection.recv(65536)
-    return connection
-
-
-def read_until_eof(connection: socket.socket) -> None:
-    with contextlib.suppress(ConnectionResetError):
-        while connection.recv(1 << 20):
-            pass
-
-
-def flood(fake: FakeEngine, engine: EngineThread, num_bytes: int) -> None:
-    num_tokens = 4096
-    for step in range(num_bytes // (12 * num_tokens) + 1):
-        keys = np.full(num_tokens, 1 << 32 | 5, dtype=np.int64)
-        tokens = np.zeros(num_tokens, dtype=np.int32)
-        fake.news.put(StepEvents(step=step, at_s=0.0, keys=keys, tokens=tokens))
-    engine.hub.wake()

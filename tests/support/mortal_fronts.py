@@ -18,8 +18,8 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import rich_error
-from support.resumed import another_front, num_tokens_of, resumed, until_read
-from support.stepped_service import SteppedService, stepped, stepped_engine
+from support.resumed import num_tokens_of, resumed, until_read
+from support.stepped_service import SteppedService, another_front, stepped, stepped_engine
 
 _MAX_ATTEMPTS = 60
 
@@ -53,18 +53,14 @@ class MortalFronts:
     async def replace_engine(self, *, late: int | None = None) -> None:
         """Close the engine and start another; the front `late` connects last."""
         old = self.fronts[0]
-        old.memory.close()
+        old.link.close()
         old.engine.close()
-        await asyncio.sleep(0)
         self._epoch += 1
-        engine, memory = stepped_engine(self._text, epoch=self._epoch)
-        order = sorted(self.fronts, key=lambda one: one.front.config.front_id == late)
+        engine, link = stepped_engine(self._text, epoch=self._epoch)
         for service in self.fronts:
-            service.engine, service.memory = engine, memory
-        for service in order:
-            port = memory.port(service.front.config.front_id)
-            service.server.front.port = port
-            await port.start(service.server)
+            service.engine, service.link = engine, link
+        for service in sorted(self.fronts, key=lambda one: one.front.config.front_id == late):
+            await service.connect()
             await self.turns(5)
 
     async def attempt(self, got: list[pb.GenerateResponse], what: Attempt) -> str:
@@ -124,4 +120,4 @@ async def mortal_fronts(text: ModelText) -> AsyncGenerator[MortalFronts]:
             assert not service.server.num_live_requests
         await site.turns(5)
         assert first.is_clean()
-        first.memory.close()
+        first.link.close()

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import grpc.aio
-from google.rpc.error_details_pb2 import ErrorInfo, RequestInfo, RetryInfo
-from google.rpc.status_pb2 import Status
 
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
@@ -19,7 +17,8 @@ from penstock.server.rpc.large_messages import LargeMessageTurns
 from penstock.server.rpc.multiplex_service import MultiplexService
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.fronts import PATIENCE_S, ScriptedPort
+from support.fronts import ScriptedPort, rich_status
+from support.patience import PATIENCE_S
 
 
 def submit(
@@ -47,35 +46,9 @@ def credit(key: int, num_tokens: int) -> pb.MultiplexRequest:
     return pb.MultiplexRequest(credit=pb.MultiplexCredit(key=key, num_credit_tokens=num_tokens))
 
 
-@dataclass(frozen=True)
-class ToldError:
-    """An error event as a client reads it."""
-
-    code: int
-    reason: str
-    retry_s: float | None
-    request_id: str
-
-
-def told_error(event: pb.MultiplexEvent) -> ToldError:
-    status = Status.FromString(event.error.SerializeToString())
-    info, retry, request = ErrorInfo(), RetryInfo(), RequestInfo()
-    has_retry = False
-    for detail in status.details:
-        detail.Unpack(info)
-        has_retry |= detail.Unpack(retry)
-        detail.Unpack(request)
-    return ToldError(
-        code=status.code,
-        reason=info.reason,
-        retry_s=retry.retry_delay.ToMilliseconds() / 1000 if has_retry else None,
-        request_id=request.request_id,
-    )
-
-
 def kind(event: pb.MultiplexEvent) -> str:
     if event.WhichOneof("outcome") == "error":
-        return told_error(event).reason
+        return rich_status(event.error).info.reason
     return event.response.WhichOneof("event") or ""
 
 

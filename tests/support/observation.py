@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 from penstock.client import ModelStats, OperationsClient, ServerStats
-from support.service import PATIENCE_S, Service, started
+from support.patience import PATIENCE_S
+from support.service import Service, started
 
 DOORS = ("--operations-port", "0", "--metrics-port", "0")
 
@@ -44,6 +45,14 @@ async def until_stats(
 def num_completed(stats: ServerStats) -> int:
     """Return the number of successfully ended requests of all models."""
     return sum(model.totals.num_completed for model in stats.models)
+
+
+def is_quiet(stats: ServerStats) -> bool:
+    """Return whether nothing is live, used or streaming."""
+    return not any(
+        model.num_processing or model.num_pending or model.cache.num_used_blocks
+        for model in stats.models
+    ) and not any(front.num_live_requests for front in stats.fronts)
 
 
 def model_of(stats: ServerStats) -> ModelStats:

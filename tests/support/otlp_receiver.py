@@ -28,7 +28,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-WAIT_LIMIT_S = 60.0
+from support.patience import PATIENCE_S
 
 
 class Mode(enum.Enum):
@@ -72,7 +72,7 @@ class Receiver:
                 self.metadata.append(metadata)
             self._changed.notify_all()
         if mode is Mode.HANGING:
-            self._stopped.wait(WAIT_LIMIT_S)
+            self._stopped.wait(PATIENCE_S)
         elif mode is Mode.SLOW:
             self._stopped.wait(self.delay_s)
         return mode
@@ -97,7 +97,7 @@ class Receiver:
         """Wait until there are `num` spans; return all."""
         with self._changed:
             assert self._changed.wait_for(
-                lambda: sum(1 for _ in self._spans()) >= num, WAIT_LIMIT_S
+                lambda: sum(1 for _ in self._spans()) >= num, PATIENCE_S
             ), f"{sum(1 for _ in self._spans())} of {num} spans came"
             return list(self._spans())
 
@@ -109,7 +109,7 @@ class Receiver:
 
         with self._changed:
             assert self._changed.wait_for(
-                lambda: names <= {span.name for span in of_trace()}, WAIT_LIMIT_S
+                lambda: names <= {span.name for span in of_trace()}, PATIENCE_S
             ), f"of {sorted(names)} came {sorted({span.name for span in of_trace()})}"
             return of_trace()
 
@@ -120,7 +120,7 @@ class Receiver:
 
     def wait_for_calls(self, num: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: self.num_calls >= num, WAIT_LIMIT_S)
+            assert self._changed.wait_for(lambda: self.num_calls >= num, PATIENCE_S)
 
     def _spans(self) -> Iterator[Span]:
         for request in self.requests:

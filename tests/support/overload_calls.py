@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
-from penstock.server.front.queue_gate import QueueGate
+from penstock.server.front.admission_estimate import AdmissionEstimate
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import RichError, rich_error
 from support.shown_queue import ShownQueue
@@ -17,7 +17,7 @@ from support.stepped_service import SteppedService, ids_of, request
 def show_queue(service: SteppedService) -> ShownQueue:
     """Give the front the engine's queue, which fronts read from the board of an engine process."""
     shown = ShownQueue(service.engine)
-    service.front.gate = QueueGate(shown.view)
+    service.front.admission = AdmissionEstimate(shown.view)
     return shown
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+from collections.abc import AsyncGenerator
+from typing import Any
 
+from penstock.server.front.config import FrontConfig
 from penstock.server.observe.request_record import RequestRecord, RequestRecorder, decode_record
-from support.fronts import PATIENCE_S
+from penstock.server.text.model_text import ModelText
+from support.fronts import ServedFront, queued, serving
+from support.patience import PATIENCE_S
 
 
 class RecordLog:
@@ -43,3 +49,27 @@ def check_tiling(record: RequestRecord) -> None:
 
 def kinds(record: RequestRecord) -> list[str]:
     return [segment.kind.value for segment in record.segments]
+
+
+@contextlib.asynccontextmanager
+async def logged(
+    text: ModelText, config: FrontConfig | None = None, **options: Any
+) -> AsyncGenerator[tuple[ServedFront, RecordLog]]:
+    log = RecordLog()
+    options.setdefault("is_tracing", True)
+    async with serving(text, config, recorder=log.recorder, **options) as served:
+        served.port.is_answering = True
+        yield served, log
+    assert log.recorder.dropped_records == {}
+
+
+async def run_to_end(served: ServedFront, key: int) -> None:
+    served.port.say(changes=[queued(key, 3, 0.25)])
+    served.port.admit(key, num_cached_tokens=2)
+    served.port.send(key, served.encode("abc"))
+    served.port.finish(key)
+
+
+async def submitted(served: ServedFront) -> int:
+    (spec, *_) = await served.port.next_submission()
+    return spec.key

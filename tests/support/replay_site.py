@@ -22,7 +22,7 @@ from penstock.server.front.events import (
 )
 from penstock.server.front.front import Front
 from penstock.server.front.generation import (
-    Generation,
+    GenerationSpec,
     Sampling,
     Stopping,
     TokenInput,
@@ -30,14 +30,15 @@ from penstock.server.front.generation import (
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.submission import CallTimes
 from penstock.server.text.model_text import ModelText
-from support.fronts import PATIENCE_S, ScriptedPort, admitted
+from support.fronts import ScriptedPort, admitted
+from support.patience import PATIENCE_S
 
 PROMPT = tuple(range(60, 60 + 40))
 A, B, C, D = 67, 68, 69, 70
 
 
-def generation(num_outputs: int = 1, **options: object) -> Generation:
-    made = Generation(
+def generation(num_outputs: int = 1, **options: object) -> GenerationSpec:
+    made = GenerationSpec(
         prompt=TokenInput(ids=PROMPT),
         prompt_path="token_ids",
         request_id="r",
@@ -67,7 +68,7 @@ class Site:
         self.epoch += 1
         self.port.come_up(self.epoch)
 
-    async def open(self, made: Generation) -> tuple[LiveRequest, tuple[RequestSpec, ...]]:
+    async def open(self, made: GenerationSpec) -> tuple[LiveRequest, tuple[RequestSpec, ...]]:
         request = await self.front.open(made, CallTimes(arrival_s=self.now_s))
         return request, await self.port.next_submission()
 

@@ -3,57 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
 
 from penstock.v1.generation_service_pb2 import GenerateRequest
-from penstock.v1.prompt_pb2 import ContentPart
+from support.generate_requests import text_request
 
 Edit = Callable[[GenerateRequest], object]
 
 
-def base() -> GenerateRequest:
-    message = GenerateRequest()
-    message.text_prompt.text = "hello"
-    return message
-
-
 def edited(edit: Edit) -> GenerateRequest:
-    message = base()
+    message = text_request()
     edit(message)
     return message
 
 
-def put(group: str, field: str, value: object) -> Edit:
-    def edit(message: GenerateRequest) -> None:
-        setattr(getattr(message, group), field, value)
+def merging(**fields: Any) -> Edit:
+    """Set fields as the message's constructor takes them: nested dicts, and lists."""
+    return lambda message: message.MergeFrom(GenerateRequest(**fields))
 
-    return edit
+
+def given(**fields: Any) -> dict[str, Any]:
+    """Return the fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def put(group: str, field: str, value: object) -> Edit:
+    return merging(**{group: {field: value}})
 
 
 def add(group: str, field: str, *values: object) -> Edit:
-    def edit(message: GenerateRequest) -> None:
-        getattr(getattr(message, group), field).extend(values)
-
-    return edit
+    return merging(**{group: {field: values}})
 
 
 def chunk_delay(seconds: int, nanos: int) -> Edit:
-    def edit(message: GenerateRequest) -> None:
-        message.output.max_chunk_delay.seconds = seconds
-        message.output.max_chunk_delay.nanos = nanos
-
-    return edit
+    delay = Duration(seconds=seconds, nanos=nanos)
+    return lambda message: message.output.max_chunk_delay.CopyFrom(delay)
 
 
 def bias(*entries: tuple[int, float]) -> Edit:
-    def edit(message: GenerateRequest) -> None:
-        for token_id, value in entries:
-            message.sampling.logit_bias.add(token_id=token_id, bias=value)
-
-    return edit
+    pairs = [{"token_id": token_id, "bias": value} for token_id, value in entries]
+    return put("sampling", "logit_bias", pairs)
 
 
 def tokens(*ids: int) -> Edit:
-    return lambda message: message.token_prompt.ids.extend(ids)
+    return merging(token_prompt={"ids": ids})
 
 
 def chat(
@@ -61,68 +56,38 @@ def chat(
     add_generation_prompt: bool | None = None,
     window_tokens: int | None = None,
 ) -> Edit:
-    def edit(message: GenerateRequest) -> None:
-        message.chat_prompt.SetInParent()
-        if window_tokens is not None:
-            message.chat_prompt.window_tokens = window_tokens
-        if add_generation_prompt is not None:
-            message.chat_prompt.add_generation_prompt = add_generation_prompt
-        for role, content in turns:
-            message.chat_prompt.messages.add(role=role, parts=[ContentPart(text=content)])
-
-    return edit
+    messages = [{"role": role, "parts": [{"text": content}]} for role, content in turns]
+    options = given(add_generation_prompt=add_generation_prompt, window_tokens=window_tokens)
+    return merging(chat_prompt={"messages": messages, **options})
 
 
 def duration(field: str, seconds: int, nanos: int = 0) -> Edit:
-    def edit(message: GenerateRequest) -> None:
-        value = getattr(message.scheduling, field)
-        value.seconds, value.nanos = seconds, nanos
-        value.SetInParent()
-
-    return edit
+    return put("scheduling", field, {"seconds": seconds, "nanos": nanos})
 
 
 def retention(*, level: int | None = None, seconds: int | None = None) -> Edit:
-    def edit(message: GenerateRequest) -> None:
-        message.cache.retention.SetInParent()
-        if level is not None:
-            message.cache.retention.level = level
-        if seconds is not None:
-            message.cache.retention.duration.seconds = seconds
-            message.cache.retention.duration.SetInParent()
-
-    return edit
+    wait = None if seconds is None else {"seconds": seconds}
+    return put("cache", "retention", given(level=level, duration=wait))
 
 
 def schema(text: str) -> Edit:
-    return lambda message: setattr(message.constraint.json_schema, "schema", text)
+    return put("constraint", "json_schema", {"schema": text})
 
 
 def regex(pattern: str) -> Edit:
-    return lambda message: setattr(message.constraint.regex, "pattern", pattern)
+    return put("constraint", "regex", {"pattern": pattern})
 
 
 def grammar(ebnf: str) -> Edit:
-    return lambda message: setattr(message.constraint.grammar, "ebnf", ebnf)
+    return put("constraint", "grammar", {"ebnf": ebnf})
 
 
 def choices(*texts: str) -> Edit:
-    def edit(message: GenerateRequest) -> None:
-        message.constraint.choice.SetInParent()
-        message.constraint.choice.choices.extend(texts)
-
-    return edit
+    return put("constraint", "choice", {"choices": texts})
 
 
 def adapter(name: str | None, scale: float | None = None) -> Edit:
-    def edit(message: GenerateRequest) -> None:
-        message.adapter.SetInParent()
-        if name is not None:
-            message.adapter.name = name
-        if scale is not None:
-            message.adapter.scale = scale
-
-    return edit
+    return merging(adapter=given(name=name, scale=scale))
 
 
 def nested(depth: int) -> str:

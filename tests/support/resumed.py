@@ -6,28 +6,12 @@ Contains their builders, and reading a part of a stream while a stepped engine r
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import grpc.aio
-
-from penstock.server.front.config import FrontConfig
-from penstock.server.rpc.server import FrontServer
 from penstock.v1 import generation_service_pb2 as pb
-from penstock.v1 import generation_service_pb2_grpc as pb_grpc
-from support.fronts import PATIENCE_S
+from support.patience import PATIENCE_S
 from support.stepped_service import SteppedService, request
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self, now_s: float = 100.0) -> None:
-        self.now_s = now_s
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def resumable(
@@ -87,32 +71,6 @@ async def read_some(service: SteppedService, call: Any, num_messages: int) -> li
                 await asyncio.wait({reading}, timeout=0.05)
             read.append(await reading)
     return read
-
-
-@contextlib.asynccontextmanager
-async def another_front(
-    service: SteppedService, front_id: int = 2, **config: Any
-) -> AsyncGenerator[SteppedService]:
-    """Start another front of the same engine; its requests run in the first one's steps."""
-    port = service.memory.port(front_id)
-    server = FrontServer(
-        service.front.text,
-        FrontConfig(front_id=front_id, **config),
-        port=port,
-        clock=service.front.clock,
-    )
-    async with contextlib.AsyncExitStack() as stack:
-        bound = await server.start("127.0.0.1:0")
-        stack.push_async_callback(server.stop)
-        await port.start(server)
-        service.hear()
-        await port.wait_up()
-        channel = grpc.aio.insecure_channel(f"127.0.0.1:{bound}")
-        await stack.enter_async_context(channel)
-        stub = pb_grpc.GenerationServiceStub(channel)
-        yield SteppedService(
-            service.engine, service.memory, server, stub, channel, f"127.0.0.1:{bound}"
-        )
 
 
 async def lose(service: SteppedService, call: Any, num_messages: int) -> list[Any]:

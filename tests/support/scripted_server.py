@@ -1,17 +1,17 @@
-"""A real gRPC server on a free port with behaviour that a test scripts, call by call.
+"""A real gRPC server on a free port with behaviour that a test scripts, request by request.
 
-Contains the transport and the calls seen. A script answers each Generate: a coroutine.
+Contains the transport and the requests seen. A script answers each Generate and each request of a
+Multiplex call: a coroutine.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import grpc.aio
-from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -34,20 +34,24 @@ def retry_info(delay_s: float) -> error_details_pb2.RetryInfo:
     return error_details_pb2.RetryInfo(retry_delay=duration(delay_s))
 
 
-def status_trailer(code: grpc.StatusCode, message: str, *details: Message) -> tuple[str, bytes]:
+def status_of(code: grpc.StatusCode, message: str, *details: Message) -> status_pb2.Status:
     status = status_pb2.Status(code=code.value[0], message=message)
     for detail in details:
-        packed = AnyMessage()
-        packed.Pack(detail)
-        status.details.append(packed)
+        status.details.add().Pack(detail)
+    return status
+
+
+def status_trailer(code: grpc.StatusCode, message: str, *details: Message) -> tuple[str, bytes]:
+    status = status_of(code, message, *details)
     return ("grpc-status-details-bin", status.SerializeToString())
 
 
 class ServedCall:
     """One call of Generate as the server sees it, with methods to answer it."""
 
-    def __init__(self, request: pb.GenerateRequest, context: Any) -> None:
+    def __init__(self, request: pb.GenerateRequest, context: Any, key: int = 1) -> None:
         self.request = request
+        self.key = key
         self.metadata = dict(context.invocation_metadata() or ())
         self.peer: str = context.peer()
         self.time_remaining_s: float | None = context.time_remaining()
@@ -55,32 +59,30 @@ class ServedCall:
         self.next_sequence = 0
         self._context = context
 
-    async def send(self, response: pb.GenerateResponse) -> None:
-        await self._context.write(response)
-
-    async def _send_next(self, **event: Any) -> None:
+    async def send(self, **event: Any) -> None:
+        """Send the next event of the response."""
         response = pb.GenerateResponse(sequence=self.next_sequence, **event)
         self.next_sequence += 1
-        await self.send(response)
+        await self._write(response)
 
-    async def accepted(self, request_id: str = "r-1") -> None:
+    async def accepted(self, request_id: str = "") -> None:
         event = pb.RequestAccepted(
-            request_id=request_id, model="demo", num_prompt_tokens=3, seed=2**63 + 5
+            request_id=request_id or self.request.request_id or f"r-{self.key}",
+            model="demo",
+            num_prompt_tokens=3,
+            seed=2**63 + 5,
         )
-        await self._send_next(accepted=event)
+        await self.send(accepted=event)
 
     async def progress(self, state: pb.RequestState.ValueType) -> None:
-        await self._send_next(
-            progress=pb.RequestProgress(state=state, queue_duration=duration(0.002))
-        )
+        await self.send(progress=pb.RequestProgress(state=state, queue_duration=duration(0.002)))
 
-    async def tokens(self, text: str, output_index: int = 0) -> None:
-        event = pb.TokenDelta(output_index=output_index, text=text, num_tokens=1)
-        await self._send_next(tokens=event)
+    async def tokens(self, text: str, output_index: int = 0, num_tokens: int = 1) -> None:
+        event = pb.TokenDelta(output_index=output_index, text=text, num_tokens=num_tokens)
+        await self.send(tokens=event)
 
     async def finished(self, *num_tokens: int) -> None:
-        counts = num_tokens or (2,)
-        await self._send_next(finished=finished_message(*counts))
+        await self.send(finished=finished_message(*(num_tokens or (2,))))
 
     async def fail(
         self,
@@ -88,14 +90,64 @@ class ServedCall:
         message: str,
         *details: Message,
         trailers: tuple[tuple[str, str], ...] = (),
-    ) -> NoReturn:
+    ) -> None:
         metadata = (status_trailer(code, message, *details), *trailers)
         await self._context.abort(code, message, metadata)
-        raise AssertionError
 
-    async def wait_for_cancel(self) -> NoReturn:
-        await asyncio.Event().wait()
-        raise AssertionError
+    async def _write(self, response: pb.GenerateResponse) -> None:
+        await self._context.write(response)
+
+
+class ServedMultiplex:
+    """One Multiplex call."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+        self.peer: str = context.peer()
+        self.requests: dict[int, ServedRequest] = {}
+        self.is_half_closed = asyncio.Event()
+        self.has_ended = asyncio.Event()
+        self._writing = asyncio.Lock()
+
+    async def send(self, event: pb.MultiplexEvent) -> None:
+        async with self._writing:
+            await self.context.write(pb.MultiplexResponse(events=[event]))
+
+
+class ServedRequest(ServedCall):
+    """One request of a Multiplex call."""
+
+    def __init__(self, call: ServedMultiplex, submit: pb.MultiplexSubmit) -> None:
+        super().__init__(submit.generation, call.context, submit.key)
+        self.call = call
+        self.submit = submit
+        self.num_credit_tokens = submit.num_credit_tokens
+        self._credited = asyncio.Condition()
+
+    async def fail(
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        *details: Message,
+        trailers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        assert not trailers, "an event has none"
+        error = status_of(code, message, *details)
+        await self.call.send(pb.MultiplexEvent(key=self.key, error=cast(Any, error)))
+
+    async def spend(self, num_tokens: int) -> None:
+        """Wait until that much credit is available, and use it."""
+        async with self._credited:
+            await self._credited.wait_for(lambda: self.num_credit_tokens >= num_tokens)
+            self.num_credit_tokens -= num_tokens
+
+    async def add_credit(self, num_tokens: int) -> None:
+        async with self._credited:
+            self.num_credit_tokens += num_tokens
+            self._credited.notify_all()
+
+    async def _write(self, response: pb.GenerateResponse) -> None:
+        await self.call.send(pb.MultiplexEvent(key=self.key, response=response))
 
 
 def finished_message(*num_tokens: int) -> pb.RequestFinished:
@@ -123,24 +175,53 @@ def finished_message(*num_tokens: int) -> pb.RequestFinished:
     )
 
 
-Script = Callable[[ServedCall], Awaitable[None]]
+Script = Callable[[Any], Awaitable[None]]
+"""Answers a `ServedCall` or `ServedRequest`."""
 
 
 async def say_hello(call: ServedCall) -> None:
     """Answer without errors: two pieces of text and the states a request goes through."""
     await call.accepted()
-    await call.progress(pb.RequestState.REQUEST_STATE_PENDING)
-    await call.progress(pb.RequestState.REQUEST_STATE_PROCESSING)
+    if not isinstance(call, ServedRequest):
+        await call.progress(pb.RequestState.REQUEST_STATE_PENDING)
+        await call.progress(pb.RequestState.REQUEST_STATE_PROCESSING)
     await call.tokens("Hello, ")
     await call.tokens("world")
     await call.finished()
 
 
 async def speak_and_wait(call: ServedCall) -> None:
-    """Send some output, then nothing until the call is cancelled."""
+    """Send some output, then nothing; on a cancel send the end that the contract defines."""
+    await accept_and_speak(call)
+    await call.cancelled.wait()
+    await call.finished()
+
+
+async def accept(call: ServedCall) -> None:
+    await call.accepted()
+
+
+async def accept_and_speak(call: ServedCall) -> None:
     await call.accepted()
     await call.tokens("begun")
-    await call.wait_for_cancel()
+
+
+def failing(
+    code: grpc.StatusCode,
+    reason: str,
+    *details: Any,
+    trailers: tuple[tuple[str, str], ...] = (),
+    after: Script | None = None,
+) -> Script:
+    """Return a script that fails, after running `after` if given. `reason` "": no details."""
+
+    async def script(call: ServedCall) -> None:
+        if after is not None:
+            await after(call)
+        info = (error_info(reason),) if reason else ()
+        await call.fail(code, "scripted", *info, *details, trailers=trailers)
+
+    return script
 
 
 if TYPE_CHECKING:
@@ -153,32 +234,79 @@ else:
 
 
 class ScriptedServer(_Servicer):
-    """Runs the scripts in order, one for each Generate, and `say_hello` after the last."""
+    """Runs the scripts in order, one for each request, and `say_hello` after the last.
+
+    `requests`: of all methods, in order of arrival; `arrived` without those of GenerateOnce.
+    `calls`: of Multiplex; it refuses one for each of `refusals`, and cuts an open one on `cut`.
+    """
 
     def __init__(self) -> None:
         self.scripts: deque[Script] = deque()
-        self.calls: asyncio.Queue[ServedCall] = asyncio.Queue()
-        self.seen: list[ServedCall] = []
+        self.arrived: asyncio.Queue[Any] = asyncio.Queue()
+        self.requests: list[Any] = []
         self.once: deque[pb.GenerateOnceResponse | tuple[grpc.StatusCode, str]] = deque()
+        self.calls: list[ServedMultiplex] = []
+        self.refusals: deque[tuple[grpc.StatusCode, str]] = deque()
+        self.cut = asyncio.Event()
         self.cancelled_ids: list[str] = []
         self.health = health.aio.HealthServicer()
         self.address = ""
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
         call = ServedCall(request, context)
-        self.seen.append(call)
-        self.calls.put_nowait(call)
-        script = self.scripts.popleft() if self.scripts else say_hello
         try:
-            await script(call)
+            await self._script_for(call)
         except asyncio.CancelledError:
             call.cancelled.set()
             raise
 
+    async def Multiplex(self, requests: Any, context: Any) -> None:
+        if self.refusals:
+            await context.abort(*self.refusals.popleft())
+        call = ServedMultiplex(context)
+        self.calls.append(call)
+        tasks: set[asyncio.Future[None]] = set()
+        try:
+            reading = asyncio.create_task(self._read(call, requests, tasks))
+            cut = asyncio.create_task(self.cut.wait())
+            await asyncio.wait({reading, cut}, return_when=asyncio.FIRST_COMPLETED)
+            if self.cut.is_set():
+                self.cut.clear()
+                reading.cancel()
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
+            cut.cancel()
+            await reading
+            call.is_half_closed.set()
+            if tasks:
+                await asyncio.wait(tasks)
+        finally:
+            call.has_ended.set()
+            for task in tasks:
+                task.cancel()
+
+    async def _read(self, call: ServedMultiplex, commands: Any, tasks: set[Any]) -> None:
+        async for command in commands:
+            match command.WhichOneof("command"):
+                case "submit":
+                    request = ServedRequest(call, command.submit)
+                    call.requests[request.key] = request
+                    tasks.add(asyncio.ensure_future(self._script_for(request)))
+                case "cancel":
+                    call.requests[command.cancel.key].cancelled.set()
+                case _:
+                    credit = command.credit
+                    await call.requests[credit.key].add_credit(credit.num_credit_tokens)
+
+    def _script_for(self, call: ServedCall) -> Awaitable[None]:
+        self.requests.append(call)
+        self.arrived.put_nowait(call)
+        script = self.scripts.popleft() if self.scripts else say_hello
+        return script(call)
+
     async def GenerateOnce(
         self, request: pb.GenerateOnceRequest, context: Any
     ) -> pb.GenerateOnceResponse:
-        self.seen.append(ServedCall(request.generation, context))
+        self.requests.append(ServedCall(request.generation, context))
         answer = self.once.popleft()
         if isinstance(answer, tuple):
             await context.abort(*answer)
@@ -232,6 +360,15 @@ def demo_model() -> pb.ModelInfo:
         features=pb.ModelFeatures(logprobs=True, images=False),
         executor="simulated",
     )
+
+
+async def arrived(server: ScriptedServer) -> Any:
+    """Return the next request of Generate or Multiplex."""
+    return await asyncio.wait_for(server.arrived.get(), 60)
+
+
+async def until(event: asyncio.Event) -> None:
+    await asyncio.wait_for(event.wait(), 60)
 
 
 @asynccontextmanager

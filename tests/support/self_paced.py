@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +11,9 @@ from penstock.scheduler.batch import Batch, SlotEnd, SlotFailure, StepResult
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.listener import EngineListener
 from penstock.scheduler.request import Request
-from support.core import BLOCK_SIZE, FakeClock
+from support.core import FakeClock, make_info
 
 
 def token_of(request_id: str, position: int) -> int:
@@ -100,21 +101,13 @@ class SelfPacedExecutor:
 def make_self_paced(
     *,
     budget: int = 16,
+    clock: FakeClock | None = None,
+    listener: EngineListener | None = None,
     num_blocks: int = 64,
     max_num_seqs: int = 8,
-    config: Callable[..., SchedulerConfig] = SchedulerConfig,
-    clock: FakeClock | None = None,
-    **settings: object,
+    **settings: Any,
 ) -> tuple[Engine, SelfPacedExecutor]:
-    info = ExecutorInfo(
-        name="self-paced",
-        vocab_size=1000,
-        block_size=BLOCK_SIZE,
-        num_blocks=num_blocks,
-        max_seq_len=64,
-        max_num_seqs=max_num_seqs,
-        is_self_paced=True,
-    )
+    info = make_info(num_blocks=num_blocks, max_num_seqs=max_num_seqs, is_self_paced=True)
     executor = SelfPacedExecutor(info)
-    made = config(max_num_batched_tokens=budget, **settings)
-    return Engine(executor, made, clock or FakeClock()), executor
+    config = SchedulerConfig(max_num_batched_tokens=budget, **settings)
+    return Engine(executor, config, clock or FakeClock(), listener), executor

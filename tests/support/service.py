@@ -20,10 +20,10 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from support.generate_requests import greedy
+from support.patience import PATIENCE_S
 
-PATIENCE_S = 100.0
 _READY = re.compile(r"^penstock ready on (\S+) ")
 # As text or as JSON.
 _CHILD_READY = re.compile(
@@ -73,6 +73,11 @@ class Service:
         """
         async with asyncio.timeout(PATIENCE_S):
             return await self.pids[role].get()
+
+    async def next_pids(self, num_fronts: int) -> tuple[int, list[int]]:
+        """Return the pids of the next engine, and of the next `num_fronts` fronts."""
+        engine = await self.next_pid("engine")
+        return engine, [await self.next_pid("front") for _ in range(num_fronts)]
 
     async def until_logged(self, *texts: str) -> str:
         """Wait for the first line of stderr that contains all of `texts`."""
@@ -179,17 +184,12 @@ class Stream:
     """One Generate call: a prompt of a few tokens, greedy, a fixed number of output tokens."""
 
     def __init__(self, channel: grpc.aio.Channel, num_tokens: int, prompt: Sequence[int]) -> None:
-        request = pb.GenerateRequest()
-        request.token_prompt.ids.extend(prompt)
-        request.sampling.temperature = 0.0
-        request.stopping.max_tokens = num_tokens
-        request.stopping.ignore_eos = True
         stub = pb_grpc.GenerationServiceStub(channel)
         self.num_tokens = 0
         self.text = ""
         self.trace_id = ""
         self.has_finished = False
-        self._call = stub.Generate(request, timeout=PATIENCE_S)
+        self._call = stub.Generate(greedy(num_tokens, prompt), timeout=PATIENCE_S)
 
     async def until_accepted(self) -> None:
         assert await self._read(), f"the stream ended early: {await self._call.code()}"

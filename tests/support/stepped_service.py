@@ -1,7 +1,7 @@
-"""A front on a real socket over a real engine whose steps the test controls.
+"""Fronts on real sockets over a real engine in this process, stepped by the test or on a thread.
 
-Contains the site and counts the steps. The executor is the strict simulated one: it rejects what a
-device would compute wrongly. The engine's accounting is checked after every step.
+Counts the steps. The executor is the strict simulated one: it rejects what a device would compute
+wrongly. The engine's accounting is checked after every step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
+from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
 from penstock.executor.create import create_executor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
@@ -25,15 +25,17 @@ from penstock.scheduler.request import FinishReason
 from penstock.server.engine.kept_streams import KeptLimits
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
-from penstock.server.link.frames import EngineHello
+from penstock.server.link.unix_port import UnixEnginePort
+from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.options import ServerOptions
 from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
-from support.fronts import PATIENCE_S
-from support.memory_link import MemoryEngine
+from support.generate_requests import greedy
+from support.link import EngineLink, hello
+from support.patience import PATIENCE_S
 
 
 class WatchedEngine(Engine):
@@ -58,10 +60,10 @@ class WatchedEngine(Engine):
 
 @dataclass
 class SteppedService:
-    """`engine` runs only by `step`. `num_steps`: those that had work."""
+    """A front and its engine, which runs only by `step`. `num_steps`: those that had work."""
 
     engine: WatchedEngine
-    memory: MemoryEngine
+    link: EngineLink
     server: FrontServer
     stub: pb_grpc.GenerationServiceAsyncStub
     channel: grpc.aio.Channel
@@ -73,6 +75,12 @@ class SteppedService:
         return self.server.front
 
     @property
+    def port(self) -> UnixEnginePort:
+        port = self.front.port
+        assert isinstance(port, UnixEnginePort)
+        return port
+
+    @property
     def num_used_blocks(self) -> int:
         return self.engine.cache.pool.num_used
 
@@ -82,18 +90,20 @@ class SteppedService:
 
     def step(self, count: int = 1) -> int:
         """Read the fronts' commands and do up to `count` steps; return how many had work."""
-        done = self.memory.pump(count)
+        done = self.link.pump(count)
         self.num_steps += done
         return done
 
     def hear(self) -> None:
         """Read the fronts' commands without a step."""
-        self.memory.pump(0)
+        self.link.pump(0)
 
     async def until(self, is_so: Callable[[], bool], *, steps: bool = False) -> None:
-        """Run the loop until the condition holds; with `steps`, the engine too."""
+        """Run the loop until the condition holds and the front has sent what it had for the engine;
+        with `steps`, the engine too.
+        """
         async with asyncio.timeout(PATIENCE_S):
-            while not is_so():
+            while not is_so() or self.port.num_unsent_bytes:
                 if steps:
                     self.step()
                 await asyncio.sleep(0)
@@ -110,6 +120,18 @@ class SteppedService:
     async def until_released(self) -> None:
         """Wait until the front has released every request and has reported it to the engine."""
         await self.until(lambda: self.server.num_live_requests == 0)
+
+    async def disconnect(self) -> None:
+        """Close the front's connection to the engine for good, as its death does."""
+        await self.port.close()
+        self.hear()
+
+    async def connect(self) -> None:
+        """Connect the front to `link`, of another engine than the one that it has lost."""
+        await self.until(lambda: not self.port.is_up)
+        await self.port.close()
+        self.front.port = port = self.link.port(self.front.config.front_id)
+        await self.link.connect(port, self.server)
 
     async def end_of(self, call: Any) -> list[pb.GenerateResponse]:
         """Read a call to its end while the engine runs; raise the error of the call."""
@@ -139,13 +161,7 @@ def request(
     request_id: str | None = None,
 ) -> pb.GenerateRequest:
     """Return a greedy request of exactly `num_tokens` output tokens, which are reported by id."""
-    message = pb.GenerateRequest(request_id=request_id)
-    message.token_prompt.ids.extend(prompt)
-    message.sampling.temperature = 0.0
-    message.stopping.max_tokens = num_tokens
-    message.stopping.ignore_eos = True
-    message.output.return_token_ids = True
-    return message
+    return greedy(num_tokens, prompt, request_id=request_id, output={"return_token_ids": True})
 
 
 def stepped_engine(
@@ -157,7 +173,7 @@ def stepped_engine(
     publishes_cache: bool = False,
     front: FrontConfig | None = None,
     **executor: Any,
-) -> tuple[WatchedEngine, MemoryEngine]:
+) -> tuple[WatchedEngine, EngineLink]:
     """Return an engine, and the link by which fronts reach it. `executor`: as of `stepped`."""
     config = scheduler or SchedulerConfig(max_num_waiting=64)
     settings: dict[str, Any] = {
@@ -168,26 +184,17 @@ def stepped_engine(
     }
     made = create_executor(ExecutorConfig(kind=ExecutorKind.SIMULATED, **(settings | executor)))
     engine = WatchedEngine(made, config, clock)
-    hello = EngineHello(
-        epoch=epoch,
-        model="tiny",
-        executor=made.info,
-        max_num_waiting=config.max_num_waiting,
-        max_num_waiting_tokens=config.max_num_waiting_tokens,
-        publishes_cache=publishes_cache,
-    )
-    cache_index = engine.enable_cache_index() if publishes_cache else None
     bounds = front or FrontConfig()
-    memory = MemoryEngine(
+    link = EngineLink(
         engine,
-        hello,
+        hello(epoch, made.info, config, publishes_cache=publishes_cache),
         clock,
-        cache_index=cache_index,
+        cache_index=engine.enable_cache_index() if publishes_cache else None,
         kept_limits=KeptLimits(
             max_bytes=bounds.max_resume_bytes, max_unread=bounds.max_detached_requests
         ),
     )
-    return engine, memory
+    return engine, link
 
 
 @contextlib.asynccontextmanager
@@ -199,12 +206,13 @@ async def stepped(
     channel_options: ServerOptions = (),
     clock: Callable[[], float] = time.monotonic,
     gateway: GatewayServiceMaker | None = None,
+    recorder: RequestRecorder | None = None,
     **executor: Any,
 ) -> AsyncGenerator[SteppedService]:
-    """Start the site. `executor`: more fields of ExecutorConfig; by default 64 blocks of 16 tokens,
-    8 slots.
+    """Start the site; with a `recorder` requests are traced. `executor`: more fields of
+    ExecutorConfig; by default 64 blocks of 16 tokens, 8 slots.
     """
-    engine, memory = stepped_engine(
+    engine, link = stepped_engine(
         text,
         scheduler=scheduler,
         clock=clock,
@@ -212,16 +220,58 @@ async def stepped(
         front=front,
         **executor,
     )
-    port = memory.port(1)
-    server = FrontServer(text, front or FrontConfig(), port=port, clock=clock, gateway=gateway)
+    server = FrontServer(
+        text,
+        front or FrontConfig(),
+        port=link.port(1),
+        clock=clock,
+        gateway=gateway,
+        recorder=recorder,
+        is_tracing=recorder is not None,
+    )
+    with contextlib.closing(link):
+        async with _served(server, engine, link, channel_options) as service:
+            yield service
+
+
+@contextlib.asynccontextmanager
+async def running(
+    text: ModelText, pace: SimulatedPace = SimulatedPace.IMMEDIATE, **options: Any
+) -> AsyncGenerator[SteppedService]:
+    """Start a site whose larger engine runs on a thread. `options`: of `stepped`."""
+    simulated = SimulatedConfig(vocab_size=text.files.vocab_size, pace=pace, is_strict=True)
+    sizes: dict[str, Any] = {"num_blocks": 512, "max_seq_len": 1024, "simulated": simulated}
+    async with stepped(text, **sizes, **options) as service:
+        service.link.run()
+        yield service
+
+
+@contextlib.asynccontextmanager
+async def another_front(
+    service: SteppedService, front_id: int = 2, **config: Any
+) -> AsyncGenerator[SteppedService]:
+    """Start another front of the same engine; its requests run in the first one's steps."""
+    server = FrontServer(
+        service.front.text,
+        FrontConfig(front_id=front_id, **config),
+        port=service.link.port(front_id),
+        clock=service.front.clock,
+    )
+    async with _served(server, service.engine, service.link) as other:
+        yield other
+
+
+@contextlib.asynccontextmanager
+async def _served(
+    server: FrontServer, engine: WatchedEngine, link: EngineLink, options: ServerOptions = ()
+) -> AsyncGenerator[SteppedService]:
     async with contextlib.AsyncExitStack() as stack:
-        stack.callback(memory.close)
-        bound = await server.start("127.0.0.1:0")
-        stack.push_async_callback(server.stop)
-        await port.start(server)
-        memory.pump(0)
-        await port.wait_up()
-        channel = grpc.aio.insecure_channel(f"127.0.0.1:{bound}", options=list(channel_options))
-        await stack.enter_async_context(channel)
+        address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
+        channel = grpc.aio.insecure_channel(address, options=list(options))
         stub = pb_grpc.GenerationServiceStub(channel)
-        yield SteppedService(engine, memory, server, stub, channel, f"127.0.0.1:{bound}")
+        service = SteppedService(engine, link, server, stub, channel, address)
+        stack.push_async_callback(lambda: service.port.close())
+        stack.push_async_callback(server.stop)
+        await stack.enter_async_context(channel)
+        await link.connect(service.port, server)
+        yield service

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Admitted, Finished, Preempted, StepEvents
+from penstock.scheduler.events import Admitted, Completed, Preempted, StepEvents
 from penstock.scheduler.executor import Executor
 from penstock.scheduler.request import RequestSpec, SamplingParams
 from support.core import FakeClock, ends, make_spec, outputs
@@ -94,7 +94,7 @@ def check_way(way: Way, make: Callable[[int], Executor], naive: NaiveModel) -> N
     assert any(isinstance(change, Preempted) for change in changes) == way.preempt
     first_cached = [c.num_cached_tokens for c in changes if isinstance(c, Admitted)]
     assert any(first_cached) == way.prefix
-    assert all(isinstance(end, Finished) for end in ends(told).values())
+    assert all(isinstance(end, Completed) for end in ends(told).values())
     told_tokens = outputs(told)
     assert len({token for tokens in told_tokens.values() for token in tokens}) > 50
     wrong = [spec.key for spec in specs if not is_naive(naive, spec, told_tokens[spec.key])]

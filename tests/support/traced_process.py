@@ -69,7 +69,7 @@ def run_traced(
 def _main() -> None:
     from penstock.server.observe.config import TracingConfig
     from penstock.server.observe.spans.export import start_tracing
-    from support.request_records import request_record
+    from support.reports import request_record
 
     num_requests, close_limit_s = int(sys.argv[1]), float(sys.argv[2])
     tracing = start_tracing(TracingConfig(is_on=True), model="tiny")

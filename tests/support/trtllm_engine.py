@@ -33,16 +33,16 @@ from penstock.executor.trtllm.loop_thread import LoopThread
 from penstock.executor.trtllm.streams import Streams
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec, SamplingParams
 from support.core import BLOCK_SIZE, FakeClock, make_spec
 from support.executor_runs import Outcome, collect_events
-from support.fake_trtllm import write_model_folder
+from support.patience import PATIENCE_S
+from support.trtllm_folders import hugging_face_folder
 
 if TYPE_CHECKING:
     from tensorrt_llm.fake_control import EngineControl, View
 
-PATIENCE_S = 60.0
 VOCAB = 4096
 MAX_SEQ_LEN = 64
 RESPONSE_TIMEOUT_S = 30.0
@@ -94,9 +94,29 @@ def build_executor(
     folder: Path, config: TrtllmConfig, clock: Callable[[], float]
 ) -> TrtllmExecutor:
     """Return an executor over a new engine of the stand-in, with its configured settings."""
-    model = write_model_folder(folder, vocab_size=VOCAB, max_seq_len=MAX_SEQ_LEN)
+    model = hugging_face_folder(folder, vocab_size=VOCAB, max_position_embeddings=MAX_SEQ_LEN)
     whole = ExecutorConfig(kind=ExecutorKind.TRTLLM, model_path=model, trtllm=config)
     return TrtllmExecutor(whole, clock)
+
+
+def _settle(thread: LoopThread) -> None:
+    async def settled() -> None:
+        for _ in range(_NUM_TURNS_TO_SETTLE):
+            await asyncio.sleep(0)
+
+    thread.run(settled(), PATIENCE_S)
+
+
+def hold_until_submitted(executor: TrtllmExecutor) -> Callable[[], None]:
+    """Pause the newest engine; return a function that lets it run with all that was submitted."""
+    control: EngineControl = fake_module("fake_control").engine()
+    control.pause()
+
+    def begin() -> None:
+        _settle(executor._engine._thread)
+        control.resume()
+
+    return begin
 
 
 class TrtllmHouse:
@@ -115,7 +135,7 @@ class TrtllmHouse:
         **config: Any,
     ) -> None:
         control = fake_module("fake_control")
-        control.configure(**{"stats_lag_s": 0.0, **(fake or {})})
+        control.configure(**(fake or {}))
         self.config = trtllm_config(**config)
         self.clock = FakeClock()
         self.executor = build_executor(folder, self.config, self.clock)
@@ -186,12 +206,7 @@ class TrtllmHouse:
 
     def settle(self) -> None:
         """Wait until the loop has no work."""
-
-        async def settled() -> None:
-            for _ in range(_NUM_TURNS_TO_SETTLE):
-                await asyncio.sleep(0)
-
-        self.thread.run(settled(), PATIENCE_S)
+        _settle(self.thread)
 
     def hold_loop_time(self) -> None:
         """Stop the loop's clock; only `pass_loop_time` advances it."""
@@ -266,7 +281,7 @@ class TrtllmHouse:
 
     def finish(self, key: int) -> FinishReason | None:
         end = self.outcomes[key].end
-        return end.reason if isinstance(end, Finished) else None
+        return end.reason if isinstance(end, Completed) else None
 
     def failure(self, key: int) -> FailureReason | None:
         end = self.outcomes[key].end

@@ -1,4 +1,4 @@
-// The scenarios about answers: streams, prompts, text and metadata.
+// Scenarios about responses: streams, prompts, text and metadata.
 #include <algorithm>
 #include <numeric>
 
@@ -12,21 +12,21 @@ constexpr std::uint32_t kNumLargeTokens = 100'000;
 
 void stream_in_order(const Talk& talk) {
   auto client = talk.client();
-  Heard heard(client.generate(greedy(12), talk.call()));
-  const auto& finished = heard.until_end();
-  const auto& accepted = heard.until_accepted();
+  CheckedStream checked(client.generate(greedy(12), talk.call()));
+  const auto& finished = checked.until_end();
+  const auto& accepted = checked.until_accepted();
   require(!accepted.request_id().empty() && !accepted.model().empty(), "accepted without names");
-  require(heard.num_tokens() == 12, std::to_string(heard.num_tokens()) + " tokens, not 12");
-  require(finished.usage().num_completion_tokens() == 12, "usage does not tell 12 tokens");
-  require(heard.reason() == v1::FINISH_REASON_LENGTH, "the reason is not LENGTH");
+  require(checked.num_tokens() == 12, std::to_string(checked.num_tokens()) + " tokens, not 12");
+  require(finished.usage().num_completion_tokens() == 12, "usage does not report 12 tokens");
+  require(checked.reason() == v1::FINISH_REASON_LENGTH, "the reason is not LENGTH");
 }
 
 void once_equals_stream(const Talk& talk) {
   auto client = talk.client();
-  Heard heard(client.generate(greedy(32), talk.call()));
-  heard.until_end();
+  CheckedStream checked(client.generate(greedy(32), talk.call()));
+  checked.until_end();
   const auto once = text_of_once(talk, client, greedy(32));
-  require(once == heard.text(), "\"" + once + "\" is not \"" + heard.text() + "\"");
+  require(once == checked.text(), "\"" + once + "\" is not \"" + checked.text() + "\"");
   require(!once.empty(), "there is no text");
 }
 
@@ -38,11 +38,11 @@ void token_prompt(const Talk& talk) {
   auto client = talk.client();
   std::vector<std::vector<std::uint32_t>> answers;
   for (int time = 0; time < 2; ++time) {
-    Heard heard(client.generate(request, talk.call()));
-    const auto num_told = heard.until_end().usage().num_prompt_tokens();
-    require(num_told == ids.size(),
-            "usage tells " + std::to_string(num_told) + " prompt tokens, not 20");
-    answers.push_back(heard.token_ids());
+    CheckedStream checked(client.generate(request, talk.call()));
+    const auto num_reported = checked.until_end().usage().num_prompt_tokens();
+    require(num_reported == ids.size(),
+            "usage reports " + std::to_string(num_reported) + " prompt tokens, not 20");
+    answers.push_back(checked.token_ids());
   }
   require(answers[0].size() == 12, std::to_string(answers[0].size()) + " token ids, not 12");
   require(answers[0] == answers[1], "other token ids the second time");
@@ -50,16 +50,16 @@ void token_prompt(const Talk& talk) {
 
 void chat(const Talk& talk) {
   auto client = talk.client();
-  Heard heard(client.generate(
+  CheckedStream checked(client.generate(
       greedy(penstock::chat_request(
           {{"system", "You answer in one sentence."}, {"user", "Where is the Globe?"}}, 24)),
       talk.call()));
-  heard.until_end();
-  require(!heard.text().empty(), "there is no text");
-  require(heard.num_tokens() == 24, std::to_string(heard.num_tokens()) + " tokens, not 24");
+  checked.until_end();
+  require(!checked.text().empty(), "there is no text");
+  require(checked.num_tokens() == 24, std::to_string(checked.num_tokens()) + " tokens, not 24");
 }
 
-// After the Unicode standard, table 3-7: no overlong forms, no surrogates, nothing beyond U+10FFFF.
+// As in the Unicode standard, table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF.
 bool is_utf8(const std::string& text) {
   for (std::size_t place = 0; place < text.size();) {
     const auto lead = static_cast<unsigned char>(text[place]);
@@ -86,27 +86,28 @@ void utf8_across_chunks(const Talk& talk) {
   auto request = greedy(kText, 200);
   request.mutable_output()->set_min_chunk_tokens(1);
   auto client = talk.client();
-  Heard heard(client.generate(request, talk.call()));
+  CheckedStream checked(client.generate(request, talk.call()));
   auto whole = greedy(kText, 200);
   whole.mutable_output()->set_echo(true);
   const auto once = client.generate_once(whole, talk.call());
-  heard.until_end();
+  checked.until_end();
   require(once.prompt().text() == kText, "the prompt came back as " + once.prompt().text());
-  require(heard.text() == once.outputs(0).text(), "the chunks do not add up to the text");
+  require(checked.text() == once.outputs(0).text(), "the chunks do not add up to the text");
   const bool is_ascii =
-      std::ranges::all_of(heard.text(), [](char letter) { return (letter & 0x80) == 0; });
+      std::ranges::all_of(checked.text(), [](char letter) { return (letter & 0x80) == 0; });
   require(!is_ascii, "the text has no character beyond ASCII");
-  require(std::ranges::all_of(heard.chunks(), is_utf8), "a chunk is no UTF-8");
+  require(std::ranges::all_of(checked.chunks(), is_utf8), "a chunk is no UTF-8");
 }
 
 void large_prompt(const Talk& talk) {
   std::vector<std::uint32_t> ids(kNumLargeTokens);
   for (std::uint32_t place = 0; place < kNumLargeTokens; ++place) ids[place] = 5 + place % 1000;
   auto client = talk.client();
-  Heard heard(client.generate(greedy(penstock::token_request(ids, 4)), talk.call()));
-  const auto num_told = heard.until_end().usage().num_prompt_tokens();
-  require(num_told == kNumLargeTokens, "usage tells " + std::to_string(num_told) + " tokens");
-  require(heard.num_tokens() == 4, std::to_string(heard.num_tokens()) + " tokens, not 4");
+  CheckedStream checked(client.generate(greedy(penstock::token_request(ids, 4)), talk.call()));
+  const auto num_reported = checked.until_end().usage().num_prompt_tokens();
+  require(num_reported == kNumLargeTokens,
+          "usage reports " + std::to_string(num_reported) + " tokens");
+  require(checked.num_tokens() == 4, std::to_string(checked.num_tokens()) + " tokens, not 4");
 }
 
 void metadata(const Talk& talk) {
@@ -116,11 +117,11 @@ void metadata(const Talk& talk) {
   auto options = talk.call();
   options.traceparent = "00-" + trace_id + "-" + draw_hex(16) + "-01";
   auto client = talk.client();
-  Heard heard(client.generate(request, options));
-  heard.until_end();
-  const auto& told = heard.until_accepted().trace_id();
-  require(told == trace_id, "the trace id is " + told + ", not " + trace_id);
-  const auto& request_id = heard.until_accepted().request_id();
+  CheckedStream checked(client.generate(request, options));
+  checked.until_end();
+  const auto& reported = checked.until_accepted().trace_id();
+  require(reported == trace_id, "the trace id is " + reported + ", not " + trace_id);
+  const auto& request_id = checked.until_accepted().request_id();
   require(request_id == request.request_id(), "accepted as " + request_id);
 }
 

@@ -1,4 +1,4 @@
-// The program's stdin, line by line and with a bound on the wait.
+// Reads the program's stdin line by line, with a time limit.
 #pragma once
 
 #include <chrono>
@@ -9,8 +9,8 @@ namespace conformance {
 
 class LineReader {
  public:
-  // The next line without its end; none at the end of stdin, or after `patience`. Waits for as long
-  // as it takes without one.
+  // Returns the next line without its end; none at the end of stdin, or after `patience`. Without
+  // `patience` there is no time limit.
   std::optional<std::string> next(std::optional<std::chrono::milliseconds> patience = {});
 
  private:

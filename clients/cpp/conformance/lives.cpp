@@ -1,4 +1,4 @@
-// The scenarios about how a request lives and ends: cancels, deadlines, and what it survives.
+// Scenarios about the end of requests (cancels, deadlines), and about failures that they survive.
 #include <thread>
 
 #include "talk.h"
@@ -10,7 +10,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kEndedWithin = 20s;
 
-// Whether a new request may have the id, which no client alive has then.
+// Returns whether a new request may have the id, which is possible if no live request has it.
 bool is_free(const Talk& talk, penstock::Client& client, const std::string& request_id) {
   auto request = greedy(1);
   request.set_request_id(request_id);
@@ -27,11 +27,11 @@ void cancel_after_first_token(const Talk& talk) {
   auto request = greedy(kLongTokens);
   request.set_request_id(new_id());
   auto client = talk.client();
-  Heard heard(client.generate(request, talk.call()));
-  heard.until_tokens();
-  heard.stream().cancel();
+  CheckedStream checked(client.generate(request, talk.call()));
+  checked.until_tokens();
+  checked.stream().cancel();
   try {
-    heard.until_end();
+    checked.until_end();
     throw NotHeld("the cancelled call ended well");
   } catch (const penstock::Error& error) {
     require(error.code() == grpc::StatusCode::CANCELLED, error.what());
@@ -48,21 +48,21 @@ void cancel_by_id(const Talk& talk) {
   request.set_request_id(new_id());
   auto client = talk.client();
   auto other = talk.client();
-  Heard heard(client.generate(request, talk.call()));
-  heard.until_tokens();
+  CheckedStream checked(client.generate(request, talk.call()));
+  checked.until_tokens();
   const auto state = other.cancel(request.request_id(), talk.call());
   require(state == v1::REQUEST_STATE_PROCESSING, "Cancel found it in " + RequestState_Name(state));
-  heard.until_end();
-  require(heard.reason() == v1::FINISH_REASON_CANCELLED,
-          "the reason is " + FinishReason_Name(heard.reason()));
+  checked.until_end();
+  require(checked.reason() == v1::FINISH_REASON_CANCELLED,
+          "the reason is " + FinishReason_Name(checked.reason()));
 }
 
 void deadline(const Talk& talk) {
   auto client = talk.client();
   const auto begin = Clock::now();
-  Heard heard(client.generate(greedy(kLongTokens), {.timeout = 1s, .stop = talk.stop}));
+  CheckedStream checked(client.generate(greedy(kLongTokens), {.timeout = 1s, .stop = talk.stop}));
   try {
-    heard.until_end();
+    checked.until_end();
   } catch (const penstock::Error& error) {
     require(error.code() == grpc::StatusCode::DEADLINE_EXCEEDED, error.what());
     require(Clock::now() - begin < kEndedWithin, "it took more than 5 s to end");
@@ -80,7 +80,7 @@ void resume(const Talk& talk) {
   std::uint32_t num_before = 0;
   {
     auto client = talk.client();
-    Heard lost(client.generate(request, talk.call()));
+    CheckedStream lost(client.generate(request, talk.call()));
     lost.until_tokens(20);
     require(!lost.has_finished(), "it had ended before it was cut");
     point = lost.stream().detach();
@@ -88,7 +88,7 @@ void resume(const Talk& talk) {
     num_before = lost.num_tokens();
   }
   auto client = talk.client();
-  Heard rest(client.resume(point, 30s, talk.call()), point.next_sequence);
+  CheckedStream rest(client.resume(point, 30s, talk.call()), point.next_sequence);
   rest.until_end();
   text += rest.text();
   const auto num_tokens = num_before + rest.num_tokens();
@@ -100,20 +100,20 @@ void resume(const Talk& talk) {
 void engine_killed(const Talk& talk) {
   constexpr std::uint32_t kNumTokens = 400;
   penstock::Client client(talk.address, {.retry = {.max_attempts = 8}});
-  Heard heard(client.generate(greedy(kNumTokens), talk.call()));
-  heard.until_tokens();
+  CheckedStream checked(client.generate(greedy(kNumTokens), talk.call()));
+  checked.until_tokens();
   talk.ready();
-  heard.until_end();
-  require(heard.num_tokens() == kNumTokens, std::to_string(heard.num_tokens()) + " tokens");
+  checked.until_end();
+  require(checked.num_tokens() == kNumTokens, std::to_string(checked.num_tokens()) + " tokens");
   const auto once = text_of_once(talk, client, greedy(kNumTokens));
-  require(heard.text() == once, "the text is not that of GenerateOnce");
+  require(checked.text() == once, "the text is not that of GenerateOnce");
 }
 
 void drain(const Talk& talk) {
   constexpr std::uint32_t kNumTokens = 300;
   auto client = talk.client();
-  Heard heard(client.generate(greedy(kNumTokens), talk.call()));
-  heard.until_tokens();
+  CheckedStream checked(client.generate(greedy(kNumTokens), talk.call()));
+  checked.until_tokens();
   talk.until_go();
   try {
     client.generate_once(greedy(4), talk.call());
@@ -123,9 +123,9 @@ void drain(const Talk& talk) {
     require(error.reason().empty() || error.reason() == "DRAINING",
             "the reason is " + error.reason());
   }
-  heard.until_end();
-  require(heard.num_tokens() == kNumTokens,
-          std::to_string(heard.num_tokens()) + " tokens, not 300");
+  checked.until_end();
+  require(checked.num_tokens() == kNumTokens,
+          std::to_string(checked.num_tokens()) + " tokens, not 300");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The conformance program: names of scenarios on stdin, one line of JSON for each on stdout.
+// The conformance program: reads names of scenarios from stdin and writes a line of JSON for each
+// to stdout.
 #include <condition_variable>
 #include <cstdio>
 #include <iostream>
@@ -29,8 +30,8 @@ std::string quoted(const std::string& text) {
   return json + "\"";
 }
 
-// `fields`: names and values in turn.
-void say(std::initializer_list<std::string> fields) {
+// `fields` has names and values alternately.
+void write_line(std::initializer_list<std::string> fields) {
   std::string line = "{";
   bool is_name = true;
   for (const auto& field : fields) {
@@ -41,7 +42,7 @@ void say(std::initializer_list<std::string> fields) {
   std::cout << line << "}" << std::endl;
 }
 
-// Stops a scenario that takes too long; calls that are open end then, as CANCELLED.
+// Stops a scenario that takes too long. Its open calls then end with CANCELLED.
 class Guard {
  public:
   explicit Guard(std::stop_source& stop)
@@ -60,7 +61,7 @@ class Guard {
 void run(const std::string& name, Check check, const std::string& address, LineReader& lines) {
   std::stop_source stop;
   Talk talk{.address = address, .stop = stop.get_token()};
-  talk.ready = [&name] { say({"scenario", name, "event", "ready"}); };
+  talk.ready = [&name] { write_line({"scenario", name, "event", "ready"}); };
   talk.until_go = [&] {
     talk.ready();
     require(lines.next(kScenarioTimeout) == "go", "expected go");
@@ -68,10 +69,10 @@ void run(const std::string& name, Check check, const std::string& address, LineR
   try {
     const Guard guard(stop);
     check(talk);
-    say({"scenario", name, "outcome", "passed"});
+    write_line({"scenario", name, "outcome", "passed"});
   } catch (const std::exception& error) {
     const std::string late = stop.stop_requested() ? "not done within 60 s: " : "";
-    say({"scenario", name, "outcome", "failed", "why", late + error.what()});
+    write_line({"scenario", name, "outcome", "failed", "why", late + error.what()});
   }
 }
 
@@ -87,7 +88,7 @@ int serve(std::string address) {
     } else if (const auto found = checks.find(*line); found != checks.end()) {
       run(*line, found->second, address, lines);
     } else if (!line->empty()) {
-      say({"scenario", *line, "outcome", "failed", "why", "no such scenario"});
+      write_line({"scenario", *line, "outcome", "failed", "why", "no such scenario"});
     }
   }
   return 0;
@@ -97,8 +98,8 @@ int serve(std::string address) {
 }  // namespace conformance
 
 int main(int num_arguments, char** arguments) {
-  const bool is_told = num_arguments == 3 && std::string(arguments[1]) == "--address";
-  if (!is_told) {
+  const bool has_address = num_arguments == 3 && std::string(arguments[1]) == "--address";
+  if (!has_address) {
     std::cerr << "usage: conformance --address HOST:PORT\n";
     return 2;
   }

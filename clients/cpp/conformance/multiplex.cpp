@@ -11,17 +11,17 @@ v1::GenerateRequest numbered(int number) {
   return greedy(std::string(kPrompt) + ", number " + std::to_string(number), kNumTokens);
 }
 
-// Six texts, and a seventh that fails alone.
-void hear_texts(const Talk& talk, penstock::Client& multiplexed) {
-  std::vector<Heard> all;
+// Six texts, and a seventh request that fails without affecting the others.
+void check_texts(const Talk& talk, penstock::Client& multiplexed) {
+  std::vector<CheckedStream> all;
   for (int number = 0; number < kNumTexts; ++number) {
     all.emplace_back(multiplexed.generate(numbered(number), talk.call()));
-    // Four have a place and the queue holds four, but it is looked at once in a step only.
+    // Four requests run and the queue holds four, but it is processed only once per step.
     all.back().until_tokens(number < 4 ? 1 : 0);
   }
   auto bad = greedy(4);
   bad.mutable_sampling()->set_temperature(-1.0F);
-  Heard seventh(multiplexed.generate(bad, talk.call()));
+  CheckedStream seventh(multiplexed.generate(bad, talk.call()));
   try {
     seventh.until_end();
     throw NotHeld("temperature -1 was answered");
@@ -29,7 +29,7 @@ void hear_texts(const Talk& talk, penstock::Client& multiplexed) {
     require(error.code() == grpc::StatusCode::INVALID_ARGUMENT, error.what());
   }
   auto plain = talk.client();
-  for (auto& heard : all) heard.until_end();
+  for (auto& checked : all) checked.until_end();
   for (int number = 0; number < kNumTexts; ++number) {
     const auto once = text_of_once(talk, plain, numbered(number));
     const auto& text = all[static_cast<std::size_t>(number)].text();
@@ -37,19 +37,19 @@ void hear_texts(const Talk& talk, penstock::Client& multiplexed) {
   }
 }
 
-// An eighth that is cancelled by its key, while a ninth waits for credit.
+// An eighth request that is cancelled by its key, while a ninth one waits for credit.
 void cancel_and_credit(const Talk& talk, penstock::Client& multiplexed) {
-  Heard eighth(multiplexed.generate(greedy(kLongTokens), talk.call()));
+  CheckedStream eighth(multiplexed.generate(greedy(kLongTokens), talk.call()));
   auto by_hand = talk.call();
   by_hand.num_credit_tokens = 5;
-  Heard ninth(multiplexed.generate(greedy(20), by_hand));
+  CheckedStream ninth(multiplexed.generate(greedy(20), by_hand));
   eighth.until_tokens();
   eighth.stream().stop();
   eighth.until_end();
   require(eighth.reason() == v1::FINISH_REASON_CANCELLED, "the eighth did not end as CANCELLED");
   ninth.until_tokens(5);
-  // A request of which the end states that the one without credit had its chance.
-  Heard clock(multiplexed.generate(greedy(60), talk.call()));
+  // When this request has ended, the one without credit has had the time to end.
+  CheckedStream clock(multiplexed.generate(greedy(60), talk.call()));
   clock.until_end();
   require(ninth.num_tokens() == 5 && !ninth.stream().wait_for(0ns),
           "more than 5 tokens came for a credit of 5");
@@ -63,7 +63,7 @@ void cancel_and_credit(const Talk& talk, penstock::Client& multiplexed) {
 void multiplex(const Talk& talk) {
   penstock::Client multiplexed(
       talk.address, {.retry = penstock::kNoRetry, .multiplex = penstock::MultiplexOptions{}});
-  hear_texts(talk, multiplexed);
+  check_texts(talk, multiplexed);
   cancel_and_credit(talk, multiplexed);
 }
 

@@ -1,4 +1,4 @@
-// The scenarios about refusals: what cannot be served, and that the status states so in full.
+// Scenarios about rejected requests, and about the details in their statuses.
 #include <algorithm>
 
 #include "talk.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kNumPlaces = 4;
 constexpr int kNumWaiting = 4;
-// The wait that the server suggests follows from what the others have asked for.
+// The retry delay of the server depends on the length of the other requests.
 constexpr std::uint32_t kBlockingTokens = 300;
 
 void invalid_field(const Talk& talk) {
@@ -31,7 +31,7 @@ void unknown_model(const Talk& talk) {
       refused(talk, client, request, grpc::StatusCode::NOT_FOUND, "MODEL_NOT_FOUND");
   const auto model = failure.metadata.find("model");
   require(model != failure.metadata.end() && model->second == "no-such-model",
-          "ErrorInfo does not tell the model");
+          "ErrorInfo does not name the model");
 }
 
 void unimplemented_feature(const Talk& talk) {
@@ -42,14 +42,14 @@ void unimplemented_feature(const Talk& talk) {
       refused(talk, client, request, grpc::StatusCode::UNIMPLEMENTED, "FEATURE_UNSUPPORTED");
   const auto feature = failure.metadata.find("feature");
   require(feature != failure.metadata.end() && feature->second == "json_schema",
-          "ErrorInfo does not tell the feature");
+          "ErrorInfo does not name the feature");
 }
 
 void duplicate_request_id(const Talk& talk) {
   auto request = greedy(100);
   request.set_request_id(new_id());
   auto client = talk.client();
-  Heard first(client.generate(request, talk.call()));
+  CheckedStream first(client.generate(request, talk.call()));
   first.until_tokens();
   refused(talk, client, request, grpc::StatusCode::ALREADY_EXISTS, "REQUEST_ID_IN_USE");
   first.until_end();
@@ -57,10 +57,10 @@ void duplicate_request_id(const Talk& talk) {
           "the first had " + std::to_string(first.num_tokens()) + " tokens, not 100");
 }
 
-// Eight long requests: four that have tokens, then four that wait.
-std::vector<Heard> full_queue(const Talk& talk, penstock::Client& client,
-                              std::uint32_t num_tokens) {
-  std::vector<Heard> blockers;
+// Submits eight long requests: four that have tokens, then four that wait.
+std::vector<CheckedStream> full_queue(const Talk& talk, penstock::Client& client,
+                                      std::uint32_t num_tokens) {
+  std::vector<CheckedStream> blockers;
   for (int number = 0; number < kNumPlaces + kNumWaiting; ++number) {
     blockers.emplace_back(client.generate(greedy(num_tokens), talk.call()));
     blockers.back().until_accepted();
@@ -74,14 +74,14 @@ void queue_full(const Talk& talk) {
   const auto blockers = full_queue(talk, client, kLongTokens);
   const auto failure =
       refused(talk, client, greedy(4), grpc::StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL");
-  require(failure.retry_after > 0ns, "RetryInfo tells no wait");
+  require(failure.retry_after > 0ns, "RetryInfo has no wait");
 }
 
 void retry_after_refusal(const Talk& talk) {
   auto client = talk.client();
   auto blockers = full_queue(talk, client, kBlockingTokens);
   penstock::Client patient(talk.address, {.retry = {.max_attempts = 10}});
-  Heard late(patient.generate(greedy(8), talk.call()));
+  CheckedStream late(patient.generate(greedy(8), talk.call()));
   while (late.stream().num_lost_attempts() == 0) {
     require(!late.stream().wait_for(20ms), "the ninth was not refused");
     require(!talk.stop.stop_requested(), "the ninth was neither refused nor accepted");

@@ -59,22 +59,22 @@ penstock::Failure refused(const Talk& talk, penstock::Client& client,
   throw NotHeld("it was answered, not refused with " + reason);
 }
 
-const v1::RequestAccepted& Heard::until_accepted() {
+const v1::RequestAccepted& CheckedStream::until_accepted() {
   while (!has_accepted_) read();
   return accepted_;
 }
 
-void Heard::until_tokens(std::uint32_t num_tokens) {
+void CheckedStream::until_tokens(std::uint32_t num_tokens) {
   while (num_tokens_ < num_tokens) read();
 }
 
-const v1::RequestFinished& Heard::until_end() {
+const v1::RequestFinished& CheckedStream::until_end() {
   while (!has_finished_) read();
   require(!stream_.next().has_value(), "an event after finished");
   return finished_;
 }
 
-void Heard::read() {
+void CheckedStream::read() {
   const auto event = stream_.next();
   if (!event.has_value()) throw NotHeld("the stream ended without finished");
   require(event->sequence() == next_sequence_, "sequence " + std::to_string(event->sequence()) +
@@ -94,7 +94,7 @@ void Heard::read() {
   } else if (event->has_finished()) {
     finished_ = event->finished();
     has_finished_ = true;
-    require(finished_.outputs_size() == 1, "finished does not tell of one output");
+    require(finished_.outputs_size() == 1, "finished does not have one output");
   }
 }
 

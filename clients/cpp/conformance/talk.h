@@ -1,5 +1,5 @@
-// What the scenarios share: the service's address, the way to state that something did not hold,
-// and a stream that is read piece by piece while its order is checked.
+// Shared by the scenarios: the address of the service, the check of a condition, and a stream that
+// is read message by message while its order is checked.
 #pragma once
 
 #include <chrono>
@@ -19,11 +19,11 @@ namespace v1 = penstock::v1;
 using namespace std::chrono_literals;
 
 inline constexpr auto kPrompt = "The old lighthouse keeper climbed the stairs";
-// Of calls that are not about deadlines; a scenario has 20 s.
+// The deadline of calls that do not test deadlines; a scenario has 20 s.
 inline constexpr auto kCallTimeout = 50s;
 inline constexpr std::uint32_t kLongTokens = 10'000;
 
-// What a scenario asks did not hold.
+// A condition of a scenario does not hold.
 class NotHeld : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -31,14 +31,15 @@ class NotHeld : public std::runtime_error {
 
 void require(bool holds, const std::string& why);
 
-// What a scenario gets. `ready` reports the driver; `until_go` reports it and waits for its go.
+// Passed to each scenario. `ready` reports to the driver that the scenario is ready; `until_go`
+// also waits for the command to continue.
 struct Talk {
   std::string address{};
   std::stop_token stop{};
   std::function<void()> ready{};
   std::function<void()> until_go{};
 
-  // A client with a separate connection, which reports every failure at once.
+  // Returns a client with a separate connection and without retries.
   [[nodiscard]] penstock::Client client() const;
   [[nodiscard]] penstock::CallOptions call() const;
 };
@@ -51,12 +52,12 @@ Checks refusals();
 Checks lives();
 void multiplex(const Talk& talk);
 
-// A request id that no client else has.
+// Returns a unique request id.
 std::string new_id();
-// Hexadecimal digits drawn at random.
+// Returns random hexadecimal digits.
 std::string draw_hex(int num_digits);
 
-// Exactly `max_tokens` tokens, a function of the prompt.
+// Requests exactly `max_tokens` tokens, which depend only on the prompt.
 v1::GenerateRequest greedy(v1::GenerateRequest request);
 v1::GenerateRequest greedy(const std::string& prompt, std::uint32_t num_tokens);
 inline v1::GenerateRequest greedy(std::uint32_t num_tokens) {
@@ -70,16 +71,16 @@ penstock::Failure refused(const Talk& talk, penstock::Client& client,
                           const v1::GenerateRequest& request, grpc::StatusCode code,
                           const std::string& reason);
 
-// The events of one stream as they are read, each checked against the one before. The client
-// refuses gaps by itself; this looks again, because that is what is tested.
-class Heard {
+// The events of one stream, each checked against the previous one. The client, which is under test,
+// checks for gaps itself; this checks again.
+class CheckedStream {
  public:
-  explicit Heard(penstock::Stream stream, std::uint64_t next_sequence = 0)
+  explicit CheckedStream(penstock::Stream stream, std::uint64_t next_sequence = 0)
       : stream_(std::move(stream)), next_sequence_(next_sequence) {}
 
   const v1::RequestAccepted& until_accepted();
   void until_tokens(std::uint32_t num_tokens = 1);
-  // To the end, past the last event.
+  // Reads to the end, past the last event.
   const v1::RequestFinished& until_end();
 
   [[nodiscard]] penstock::Stream& stream() { return stream_; }

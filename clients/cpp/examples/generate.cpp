@@ -1,4 +1,4 @@
-// Streams one prompt: `generate ADDRESS PROMPT`.
+// Streams the response to one prompt: `generate ADDRESS PROMPT`.
 #include <iostream>
 
 #include "penstock/client.h"
@@ -12,7 +12,7 @@ int main(int num_arguments, char** arguments) {
   try {
     penstock::Client client(arguments[1]);
     auto request = penstock::text_request(arguments[2], /*max_tokens=*/64);
-    request.mutable_resume_timeout()->set_seconds(30);  // continues over lost connections
+    request.mutable_resume_timeout()->set_seconds(30);  // reconnects after a lost connection
     for (const auto& event : client.generate(request, {.timeout = std::chrono::seconds(30)})) {
       if (event.has_tokens()) std::cout << event.tokens().text() << std::flush;
     }

@@ -9,7 +9,7 @@
 namespace penstock {
 namespace {
 
-// Sends the request; what fails at once is reported by the first read.
+// Sends the request. The first read reports an immediate failure.
 Stream begun(std::unique_ptr<Stream::Journey> journey) {
   journey->advance(Clock::now());
   return Stream(std::move(journey));

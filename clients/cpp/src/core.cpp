@@ -26,7 +26,7 @@ grpc::ChannelArguments channel_arguments(const ClientOptions& options, const std
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 200);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 5000);
-  // Clients to one target would otherwise share one connection, and one front of the server.
+  // Clients of one target would otherwise share one connection, and one front of the server.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetMaxReceiveMessageSize(options.max_message_bytes);
   arguments.SetMaxSendMessageSize(options.max_message_bytes);
@@ -94,10 +94,10 @@ Attempts Client::Core::attempts(const CallOptions& options) {
 void Client::Core::check(const CallOptions& options) const {
   if (multiplexer_.has_value() && !options.metadata.empty()) {
     throw std::invalid_argument(
-        "metadata: a multiplexed request carries none of its own; give it to the client");
+        "metadata: not supported for one multiplexed request; set it on the client");
   }
   if (!multiplexer_.has_value() && options.num_credit_tokens.has_value()) {
-    throw std::invalid_argument("num_credit_tokens: needs a client with multiplex");
+    throw std::invalid_argument("num_credit_tokens: requires a client with multiplex");
   }
 }
 
@@ -124,14 +124,14 @@ std::unique_ptr<grpc::ClientContext> Client::Core::context(const CallOptions& op
 std::unique_ptr<Source> Client::Core::generate(const v1::GenerateRequest& request,
                                                const CallOptions& options,
                                                Clock::time_point deadline) {
-  // On a shared call it would end every other request as well.
+  // On a shared call this would end all other requests as well.
   require_utf8(request);
   if (multiplexer_.has_value()) {
     Submission submission{.generation = request,
                           .deadline = deadline,
                           .traceparent = options.traceparent,
                           .num_credit_tokens = options.num_credit_tokens};
-    // The call belongs to no one request: neither deadline nor trace of this one are its own.
+    // The call is shared, so it has neither the deadline nor the trace of this request.
     return multiplexer_->open(std::move(submission),
                               [this] { return context({}, Clock::time_point::max()); });
   }
@@ -146,7 +146,7 @@ std::unique_ptr<Source> Client::Core::resume(const ResumePoint& point, const Cal
   request.set_request_id(point.request_id);
   request.set_next_sequence(point.next_sequence);
   request.mutable_received_token_counts()->Add(point.received_token_counts.begin(),
-                                             point.received_token_counts.end());
+                                               point.received_token_counts.end());
   return std::make_unique<ServerStream<v1::ResumeResponse>>(
       context(options, deadline), point.request_id,
       // gRPC serialises the request before this returns.

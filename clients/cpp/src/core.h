@@ -1,4 +1,4 @@
-// What a client's calls share: the channel, the stub, the options, the retry budget, Multiplex.
+// Shared by the calls of a client: the channel, the stub, the options, the retry budget, Multiplex.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -14,7 +14,7 @@
 
 namespace penstock {
 
-// Drawn evenly from [0, 1).
+// A uniform random number in [0, 1).
 double draw_jitter();
 
 class Client::Core {
@@ -24,16 +24,16 @@ class Client::Core {
   [[nodiscard]] const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
   [[nodiscard]] v1::GenerationService::Stub& stub() { return *stub_; }
   [[nodiscard]] Attempts attempts(const CallOptions& options);
-  // Throws std::invalid_argument for options that cannot be had together.
+  // Throws std::invalid_argument for options that exclude each other.
   void check(const CallOptions& options) const;
 
-  // One attempt at a stream.
+  // Starts one attempt at a stream.
   std::unique_ptr<Source> generate(const v1::GenerateRequest& request, const CallOptions& options,
                                    Clock::time_point deadline);
   std::unique_ptr<Source> resume(const ResumePoint& point, const CallOptions& options,
                                  Clock::time_point deadline);
   v1::RequestState cancel(const std::string& request_id, const CallOptions& options);
-  // A call with one answer, tried again as the policy states. Throws Error.
+  // Makes a call with one response, with retries by the policy. Throws Error.
   void unary(const CallOptions& options,
              const std::function<grpc::Status(grpc::ClientContext&)>& call);
 

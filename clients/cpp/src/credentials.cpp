@@ -70,7 +70,7 @@ std::shared_ptr<grpc::ChannelCredentials> channel_credentials(
     const std::optional<TlsOptions>& tls) {
   if (!tls.has_value()) return grpc::InsecureChannelCredentials();
   if (tls->cert.has_value() != tls->key.has_value()) {
-    throw std::invalid_argument("tls.cert and tls.key: one means nothing without the other");
+    throw std::invalid_argument("tls.cert and tls.key: each requires the other");
   }
   grpc::SslCredentialsOptions options;
   options.pem_root_certs = contents_of(tls->ca, "ca");
@@ -82,14 +82,14 @@ std::shared_ptr<grpc::ChannelCredentials> channel_credentials(
 void check_token_is_safe(const ClientOptions& options, const std::string& target) {
   if (options.token && !options.tls.has_value() && !is_local(target)) {
     throw std::invalid_argument("token: would cross the network to " + target +
-                                " in plain text; give tls");
+                                " in plain text; set tls");
   }
 }
 
 std::string authorization(const std::string& token) {
   const bool is_printable =
       std::ranges::all_of(token, [](char letter) { return letter > ' ' && letter <= '~'; });
-  // The token is not quoted: where this is shown is not known here.
+  // The token is not quoted, because the error may be logged.
   if (token.empty() || !is_printable) {
     throw std::invalid_argument("token: must be printable ASCII without a space, and not empty");
   }

@@ -1,4 +1,4 @@
-// How a client proves who it is, and knows whom it talks to.
+// Authentication of client and server.
 #pragma once
 
 #include <grpcpp/security/credentials.h>
@@ -10,17 +10,18 @@
 
 namespace penstock {
 
-// What gRPC is to connect to: port 50051 for a host alone; gRPC's own targets pass as they are.
-// Throws std::invalid_argument.
+// Returns the gRPC target of an address, with the default port 50051. gRPC targets are returned
+// unchanged. Throws std::invalid_argument.
 std::string grpc_target(const std::string& address);
 
-// What connections are made with. Throws std::invalid_argument for a file that cannot be read.
+// Returns the credentials of connections. Throws std::invalid_argument for a file that cannot be
+// read.
 std::shared_ptr<grpc::ChannelCredentials> channel_credentials(const std::optional<TlsOptions>& tls);
 
-// Throws std::invalid_argument for a token that any client on the way could read.
+// Throws std::invalid_argument for a token that would be sent in plain text.
 void check_token_is_safe(const ClientOptions& options, const std::string& target);
 
-// The metadata value that carries a token. Throws std::invalid_argument for one that is none.
+// Returns the metadata value with a token. Throws std::invalid_argument for an invalid token.
 std::string authorization(const std::string& token);
 
 }  // namespace penstock

@@ -105,11 +105,12 @@ void Stream::Journey::fail(const Error& error) {
     ++num_lost_attempts_;
     return;
   }
-  const Failure told = recovery_.explain(error.failure());
+  const Failure explained = recovery_.explain(error.failure());
   if (is_cancelled) end_request();
-  const bool is_broken = told.code == grpc::StatusCode::DATA_LOSS && told.reason.empty();
-  failure_ = is_broken ? std::make_exception_ptr(StreamBroken(told.message, told.request_id))
-                       : std::make_exception_ptr(Error(told));
+  const bool is_broken = explained.code == grpc::StatusCode::DATA_LOSS && explained.reason.empty();
+  failure_ = is_broken
+                 ? std::make_exception_ptr(StreamBroken(explained.message, explained.request_id))
+                 : std::make_exception_ptr(Error(explained));
 }
 
 std::optional<Nanoseconds> Stream::Journey::delay_after(const Failure& failure) {
@@ -118,7 +119,7 @@ std::optional<Nanoseconds> Stream::Journey::delay_after(const Failure& failure) 
   const auto resumes_in = recovery_.delay_after(failure, !point.request_id.empty(),
                                                 point.next_sequence, now, draw_jitter());
   if (resumes_in.has_value()) return resumes_in;
-  // To resume again costs nothing: nothing is delivered twice.
+  // Resuming again is safe, because nothing is delivered twice.
   if (!request_.has_value()) return attempts_.delay_after(failure, false, now, draw_jitter());
   const auto delay =
       attempts_.delay_after(recovery_.explain(failure), reader_.has_output(), now, draw_jitter());
@@ -157,7 +158,7 @@ void Stream::Journey::end_request() noexcept {
   try {
     core_->cancel(request_id, {.timeout = kLeavingTimeout, .metadata = options_.metadata});
   } catch (const std::exception&) {
-    // What could not be cancelled ends with its grace.
+    // If this fails, the request ends after its resume_timeout.
     return;
   }
 }

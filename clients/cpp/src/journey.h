@@ -1,5 +1,5 @@
-// One logical stream over all its attempts: continuing where it broke off, beginning it again, or
-// reporting the error.
+// One logical stream over all its attempts: a broken stream is resumed, is started again, or ends
+// with the error.
 #pragma once
 
 #include <condition_variable>
@@ -16,7 +16,7 @@ namespace penstock {
 
 class Stream::Journey {
  public:
-  // Of `request`, or of the request that is resumed at `point`.
+  // The stream of `request`, or of the request that is resumed at `point`.
   Journey(std::shared_ptr<Client::Core> core, v1::GenerateRequest request, CallOptions options);
   Journey(std::shared_ptr<Client::Core> core, const ResumePoint& point, Nanoseconds grace,
           CallOptions options);
@@ -24,7 +24,7 @@ class Stream::Journey {
   Journey& operator=(const Journey&) = delete;
   ~Journey();
 
-  // Whether an event, the end or a failure is ready to be taken, waiting until `until` for it.
+  // Returns whether an event, the end or a failure is available; waits for it until `until`.
   bool advance(Clock::time_point until);
   std::optional<v1::GenerateResponse> take();
   void cancel() noexcept;
@@ -42,13 +42,13 @@ class Stream::Journey {
   };
 
   [[nodiscard]] bool is_ready() const { return ready_.has_value() || failure_ || is_over_; }
-  // The attempt under way, or none where the wait before the next one outlasts `until`.
+  // Returns the current attempt, or none if the wait before the next one exceeds `until`.
   Source* source(Clock::time_point until);
   void begin();
   void read();
   void fail(const Error& error);
   [[nodiscard]] std::optional<Nanoseconds> delay_after(const Failure& failure);
-  // Ends a request that would outlive its call.
+  // Cancels a request that would continue after its call.
   void end_request() noexcept;
 
   std::shared_ptr<Client::Core> core_;
@@ -65,12 +65,12 @@ class Stream::Journey {
   bool is_over_ = false;
   bool is_detached_ = false;
 
-  // What cancel() needs, from any thread.
+  // The members that cancel() uses, from any thread.
   std::mutex mutex_;
   std::condition_variable change_;
   std::unique_ptr<Source> source_{};
   bool is_cancelled_ = false;
-  // Last: it ends before what it uses does.
+  // Declared last, so that it is destroyed before the members that it uses.
   std::optional<std::stop_callback<CancelOnStop>> on_stop_{};
 };
 

@@ -8,7 +8,7 @@
 namespace penstock {
 namespace {
 
-// A request on a Multiplex call, as a separate call would show it.
+// A request on a Multiplex call, with the interface of a separate call.
 class LaneSource final : public Source {
  public:
   LaneSource(std::shared_ptr<MultiplexCall> call, std::shared_ptr<Lane> lane)
@@ -18,7 +18,7 @@ class LaneSource final : public Source {
   bool wait_until(Clock::time_point until) override {
     if (lane_->inbox.wait_until(std::min(until, lane_->deadline))) return true;
     if (until < lane_->deadline) return false;
-    // The server holds it to its deadline too; this is for when it does not answer.
+    // The server enforces the deadline too; this is for a server that does not respond.
     call_->drop(*lane_, deadline_passed);
     return true;
   }

@@ -23,13 +23,13 @@ v1::MultiplexRequest credit_command(std::uint64_t key, std::uint32_t num_tokens)
   return command;
 }
 
-// The deadline of a separate call travels as total_timeout, unless that is earlier already.
+// The deadline of the request is sent as total_timeout, unless its own is earlier.
 void limit_deadline(v1::GenerateRequest& generation, Nanoseconds left) {
   constexpr std::int64_t kSecond = 1'000'000'000;
   auto* scheduling = generation.mutable_scheduling();
   if (scheduling->has_total_timeout()) {
-    const auto& told = scheduling->total_timeout();
-    if (std::chrono::seconds(told.seconds()) + Nanoseconds(told.nanos()) <= left) return;
+    const auto& requested = scheduling->total_timeout();
+    if (std::chrono::seconds(requested.seconds()) + Nanoseconds(requested.nanos()) <= left) return;
   }
   auto* deadline = scheduling->mutable_total_timeout();
   deadline->set_seconds(left.count() / kSecond);
@@ -43,7 +43,8 @@ MultiplexCall::MultiplexCall(v1::GenerationService::Stub& stub,
                              const MultiplexOptions& options, Clock::time_point now)
     : options_(options), expires_at_(now + options.max_call_age), context_(std::move(context)) {
   stub.async()->Multiplex(context_.get(), this);
-  // Of the reading; each write has its own one, because it may begin outside of a reaction.
+  // Holds the OnDone callback while the call is read. Each write has its own hold, because it may
+  // start outside of a reaction.
   AddHold();
   StartRead(&response_);
   StartCall();
@@ -67,7 +68,8 @@ bool MultiplexCall::has_ended() {
 
 std::shared_ptr<Lane> MultiplexCall::submit(Submission submission, Clock::time_point now) {
   if (submission.deadline <= now) throw Error(deadline_passed({}));
-  // It is a field here, and would end the call; the request itself was looked at before.
+  // This field of the request is checked here, because it would end the call; the request was
+  // checked before.
   if (!is_utf8(submission.traceparent)) {
     throw Error(
         {.code = grpc::StatusCode::INVALID_ARGUMENT, .message = "traceparent: is not valid UTF-8"});
@@ -79,15 +81,15 @@ std::shared_ptr<Lane> MultiplexCall::submit(Submission submission, Clock::time_p
     limit_deadline(*submit->mutable_generation(), submission.deadline - now);
   }
   if (!submission.traceparent.empty()) submit->set_traceparent(submission.traceparent);
-  // Less would hold a message of min_chunk_tokens back for ever.
+  // A smaller window would hold back a message of min_chunk_tokens forever.
   const std::uint32_t least = 2 * submit->generation().output().min_chunk_tokens();
   const std::uint32_t window = std::max(options_.window_tokens, least);
   submit->set_num_credit_tokens(submission.num_credit_tokens.value_or(window));
-  // The greatest key has the greatest size.
+  // The largest key has the largest size.
   submit->set_key(std::numeric_limits<std::uint64_t>::max());
   if (const std::size_t size = command.ByteSizeLong(); size > options_.max_request_bytes) {
     throw Error({.code = grpc::StatusCode::RESOURCE_EXHAUSTED,
-                 .message = "the request has " + std::to_string(size) + " bytes, and may have " +
+                 .message = "the request has " + std::to_string(size) + " bytes; the limit is " +
                             std::to_string(options_.max_request_bytes)});
   }
   auto lane = std::make_shared<Lane>();
@@ -99,7 +101,7 @@ std::shared_ptr<Lane> MultiplexCall::submit(Submission submission, Clock::time_p
     lane->key = next_key_++;
     submit->set_key(lane->key);
     if (has_ended_ || takes_no_more_) {
-      // It ended since can_submit(): no client saw the request.
+      // It has ended since can_submit(), so the server has not received the request.
       lane->inbox.end(Failure{.code = grpc::StatusCode::UNAVAILABLE,
                               .message = "the Multiplex call ended before the request was sent"});
     } else {
@@ -181,8 +183,8 @@ bool MultiplexCall::should_close() {
 }
 
 void MultiplexCall::write() {
-  // A caller that set is_writing_ or is_closing_ is the only one here, and the front command stays
-  // where it is until it is sent: a deque does not move what is in it.
+  // The thread that has set is_writing_ or is_closing_ is the only one here. The front command
+  // keeps its address until it is sent, because a deque does not move its elements.
   const v1::MultiplexRequest* command = nullptr;
   {
     const std::lock_guard lock(mutex_);
@@ -201,7 +203,7 @@ void MultiplexCall::OnWriteDone(bool is_sent) {
     const std::lock_guard lock(mutex_);
     commands_.pop_front();
     if (!is_sent) {
-      // The call is over; its status, which comes with OnDone, has the reason.
+      // The call has ended; OnDone has its status with the reason.
       commands_.clear();
       is_write_broken_ = true;
       takes_no_more_ = true;

@@ -1,4 +1,4 @@
-// One Multiplex call on gRPC's callback API: its reading, its writing, its requests by key.
+// One Multiplex call on gRPC's callback API: its reads, its writes, its requests by key.
 #pragma once
 
 #include <grpcpp/support/client_callback.h>
@@ -10,14 +10,14 @@
 
 namespace penstock {
 
-// One request on a call: what came and was not taken yet, and the credit it is due.
+// One request on a call: its messages that were received and not taken yet, and its credit.
 struct Lane {
   std::uint64_t key = 0;
   Clock::time_point deadline = Clock::time_point::max();
-  // 0: credit is given by hand.
+  // 0: the caller grants the credit.
   std::uint32_t top_up_tokens = 0;
   Inbox inbox{};
-  // Both of the call's mutex.
+  // Both are protected by the mutex of the call.
   std::string request_id{};
   std::uint32_t num_taken_tokens = 0;
 };
@@ -35,20 +35,20 @@ class MultiplexCall final
   [[nodiscard]] bool can_submit(Clock::time_point now);
   [[nodiscard]] bool has_ended();
   std::shared_ptr<Lane> submit(Submission submission, Clock::time_point now);
-  // Credit for what was taken, once it is worth a message.
+  // Grants credit for the tokens taken, when there are enough for a message.
   void taken(Lane& lane, std::uint32_t num_tokens);
   void give_credit(const Lane& lane, std::uint32_t num_tokens);
-  // Has the server end it; its last message comes.
+  // Requests the server to end the request, which then sends its last message.
   void stop(const Lane& lane);
-  // Ends a lane with what `why` states, and its request if it is still open.
+  // Ends a lane with the error `why`, and its request if it is still open.
   void drop(Lane& lane, Failure (*why)(std::string request_id));
-  // The call ends with its last request.
+  // Accepts no more requests. The call ends with its last request.
   void retire();
 
  private:
   using Commands = std::deque<v1::MultiplexRequest>;
 
-  // Both with the mutex held; write() without, where enqueue() stated so.
+  // Both require the mutex. write() is called without it if enqueue() returned true.
   [[nodiscard]] bool enqueue(v1::MultiplexRequest command);
   [[nodiscard]] bool should_close();
   void write();
@@ -69,7 +69,7 @@ class MultiplexCall final
   std::condition_variable change_;
   Commands commands_{};
   std::unordered_map<std::uint64_t, std::shared_ptr<Lane>> lanes_{};
-  // Cancelled here; the server has not stated yet that they ended.
+  // Cancelled by this client, and not ended by the server yet.
   std::unordered_set<std::uint64_t> left_{};
   std::optional<Failure> broken_{};
   std::uint64_t next_key_ = 1;

@@ -38,7 +38,8 @@ bool RetryBudget::take() {
 bool is_passing(const Failure& failure) {
   if (failure.is_retry_refused || failure.reason == "READER_STALLED") return false;
   if (failure.code == grpc::StatusCode::RESOURCE_EXHAUSTED) {
-    // Bare, it usually means a message over a size limit, which does not pass.
+    // Without details, RESOURCE_EXHAUSTED usually means a message over a size limit, which is
+    // permanent.
     return failure.reason == "QUEUE_FULL" || failure.reason == "QUOTA_EXCEEDED" ||
            failure.retry_after.has_value();
   }
@@ -82,14 +83,14 @@ void Recovery::begin_at(std::uint64_t next_sequence) {
 std::optional<Nanoseconds> Recovery::delay_after(const Failure& failure, bool is_accepted,
                                                  std::uint64_t next_sequence, Clock::time_point now,
                                                  double jitter) {
-  const bool has_gone_on = !sequence_.has_value() || next_sequence > *sequence_;
-  // There is no engine then over which it could be fetched; a stream that has continued is reported
-  // so of the request itself.
-  const bool is_out_of_reach = is_under_way_ && !has_gone_on && failure.reason == "ENGINE_DOWN";
+  const bool has_progressed = !sequence_.has_value() || next_sequence > *sequence_;
+  // No engine runs from which the stream could be resumed. A stream that has continued gets the
+  // same error when the request itself fails.
+  const bool is_out_of_reach = is_under_way_ && !has_progressed && failure.reason == "ENGINE_DOWN";
   is_under_way_ = is_possible() && is_accepted && (is_loss(failure) || is_out_of_reach);
   if (!is_under_way_) return {};
-  if (!first_.has_value() || has_gone_on) {
-    // A new loss, with a separate grace.
+  if (!first_.has_value() || has_progressed) {
+    // A new loss with a new grace period.
     first_ = failure;
     lost_at_ = now;
     num_failed_ = 0;

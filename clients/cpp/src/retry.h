@@ -1,5 +1,5 @@
-// When a failed call is tried again, and when a broken stream is resumed. Accounts only: no I/O, no
-// waiting, no clock and no separate chance, so that all of it can be tested.
+// Decides when a failed call is retried, and when a broken stream is resumed. Does no I/O and does
+// not wait; clock readings and random numbers are arguments, so that tests control them.
 #pragma once
 
 #include <chrono>
@@ -16,13 +16,13 @@ namespace penstock {
 using Clock = std::chrono::steady_clock;
 using Nanoseconds = std::chrono::nanoseconds;
 
-// Bounds what all calls of a client retry together: over any stretch at most `kReserve` and a share
-// of a fifth of its calls. The retry budget of "Addressing Cascading Failures" in Site Reliability
-// Engineering (O'Reilly, 2016), without a clock. Safe for threads.
+// Limits the total number of retries of all calls of a client: over any period at most `kReserve`
+// plus a fifth of its calls. It is the retry budget of "Addressing Cascading Failures" in Site
+// Reliability Engineering (O'Reilly, 2016), here without a clock. Thread-safe.
 class RetryBudget {
  public:
   void pay_in();
-  // Whether one more retry may be made; it is paid for then.
+  // Deducts one retry. Returns whether the budget had one.
   [[nodiscard]] bool take();
 
  private:
@@ -32,10 +32,10 @@ class RetryBudget {
   std::int64_t left_ = kReserve;
 };
 
-// Whether the same call may succeed a little later.
+// Returns whether the same call may succeed soon.
 [[nodiscard]] bool is_passing(const Failure& failure);
 
-// The attempts of one logical call. `jitter` is drawn evenly from [0, 1).
+// The attempts of one logical call. `jitter` is a uniform random number in [0, 1).
 class Attempts {
  public:
   // Throws std::invalid_argument for a timeout that is not positive.
@@ -44,7 +44,7 @@ class Attempts {
 
   [[nodiscard]] Clock::time_point deadline() const { return deadline_; }
   [[nodiscard]] bool has_deadline() const { return deadline_ != Clock::time_point::max(); }
-  // Counts a failed attempt; the wait before the next, none for no next one.
+  // Counts a failed attempt. Returns the wait before the next one; none if there is none.
   [[nodiscard]] std::optional<Nanoseconds> delay_after(const Failure& failure, bool has_output,
                                                        Clock::time_point now, double jitter);
 
@@ -55,23 +55,24 @@ class Attempts {
   int num_failed_ = 0;
 };
 
-// The losses of one stream, each of which is made good within `grace`, or reported. 0: none is.
+// The lost connections of one stream. Each is followed by a Resume within `grace`, or reported. 0:
+// all are reported.
 class Recovery {
  public:
   explicit Recovery(Nanoseconds grace) : grace_(grace) {}
 
   [[nodiscard]] bool is_possible() const { return grace_ > Nanoseconds::zero(); }
-  // The next attempt is a Resume.
+  // True if the next attempt is a Resume.
   [[nodiscard]] bool is_under_way() const { return is_under_way_; }
-  // The stream is a Resume from its first attempt on.
+  // The stream begins with a Resume.
   void begin_at(std::uint64_t next_sequence);
-  // The wait before the stream is resumed; none where it cannot be. `is_accepted`: the server knows
-  // the request; otherwise no client waits for us.
+  // Returns the wait before the stream is resumed; none if it cannot be resumed. `is_accepted`: the
+  // server has accepted the request; otherwise there is nothing to resume.
   [[nodiscard]] std::optional<Nanoseconds> delay_after(const Failure& failure, bool is_accepted,
                                                        std::uint64_t next_sequence,
                                                        Clock::time_point now, double jitter);
-  // What to report of an attempt that failed: that no client knows the request any more is only the
-  // end of a story that began with the loss.
+  // Returns the error to report for a failed attempt. If the request was not found, that is the
+  // original loss.
   [[nodiscard]] Failure explain(const Failure& failure) const;
 
  private:

@@ -1,4 +1,4 @@
-// A Generate or Resume call as a Source, on gRPC's callback API: no thread of our own waits.
+// A Generate or Resume call as a Source, on gRPC's callback API, without a waiting thread.
 #pragma once
 
 #include <grpcpp/client_context.h>
@@ -23,12 +23,12 @@ inline v1::GenerateResponse&& message_of(v1::ResumeResponse& response) {
 template <typename Response>
 class ServerStream final : public Source, private grpc::ClientReadReactor<Response> {
  public:
-  // `start(context, reactor)` begins the call. `request_id`: as known before it.
+  // `start(context, reactor)` starts the call. `request_id` is the id if it is known before.
   template <typename Start>
   ServerStream(std::unique_ptr<grpc::ClientContext> context, std::string request_id, Start start)
       : context_(std::move(context)), request_id_(std::move(request_id)) {
     start(context_.get(), static_cast<grpc::ClientReadReactor<Response>*>(this));
-    // Reads are also started outside of reactions: the hold keeps OnDone away until there are none.
+    // Reads are also started outside of reactions. The hold delays OnDone until there are none.
     this->AddHold();
     this->StartRead(&response_);
     this->StartCall();
@@ -68,10 +68,11 @@ class ServerStream final : public Source, private grpc::ClientReadReactor<Respon
   }
 
  private:
-  // Messages that wait to be taken before no more are read; gRPC then slows the server down.
+  // Maximum number of buffered messages. At this number reading pauses, and gRPC slows down the
+  // server.
   static constexpr std::size_t kMaxWaiting = 4;
 
-  // Reads again after a pause. A call that was left reads to its end, which is near.
+  // Reads again after a pause. An abandoned call is read to its end, which is near.
   void read_on() {
     {
       const std::lock_guard lock(mutex_);

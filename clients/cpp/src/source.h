@@ -1,5 +1,5 @@
-// One attempt at a stream, whatever carries it: a Generate call, a Resume call, or a request on a
-// Multiplex call. And the inbox in which gRPC's threads leave messages for the one who reads.
+// One attempt at a stream: a Generate call, a Resume call, or a request on a Multiplex call. Also
+// the inbox in which gRPC's threads store messages for the reader.
 #pragma once
 
 #include <condition_variable>
@@ -23,13 +23,15 @@ class Source {
   Source& operator=(const Source&) = delete;
   virtual ~Source() = default;
 
-  // Whether take() would answer at once, waiting until `until` for that.
+  // Returns whether take() would return immediately; waits for that until `until`.
   virtual bool wait_until(Clock::time_point until) = 0;
-  // The next message; none when the stream ended with status OK. Waits for it. Throws Error.
+  // Waits for the next message and returns it; none if the stream ended with status OK. Throws
+  // Error.
   virtual std::optional<v1::GenerateResponse> take() = 0;
-  // May be called from any thread; what waits in take() then meets the end.
+  // Stops the attempt, from any thread. A thread that waits in take() gets the end.
   virtual void cancel() noexcept = 0;
-  // Asks the server to end the request well; whether this carrier can.
+  // Requests the server to end the request without an error. Returns whether this attempt supports
+  // that.
   virtual bool stop() = 0;
   virtual void give_credit(std::uint32_t num_tokens) = 0;
   virtual std::multimap<std::string, std::string> initial_metadata() = 0;
@@ -37,12 +39,13 @@ class Source {
 
 class Inbox {
  public:
-  // How many messages are in it, this one included.
+  // Returns the number of messages in it, including this one.
   std::size_t put(v1::GenerateResponse&& response);
-  // The first end counts. `is_urgent`: what came before it is not delivered any more.
+  // Ends it. Only the first call takes effect. If `is_urgent`, messages received before are
+  // dropped.
   void end(std::optional<Failure> failure, bool is_urgent = false);
   bool wait_until(Clock::time_point until);
-  // As Source::take.
+  // Like Source::take.
   std::optional<v1::GenerateResponse> take();
 
  private:
@@ -55,8 +58,8 @@ class Inbox {
   std::optional<Failure> failure_;
 };
 
-// Waits for a condition; time_point::max() for as long as it takes, which the standard library's
-// wait_until would overflow on.
+// Waits for a condition. time_point::max() means no time limit, with which the standard library's
+// wait_until would overflow.
 template <typename Predicate>
 bool wait_on(std::condition_variable& condition, std::unique_lock<std::mutex>& lock,
              Clock::time_point until, Predicate is_so) {

@@ -47,14 +47,15 @@ void read_pushback(const std::string& value, Failure& failure) {
   std::int64_t pushback_ms = -1;
   const char* end = value.data() + value.size();
   const auto [stop, error] = std::from_chars(value.data(), end, pushback_ms);
-  // A day is longer than any client waits, and keeps nanoseconds from overflowing.
+  // Limited to a day, which is longer than any client waits, so that nanoseconds do not overflow.
   constexpr std::int64_t kMostMs = 86'400'000;
   if (error != std::errc() || stop != end || pushback_ms < 0) {
     failure.is_retry_refused = true;
     return;
   }
-  const std::chrono::nanoseconds told = std::chrono::milliseconds(std::min(pushback_ms, kMostMs));
-  failure.retry_after = std::max(failure.retry_after.value_or(told), told);
+  const std::chrono::nanoseconds pushback =
+      std::chrono::milliseconds(std::min(pushback_ms, kMostMs));
+  failure.retry_after = std::max(failure.retry_after.value_or(pushback), pushback);
 }
 
 Failure failure_of_status(const google::rpc::Status& status, const std::string& request_id) {
@@ -70,7 +71,8 @@ Failure failure_of_status(const google::rpc::Status& status, const std::string& 
 
 Failure failure_of_call(const grpc::Status& status, const grpc::ClientContext& context,
                         const std::string& request_id) {
-  // Has the numbers of google.rpc.Status, so that it reads its bytes; error.proto promises that.
+  // This message has the field numbers of google.rpc.Status, as error.proto guarantees, so it
+  // parses the same bytes.
   google::rpc::Status details;
   if (!details.ParseFromString(status.error_details())) details.Clear();
   details.set_code(status.error_code());
@@ -85,7 +87,7 @@ Failure failure_of_call(const grpc::Status& status, const grpc::ClientContext& c
 Failure unless_asked(Failure failure) {
   if (failure.code == grpc::StatusCode::CANCELLED && failure.reason.empty()) {
     failure.code = grpc::StatusCode::UNAVAILABLE;
-    failure.message = "the call was cancelled on its way, and not by this client";
+    failure.message = "the server or a proxy cancelled the call, not this client";
   }
   return failure;
 }

@@ -1,4 +1,4 @@
-// Reads a failed call or request: status, google.rpc details and push-back become a Failure.
+// Converts the status, google.rpc details and push-back of a failed call or request to a Failure.
 #pragma once
 
 #include <grpcpp/client_context.h>
@@ -11,22 +11,24 @@
 
 namespace penstock {
 
-// The failure of a call that has ended. `request_id`: as known so far. Details that cannot be read
-// are left out rather than hiding the status itself.
+// Returns the failure of a call that has ended. `request_id` is the id as known so far. Details
+// that cannot be parsed are ignored, so that they do not hide the status.
 Failure failure_of_call(const grpc::Status& status, const grpc::ClientContext& context,
                         const std::string& request_id = {});
 
-// The failure of one request on a Multiplex call. A code that gRPC does not have becomes UNKNOWN.
+// Returns the failure of one request on a Multiplex call. A code that gRPC does not define becomes
+// UNKNOWN.
 Failure failure_of_status(const google::rpc::Status& status, const std::string& request_id);
 
-// A call that a client else cancelled before the server stated anything counts as not served: a
-// server that shuts down does that to calls which reach it in the same moment.
+// Converts the error of a call that was cancelled before the server responded, and not by this
+// client, to UNAVAILABLE. A server that shuts down cancels calls that arrive at the same moment.
 Failure unless_asked(Failure failure);
 
-// Reads grpc-retry-pushback-ms as gRFC A6 has it: negative or unreadable means do not come again.
+// Reads grpc-retry-pushback-ms as in gRFC A6. A negative or invalid value means that the call must
+// not be retried.
 void read_pushback(const std::string& value, Failure& failure);
 
-// Failures the client finds by itself.
+// Failures that the client itself detects.
 Failure cancelled(std::string request_id);
 Failure deadline_passed(std::string request_id);
 

@@ -7,19 +7,19 @@
 namespace penstock {
 namespace {
 
-// More than any server allows; what a broken one states does not become memory.
+// More than any server allows. A wrong index from a server must not allocate memory.
 constexpr std::size_t kMaxOutputs = 65536;
 
 }  // namespace
 
 bool StreamReader::receive(const v1::GenerateResponse& response) {
-  if (finished_.has_value()) fail("a message came after `finished`");
+  if (finished_.has_value()) fail("received a message after `finished`");
   if (response.sequence() != point_.next_sequence) {
     fail("expected message " + std::to_string(point_.next_sequence) + ", got " +
          std::to_string(response.sequence()));
   }
   if ((point_.next_sequence == 0) != response.has_accepted()) {
-    fail("`accepted` must come first, and once");
+    fail("`accepted` must be the first message, once");
   }
   if (response.has_finished()) {
     finished_ = response;
@@ -38,7 +38,7 @@ bool StreamReader::receive(const v1::GenerateResponse& response) {
   } else if (response.has_prompt()) {
     has_output_ = true;
   }
-  // An event that this client does not know is counted and skipped.
+  // An unknown event is counted and skipped.
   return response.event_case() != v1::GenerateResponse::EVENT_NOT_SET;
 }
 

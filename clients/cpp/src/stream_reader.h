@@ -1,4 +1,5 @@
-// Checks that a stream keeps the contract: order, sequence numbers, exactly one end. No I/O.
+// Checks that a stream conforms to the protocol: order, sequence numbers, exactly one end. Does no
+// I/O.
 #pragma once
 
 #include <optional>
@@ -11,23 +12,24 @@ namespace penstock {
 class StreamReader {
  public:
   StreamReader() = default;
-  // Continues from where an earlier reader had come.
+  // Continues at the position of an earlier reader.
   explicit StreamReader(ResumePoint start) : point_(std::move(start)) {}
 
-  // Takes the next message; whether it is to be delivered now. `finished` is held back for end().
+  // Checks the next message. Returns whether to deliver it now. `finished` is held back for end().
   // Throws StreamBroken.
   bool receive(const v1::GenerateResponse& response);
-  // The stream ended with status OK: the last event. Throws StreamBroken if there is none.
+  // Returns the last event, after the stream has ended with status OK. Throws StreamBroken without
+  // one.
   [[nodiscard]] v1::GenerateResponse end();
 
-  // Where the stream continues; a `finished` counts once its status is OK.
+  // The position at which the stream continues. A `finished` is included only if the status is OK.
   [[nodiscard]] const ResumePoint& point() const { return point_; }
-  // Where the next attempt resumes: before a `finished` whose status was lost.
+  // Returns where the next attempt resumes: before a `finished` whose status was lost.
   [[nodiscard]] const ResumePoint& next_point() {
     finished_.reset();
     return point_;
   }
-  // From then on the call must not be tried again.
+  // True if output was delivered. From then on the call must not be retried.
   [[nodiscard]] bool has_output() const { return has_output_; }
 
  private:

@@ -14,7 +14,7 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-// How many bytes the character at the front has; 0 for none.
+// Returns the number of bytes of the first character; 0 if it is invalid.
 std::size_t length_of_first(std::string_view text) noexcept {
   const auto byte = [text](std::size_t index) { return static_cast<unsigned char>(text[index]); };
   const unsigned char first = byte(0);
@@ -34,7 +34,7 @@ std::size_t length_of_first(std::string_view text) noexcept {
 
 void find(const Message& message, const std::string& prefix, std::vector<FieldViolation>& found);
 
-// One value of a field; `index` is -1 where the field has only one.
+// Checks one value of a field; `index` is -1 for a field that is not repeated.
 void find_in(const Message& message, const FieldDescriptor* field, int index,
              const std::string& path, std::vector<FieldViolation>& found) {
   const auto* reflection = message.GetReflection();
@@ -49,7 +49,7 @@ void find_in(const Message& message, const FieldDescriptor* field, int index,
   const std::string& text =
       is_one ? reflection->GetStringReference(message, field, &scratch)
              : reflection->GetRepeatedStringReference(message, field, index, &scratch);
-  // The text is not quoted: prompts may be private.
+  // The text is not quoted, because prompts may be private.
   if (!is_utf8(text)) found.push_back({.field = path, .description = "is not valid UTF-8"});
 }
 

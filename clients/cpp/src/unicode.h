@@ -1,5 +1,5 @@
-// Whether a request's strings can be sent. protobuf sends them as they are, and the server then
-// reads nothing of the message, of whichever request it is about.
+// Checks that the strings of a request are UTF-8. Protobuf would send other bytes unchanged, and
+// the server could then parse nothing of the message, including its other requests.
 #pragma once
 
 #include <google/protobuf/message.h>
@@ -8,7 +8,7 @@
 
 namespace penstock {
 
-// As of RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF.
+// As in RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF.
 [[nodiscard]] bool is_utf8(std::string_view text) noexcept;
 
 // Throws Error with INVALID_ARGUMENT and the path of each string field that is not UTF-8.

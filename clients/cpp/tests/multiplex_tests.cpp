@@ -1,5 +1,5 @@
-// What requests on one Multiplex call do to each other, against a service of the test's own on a
-// real socket.
+// Effects of requests on one Multiplex call on each other, against a service of the test on a real
+// socket.
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 
@@ -17,7 +17,7 @@ namespace {
 using namespace penstock;
 using namespace std::chrono_literals;
 
-// For a request that no client answers: the test fails, and does not hang.
+// For a request without a response: the test fails instead of hanging.
 const CallOptions kCall{.timeout = 20s};
 int num_failed = 0;
 
@@ -29,7 +29,7 @@ int num_failed = 0;
     }                                                                                \
   } while (false)
 
-// Accepts requests; the second one of a call ends both.
+// Accepts requests; the second request of a call ends both.
 class PairService final : public v1::GenerationService::Service {
  public:
   std::atomic<int> num_calls = 0;
@@ -111,7 +111,7 @@ bool refuses(const std::string& field, Act act) {
   return false;
 }
 
-// Whether a stream continues to a good end.
+// Returns whether a stream continues to an end without an error.
 bool ends_well(Stream& stream) {
   try {
     while (stream.next().has_value()) {

@@ -1,5 +1,5 @@
-// What the client decides by itself: retries, resumption, the order of a stream, error details,
-// addresses and credentials. No server, no clock.
+// Decisions of the client: retries, resumption, the order of a stream, error details, addresses and
+// credentials. Without a server and without a clock.
 #include <google/rpc/error_details.pb.h>
 
 #include <cstdlib>
@@ -90,14 +90,14 @@ void a_loss_is_made_good_within_its_grace() {
   CHECK(recovery.delay_after(unavailable(), true, 5, kNow, 1.0) == 50ms);
   CHECK(recovery.is_under_way());
   CHECK(recovery.delay_after(unavailable(), true, 5, kNow + 100ms, 1.0) == 100ms);
-  // It had continued: a new loss, with a grace and a separate first wait.
+  // The stream had continued: a new loss with a new grace period and a new first wait.
   CHECK(recovery.delay_after(unavailable(), true, 6, kNow + 5s, 1.0) == 50ms);
   CHECK(!recovery.delay_after(unavailable(), true, 6, kNow + 6s, 1.0).has_value());
   const Failure forgotten{.code = grpc::StatusCode::NOT_FOUND, .reason = "REQUEST_NOT_FOUND"};
   CHECK(recovery.explain(forgotten).code == grpc::StatusCode::UNAVAILABLE);
 }
 
-void what_is_no_loss_is_told() {
+void other_failures_are_returned_unchanged() {
   Recovery none(0s);
   CHECK(!none.delay_after(unavailable(), true, 5, kNow, 1.0).has_value());
   Recovery recovery(1s);
@@ -133,7 +133,7 @@ void a_stream_is_counted() {
   last.set_sequence(2);
   last.mutable_finished();
   CHECK(!reader.receive(last));
-  // Its status was lost: the next attempt reads it again.
+  // Its status was lost, so the next attempt reads it again.
   CHECK(reader.next_point().next_sequence == 2);
   CHECK(throws<StreamBroken>([&] { (void)reader.end(); }));
   CHECK(!reader.receive(last));
@@ -142,7 +142,7 @@ void a_stream_is_counted() {
   CHECK(throws<StreamBroken>([&] { reader.receive(tokens(3, 1)); }));
 }
 
-void a_broken_stream_is_told() {
+void a_broken_stream_is_reported() {
   StreamReader reader;
   CHECK(throws<StreamBroken>([&] { reader.receive(tokens(0, 1)); }));
   reader.receive(accepted());
@@ -274,9 +274,9 @@ int main() {
   retries_stop_at_output_deadline_and_refusal();
   retries_of_a_crowd_are_bounded();
   a_loss_is_made_good_within_its_grace();
-  what_is_no_loss_is_told();
+  other_failures_are_returned_unchanged();
   a_stream_is_counted();
-  a_broken_stream_is_told();
+  a_broken_stream_is_reported();
   details_are_read();
   pushback_is_read();
   addresses_are_read();

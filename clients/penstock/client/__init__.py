@@ -4,8 +4,8 @@
         async for text in client.generate_text("To be, or not", max_tokens=64):
             print(text, end="", flush=True)
 
-`SyncClient` is the same without asyncio, and `OperationsClient` is for operators. Everything public
-is named here.
+`SyncClient` has the same methods without asyncio. `OperationsClient` and `SyncOperationsClient`
+call the operations service: statistics, live requests, drain. This module exports all public names.
 """
 
 from penstock.client.batch import (

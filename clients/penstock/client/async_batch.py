@@ -1,7 +1,7 @@
-"""Runs a batch of generations on the asyncio client, a bounded number concurrently.
+"""Runs a batch of generations on the asyncio client, with a limited number of concurrent requests.
 
-Owns the tasks that read the streams. A task starts only when the previous one has taken a request,
-so that a short batch has few tasks and a long one at most its width.
+Owns the tasks that read the streams. A task that takes a request starts another task, up to the
+maximum number of concurrent requests, so that a short batch has few tasks.
 """
 
 import asyncio
@@ -16,19 +16,20 @@ _MAX_HELD_ITEMS = 2
 
 
 class _Failed:
-    """The batch cannot continue: an invalid request, or a failed source."""
+    """An item that ends the batch with an error, e.g. because a request is invalid or the source of
+    requests has failed."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
 class _Batch:
-    """The tasks of one batch and the items that they have read."""
+    """The tasks of one batch, and the items that they have read and `take` has not returned yet."""
 
     def __init__(
         self,
         requests: AsyncIterator[BatchRequest],
-        start: Callable[[BatchRequest], AsyncGenerator[Event, None]],
+        start: Callable[[int, BatchRequest], AsyncGenerator[Event, None]],
         width: int,
     ) -> None:
         self._requests = requests
@@ -39,8 +40,8 @@ class _Batch:
         self._num_reading = 0
         self._is_exhausted = False
         self.tasks: set[asyncio.Task[None]] = set()
-        # A reader without room in the outbox stops reading its stream, and the server sees that.
-        # Instead of a bounded queue: the end item always has room.
+        # A reader that finds the outbox full stops reading its stream, and the server detects that.
+        # This is not a bounded queue, because the item that ends the batch must always fit.
         self._room = asyncio.Semaphore(_MAX_HELD_ITEMS * width)
         self._outbox: asyncio.Queue[BatchItem | _Failed | None] = asyncio.Queue()
 
@@ -49,7 +50,8 @@ class _Batch:
         self.tasks.add(asyncio.create_task(self._work()))
 
     async def take(self) -> BatchItem | None:
-        """Return the next item, None at the end. Raises the error that ended the batch."""
+        """Return the next item; None when all requests have ended. Raises the exception that ended
+        the batch early."""
         item = await self._outbox.get()
         if isinstance(item, _Failed):
             raise item.error
@@ -64,8 +66,8 @@ class _Batch:
                     self.add_task()
                 await self._read(index, request)
         except BaseException as error:
-            # SystemExit and CancelledError too, which a source may raise: the reader of the batch
-            # receives them instead of waiting forever.
+            # This includes SystemExit and CancelledError, which a source may raise. The reader of
+            # the batch receives them instead of waiting forever.
             self._outbox.put_nowait(_Failed(error))
             if _is_being_cancelled():
                 raise
@@ -92,7 +94,7 @@ class _Batch:
             return index, request
 
     async def _read(self, index: int, request: BatchRequest) -> None:
-        async with aclosing(self._start(request)) as events:
+        async with aclosing(self._start(index, request)) as events:
             try:
                 async for event in events:
                     await self._put((index, event))
@@ -102,10 +104,16 @@ class _Batch:
 
 async def read_batch(
     requests: Iterable[BatchRequest] | AsyncIterable[BatchRequest],
-    start: Callable[[BatchRequest], AsyncGenerator[Event, None]],
+    start: Callable[[int, BatchRequest], AsyncGenerator[Event, None]],
     width: int,
 ) -> AsyncGenerator[BatchItem, None]:
-    """Yield the items of all requests as they arrive; leaving early cancels open requests."""
+    """Yield the events of all requests as they arrive, as (index, event); for a request that fails,
+    (index, error) is last.
+
+    `start` returns the events of one request. At most `width` requests are open at a time. Closing
+    the generator cancels open requests. An invalid request, or an exception from `requests`, ends
+    the batch and is raised.
+    """
     source = _as_async(requests)
     batch = _Batch(source, start, width)
     batch.add_task()

@@ -1,13 +1,13 @@
-"""Requests of the asyncio client over one Multiplex call of a channel.
+"""Sends the requests of the asyncio client over Multiplex calls, each of which has many requests.
 
-Owns the call, its reading task and its writing, and the requests' timers. `multiplex.py` maps
-events to requests and decides when credit is sent.
+Owns the calls, the tasks that read and write them, and the requests' timers. `multiplex.py` maps
+events to requests and decides when credit (the tokens that the server may still send) is granted.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Self, TypeVar
+from collections.abc import Callable
+from typing import Self
 
 import grpc
 
@@ -23,15 +23,15 @@ from penstock.client.own_failures import (
     multiplex_error,
 )
 from penstock.client.status import error_from_call
-
-ResultT = TypeVar("ResultT")
+from penstock.client.without_loop import run_in_one_step
 
 _CORE_GAVE_UP = "Internal error from Core"
 _STATUS_PATIENCE_S = 5.0
 
 
 class AsyncMultiplexStream:
-    """The messages of one request, as a separate call would return them."""
+    """The response messages of one request on a Multiplex call, with the interface of a separate
+    call."""
 
     def __init__(self, call: "_Call", request: pb.GenerateRequest) -> None:
         self._call = call
@@ -41,7 +41,8 @@ class AsyncMultiplexStream:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, timeout_s: float | None, traceparent: str | None) -> None:
-        """Submit the request. `timeout_s` None: no deadline."""
+        """Submit the request, which fails after `timeout_s` seconds; None for no timeout in this
+        client. Raises ResourceExhausted if the request is too large."""
         self._lane = self._call.submit(self._request, timeout_s, traceparent, self._wake)
         if timeout_s is not None:
             loop = asyncio.get_running_loop()
@@ -66,7 +67,7 @@ class AsyncMultiplexStream:
             await self._waiter
 
     def cancel(self) -> bool:
-        """Cancel the request if it has not ended; return whether it was open."""
+        """Cancel the request if it has not ended. Returns True if it was open."""
         if self._timer is not None:
             self._timer.cancel()
         return self._lane is not None and self._call.leave(self._lane)
@@ -77,7 +78,7 @@ class AsyncMultiplexStream:
 
 
 class AsyncMultiplexer:
-    """The Multiplex calls of one channel: the current one, and older ones with open requests."""
+    """The Multiplex calls of one channel: the current call, and older calls with open requests."""
 
     def __init__(
         self,
@@ -95,9 +96,10 @@ class AsyncMultiplexer:
     def open(
         self, request: pb.GenerateRequest, timeout_s: float | None, traceparent: str | None
     ) -> AsyncMultiplexStream:
-        """Start a request, on a new call if no current call accepts it.
+        """Start a request. Opens a new call if the current call does not accept it.
 
-        Raises DeadlineExceeded when no time is left.
+        Raises DeadlineExceeded if `timeout_s` is not positive, and ResourceExhausted if the request
+        is too large.
         """
         if timeout_s is not None and timeout_s <= 0:
             raise deadline_passed()
@@ -106,7 +108,7 @@ class AsyncMultiplexer:
         return stream
 
     async def close(self) -> None:
-        """Cancel the calls; open requests raise CallCancelled."""
+        """Cancel the calls. Readers of open requests get CallCancelled."""
         for call in tuple(self._calls):
             await call.close()
 
@@ -123,7 +125,8 @@ class AsyncMultiplexer:
 
 
 class _Call:
-    """One Multiplex call."""
+    """One Multiplex call: its requests (lanes), the commands not sent yet, and the tasks that read
+    and write."""
 
     def __init__(
         self,
@@ -157,25 +160,27 @@ class _Call:
         return lane
 
     def send(self, command: pb.MultiplexRequest | None) -> None:
-        """Queue a command; one write at a time, as gRPC requires."""
+        """Queue a command, unless it is None or the call has ended. One task writes the commands
+        one by one, as gRPC requires."""
         if command is not None and not self.lanes.has_ended:
             self._commands.append(command)
             self._write_soon()
 
     def expire(self, lane: Lane) -> None:
-        """Fail a request whose deadline passed."""
+        """Fail a request whose deadline passed, and cancel it on the server, unless it has
+        ended."""
         self.send(self.lanes.expire(lane))
         self._end_when_unused()
 
     def leave(self, lane: Lane) -> bool:
-        """Abandon this request; return whether it was still open."""
+        """Cancel this request; its reader gets CallCancelled. Returns True if it was still open."""
         command = self.lanes.leave(lane)
         self.send(command)
         self._end_when_unused()
         return command is not None
 
     def retire(self) -> None:
-        """End the call with its last request."""
+        """Accept no more requests. The call ends when its last request has ended."""
         self._is_retired = True
         self._end_when_unused()
 
@@ -199,7 +204,7 @@ class _Call:
             if self._is_retired and not self.lanes.num_open:
                 await self._call.done_writing()
         except (grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError):
-            # The call is over, and the reader has the reason.
+            # The call has ended, and the reader has the reason.
             self.lanes.stop()
             self._commands.clear()
 
@@ -224,10 +229,12 @@ class _Call:
             self._on_end(self)
 
     async def _explained(self, failed: grpc.RpcError) -> PenstockError:
-        """Return the error of the call with the status of the server.
+        """Return the error for the failed call, from the status that the server sent.
 
-        A call fails with INTERNAL in grpc.aio when a write fails, for example on a call that the
-        server has just ended; the server's status arrives shortly after or has just arrived.
+        When a write fails, for example because the server has just ended the call, grpc.aio fails
+        the call with INTERNAL, although the status from the server has arrived or arrives shortly
+        afterwards. If that status does not arrive within `_STATUS_PATIENCE_S` seconds, the error is
+        `multiplex_broken()`.
         """
         if not isinstance(failed, grpc.aio.AioRpcError) or failed.details() != _CORE_GAVE_UP:
             return multiplex_error(error_from_call(failed))
@@ -238,29 +245,20 @@ class _Call:
             return multiplex_broken()
 
     def _on_status(self, _call: object) -> None:
-        """Keep the first status that the server sent; called for each status of the call."""
+        """Store the first status that grpc.aio did not create itself. Called for each status of the
+        call.
+
+        The status is read without a task, because a task would run after this callback, when gRPC
+        may have replaced the status.
+        """
         call = self._call
-        details = _result_of(call.details())
+        details = run_in_one_step(call.details())
         if details != _CORE_GAVE_UP and not self._status.done():
             self._status.set_result(
                 grpc.aio.AioRpcError(
-                    _result_of(call.code()),
-                    _result_of(call.initial_metadata()),
-                    _result_of(call.trailing_metadata()),
+                    run_in_one_step(call.code()),
+                    run_in_one_step(call.initial_metadata()),
+                    run_in_one_step(call.trailing_metadata()),
                     details=details,
                 )
             )
-
-
-def _result_of(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run a coroutine that never suspends, where a task would run too late.
-
-    A status may be replaced in the same iteration of the event loop. Raises RuntimeError if the
-    coroutine suspends.
-    """
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        result: ResultT = done.value
-        return result
-    raise RuntimeError("a call that has ended does not know its status")

@@ -1,9 +1,10 @@
-"""The items of a batch of generations, and the collection of events into generations.
+"""The types of a batch of generations, and the collection of events into complete generations.
 
-Owns the numbering, the results and their order, for both clients. Does no I/O.
+Shared by the asyncio and the blocking client. Does no I/O.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from typing import TypeAlias
 
 from penstock.client.decoding import join_outputs
@@ -16,13 +17,17 @@ BatchRequest: TypeAlias = PromptLike | GenerationRequest
 """One request of a batch: a prompt, or a whole request."""
 
 BatchItem: TypeAlias = tuple[int, Event | PenstockError]
-"""Index of the request in the batch, from 0, and its next event; an error comes last."""
+"""Index of the request in the batch, from 0, and its next event, or the error with which it
+failed."""
 
 OnEvent: TypeAlias = Callable[[int, Event], None]
 
 
 class GenerationBuilder:
-    """Collects the events of one stream into a `Generation`; a second `Accepted` starts again."""
+    """Collects the events of one stream into a `Generation`.
+
+    A second `Accepted` means that the call was retried. The events before it are discarded.
+    """
 
     def __init__(self) -> None:
         self._accepted: Accepted | None = None
@@ -44,7 +49,8 @@ class GenerationBuilder:
             self._finished = event
 
     def result(self) -> Generation:
-        """Return the whole generation. Raises `StreamBroken` before `Finished`."""
+        """Return the complete generation. Raises `StreamBroken` without an `Accepted` or a
+        `Finished` event."""
         if self._accepted is None or self._finished is None:
             raise StreamBroken.because("the stream has not ended")
         return Generation(
@@ -56,7 +62,7 @@ class GenerationBuilder:
 
 
 class BatchResults:
-    """The results of a batch: a Generation or an error for each request, in order."""
+    """The results of a batch, in order: a Generation or an error for each request."""
 
     def __init__(self, on_event: OnEvent | None) -> None:
         self._on_event = on_event
@@ -64,7 +70,8 @@ class BatchResults:
         self._results: dict[int, Generation | PenstockError] = {}
 
     def add(self, item: BatchItem) -> None:
-        """Add the next item of the batch."""
+        """Add the next item of the batch. If it is an event, call `on_event` with the index and the
+        event."""
         index, event = item
         if isinstance(event, PenstockError):
             self._builders.pop(index, None)
@@ -79,21 +86,35 @@ class BatchResults:
             self._on_event(index, event)
 
     def in_order(self) -> list[Generation | PenstockError]:
-        """Return all results, in the order of the requests."""
+        """Return the results of all requests that have ended, in the order of the requests."""
         results: Mapping[int, Generation | PenstockError] = self._results
         return [results[index] for index in sorted(results)]
 
 
 def require_requests(requests: object) -> None:
-    """Raise TypeError for a single str: each of its characters would be a prompt."""
+    """Raise TypeError if `requests` is one str or GenerationRequest. A str would be read as one
+    prompt per character."""
     if isinstance(requests, str | GenerationRequest):
         raise TypeError("requests: must be several, not one")
 
 
-def batch_width(max_concurrency: int, max_concurrent_calls: int | None) -> int:
-    """Return the number of requests that a batch opens concurrently: at most the limit of the pool.
+@contextmanager
+def errors_at(index: int) -> Generator[None, None, None]:
+    """Prefix the message of a ValueError or TypeError, raised in the `with` block, with the index
+    of the request in the batch."""
+    try:
+        yield
+    except TypeError as error:
+        raise TypeError(f"requests[{index}]: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"requests[{index}]: {error}") from None
 
-    Raises ValueError for a concurrency under 1.
+
+def batch_width(max_concurrency: int, max_concurrent_calls: int | None) -> int:
+    """Return the number of requests that a batch opens concurrently: `max_concurrency`, or the
+    limit of the pool if that is lower.
+
+    Raises ValueError if `max_concurrency` is below 1.
     """
     if max_concurrency < 1:
         raise ValueError(f"max_concurrency: must be at least 1, not {max_concurrency}")

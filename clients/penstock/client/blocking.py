@@ -1,8 +1,8 @@
-"""Runs the asynchronous implementation without an event loop: every await blocks instead.
+"""Runs the asynchronous implementation without an event loop: every await blocks the thread.
 
-Owns the thread runtime, which has the interface of grpc.aio over gRPC's blocking API, and makes a
-blocking class from an asynchronous one. A coroutine on this runtime never suspends, so that one
-step runs it to its end, in the calling thread.
+Contains the thread runtime, which implements the interface of grpc.aio with gRPC's blocking API,
+and the base class that turns an asynchronous class into a blocking one. A coroutine on this runtime
+never suspends, so its first step runs it to the end, on the calling thread.
 """
 
 import inspect
@@ -45,8 +45,9 @@ ResultT = TypeVar("ResultT")
 ParamsT = ParamSpec("ParamsT")
 
 
-class BlockingFace(Generic[AsyncT_co]):
-    """Base of the blocking clients: runs an asynchronous object's methods in the calling thread."""
+class BlockingAdapter(Generic[AsyncT_co]):
+    """Base class of the blocking clients: runs methods of an asynchronous object on the calling
+    thread."""
 
     def __init__(self, asynchronous: AsyncT_co) -> None:
         self._asynchronous = asynchronous
@@ -66,17 +67,17 @@ class BlockingFace(Generic[AsyncT_co]):
         run(self._asynchronous.close())
 
 
-def _beneath(face: BlockingFace[AsyncT]) -> AsyncT:
+def _beneath(face: BlockingAdapter[AsyncT]) -> AsyncT:
     return face._asynchronous  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def answering(
     method: Callable[Concatenate[AsyncT, ParamsT], Coroutine[Any, Any, ResultT]],
-) -> Callable[Concatenate[BlockingFace[AsyncT], ParamsT], ResultT]:
-    """Return a method that blocks until the coroutine of `method` has returned."""
+) -> Callable[Concatenate[BlockingAdapter[AsyncT], ParamsT], ResultT]:
+    """Return a blocking method that runs a coroutine method to its end and returns its result."""
 
     def call(
-        face: BlockingFace[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
+        face: BlockingAdapter[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
     ) -> ResultT:
         return run(method(_beneath(face), *args, **options))
 
@@ -86,11 +87,12 @@ def answering(
 
 def iterating(
     method: Callable[Concatenate[AsyncT, ParamsT], AsyncGenerator[ResultT, None]],
-) -> Callable[Concatenate[BlockingFace[AsyncT], ParamsT], Generator[ResultT, None, None]]:
-    """Return a method whose iterator blocks for each item of `method`."""
+) -> Callable[Concatenate[BlockingAdapter[AsyncT], ParamsT], Generator[ResultT, None, None]]:
+    """Return the blocking form of an asynchronous generator method: a generator that blocks until
+    the next item."""
 
     def call(
-        face: BlockingFace[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
+        face: BlockingAdapter[AsyncT], /, *args: ParamsT.args, **options: ParamsT.kwargs
     ) -> Generator[ResultT, None, None]:
         return iterate(method(_beneath(face), *args, **options))
 
@@ -109,7 +111,7 @@ def _take_name(call: Any, method: Callable[..., object], signature: inspect.Sign
 
 
 def blocking_sleep(sleep: Callable[[float], None]) -> Callable[[float], Awaitable[None]]:
-    """Return `sleep` as a function that returns an awaitable."""
+    """Return an awaitable form of `sleep`, which blocks the thread when it is awaited."""
 
     async def awaited(delay_s: float) -> None:
         sleep(delay_s)
@@ -146,9 +148,10 @@ class _Channel:
         return self.channel.stream_stream(*args, **options)
 
     def get_state(self) -> grpc.ChannelConnectivity | None:
-        """Return the state of the connection; None if gRPC does not report it in time.
+        """Return the state of the connection; None if gRPC does not report it within
+        `_STATE_PATIENCE_S` seconds.
 
-        gRPC reports the state to subscribers only, beginning with the current one.
+        gRPC reports the state only to subscribers, beginning with the current state.
         """
         states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
         self.channel.subscribe(states.put)
@@ -165,7 +168,7 @@ class _Channel:
 
 
 class _UnaryCall:
-    """A call with one answer, made when it is awaited."""
+    """A call with one response. Awaiting it sends the request and blocks the thread."""
 
     def __init__(self, method: Callable[..., Any], request: Any, **options: Any) -> None:
         self._invoke = partial(method, request, **options)
@@ -175,12 +178,13 @@ class _UnaryCall:
         return self._invoke()
 
     def cancel(self) -> bool:
-        """Do nothing: the thread of the call blocks in it; closing the channel ends the call."""
+        """Do nothing and return False: gRPC's blocking call has no handle to cancel. Closing the
+        channel ends the call."""
         return False
 
 
 class _StreamCall:
-    """A call with a stream of responses."""
+    """A call with a stream of responses. Its iteration blocks until the next response."""
 
     def __init__(self, method: Callable[..., Any], request: Any, **options: Any) -> None:
         self._call = method(request, **options)
@@ -219,7 +223,7 @@ def _read_batch(
     requests: Iterable[BatchRequest] | AsyncIterable[BatchRequest], start: StartStream, width: int
 ) -> AsyncGenerator[BatchItem, None]:
     if not isinstance(requests, Iterable):
-        raise TypeError("requests: the blocking client takes them from a plain iterable")
+        raise TypeError("requests: must be a plain iterable for the blocking client")
     return read_batch(requests, start, width)
 
 

@@ -1,13 +1,13 @@
-"""Decisions of both clients before a call: metadata, attempts, limits.
+"""The settings of a client, and what they determine for each call: metadata and attempts.
 
-Owns the settings common to the async and the blocking client. Does no I/O.
+Also checks arguments of calls. Shared by the asyncio and the blocking client. Does no I/O.
 """
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from penstock.client.credentials import Token, authorization
 from penstock.client.options import GenerationRequest
@@ -21,25 +21,27 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 """Metadata to send, immutable."""
 
 CONTROL_DEADLINE_S = 10.0
-"""Deadline of calls that do not generate, seconds."""
+"""Deadline of calls that do not generate, in seconds."""
 
 HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 HEALTH_WATCH_METHOD = "/grpc.health.v1.Health/Watch"
 
 MAX_NUM_PAGES = 1000
-"""Most pages that `list_models` reads, for a server whose pages never end."""
+"""Maximum number of pages that `list_models` and `list_requests` read, in case a faulty server
+never sends a last page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSettings:
-    """What a client sends with every call, and its sources of time and random numbers, for tests.
+    """Settings of all calls of a client. Tests replace the clock and the random numbers.
 
     Attributes:
         retry: When failed calls are retried.
-        metadata: Pairs of key and value; with an `authorization`, `token` is not sent.
-        token: Bearer token, or a function that returns it.
-        clock: Monotonic time in seconds.
-        random: Random numbers from 0 to 1.
+        metadata: Pairs of key and value, for all calls. If one has the key `authorization`, `token`
+            is not sent.
+        token: Bearer token, or a function that returns it; None for no token.
+        clock: Returns monotonic time in seconds.
+        random: Returns a random number in [0, 1).
         budget: Limits retries to a share of the client's calls.
     """
 
@@ -51,7 +53,8 @@ class CallSettings:
     budget: RetryBudget = field(default_factory=RetryBudget)
 
     def attempts(self, deadline_s: float | None) -> Attempts:
-        """Return the attempts of one logical call. Raises ValueError for a bad `deadline_s`."""
+        """Return a new `Attempts` for one logical call, which may need several gRPC calls. Raises
+        ValueError or TypeError for an invalid `deadline_s`."""
         return Attempts(
             self.retry,
             deadline_s=deadline_s,
@@ -61,14 +64,20 @@ class CallSettings:
         )
 
     def recovery(self, grace_s: float) -> Recovery:
-        """Return the tracker of one stream's losses; `grace_s` 0: losses are raised."""
+        """Return an object that tracks the lost connections of one stream.
+
+        After each loss the stream can be resumed for `grace_s` seconds. If that is 0, the first
+        loss is raised as an error.
+        """
         return Recovery(grace_s, clock=self.clock, random=self.random)
 
     def call_metadata(self, metadata: Metadata, trace: TraceContext | None) -> Pairs:
-        """Return the metadata of one call: that of the client and of the call, and its trace.
+        """Return the metadata of one call: the token, the client's metadata, `metadata`, and the
+        trace context.
 
-        Without an explicit `trace` the current OpenTelemetry context is propagated, unless the
-        metadata contains a trace already.
+        If `trace` is None, the current OpenTelemetry context is propagated, unless the metadata
+        already contains a `traceparent`. Raises TypeError for invalid `metadata`, ValueError for an
+        invalid token, and the errors of a token function.
         """
         pairs = self.shared_metadata(metadata)
         if trace is None and not any(key == "traceparent" for key, _ in pairs):
@@ -76,27 +85,41 @@ class CallSettings:
         return (*pairs, *trace.metadata()) if trace is not None else pairs
 
     def shared_metadata(self, metadata: Metadata = ()) -> Pairs:
-        """Return the metadata of a call that does not belong to a single trace. Raises ValueError
-        for an invalid token.
-        """
-        pairs = (*self.metadata, *metadata)
+        """Same as `call_metadata`, but add no trace context: requests of different traces share a
+        Multiplex call."""
+        pairs = (*self.metadata, *metadata_pairs(metadata))
         if self.token is None or any(key == "authorization" for key, _ in pairs):
             return pairs
         return (authorization(self.token), *pairs)
 
 
+def metadata_pairs(metadata: Metadata) -> Pairs:
+    """Return the metadata as a tuple. Raises TypeError if it is not a sequence of pairs."""
+    pairs: tuple[object, ...] = () if isinstance(metadata, str | Mapping) else tuple(metadata)
+    if len(pairs) != len(metadata) or not all(map(_is_pair, pairs)):
+        raise TypeError('metadata: must be pairs of key and value: (("x-tenant", "a"), ...)')
+    return cast("Pairs", pairs)
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple | list) and len(cast("Sequence[object]", value)) == 2
+
+
 def traceparent_of(metadata: Pairs) -> str | None:
-    """Return the `traceparent` in the metadata, the last one of several; None if there is none."""
+    """Return the `traceparent` in the metadata, or None. If there are several, the last one is
+    returned."""
     return dict(metadata).get("traceparent")
 
 
 def require_no_metadata(metadata: Metadata) -> None:
-    """Raise ValueError for metadata of a multiplexed request: only the shared call has metadata."""
+    """Raise ValueError if `metadata` is not empty, because a multiplexed request cannot have
+    metadata; only the shared call has it."""
     if metadata:
-        raise ValueError("metadata: a multiplexed request has no metadata; give it to the client")
+        raise ValueError("metadata: a multiplexed request has no metadata; set it on the client")
 
 
 def require_one_output(request: GenerationRequest) -> None:
-    """Raise ValueError when several outputs would be mixed into one text."""
+    """Raise ValueError if `n` is set to anything but 1, because several outputs would be mixed into
+    one text."""
     if request.sampling.n not in (None, 1):
         raise ValueError(f"n: a stream of text has one output, not {request.sampling.n}")

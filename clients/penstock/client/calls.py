@@ -1,8 +1,8 @@
-"""How a client makes a call: admission, attempts, channel, end.
+"""Makes the calls of a client: waits for admission, chooses a channel, retries, cancels.
 
-Owns the connections and, for a client that multiplexes, the Multiplex calls on them. Independent of
-the content of calls (`client.py`) and of the runtime, event loop or threads (`runtime.py`,
-`blocking.py`).
+Owns the connections and, for a client that multiplexes, the Multiplex calls on them. `client.py`,
+`model_calls.py` and `operations.py` build the requests; `runtime.py` (event loop) and `blocking.py`
+(threads) run them.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ from penstock.client.connections import Connections
 from penstock.client.decoding import decode_seconds
 from penstock.client.errors import CallCancelled, PenstockError, Unavailable
 from penstock.client.events import Accepted, Event, Finished
+from penstock.client.logical_stream import LogicalStream
 from penstock.client.multiplex import MultiplexConfig
 from penstock.client.own_failures import client_closed
-from penstock.client.passage import Passage
-from penstock.client.pool import is_silence
+from penstock.client.pool import is_unanswered
 from penstock.client.resuming import ResumePoint
 from penstock.client.retry import Attempts
 from penstock.client.runtime import Canceller, Multiplexer, Runtime, Stream
@@ -36,21 +36,21 @@ from penstock.client.status import as_error, error_cause
 from penstock.client.trace_context import TraceContext
 
 _LEAVING_DEADLINE_S = 2.0
-"""Longest wait for the Cancel call of a caller that leaves a stream early."""
+"""Maximum time for the Cancel call when a caller leaves a stream early, in seconds."""
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 UnaryMethod: TypeAlias = (
     "Callable[[grpc.aio.Channel], grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT]]"
 )
-"""Returns a stub method for the channel of an attempt."""
+"""Returns the stub method to call, for the channel that was chosen."""
 StreamMethod: TypeAlias = (
     "Callable[[grpc.aio.Channel], grpc.aio.UnaryStreamMultiCallable[RequestT, ResponseT]]"
 )
 
 
 class _Resumed:
-    """Adapts a Resume call to the interface of the stream that it continues."""
+    """Adapts a Resume call to `Stream`: yields the GenerateResponse in each of its messages."""
 
     def __init__(
         self, call: "grpc.aio.UnaryStreamCall[pb.ResumeRequest, pb.ResumeResponse]"
@@ -70,7 +70,10 @@ class _Cancellable(Protocol):
 
 
 class Calls:
-    """Makes calls, each with as many attempts as the settings allow."""
+    """Makes calls, and retries them as the settings allow.
+
+    Calls raise PenstockError when they fail, and RuntimeError if the client was already closed.
+    """
 
     def __init__(
         self,
@@ -89,17 +92,19 @@ class Calls:
         self._multiplexers: dict[int, Multiplexer] = {}
         self._lock = threading.Lock()
         self._sleep = sleep
-        # Closing a grpc.aio channel leaves its open calls hanging, so the client cancels them.
+        # Closing a grpc.aio channel does not end its open calls, so the client cancels them.
         self._open_calls: set[_Cancellable] = set()
 
     def pairs(self, metadata: Metadata, trace: TraceContext | None) -> Pairs:
-        """Return the metadata of a generation. Raises ValueError for invalid metadata."""
+        """Return the metadata of a generation. Raises TypeError for invalid `metadata`, ValueError
+        for an invalid token, and ValueError for any `metadata` if the client multiplexes."""
         if self.is_multiplexed:
             require_no_metadata(metadata)
         return self.settings.call_metadata(metadata, trace)
 
     async def close(self, grace_s: float) -> None:
-        """Wait up to `grace_s` for open calls, cancel those that remain, close the channels."""
+        """Accept no more calls, wait up to `grace_s` seconds for open generations, cancel all calls
+        that are still open, and close the channels."""
         await self.pool.drain(grace_s)
         self.pool.is_closed = True
         with self._lock:
@@ -122,29 +127,32 @@ class Calls:
     ) -> AsyncGenerator[Event, None]:
         """Return the events of a generation.
 
-        `is_whole`: no event is delivered before the last, so output does not prevent a retry.
+        If `is_whole`, the caller delivers the events only when all have arrived, so received output
+        does not prevent a retry. `canceller` lets another thread end the stream.
         """
         recovery = self.settings.recovery(decode_seconds(request.resume_timeout))
-        passage = Passage(request, attempts, recovery, is_whole=is_whole)
-        return self._travel(passage, metadata, canceller)
+        logical = LogicalStream(request, attempts, recovery, is_whole=is_whole)
+        return self._stream_events(logical, metadata, canceller)
 
     def resume(
         self, point: ResumePoint, attempts: Attempts, metadata: Pairs, *, grace_s: float
     ) -> AsyncGenerator[Event, None]:
-        """Return the events of a request from `point` on."""
-        passage = Passage(None, attempts, self.settings.recovery(grace_s), point=point)
-        return self._travel(passage, metadata)
+        """Return the events of a request from `point` on. A lost connection is resumed for up to
+        `grace_s` seconds."""
+        logical = LogicalStream(None, attempts, self.settings.recovery(grace_s), point=point)
+        return self._stream_events(logical, metadata)
 
-    def _travel(
-        self, passage: Passage, metadata: Pairs, canceller: Canceller | None = None
+    def _stream_events(
+        self, logical: LogicalStream, metadata: Pairs, canceller: Canceller | None = None
     ) -> AsyncGenerator[Event, None]:
-        events = self._read(passage, metadata, canceller)
-        return self._cancelling(passage, events, metadata) if passage.can_live_on else events
+        events = self._read(logical, metadata, canceller)
+        return self._cancelling(logical, events, metadata) if logical.can_outlive_call else events
 
     async def _cancelling(
-        self, passage: Passage, events: AsyncGenerator[Event, None], metadata: Pairs
+        self, logical: LogicalStream, events: AsyncGenerator[Event, None], metadata: Pairs
     ) -> AsyncGenerator[Event, None]:
-        """Yield the events; cancel the request, which outlives its call, if the reader leaves."""
+        """Yield the events. If the reader stops early, cancel the request, which would otherwise
+        continue for its grace period."""
         is_left = True
         try:
             async for event in events:
@@ -155,11 +163,12 @@ class Calls:
             raise
         finally:
             await events.aclose()
-            if is_left and passage.may_live_on:
-                await self._cancel(passage.reader.request_id, metadata)
+            if is_left and logical.outlives_call:
+                await self._cancel(logical.reader.request_id, metadata)
 
     async def _cancel(self, request_id: str, metadata: Pairs) -> None:
-        """Cancel an abandoned request; if this fails, it ends with its grace period."""
+        """Cancel a request whose reader has stopped. A failure is ignored, because the request ends
+        after its grace period."""
         with suppress(PenstockError, RuntimeError):
             await self.unary(
                 lambda channel: pb.GenerationServiceStub(channel).Cancel,
@@ -169,16 +178,16 @@ class Calls:
             )
 
     async def _read(
-        self, passage: Passage, metadata: Pairs, canceller: Canceller | None
+        self, logical: LogicalStream, metadata: Pairs, canceller: Canceller | None
     ) -> AsyncGenerator[Event, None]:
-        async with self.pool.turn(passage.attempts.timeout_s()):
+        async with self.pool.turn(logical.attempts.timeout_s()):
             while True:
-                reader = passage.reader
+                reader = logical.reader
                 index, channel = self.pool.take()
                 call: Stream | None = None
                 is_unavailable = False
                 try:
-                    call = self._start(index, channel, passage, metadata)
+                    call = self._start(index, channel, logical, metadata)
                     self._follow(call, canceller)
                     async for response in call:
                         event = reader.receive(response)
@@ -191,9 +200,9 @@ class Calls:
                         failed, request_id=reader.request_id, is_asked=self._is_asked(canceller)
                     )
                     is_unavailable = self._is_unserved(index, error, reader.request_id)
-                    delay_s = passage.delay_after(error)
+                    delay_s = logical.delay_after(error)
                     if delay_s is None:
-                        raise passage.explain(error) from error_cause(failed)
+                        raise logical.explain(error) from error_cause(failed)
                 except asyncio.CancelledError:
                     self._explain_cancellation()
                     raise
@@ -216,7 +225,10 @@ class Calls:
         *,
         request_id: str = "",
     ) -> ResponseT:
-        """Make a unary call; return the response. `request_id`: its request, if any."""
+        """Make a unary call and return the response.
+
+        `request_id` is added to an error that has no request id.
+        """
         self.pool.require_open()
         while True:
             index, channel = self.pool.take()
@@ -249,7 +261,7 @@ class Calls:
         attempts: Attempts,
         metadata: Pairs,
     ) -> AsyncGenerator[ResponseT, None]:
-        """Yield the messages of a stream that is never retried."""
+        """Make a call with a stream of responses, without retries, and yield them."""
         async with self.borrowed_channel() as channel:
             call = method(channel)(request, timeout=attempts.timeout_s(), metadata=metadata)
             self._open_calls.add(call)
@@ -267,7 +279,7 @@ class Calls:
 
     @asynccontextmanager
     async def borrowed_channel(self) -> AsyncGenerator[grpc.aio.Channel, None]:
-        """Provide a channel for a call without retries."""
+        """Provide a channel, inside the `with` block, for a call without retries."""
         self.pool.require_open()
         index, channel = self.pool.take()
         try:
@@ -276,15 +288,15 @@ class Calls:
             self.pool.release(index)
 
     def _is_unserved(self, index: int, error: PenstockError, request_id: str) -> bool:
-        """Return whether an attempt shows that no server serves calls on its channel."""
-        if is_silence(error, request_id):
+        """Return True if the error of an attempt shows that no server responds on its channel."""
+        if is_unanswered(error, request_id):
             return self.pool.is_lost(index)
         return isinstance(error, Unavailable)
 
     def _start(
-        self, index: int, channel: grpc.aio.Channel, passage: Passage, metadata: Pairs
+        self, index: int, channel: grpc.aio.Channel, logical: LogicalStream, metadata: Pairs
     ) -> Stream:
-        request, timeout_s = passage.next_request(), passage.attempts.timeout_s()
+        request, timeout_s = logical.next_request(), logical.attempts.timeout_s()
         stub = pb.GenerationServiceStub(channel)
         if isinstance(request, pb.ResumeRequest):
             return _Resumed(stub.Resume(request, timeout=timeout_s, metadata=metadata))
@@ -307,19 +319,19 @@ class Calls:
             return multiplexer
 
     def _follow(self, call: Stream, canceller: Canceller | None) -> None:
-        """Track the call, so that closing the client or cancelling ends it."""
+        """Track the call, so that closing the client or cancelling the request ends the call.
+        Raises CallCancelled if the request was already cancelled."""
         self._open_calls.add(call)
         if canceller is not None:
             canceller.watch(call)
 
     def _is_asked(self, canceller: Canceller | None) -> bool:
-        """Return whether this client cancelled the call itself."""
+        """Return True if this client has cancelled the call, by `close` or with `canceller`."""
         return self.pool.is_closed or (canceller is not None and canceller.is_cancelled)
 
     def _explain_cancellation(self) -> None:
-        """Raise the error of a closed client: gRPC raises CancelledError for a closed channel
-        although the task was not cancelled.
-        """
+        """Raise CallCancelled if a CancelledError was caused by closing the client: gRPC raises it
+        when the channel is closed, although the task was not cancelled."""
         task = asyncio.current_task()
         if self.pool.is_closed and not (task is not None and task.cancelling()):
             raise client_closed() from None

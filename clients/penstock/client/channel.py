@@ -1,21 +1,23 @@
-"""The gRPC target of an address, and channel options.
+"""Converts addresses to gRPC targets, and defines the settings of connections.
 
-Shared by both clients. Opens no connection.
+Shared by the asynchronous and the blocking client. Opens no connection.
 """
 
 import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 
+from penstock.client.argument_types import require_number, require_type
 from penstock.client.service_config import default_service_config
 
 DEFAULT_PORT = 50051
 DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
-"""The default port of `penstock serve`."""
+"""The address and port on which `penstock serve` listens by default."""
 DEFAULT_OPERATIONS_PORT = DEFAULT_PORT + 1
 DEFAULT_OPERATIONS_ADDRESS = f"127.0.0.1:{DEFAULT_OPERATIONS_PORT}"
-"""The default operations port of `penstock serve`."""
+"""The address and port of the operations service of `penstock serve`, by default."""
 
 _TARGET_SCHEMES = ("dns", "unix", "unix-abstract", "vsock", "ipv4", "ipv6", "xds", "google-c2p")
 _COMMA_SCHEMES = ("ipv4:", "ipv6:", "unix:", "unix-abstract:")
@@ -24,15 +26,20 @@ _HOST_AND_PORT = re.compile(
 )
 
 MIN_KEEPALIVE_S = 20.0
-"""Servers disconnect clients that ping much more often than this."""
+"""Minimum of `keepalive_s`. Servers disconnect clients that ping much more often."""
+_MAX_GRPC_INT = 2**31 - 1
+"""Maximum value of a channel argument of gRPC, here in bytes or milliseconds."""
 
 
 def grpc_target(address: str, default_port: int = DEFAULT_PORT) -> str:
-    """Return the gRPC target of an address: HOST:PORT, with `default_port` for a host alone.
+    """Return the gRPC target of an address: HOST:PORT, with `default_port` for a host without a
+    port.
 
-    gRPC's own default port is 443. gRPC's targets, such as `unix:PATH` and `dns:///HOST:PORT`, are
-    returned unchanged. Raises ValueError for anything else.
+    The default port of gRPC itself is 443. gRPC targets, such as `unix:PATH` and
+    `dns:///HOST:PORT`, are returned unchanged. Raises ValueError for an invalid address, and
+    TypeError if it is not a str.
     """
+    require_type(address, "address", str)
     if address.partition(":")[0] in _TARGET_SCHEMES and ":" in address:
         return address
     parts = _HOST_AND_PORT.fullmatch(address)
@@ -57,17 +64,21 @@ def grpc_target(address: str, default_port: int = DEFAULT_PORT) -> str:
 def grpc_targets(address: str | Sequence[str]) -> tuple[str, ...]:
     """Return the targets of one address, or of several in a sequence or separated by commas.
 
-    A string that begins as an `ipv4:`, `ipv6:` or `unix:` target is one target with its commas.
-    Raises ValueError for no address, for a repeated one, and as `grpc_target`.
+    A string that begins with `ipv4:`, `ipv6:`, `unix:` or `unix-abstract:` is one target, including
+    its commas. Raises ValueError if there is no address, if one is invalid or is repeated, and
+    TypeError if one is not a str.
     """
     if isinstance(address, str):
         is_whole = address.startswith(_COMMA_SCHEMES)
         addresses = (address,) if is_whole else tuple(address.split(","))
     else:
+        require_type(address, "address", str, Sequence)
         addresses = tuple(address)
+    for index, part in enumerate(addresses):
+        require_type(part, f"address[{index}]", str)
     targets = tuple(grpc_target(part.strip()) for part in addresses)
     if not targets:
-        raise ValueError("address: there is none")
+        raise ValueError("address: must not be empty")
     for target in targets:
         if targets.count(target) > 1:
             raise ValueError(f"address: {target} is named twice; use PoolConfig.num_channels")
@@ -76,18 +87,21 @@ def grpc_targets(address: str | Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelConfig:
-    """How connections are made. Raises ValueError, which names the field, for a value out of range.
+    """Settings of the connections. Raises ValueError or TypeError, which names the field, for an
+    invalid value.
 
     Attributes:
         keepalive_s: Seconds between pings while calls are open, at least 20.
-        keepalive_timeout_s: A ping without an answer for this long ends the connection.
-        max_message_bytes: Largest message, either way.
-        max_reconnect_backoff_s: Longest wait between connection attempts.
-        idle_timeout_s: The connection is dropped after this long without a call; the next call
-            makes another one.
-        service_config: gRPC's service config as JSON. Default: round robin for targets of several
-            servers. One with a `retryPolicy` requires `retry=NO_RETRY`.
-        server_name: The name that the server's certificate must have, if not the address's host.
+        keepalive_timeout_s: The connection ends if a ping is not acknowledged within this time.
+        max_message_bytes: Maximum size of a message, in both directions.
+        max_reconnect_backoff_s: Maximum wait between connection attempts.
+        idle_timeout_s: The connection is closed after this time without a call, at least 1. The
+            next call opens another connection.
+        service_config: gRPC's service config as JSON. Default: round robin for `dns:`, `ipv4:` and
+            `ipv6:` targets, which may name several servers. A config with a retry or hedging policy
+            requires `retry=NO_RETRY`.
+        server_name: The name that the server's certificate must have, if it is not the host of the
+            address.
     """
 
     keepalive_s: float = 30.0
@@ -99,17 +113,23 @@ class ChannelConfig:
     server_name: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the field that is out of range."""
-        if not self.keepalive_s >= MIN_KEEPALIVE_S:
-            raise ValueError(f"keepalive_s: must be at least {MIN_KEEPALIVE_S}")
-        if not self.keepalive_timeout_s > 0:
-            raise ValueError("keepalive_timeout_s: must be positive")
-        if self.max_message_bytes < 1:
-            raise ValueError("max_message_bytes: must be positive")
-        if not self.max_reconnect_backoff_s > 0:
-            raise ValueError("max_reconnect_backoff_s: must be positive")
-        if not self.idle_timeout_s >= 1:
-            raise ValueError("idle_timeout_s: must be at least 1")
+        """Raise ValueError or TypeError, which names the field that is invalid."""
+        longest_s = _MAX_GRPC_INT / 1e3
+        require_number(
+            self.keepalive_s, "keepalive_s", Real, at_least=MIN_KEEPALIVE_S, at_most=longest_s
+        )
+        for name in ("keepalive_timeout_s", "max_reconnect_backoff_s"):
+            require_number(getattr(self, name), name, Real, above=0, at_most=longest_s)
+        require_number(self.idle_timeout_s, "idle_timeout_s", Real, at_least=1, at_most=longest_s)
+        require_number(
+            self.max_message_bytes,
+            "max_message_bytes",
+            Integral,
+            at_least=1,
+            at_most=_MAX_GRPC_INT,
+        )
+        require_type(self.service_config, "service_config", str, None)
+        require_type(self.server_name, "server_name", str, None)
 
     def options(self, target: str = "") -> tuple[tuple[str, int | str], ...]:
         """Return the gRPC channel arguments for a connection to `target`."""
@@ -123,8 +143,8 @@ class ChannelConfig:
             ("grpc.keepalive_permit_without_calls", 0),
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_send_message_length", self.max_message_bytes),
-            # gRPC waits a second before it reconnects; a server that restarts, or is
-            # just starting, should be found sooner.
+            # gRPC waits a second before it reconnects, but a server that restarts or has just
+            # started should be found sooner.
             ("grpc.initial_reconnect_backoff_ms", min(200, backoff_ms)),
             ("grpc.max_reconnect_backoff_ms", backoff_ms),
             ("grpc.client_idle_timeout_ms", round(self.idle_timeout_s * 1e3)),

@@ -1,7 +1,6 @@
 """The asyncio client of a Penstock server.
 
-Owns the public class. `calls.py` makes the calls, `errors.py` has their exceptions, `retry.py` the
-retries.
+Contains the public class. `calls.py` makes the calls; `retry.py` decides when they are retried.
 """
 
 import asyncio
@@ -16,12 +15,14 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
+from numbers import Real
 from types import TracebackType
 from typing import Any, ClassVar, Self, Unpack, cast
 
 import grpc
 
 import penstock.v1 as pb
+from penstock.client.argument_types import require_number, require_type
 from penstock.client.batch import (
     BatchItem,
     BatchRequest,
@@ -29,6 +30,7 @@ from penstock.client.batch import (
     GenerationBuilder,
     OnEvent,
     batch_width,
+    errors_at,
     require_requests,
 )
 from penstock.client.call_settings import (
@@ -36,6 +38,7 @@ from penstock.client.call_settings import (
     CallSettings,
     Metadata,
     Pairs,
+    metadata_pairs,
     require_one_output,
 )
 from penstock.client.calls import Calls
@@ -43,7 +46,7 @@ from penstock.client.channel import DEFAULT_ADDRESS, ChannelConfig, grpc_targets
 from penstock.client.connections import Connections
 from penstock.client.credentials import TlsConfig, Token, channel_credentials, check_token
 from penstock.client.decoding import decode_generation, decode_state
-from penstock.client.encoding import encode_request
+from penstock.client.encoding import encode_request, filled
 from penstock.client.errors import PenstockError
 from penstock.client.events import Event, Generation, RequestState, Tokens
 from penstock.client.model_calls import ModelCalls
@@ -66,11 +69,16 @@ from penstock.client.trace_context import TraceContext
 class Client(ModelCalls):
     """The asyncio client of a server. Use it in one event loop; any number of tasks may share it.
 
-    Every call raises `PenstockError` when it fails, ValueError or TypeError for arguments that do
-    not fit the contract, RuntimeError on a closed client. `deadline_s`: seconds that a call may
-    take, with all attempts and the wait for admission; it is sent as the gRPC deadline. `trace`:
-    the trace of the call; None: the trace of the current OpenTelemetry span. `metadata`: gRPC
-    metadata of the call.
+    All calls raise `PenstockError` when they fail, ValueError or TypeError for invalid arguments,
+    and RuntimeError on a closed client.
+
+    Common arguments of the calls:
+
+    - `deadline_s`: the seconds that a call may take, with all attempts and the wait for admission
+      (`PoolConfig.max_concurrent_calls`); None: no limit. Each attempt sends the rest as its gRPC
+      deadline.
+    - `trace`: the trace context of the call; None: that of the current OpenTelemetry span, if any.
+    - `metadata`: gRPC metadata of the call; not allowed for generations with `multiplex`.
     """
 
     _runtime: ClassVar[Runtime] = ASYNCIO
@@ -91,24 +99,42 @@ class Client(ModelCalls):
         settings: CallSettings | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """The client connects at its first call, in plain text without `tls` or `credentials`.
+        """Create a client. It connects at its first call, in plain text without `tls` or
+        `credentials`.
 
-        `address`: HOST, HOST:PORT (default 50051) or another gRPC target; several in a sequence or
-        separated by commas. `token`: bearer token of every call, or a function that returns it,
-        called for each; ValueError if it would cross a network in plain text. `tls`: True, with the
-        system's authorities, or a `TlsConfig`. `credentials`: gRPC's own, in place of `tls`.
-        `metadata`: sent with every call. `pool`: numbers of connections and calls. `multiplex`:
-        send all generations of a connection over one Multiplex call. `resume_grace_s`: seconds for
-        which streams survive a lost connection, unless the request sets it. `settings` replaces
-        `retry` and `metadata`; it and `sleep` let tests control time.
+        Args:
+            address: HOST, HOST:PORT (default 50051) or another gRPC target; several in a sequence
+                or separated by commas.
+            token: Bearer token of all calls, or a function that returns it, which is called for
+                each call. Raises ValueError if the token would cross a network in plain text.
+            tls: True for the system's certificate authorities, or a `TlsConfig`.
+            credentials: gRPC channel credentials, instead of `tls`.
+            metadata: Sent with all calls.
+            retry: When failed calls are retried.
+            channel: Settings of the connections.
+            pool: Numbers of connections and of concurrent generations.
+            multiplex: Send all generations of a connection over one Multiplex call.
+            resume_grace_s: Seconds for which the server keeps a streamed request after its
+                connection is lost; a request may set another value. None: not at all.
+            settings: Replaces `retry` and `metadata`, for tests that control time.
+            sleep: Waits between attempts, for tests that control time.
+
+        Raises ValueError or TypeError for an invalid argument, and OSError for a PEM file that
+        cannot be read.
         """
-        settings = settings or CallSettings(retry=retry or RetryPolicy(), metadata=tuple(metadata))
+        require_type(retry, "retry", RetryPolicy, None)
+        require_type(channel, "channel", ChannelConfig, None)
+        require_type(pool, "pool", PoolConfig, None)
+        settings = settings or CallSettings(
+            retry=retry or RetryPolicy(), metadata=metadata_pairs(metadata)
+        )
         credentials = channel_credentials(tls, credentials)
         targets = grpc_targets(address)
         if token is not None:
             check_token(token, targets, is_encrypted=credentials is not None)
             settings = dataclasses.replace(settings, token=token)
         self._pool_config = pool or PoolConfig()
+        _require_grace(resume_grace_s)
         self._resume_grace_s = resume_grace_s
         channel = channel or ChannelConfig()
         if channel.service_config is not None:
@@ -145,7 +171,7 @@ class Client(ModelCalls):
 
     @property
     def pool_state(self) -> PoolState:
-        """Numbers of connections and calls now."""
+        """The current numbers of connections and generations."""
         return self._calls.pool.state
 
     def generate(
@@ -160,9 +186,9 @@ class Client(ModelCalls):
         """Stream the events of one generation: `Accepted` first, `Finished` last.
 
         The request is sent when iteration starts. Leaving the iterator early (`aclose`, `break`, a
-        cancelled task, Ctrl-C) cancels it, at once with `contextlib.aclosing` (`closing` for the
-        blocking client). A retried call starts again with `Accepted`; it is never retried after
-        output.
+        cancelled task, Ctrl-C) cancels the request; with `contextlib.aclosing` (`closing` for the
+        blocking client) it is cancelled immediately. A retried call starts again with `Accepted`. A
+        call is never retried after output.
         """
         wanted = with_grace(build_request(prompt, options), self._resume_grace_s)
         request = encode_request(wanted)
@@ -178,15 +204,17 @@ class Client(ModelCalls):
         trace: TraceContext | None = None,
         metadata: Metadata = (),
     ) -> AsyncGenerator[Event, None]:
-        """Stream the remaining events of a request after its stream was lost, from `point` on.
+        """Stream the remaining events of a request from `point` on, after its stream was lost.
 
-        With a request id instead of a point, the stream begins at its first message. An older
-        stream of the request ends with `StreamSuperseded`. Connections that are lost again are
-        restored for `resume_grace_s` seconds, by default the client's; then leaving the iterator
-        early cancels the request, otherwise the request continues for its grace period. Raises
-        `RequestNotFound` after the grace period, and `SequenceUnavailable` for messages that are no
-        longer kept.
+        If `point` is a request id, the stream begins at its first message. An older stream of the
+        request ends with `StreamSuperseded`. If the connection is lost again, the client resumes
+        again within `resume_grace_s` seconds, by default those of the client. If this time is above
+        0, leaving the iterator early cancels the request; if it is 0, the request continues for its
+        grace period. Raises `RequestNotFound` after the grace period, and `SequenceUnavailable` if
+        the stream cannot be continued at `point`.
         """
+        require_type(point, "point", ResumePoint, str)
+        _require_grace(resume_grace_s)
         if isinstance(point, str):
             point = ResumePoint(request_id=point)
         grace_s = self._resume_grace_s if resume_grace_s is None else resume_grace_s
@@ -209,10 +237,10 @@ class Client(ModelCalls):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[Event, None]:
-        """Stream the events of the next message of a conversation; otherwise as `generate`.
+        """Stream the events of the next message of a conversation. The rest is as in `generate`.
 
-        `messages`: `ChatMessage` values or dicts such as {"role": "user", "content": "Hello"},
-        oldest first; a str is one message of the user. `tools`, `template_arguments`: see
+        `messages` are `ChatMessage` values or dicts such as {"role": "user", "content": "Hello"},
+        the oldest first; a str is one message of the user. For `tools` and `template_arguments` see
         `ChatPrompt`.
         """
         prompt = _conversation(messages, tools, template_arguments)
@@ -231,7 +259,7 @@ class Client(ModelCalls):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> Generation:
-        """Return the next message of a conversation as a whole: like `chat` and `generate_once`."""
+        """Return the complete next message of a conversation. The rest is as in `generate_once`."""
         prompt = _conversation(messages, tools, template_arguments)
         return await self.generate_once(
             prompt, deadline_s=deadline_s, trace=trace, metadata=metadata, **options
@@ -246,7 +274,8 @@ class Client(ModelCalls):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[str, None]:
-        """Stream the text of one output, in pieces that are not empty. `n` must be 1."""
+        """Stream the text of one output, in non-empty strings. Raises ValueError if `n` is set to
+        anything but 1."""
         request = build_request(prompt, options)
         require_one_output(request)
         events = self.generate(request, deadline_s=deadline_s, trace=trace, metadata=metadata)
@@ -261,7 +290,8 @@ class Client(ModelCalls):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> Generation:
-        """Return a whole generation. Set a deadline: nothing is delivered before the end."""
+        """Return a complete generation. Set a deadline, because nothing is delivered before the
+        end."""
         message = encode_request(build_request(prompt, options))
         attempts = self._calls.settings.attempts(deadline_s)
         pairs = self._calls.pairs(metadata, trace)
@@ -290,21 +320,25 @@ class Client(ModelCalls):
         """Generate for many prompts, `max_concurrency` at a time; stream (index, event) pairs.
 
         A request that fails ends with (index, PenstockError); the others continue. `requests` may
-        be endless: the next one is taken when one has ended, and no more are open than
-        `PoolConfig.max_concurrent_calls`. A slow reader slows the streams down. `deadline_s` counts
-        from the start of each request; `options` apply to each. Leaving the iterator early cancels
-        what is open. ValueError or TypeError for a request that does not fit the contract ends the
-        batch.
+        be endless: the next request is taken when one has ended. `PoolConfig.max_concurrent_calls`
+        also limits the open requests. A slow reader slows down the streams. `deadline_s` counts
+        from the start of each request; `options` apply to each request. Leaving the iterator early
+        cancels the open requests. Invalid `options` raise ValueError or TypeError immediately. An
+        invalid request ends the batch with such an error, which names its index.
         """
         require_requests(requests)
         width = batch_width(max_concurrency, self._pool_config.max_concurrent_calls)
+        # An invalid option is an error of the call, not of its first request.
+        encode_request(build_request("", options))
 
         def start(
-            request: BatchRequest, canceller: Canceller | None = None
+            index: int, request: BatchRequest, canceller: Canceller | None = None
         ) -> AsyncGenerator[Event, None]:
-            wanted = with_grace(build_request(request, options), self._resume_grace_s)
+            with errors_at(index):
+                wanted = with_grace(build_request(request, options), self._resume_grace_s)
+                message = encode_request(wanted)
             return self._calls.stream(
-                encode_request(wanted),
+                message,
                 self._calls.settings.attempts(deadline_s),
                 self._calls.pairs(metadata, None),
                 canceller=canceller,
@@ -325,8 +359,8 @@ class Client(ModelCalls):
         """Generate for many prompts; return the results in the order of `requests`.
 
         The result of a request that fails is its `PenstockError`. `on_event` is called with (index,
-        event) for each event, in this task or thread; an exception in it ends the batch. Otherwise
-        as `generate_many`.
+        event) for each event, in the calling task or thread; an exception in it ends the batch. The
+        rest is as in `generate_many`.
         """
         results = BatchResults(on_event)
         items = self.generate_many(
@@ -349,8 +383,12 @@ class Client(ModelCalls):
         trace: TraceContext | None = None,
         metadata: Metadata = (),
     ) -> RequestState:
-        """Cancel a live request of the tenant; return its last state. Raises `RequestNotFound`."""
-        request = pb.CancelRequest(request_id=request_id)
+        """Cancel a request of the caller's tenant and return its state.
+
+        A request that has ended and is still kept by the server is unchanged: its final state is
+        returned. Raises `RequestNotFound` if the server does not have the request.
+        """
+        request = filled(pb.CancelRequest(), request_id=request_id)
         settings = self._calls.settings
         response = await self._calls.unary(
             lambda channel: pb.GenerationServiceStub(channel).Cancel,
@@ -372,12 +410,17 @@ class Client(ModelCalls):
         return builder.result()
 
 
+def _require_grace(resume_grace_s: float | None) -> None:
+    if resume_grace_s is not None:
+        require_number(resume_grace_s, "resume_grace_s", Real, at_least=0)
+
+
 def _conversation(
     messages: str | Sequence[ChatMessageLike],
     tools: Sequence[Mapping[str, Any]],
     template_arguments: Mapping[str, Any] | None,
 ) -> ChatPrompt:
-    given = cast(object, messages)  # callers without a type checker pass anything
+    given = cast(object, messages)  # Without a type checker, callers may pass values of any type.
     if isinstance(messages, str):
         messages = ({"role": "user", "content": messages},)
     elif isinstance(given, Mapping) or not isinstance(given, Iterable):

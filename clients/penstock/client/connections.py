@@ -1,7 +1,7 @@
 """The connections of a client, and the admission of calls.
 
-Owns the channels, each made when a call first needs it, and the lock around the rules of `pool.py`,
-which choose the channel of a call and admit it.
+A channel is opened when a call first needs it. `pool.py` has the rules that admit a call and choose
+its channel; this module calls them under a lock.
 """
 
 import threading
@@ -17,7 +17,8 @@ from penstock.client.runtime import Runtime, Signal
 
 
 class _Ticket:
-    """One call's wait for admission. Written under the lock."""
+    """A generation that waits for admission. Fields are written while the lock of `Connections` is
+    held."""
 
     def __init__(self, signal: Signal) -> None:
         self.signal = signal
@@ -26,9 +27,9 @@ class _Ticket:
 
 
 class Connections:
-    """Channels to the targets, `num_channels` to each.
+    """Channels to the targets, `num_channels` to each target.
 
-    Belongs to one event loop or to any number of threads, depending on the runtime.
+    Used on one event loop or by any number of threads, depending on the runtime.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Connections:
 
     @property
     def state(self) -> PoolState:
-        """Current numbers of connections and calls."""
+        """The current numbers of connections and generations."""
         with self._lock:
             return PoolState(
                 num_channels=len(self._targets),
@@ -73,10 +74,11 @@ class Connections:
 
     @asynccontextmanager
     async def turn(self, timeout_s: float | None) -> AsyncGenerator[None, None]:
-        """Wait for admission and count as an open call inside the block.
+        """Wait until one more generation may be sent, which counts as open inside the `with` block.
 
-        Raises BacklogFull at once, DeadlineExceeded after `timeout_s`, CallCancelled when the
-        connections close meanwhile, RuntimeError when they are closed.
+        Raises BacklogFull immediately if too many generations wait, DeadlineExceeded after
+        `timeout_s` seconds (None: no limit), CallCancelled if the connections are closed meanwhile,
+        and RuntimeError if they were already closed.
         """
         ticket: _Ticket | None = None
         with self._lock:
@@ -92,7 +94,8 @@ class Connections:
             self._leave()
 
     def take(self) -> tuple[int, grpc.aio.Channel]:
-        """Take a channel and its index, for `release`. Raises CallCancelled if closed."""
+        """Choose a channel for an attempt; return its index, for `release`, and the channel. Raises
+        CallCancelled if the connections are closed."""
         with self._lock:
             if self.is_closed:
                 raise client_closed()
@@ -104,7 +107,8 @@ class Connections:
             return index, self._channels[index]
 
     def release(self, index: int, *, is_unavailable: bool = False) -> None:
-        """End the attempt and release its channel."""
+        """Record the end of an attempt on a channel. `is_unavailable` is True if no server
+        responded on it."""
         with self._lock:
             self._picker.release(index, is_unavailable=is_unavailable, now_s=self._clock())
 
@@ -114,7 +118,7 @@ class Connections:
             self._picker.answered(index)
 
     def is_lost(self, index: int) -> bool:
-        """Return whether a channel has no connection."""
+        """Return True if a channel is not connected now, or was not opened."""
         with self._lock:
             channel = self._channels.get(index)
         return channel is None or channel.get_state() is not grpc.ChannelConnectivity.READY
@@ -125,10 +129,11 @@ class Connections:
             raise RuntimeError("the client is closed")
 
     async def drain(self, grace_s: float) -> None:
-        """Accept no more calls, reject waiting calls, and wait up to `grace_s` for open calls."""
+        """Accept no more calls, reject waiting generations, and wait up to `grace_s` seconds for
+        open generations."""
         with self._lock:
             self._is_closing = True
-            for ticket in self._admission.send_away():
+            for ticket in self._admission.reject_all():
                 ticket.is_sent_away = True
                 ticket.signal.set()
             if grace_s <= 0 or not self._admission.num_open:
@@ -149,7 +154,8 @@ class Connections:
         try:
             await ticket.signal.wait(timeout_s)
         except BaseException:
-            # A cancelled task or Ctrl-C: a place granted at the same time passes to the next call.
+            # After a cancelled task or Ctrl-C, a place that was just granted passes to the next
+            # call.
             self._stop_waiting(ticket)
             if ticket.has_place:
                 self._leave()

@@ -1,10 +1,12 @@
-"""The base of the client's enums: values are the numbers of the contract, shown by name."""
+"""The base class of the client's enums. Values are protobuf enum numbers; -1 stands for a number
+that this client does not know."""
 
 import enum
 
 
 class ContractEnum(enum.IntEnum):
-    """An int that `str`, `repr` and f-strings show as FinishReason.LENGTH; `name` is LENGTH."""
+    """An IntEnum that is displayed as FinishReason.LENGTH instead of its number, by `str`, `repr`
+    and in f-strings."""
 
     def __str__(self) -> str:
         return f"{type(self).__name__}.{self.name}"

@@ -1,6 +1,6 @@
 """Authentication of client and server: bearer tokens, TLS, mutual TLS.
 
-Reads PEM files and enforces that a token does not cross a network in plain text.
+Reads PEM and token files, and enforces that a token does not cross a network in plain text.
 """
 
 import ipaddress
@@ -11,22 +11,25 @@ from typing import TypeAlias
 
 import grpc
 
+from penstock.client.argument_types import require_type
+
 Token: TypeAlias = str | Callable[[], str]
-"""A bearer token, or a function that returns one, invoked for each call because tokens expire."""
+"""A bearer token, or a function that returns one. The function is called for each call, because
+tokens expire."""
 
 MAX_TOKEN_BYTES = 16384
-"""Size limit of a token file: the limit of servers is lower."""
+"""Maximum size of a token file, in bytes. The limit of servers is lower."""
 _UNIX_SCHEMES = ("unix:", "unix-abstract:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsConfig:
-    """TLS with PEM files, which are read when a client is made.
+    """TLS with PEM files, which are read when a client is created.
 
-    Raises ValueError when only one of `cert` and `key` is given.
+    Raises ValueError if only one of `cert` and `key` is given.
 
     Attributes:
-        ca: Certificates of the trusted authorities; None: those of the system.
+        ca: Certificates of the trusted authorities; None for those of the system.
         cert: The client's certificate chain, for mutual TLS.
         key: The client's private key, for mutual TLS.
     """
@@ -45,17 +48,18 @@ class TlsConfig:
 
 
 def token_from(path: Path) -> Callable[[], str]:
-    """Return a function that reads a bearer token from a file at each call: the file may be
-    replaced.
+    """Return a function that reads a bearer token from a file at each call, because the file may
+    change.
 
-    The function raises OSError if the file cannot be read, ValueError if it contains no token.
+    The function raises OSError if the file cannot be read, and ValueError if it is too large or
+    contains no valid token.
     """
 
     def read() -> str:
         with path.open("rb") as file:
             data = file.read(MAX_TOKEN_BYTES + 1)
         if len(data) > MAX_TOKEN_BYTES:
-            raise ValueError(f"token: {path} is too large for one")
+            raise ValueError(f"token: {path} is too large for a token file")
         try:
             token = data.decode("ascii").strip()
         except UnicodeDecodeError:
@@ -69,11 +73,14 @@ def token_from(path: Path) -> Callable[[], str]:
 def channel_credentials(
     tls: bool | TlsConfig, credentials: grpc.ChannelCredentials | None
 ) -> grpc.ChannelCredentials | None:
-    """Return channel credentials; None for plain text. `tls` True: the system's trusted
-    certificates.
+    """Return channel credentials; None for plain text. If `tls` is True, the system's certificate
+    authorities are trusted.
 
-    Raises ValueError if both are given, OSError for a file that cannot be read.
+    Raises ValueError if both are given, TypeError for another type, and OSError for a file that
+    cannot be read.
     """
+    require_type(tls, "tls", bool, TlsConfig)
+    require_type(credentials, "credentials", grpc.ChannelCredentials, None)
     if tls is False:
         return credentials
     if credentials is not None:
@@ -82,7 +89,11 @@ def channel_credentials(
 
 
 def check_token(token: Token | None, targets: Sequence[str], *, is_encrypted: bool) -> None:
-    """Raise ValueError for an invalid token, or one that would be sent in plain text."""
+    """Raise ValueError for a token that is invalid or would cross a network in plain text, and
+    TypeError for another type. A token function is not called, so only the targets are checked for
+    it."""
+    if not callable(token):
+        require_type(token, "token", str, None)
     if token is None:
         return
     if isinstance(token, str):
@@ -92,13 +103,14 @@ def check_token(token: Token | None, targets: Sequence[str], *, is_encrypted: bo
     for target in targets:
         if not _is_local(target):
             raise ValueError(
-                f"token: would cross the network to {target} in plain text; give tls, or send it"
-                " as metadata if that is meant"
+                f"token: would cross the network to {target} in plain text; set tls, or send it"
+                " as metadata if that is intended"
             )
 
 
 def authorization(token: Token) -> tuple[str, str]:
-    """Return the metadata that carries a token. Raises ValueError for an invalid token."""
+    """Return the metadata pair with the token; a token function is called. Raises ValueError for an
+    invalid token, and the errors of the function."""
     text = token if isinstance(token, str) else token()
     _check_form(text)
     return "authorization", f"Bearer {text}"

@@ -1,7 +1,8 @@
-"""Converts protobuf messages to domain values.
+"""Converts protobuf messages to Python values.
 
-Owns decoding. Enum values and events that are newer than this client are tolerated: values become
-UNKNOWN, events become None.
+Decodes all responses except those of OperationsService (`operations_decoding.py`). A newer server
+may send unknown enum values and unknown events, which cause no error: values become UNKNOWN, events
+become None.
 """
 
 from collections.abc import Iterable
@@ -46,10 +47,10 @@ _EnumT = TypeVar(
 
 
 def decode_event(response: pb.GenerateResponse) -> Event | None:
-    """Read one message of a stream; None for an event this client does not know."""
+    """Convert one message of a stream; return None for an unknown event."""
     sequence = response.sequence
     match response.WhichOneof("event"):
-        # First, because nearly all messages are tokens.
+        # Tokens are checked first, because nearly all messages are tokens.
         case "tokens":
             return _tokens(response.tokens, sequence)
         case "accepted":
@@ -65,9 +66,9 @@ def decode_event(response: pb.GenerateResponse) -> Event | None:
 
 
 def decode_generation(response: pb.GenerateOnceResponse) -> Generation:
-    """Read a whole generation. Raises StreamBroken when a required part is missing."""
+    """Convert a complete generation. Raises StreamBroken if a required part is missing."""
     if not (response.HasField("accepted") and response.HasField("finished")):
-        raise StreamBroken.because("the answer lacks `accepted` or `finished`")
+        raise StreamBroken.because("the response has no `accepted` or no `finished`")
     accepted = _accepted(response.accepted, 0)
     finished = _finished(response.finished, 0)
     pieces = [_tokens(tokens, 0) for tokens in response.outputs]
@@ -81,7 +82,8 @@ def decode_generation(response: pb.GenerateOnceResponse) -> Generation:
 
 
 def join_outputs(pieces: Iterable[Tokens], finished: Finished) -> tuple[Output, ...]:
-    """Join deltas by output, in the order of `finished.outputs`."""
+    """Join the texts and token records of each output; return the outputs in the order of
+    `finished.outputs`."""
     texts: dict[int, list[str]] = {}
     records: dict[int, list[TokenRecord]] = {}
     for piece in pieces:
@@ -99,7 +101,7 @@ def join_outputs(pieces: Iterable[Tokens], finished: Finished) -> tuple[Output, 
 
 
 def decode_model(message: pb.ModelInfo) -> Model:
-    """Read a model's description."""
+    """Convert the description of a model."""
     ready_time = message.ready_time
     return Model(
         name=message.name,
@@ -118,17 +120,17 @@ def decode_model(message: pb.ModelInfo) -> Model:
 
 
 def decode_state(value: int) -> RequestState:
-    """Read a request's state."""
+    """Convert the state of a request."""
     return decode_enum(RequestState, value)
 
 
 def decode_health(value: int) -> HealthStatus:
-    """Read a value of grpc.health.v1."""
+    """Convert a serving status of grpc.health.v1."""
     return decode_enum(HealthStatus, value)
 
 
 def decode_usage(message: pb.TokenUsage) -> Usage:
-    """Read the token counts of a request."""
+    """Convert the token counts of a request."""
     return Usage(
         num_prompt_tokens=message.num_prompt_tokens,
         num_completion_tokens=message.num_completion_tokens,
@@ -137,7 +139,7 @@ def decode_usage(message: pb.TokenUsage) -> Usage:
 
 
 def decode_timings(message: pb.RequestTimings) -> Timings:
-    """Read the timings of a request."""
+    """Convert the timings of a request."""
     return Timings(
         queue_s=decode_seconds(message.queue_duration),
         prefill_s=decode_seconds(message.prefill_duration),
@@ -231,7 +233,7 @@ def _output_end(message: pb.OutputEnd) -> OutputEnd:
 
 
 def decode_enum(kind: type[_EnumT], value: int) -> _EnumT:
-    """Read an enum; a value that is newer than this client becomes UNKNOWN."""
+    """Convert an enum. An unknown value becomes UNKNOWN."""
     try:
         return kind(value)
     except ValueError:
@@ -239,17 +241,21 @@ def decode_enum(kind: type[_EnumT], value: int) -> _EnumT:
 
 
 def decode_seconds(duration: Duration) -> float:
-    """Read a duration, in seconds."""
+    """Convert a protobuf Duration to seconds."""
     return duration.ToNanoseconds() / 1e9
 
 
 def decode_optional_s(message: Message, name: str) -> float | None:
-    """Read a duration in seconds; None if it is not set."""
+    """Convert a duration to seconds; return None if it is not set."""
     return decode_seconds(getattr(message, name)) if message.HasField(name) else None
 
 
 def _optional_fields(message: Message, kind: type[Any]) -> dict[str, Any]:
-    """Return the set fields that `kind` has, by name; names of durations end in `_s`."""
+    """Return the fields that are set in `message`, as keyword arguments of the dataclass `kind`.
+
+    A Duration becomes seconds, under its name with the suffix `_s`. Fields that `kind` does not
+    have are left out.
+    """
     known = {option.name for option in fields(kind)}
     values: dict[str, Any] = {}
     for descriptor, value in message.ListFields():

@@ -1,13 +1,13 @@
 """The exceptions of calls, and the table from status and reason to exception class.
 
-Owns the exception tree. `status.py` reads the status of a call.
+Defines the exception tree. `status.py` reads the status of a call.
 
     PenstockError                  every failure of a call; catch this to catch them all
     +-- InvalidArgument            a field is missing or out of range; see `field_violations`
     |   +-- PromptTooLong          the prompt, with max_tokens, exceeds the model's context
-    |   +-- ExceedsKVCache         would not fit the KV cache even alone
-    |   +-- MalformedRequest       the bytes were not the expected message
-    |   +-- ExecutorRefused        cannot be executed, e.g. a constraint that does not compile
+    |   +-- ExceedsKVCache         the request would not fit into the KV cache even alone
+    |   +-- MalformedRequest       the server could not parse the message
+    |   +-- ExecutorRefused        the executor cannot run it, e.g. an invalid constraint
     +-- NotFound
     |   +-- ModelNotFound
     |   +-- AdapterNotFound
@@ -21,7 +21,7 @@ Owns the exception tree. `status.py` reads the status of a call.
     |   +-- ReaderStalled          the stream was not read for too long
     |   +-- BacklogFull            raised by the client: too many of its calls wait
     +-- DeadlineExceeded           see `deadline_s`
-    |   +-- DeadlineUnreachable    it could not be met; see `estimate_s`, `retry_after_s`
+    |   +-- DeadlineUnreachable    the deadline cannot be met; see `estimate_s`, `retry_after_s`
     +-- Unavailable                no server at the address, or it takes no requests
     |   +-- Draining               the server is about to stop; try another
     |   +-- EngineDown
@@ -34,12 +34,12 @@ Owns the exception tree. `status.py` reads the status of a call.
     +-- OutOfRange
     |   +-- SequenceUnavailable
     +-- FailedPrecondition
-    |   +-- ModelNotReady          it is being loaded or unloaded, or could not be loaded
-    |   +-- NotPossibleNow         an operator's call; the message names the reason
+    |   +-- ModelNotReady          the model is being loaded or unloaded, or could not be loaded
+    |   +-- NotPossibleNow         an operator's call; the message has the reason
     +-- Aborted
     |   +-- StreamSuperseded       another stream resumed the request
-    +-- CallCancelled              the call was cancelled by the server or a proxy
-    +-- StreamBroken               the stream violated the contract: a gap, or no Finished
+    +-- CallCancelled              by the server, by a proxy, or because this client was closed
+    +-- StreamBroken               the stream violated the protocol: a gap, or no Finished
 """
 
 import re
@@ -57,16 +57,16 @@ STREAM_BROKEN = "STREAM_BROKEN"
 """Reason of `StreamBroken`, which the client raises and no server sends."""
 
 
-# Recognized by gRPC's message if no service reported the failure.
+# Advice by a part of gRPC's message, for failures that no service reported.
 _HINTS = {
     "Connection refused": "no service at {address}: is `penstock serve` running?",
     "No such file or directory": "no service at {address}: is `penstock serve` running?",
     "Failed parsing HTTP/2": "{address} is not a gRPC port: `penstock serve` prints its ports",
-    "Method not found": "wrong port: `penstock top` needs the operations port, the other commands"
-    " the main port",
+    "Method not found": "wrong port: `OperationsClient` and `penstock top` need the operations port"
+    " (default 50052), all others the main port (default 50051)",
     "handshake failed": "only one side uses TLS, or the certificate is not trusted",
     "Domain name not found": "no such host",
-    "Deadline Exceeded": "the deadline passed before the server answered",
+    "Deadline Exceeded": "the deadline passed before the server responded",
 }
 _ADDRESS = re.compile(r"\b(?:ipv[46]|unix):(\S+?): ")
 _CONNECTING = re.compile(
@@ -76,7 +76,10 @@ _CONNECTING = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldViolation:
-    """An invalid `field` of a request, e.g. "sampling.temperature", and a `description` of why."""
+    """An invalid field of a request.
+
+    `field` is its path, e.g. "sampling.temperature"; `description` is the reason.
+    """
 
     field: str
     description: str
@@ -88,13 +91,13 @@ class Failure:
 
     Attributes:
         code: The gRPC status.
-        message: For people.
-        reason: Name of an `ErrorReason`, e.g. "QUEUE_FULL"; "" when the status has none, because
-            a proxy, the network or gRPC caused it.
-        retry_after_s: Seconds after which the server suggests a retry; None: no suggestion.
-        is_retry_refused: Whether the server asked not to retry.
+        message: Text for humans.
+        reason: Name of the reason, e.g. "QUEUE_FULL"; "" if there is none, e.g. because a proxy,
+            the network or gRPC caused the failure.
+        retry_after_s: Seconds after which the server suggests a retry; None for no suggestion.
+        is_retry_refused: Whether the server requested that the call is not retried.
         field_violations: The invalid fields of a request.
-        request_id: The request; "" if not known.
+        request_id: The id of the request; "" if unknown.
         metadata: Additional values for the reason, from `google.rpc.ErrorInfo`.
     """
 
@@ -109,9 +112,10 @@ class Failure:
 
 
 class PenstockError(Exception):
-    """A failed call. Its text has status, reason, message, fields, retry time, request id.
+    """A failed call. Its text has the status, reason, message, invalid fields, estimated time,
+    retry time and request id that are known.
 
-    If no service reported the failure, the text starts with what to check.
+    If no service reported the failure, the text starts with advice on what to check.
     """
 
     def __init__(self, failure: Failure) -> None:
@@ -119,7 +123,7 @@ class PenstockError(Exception):
         self.failure = failure
 
     def __str__(self) -> str:
-        """Format status, reason, message, fields, retry time and request id as one line."""
+        """Format the failure as one line, see the class."""
         reason = "" if self.reason in ("", self.code.name) else f" ({self.reason})"
         parts = [f"{self.code.name}{reason}: {_CONNECTING.sub('', self.message)}"]
         parts += [
@@ -137,7 +141,8 @@ class PenstockError(Exception):
         return f"{hint} ({line})" if hint else line
 
     def _hint(self) -> str:
-        """Return what to check; empty if a service gave a reason."""
+        """Return advice on what to check; empty if there is none, or if the failure has a
+        reason."""
         if self.reason:
             return ""
         found = _ADDRESS.search(self.message)
@@ -156,29 +161,32 @@ class PenstockError(Exception):
 
     @property
     def reason(self) -> str:
-        """For programs, e.g. "QUEUE_FULL"; "" when the status carried none."""
+        """The reason, for programs, e.g. "QUEUE_FULL"; "" if the status has none."""
         return self.failure.reason
 
     @property
     def message(self) -> str:
-        """For people; not for programs."""
+        """The message for humans. Programs should use `reason`."""
         return self.failure.message
 
     @property
     def retry_after_s(self) -> float | None:
-        """Seconds after which the server suggests a retry; None: no suggestion."""
+        """Seconds after which the server suggests a retry; None for no suggestion."""
         return self.failure.retry_after_s
 
     @property
     def estimate_s(self) -> float | None:
-        """Estimated seconds from arrival to the event that missed its deadline; None: no
-        estimate.
-        """
+        """Estimated seconds from the request's arrival to the event whose deadline cannot be met,
+        such as the first token; None without an estimate."""
         return _seconds(self.metadata.get("estimate_ms"))
 
     @property
     def chance(self) -> float | None:
-        """Probability, 0 to 1, of meeting the deadline if it was too low; None otherwise."""
+        """Probability of meeting the deadline, from 0 to 1, if the request failed because this was
+        too low.
+
+        None for other failures.
+        """
         try:
             return float(self.metadata["chance"])
         except (KeyError, ValueError):
@@ -186,12 +194,12 @@ class PenstockError(Exception):
 
     @property
     def field_violations(self) -> tuple[FieldViolation, ...]:
-        """The invalid fields of an InvalidArgument."""
+        """The invalid fields of an InvalidArgument; empty for other failures."""
         return self.failure.field_violations
 
     @property
     def request_id(self) -> str:
-        """The request; "" if not known."""
+        """The id of the request; "" if unknown."""
         return self.failure.request_id
 
     @property
@@ -201,7 +209,7 @@ class PenstockError(Exception):
 
 
 class InvalidArgument(PenstockError):
-    """A field is missing or out of range."""
+    """A field of the request is missing or out of range."""
 
 
 class PromptTooLong(InvalidArgument):
@@ -209,7 +217,7 @@ class PromptTooLong(InvalidArgument):
 
 
 class ExceedsKVCache(InvalidArgument):
-    """The request would not fit the KV cache even alone."""
+    """The request would not fit into the KV cache even if it were alone."""
 
 
 class MalformedRequest(InvalidArgument):
@@ -217,7 +225,7 @@ class MalformedRequest(InvalidArgument):
 
 
 class ExecutorRefused(InvalidArgument):
-    """The executor cannot execute this request, e.g. compile its constraint."""
+    """The executor cannot run this request, e.g. because its constraint does not compile."""
 
 
 class NotFound(PenstockError):
@@ -225,23 +233,24 @@ class NotFound(PenstockError):
 
 
 class ModelNotFound(NotFound):
-    """No such model is loaded."""
+    """No model with this name is loaded."""
 
 
 class AdapterNotFound(NotFound):
-    """The model has no such adapter."""
+    """The model has no adapter with this name."""
 
 
 class RequestNotFound(NotFound):
-    """No live request of this tenant has the id."""
+    """The server does not have the request, or no longer has it, or it belongs to another tenant,
+    or it has no grace period and cannot be resumed."""
 
 
 class AlreadyExists(PenstockError):
-    """The object to create already exists."""
+    """An object with this name already exists."""
 
 
 class RequestIdInUse(AlreadyExists):
-    """A live request has this id; it is not affected."""
+    """A live request already has this id. The live request is not affected."""
 
 
 class ModelExists(AlreadyExists):
@@ -257,7 +266,7 @@ class QueueFull(ResourceExhausted):
 
 
 class QuotaExceeded(ResourceExhausted):
-    """A quota of the tenant is exceeded; the message names it."""
+    """A quota of the tenant is exceeded. The message names the quota."""
 
 
 class ReaderStalled(ResourceExhausted):
@@ -265,7 +274,8 @@ class ReaderStalled(ResourceExhausted):
 
 
 class BacklogFull(ResourceExhausted):
-    """Too many calls wait in this client, see `PoolConfig.max_waiting_calls`; nothing was sent."""
+    """Too many generations are waiting in this client (see `PoolConfig.max_waiting_calls`). Nothing
+    was sent."""
 
 
 class DeadlineExceeded(PenstockError):
@@ -273,36 +283,37 @@ class DeadlineExceeded(PenstockError):
 
     @property
     def deadline_s(self) -> float | None:
-        """Seconds from the request's arrival to that deadline; None: not known."""
+        """Seconds from the request's arrival to the deadline that passed; None if unknown."""
         return _seconds(self.metadata.get("deadline_ms"))
 
 
 class DeadlineUnreachable(DeadlineExceeded):
-    """The deadline could not be met: the request was rejected, or dropped from the queue.
+    """The deadline cannot be met, or is unlikely to be met (see `chance`).
 
-    Nothing was computed. The client does not retry, because the deadline would have passed by then;
-    the caller may retry with a new deadline after `retry_after_s`.
+    The request was rejected, dropped from the queue, or ended while it ran. The client does not
+    retry, because the deadline would have passed by then. The caller may retry with a new deadline
+    after `retry_after_s`.
     """
 
 
 class Unavailable(PenstockError):
-    """No server at the address, or the server takes no requests."""
+    """There is no server at the address, or it accepts no requests."""
 
 
 class Draining(Unavailable):
-    """The server drains and is about to stop."""
+    """The server accepts no more requests, because it is about to stop."""
 
 
 class EngineDown(Unavailable):
-    """The engine stopped and could not continue the request."""
+    """No engine is running, or the engine stopped and could not continue the request."""
 
 
 class Unimplemented(PenstockError):
-    """The server does not implement this."""
+    """The server does not implement the called method."""
 
 
 class FeatureUnsupported(Unimplemented):
-    """The request asks for a feature that this server or model lacks."""
+    """The request needs a feature that this server or model does not have."""
 
 
 class Internal(PenstockError):
@@ -318,7 +329,7 @@ class Unauthenticated(PenstockError):
 
 
 class PermissionDenied(PenstockError):
-    """The credentials do not allow this."""
+    """The credentials do not permit this call."""
 
 
 class OutOfRange(PenstockError):
@@ -326,11 +337,11 @@ class OutOfRange(PenstockError):
 
 
 class SequenceUnavailable(OutOfRange):
-    """The messages to resume from are no longer kept, or were never sent."""
+    """The stream cannot be resumed at this position, or is no longer kept."""
 
 
 class FailedPrecondition(PenstockError):
-    """The server is not in a state to do this."""
+    """The current state of the server does not allow this call."""
 
 
 class ModelNotReady(FailedPrecondition):
@@ -338,7 +349,7 @@ class ModelNotReady(FailedPrecondition):
 
 
 class NotPossibleNow(FailedPrecondition):
-    """An operator's call is not possible now; the message names the reason."""
+    """An operator's call is not possible now. The message has the reason."""
 
 
 class Aborted(PenstockError):
@@ -350,15 +361,16 @@ class StreamSuperseded(Aborted):
 
 
 class CallCancelled(PenstockError):
-    """The call was cancelled by the server or a proxy, not by this client."""
+    """The call was cancelled: by the server, by a proxy, or because this client was closed."""
 
 
 class StreamBroken(PenstockError):
-    """The stream violated the contract: messages were lost, or it ended without Finished."""
+    """The stream violated the protocol: messages were lost, or it ended without Finished."""
 
     @classmethod
     def because(cls, message: str, request_id: str = "") -> "StreamBroken":
-        """Make the error, with the code DATA_LOSS and the reason STREAM_BROKEN."""
+        """Return the error with the message `message`, the code DATA_LOSS and the reason
+        STREAM_BROKEN."""
         return cls(
             Failure(
                 code=grpc.StatusCode.DATA_LOSS,
@@ -370,7 +382,8 @@ class StreamBroken(PenstockError):
 
 
 def _seconds(milliseconds: str | None) -> float | None:
-    """Convert milliseconds of ErrorInfo to seconds; None if the text is not a number."""
+    """Convert a text with milliseconds in ErrorInfo to seconds; return None if it is missing or is
+    not a whole number."""
     if milliseconds is None or not (milliseconds.isascii() and milliseconds.isdigit()):
         return None
     return int(milliseconds) / 1e3
@@ -424,10 +437,10 @@ _BY_REASON: Mapping[tuple[grpc.StatusCode, str], type[PenstockError]] = {
 
 
 def error_of(failure: Failure) -> PenstockError:
-    """Make the exception for a failure: by status and reason, else by status alone.
+    """Return the exception for a failure, chosen by status and reason, or otherwise only by status.
 
-    A reason that does not belong to the status is ignored; a status outside the table becomes a
-    plain PenstockError.
+    A reason that does not belong to the status does not affect the class. A status that is not in
+    the table becomes a plain PenstockError.
     """
     by_code = _BY_CODE.get(failure.code, PenstockError)
     return _BY_REASON.get((failure.code, failure.reason), by_code)(failure)

@@ -1,7 +1,7 @@
-"""The events and results of a generation, as frozen values.
+"""The events and results of a generation, as immutable values.
 
-Owns the events of a stream and the whole result. The server measures durations, in seconds. Every
-event of a stream has `sequence`, which counts its messages from 0.
+Defines the events of a stream and the complete result. Durations are measured by the server, in
+seconds. Every event of a stream has `sequence`, which counts its messages from 0.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class FinishReason(ContractEnum):
         UNSPECIFIED: Not reported.
         STOP: The model's end-of-sequence token, a stop string or a stop token id.
         LENGTH: `max_tokens`, or the end of the model's context.
-        TIME_LIMIT: `time_limit_s` passed; the text until then was delivered.
+        TIME_LIMIT: `time_limit_s` has passed; the text until then was delivered.
         CANCELLED: The request was cancelled.
     """
 
@@ -55,7 +55,7 @@ class WaitReason(ContractEnum):
 
     Attributes:
         UNKNOWN: A reason that is newer than this client.
-        UNSPECIFIED: Not waiting, or not planned yet.
+        UNSPECIFIED: Not waiting, or no step has considered the request yet.
         BLOCKS: KV cache blocks.
         SLOTS: A place in the running batch.
         TOKEN_BUDGET: Earlier requests used the token budget of the step.
@@ -72,17 +72,19 @@ class WaitReason(ContractEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """The request is in the queue; the first event. A second `Accepted` means a retried call.
+    """The first event: the request is in the queue. A second `Accepted` means a retried call.
 
     Attributes:
         sequence: Number of the message in the stream, from 0.
         request_id: The id that the caller or the server assigned.
-        model: Name of the model that answers.
-        num_prompt_tokens: Tokens of the prompt, with chat template and special tokens.
-        seed: The same request with this seed gives the same tokens; 0 where the model has no
-            feature "seed".
-        estimated_queue_s: Estimated wait before the first step; None: no estimate.
-        num_dropped_messages: Messages that `ChatPrompt.window_tokens` left out.
+        model: Name of the model that processes the request.
+        num_prompt_tokens: Number of tokens of the prompt, including the chat template and special
+            tokens.
+        seed: The seed with which the same request gives the same tokens; 0 if the model does not
+            have the feature "seed".
+        estimated_queue_s: Estimated wait before the first step, in seconds; None without an
+            estimate.
+        num_dropped_messages: Number of messages dropped to fit `ChatPrompt.window_tokens`.
         trace_id: W3C trace id, 32 hexadecimal digits; "" if the request is not traced.
     """
 
@@ -98,17 +100,19 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The request changed its state or is still waiting.
+    """The state of the request has changed, or it is still waiting.
 
     Attributes:
         sequence: Number of the message in the stream, from 0.
         state: PENDING or PROCESSING.
-        queue_position: Requests before this one in the queue; None: not known or not PENDING.
-        wait_reason: What it waits for, while PENDING.
-        num_cached_prompt_tokens: Prompt tokens found in the KV cache, which are not computed again.
+        queue_position: Number of requests ahead of this one in the queue; None if unknown or not
+            PENDING.
+        wait_reason: What the request waits for, while PENDING.
+        num_cached_prompt_tokens: Number of prompt tokens found in the KV cache, which are not
+            computed again.
         num_preemptions: How often the request was preempted.
-        queue_s: Time in the queue so far.
-        estimated_queue_s: Estimated wait from now; None: no estimate.
+        queue_s: Time in the queue so far, in seconds.
+        estimated_queue_s: Estimated wait from now on, in seconds; None without an estimate.
     """
 
     sequence: int
@@ -142,11 +146,12 @@ class TokenRecord:
 
     Attributes:
         id: Token id.
-        logprob: Natural logarithm of its probability; None unless `logprobs` asked for it.
-        rank: 1 for the most likely token; None unless `logprobs` asked for it.
-        top_logprobs: The k most likely tokens, for `logprobs=k`.
-        token_bytes: Bytes that the token adds to the text, with `logprobs`; None if they depend on
-            adjacent tokens.
+        logprob: Natural logarithm of its probability; None without `logprobs` (for a prompt:
+            `prompt_logprobs`), and for the first token of a prompt.
+        rank: 1 for the most likely token; None where `logprob` is None.
+        top_logprobs: The k most likely tokens, for `logprobs=k` or `prompt_logprobs=k`.
+        token_bytes: Bytes that the token adds to the text; None without log-probabilities, or if
+            they depend on adjacent tokens.
     """
 
     id: int
@@ -158,7 +163,8 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptEcho:
-    """The next piece of the prompt, with `echo` or `prompt_logprobs`.
+    """The next part of the prompt, with `echo` or `prompt_logprobs`. In a `Generation`, the whole
+    prompt.
 
     Attributes:
         sequence: Number of the message in the stream, from 0.
@@ -181,7 +187,7 @@ class Tokens:
         text: Text to append to the output. It may lag behind `num_tokens`: it has whole characters
             only, and no text that may become a stop string.
         records: One for each token; empty without `return_token_ids` and `logprobs`.
-        num_tokens: How many tokens are new.
+        num_tokens: Number of new tokens.
     """
 
     sequence: int
@@ -193,14 +199,14 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputEnd:
-    """How one output ended.
+    """The end of one output.
 
     Attributes:
         output_index: Which of the `n` outputs, from 0.
         finish_reason: Why it ended.
         stop_string: The stop string that ended it, or None.
         stop_token_id: The stop token id that ended it, or None.
-        num_completion_tokens: Tokens generated.
+        num_completion_tokens: Number of tokens generated.
     """
 
     output_index: int
@@ -212,12 +218,13 @@ class OutputEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of a request, over all its outputs.
+    """Token counts of a request, over all its outputs.
 
     Attributes:
         num_prompt_tokens: Tokens of the prompt.
         num_completion_tokens: Tokens generated.
-        num_cached_prompt_tokens: Prompt tokens found in the KV cache.
+        num_cached_prompt_tokens: Prompt tokens found in the KV cache when the request first entered
+            the running batch.
     """
 
     num_prompt_tokens: int
@@ -230,10 +237,12 @@ class Timings:
     """The time of a request in each phase, in seconds.
 
     Attributes:
-        queue_s: Total time in the queue, also after preemptions.
-        prefill_s: From admission to the first token, and recomputation after preemptions.
-        ttft_s: From arrival to the first token of any output; None: there was none.
-        decode_s: From the first token to the last.
+        queue_s: Total time in the queue, including the time after preemptions.
+        prefill_s: From entry into the running batch to the first token, and recomputation after
+            preemptions.
+        ttft_s: From arrival to the first token of any output; None if there was none.
+        decode_s: From the first token to the last token, without the time in the queue after
+            preemptions.
         total_s: From arrival to the end.
     """
 
@@ -246,13 +255,14 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The request ended without an error; the last event.
+    """The last event: the request ended without an error.
 
     Attributes:
-        sequence: Number of the message in the stream; 0 in a `Generation` of `generate_once`.
-        outputs: How each output ended.
-        usage: Tokens of the request.
-        timings: Its time in each phase.
+        sequence: Number of the message in the stream; 0 in the result of `generate_once` without
+            `multiplex`.
+        outputs: The end of each output.
+        usage: Token counts of the request.
+        timings: The time in each phase.
         num_preemptions: How often the request was preempted.
     """
 
@@ -264,9 +274,10 @@ class Finished:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Output tokens per second of decoding, over all outputs; None if too few.
+        """Output tokens per second of decoding, over all outputs; None if there are too few tokens
+        or the time is 0.
 
-        The first token of each output belongs to prefill and is not counted.
+        The first token of each output belongs to the prefill and is not counted.
         """
         num_decoded = self.usage.num_completion_tokens - len(self.outputs)
         if num_decoded <= 0 or self.timings.decode_s <= 0:
@@ -280,7 +291,7 @@ Event: TypeAlias = Accepted | Progress | PromptEcho | Tokens | Finished
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One whole output.
+    """One complete output.
 
     Attributes:
         index: Which of the `n` outputs, from 0.
@@ -297,12 +308,12 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """A whole generation.
+    """A complete generation.
 
     Attributes:
         accepted: The first event.
         prompt: The prompt; None without `echo` and `prompt_logprobs`.
-        outputs: By index.
+        outputs: The outputs, in the order of `finished.outputs`.
         finished: The last event.
     """
 

@@ -1,6 +1,6 @@
-"""The calls of a client that do not generate: models, tokens and health.
+"""The calls of a client other than generation: models, tokens and health.
 
-Owns their requests and responses; `calls.py` makes the calls.
+Builds their requests and converts their responses; `calls.py` makes the calls.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from penstock.client.call_settings import (
 )
 from penstock.client.calls import Calls, RequestT, ResponseT, UnaryMethod
 from penstock.client.decoding import decode_health, decode_model
-from penstock.client.encoding import encode_ids, encode_prompt
+from penstock.client.encoding import encode_ids, encode_prompt, filled
 from penstock.client.errors import Failure, StreamBroken, Unavailable
 from penstock.client.model_info import HealthStatus, Model, Tokenization
 from penstock.client.prompt import PromptLike, as_prompt
@@ -26,7 +26,7 @@ from penstock.client.status import error_from_call
 
 
 class ModelCalls:
-    """The calls of `Client` about models, tokens and health, and `close`."""
+    """The methods of `Client` for models, tokens and health, and `close`."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -35,16 +35,18 @@ class ModelCalls:
         return f"Client({self._calls.pool.addresses!r})"
 
     async def close(self, *, grace_s: float = 0.0) -> None:
-        """Accept no more calls, wait up to `grace_s` seconds for open ones, then disconnect.
+        """Accept no more calls, wait up to `grace_s` seconds for open generations, then cancel all
+        open calls and disconnect.
 
-        Calls that wait for admission end at once. May be called twice.
+        Generations that wait for admission end immediately with CallCancelled. May be called twice.
         """
         await self._calls.close(grace_s)
 
     async def list_models(
         self, *, deadline_s: float | None = CONTROL_DEADLINE_S, metadata: Metadata = ()
     ) -> tuple[Model, ...]:
-        """Return all models that the caller may use, by name. `deadline_s` applies to each page."""
+        """Return all models that the caller may use, sorted by name. `deadline_s` applies to each
+        page."""
         models: list[Model] = []
         request = pb.ListModelsRequest()
         for _ in range(MAX_NUM_PAGES):
@@ -67,8 +69,11 @@ class ModelCalls:
         deadline_s: float | None = CONTROL_DEADLINE_S,
         metadata: Metadata = (),
     ) -> Model:
-        """Return limits and features of one model; None: the default. Raises `ModelNotFound`."""
-        request = pb.GetModelRequest(name=name)
+        """Return one model, with its limits and features; the default model if `name` is None.
+
+        Raises `ModelNotFound`.
+        """
+        request = filled(pb.GetModelRequest(), name=name)
         response = await self._ask(
             lambda channel: pb.ModelServiceStub(channel).GetModel, request, deadline_s, metadata
         )
@@ -82,8 +87,9 @@ class ModelCalls:
         deadline_s: float | None = CONTROL_DEADLINE_S,
         metadata: Metadata = (),
     ) -> Tokenization:
-        """Return the token ids of a text or a conversation, exactly as `generate` uses them."""
-        request = pb.TokenizeRequest(model=model)
+        """Return the tokens of a text or a conversation, exactly as `generate` uses them. Raises
+        ValueError for token ids."""
+        request = filled(pb.TokenizeRequest(), model=model)
         encode_prompt(as_prompt(prompt), request)
         response = await self._ask(
             lambda channel: pb.ModelServiceStub(channel).Tokenize, request, deadline_s, metadata
@@ -103,8 +109,13 @@ class ModelCalls:
         deadline_s: float | None = CONTROL_DEADLINE_S,
         metadata: Metadata = (),
     ) -> str:
-        """Return the text of token ids. `skip_special_tokens` None: the server's default, True."""
-        request = pb.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
+        """Return the text of token ids.
+
+        If `skip_special_tokens` is None, the server's default applies, which is True.
+        """
+        request = filled(
+            pb.DetokenizeRequest(), model=model, skip_special_tokens=skip_special_tokens
+        )
         encode_ids(token_ids, request)
         response = await self._ask(
             lambda channel: pb.ModelServiceStub(channel).Detokenize, request, deadline_s, metadata
@@ -114,8 +125,11 @@ class ModelCalls:
     async def health(
         self, service: str = "", *, deadline_s: float = CONTROL_DEADLINE_S
     ) -> HealthStatus:
-        """Return the state that grpc.health.v1 reports; "" for the whole server. Never retried."""
-        request = health_pb2.HealthCheckRequest(service=service)
+        """Return the state that grpc.health.v1 reports for a service; "" means the whole server.
+
+        This call is never retried. Raises `NotFound` for an unknown service.
+        """
+        request = filled(health_pb2.HealthCheckRequest(), service=service)
         async with self._calls.borrowed_channel() as channel:
             method = channel.unary_unary(
                 HEALTH_METHOD,
@@ -129,11 +143,12 @@ class ModelCalls:
         return decode_health(response.status)
 
     async def wait_until_serving(self, service: str = "", *, deadline_s: float) -> None:
-        """Wait until the server reports SERVING; it need not be running yet.
+        """Wait until the server reports SERVING; the server may still be starting.
 
-        Raises `DeadlineExceeded` after `deadline_s` seconds.
+        Raises `DeadlineExceeded` after `deadline_s` seconds, and `Unavailable` if the connection is
+        lost or the server ends the call while it waits.
         """
-        request = health_pb2.HealthCheckRequest(service=service)
+        request = filled(health_pb2.HealthCheckRequest(), service=service)
         async with self._calls.borrowed_channel() as channel:
             method = channel.unary_stream(
                 HEALTH_WATCH_METHOD,

@@ -1,4 +1,4 @@
-"""Models of a server and its health, as frozen values."""
+"""Models of a server and its health, as immutable values."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ class ModelState(ContractEnum):
     Attributes:
         UNKNOWN: A state that is newer than this client.
         UNSPECIFIED: Not reported.
-        LOADING: Being loaded; requests fail with `ModelNotReady`.
+        LOADING: Is being loaded; requests fail with `ModelNotReady`.
         READY: Serving.
-        RECOVERING: Its engine restarts; live requests wait for it.
+        RECOVERING: Its engine is restarting; live requests wait for it.
         DRAINING: Finishes its live requests and rejects new ones.
-        FAILED: Could not be loaded, or its engine stopped too often.
+        FAILED: Could not be loaded, or its engine crashed too often.
         REGISTERED: Not in memory; the first request for it loads it.
-        UNLOADING: Frees its memory.
+        UNLOADING: Its memory is being freed.
     """
 
     UNKNOWN = -1
@@ -36,9 +36,9 @@ class HealthStatus(ContractEnum):
 
     Attributes:
         UNKNOWN: Not reported, or newer than this client.
-        SERVING: Takes requests.
-        NOT_SERVING: Takes no requests, e.g. while it starts or drains.
-        SERVICE_UNKNOWN: The server has no service of this name.
+        SERVING: Accepts requests.
+        NOT_SERVING: Accepts no requests, e.g. while it starts or drains.
+        SERVICE_UNKNOWN: The server has no service with this name.
     """
 
     UNKNOWN = 0
@@ -49,25 +49,26 @@ class HealthStatus(ContractEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """The limits of a model; None: not known, which does not mean "no limit".
+    """The limits of a model: maximum values, unless described otherwise. None means that a limit is
+    unknown, not that there is none.
 
     Attributes:
         max_prompt_tokens: Tokens of a prompt.
-        max_output_tokens: Largest `max_tokens`.
-        max_total_tokens: Prompt and output together.
+        max_output_tokens: Maximum of `max_tokens`.
+        max_total_tokens: Tokens of prompt and output together.
         default_max_tokens: `max_tokens` of a request that does not set it.
-        vocab_size: Token ids are below this.
+        vocab_size: Size of the vocabulary. Token ids are smaller.
         max_prompt_bytes: UTF-8 bytes of prompt text, before and after the chat template.
         max_chat_messages: Messages of a conversation.
         max_stop_strings: Entries of `stop`.
         max_stop_string_chars: Characters of one stop string.
         max_stop_string_bytes: UTF-8 bytes of one stop string.
         max_stop_token_ids: Entries of `stop_token_ids`.
-        max_num_outputs: Largest `n`.
-        max_logprobs: Largest `logprobs` and `prompt_logprobs`.
+        max_num_outputs: Maximum of `n`.
+        max_logprobs: Maximum of `logprobs` and `prompt_logprobs`.
         max_logit_bias: Entries of `logit_bias`.
         max_identifier_chars: Characters of `request_id`, `cache_salt` and `session_id`.
-        max_chunk_tokens: Largest `min_chunk_tokens`.
+        max_chunk_tokens: Maximum of `min_chunk_tokens`.
         max_constraint_bytes: UTF-8 bytes of a constraint.
         max_images: Images of a conversation.
         max_image_bytes: Bytes of one image.
@@ -76,10 +77,11 @@ class ModelLimits:
         max_concurrent_streams: Open calls of one connection.
         max_pending_requests: Requests in the queue.
         max_pending_tokens: Prompt tokens in the queue.
-        max_resume_timeout_s: Largest `resume_grace_s`; 0: resuming is not offered.
-        reader_stall_timeout_s: Time for which a client may leave a stream unread.
-        default_timeout_s: Timeout of a request that has none.
-        max_timeout_s: Largest timeout; a longer deadline counts as this.
+        max_resume_timeout_s: Maximum of `resume_grace_s`; 0 if requests cannot be resumed.
+        reader_stall_timeout_s: Time after which a stream that its client does not read is ended.
+        default_timeout_s: Timeout of a request without `total_timeout_s` and without a gRPC
+            deadline.
+        max_timeout_s: Maximum timeout; a longer deadline is lowered to this.
     """
 
     max_prompt_tokens: int | None = None
@@ -114,14 +116,14 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepalivePolicy:
-    """How connections are kept alive and renewed, in seconds; None: not known.
+    """How connections are kept alive and renewed, in seconds; None if unknown.
 
     Attributes:
-        min_client_ping_interval_s: The server disconnects clients that ping more often.
-        server_ping_interval_s: Time between pings of the server.
-        server_ping_timeout_s: An unanswered ping ends the connection after this time.
-        max_connection_age_s: The server ends a connection after about this time.
-        max_connection_age_grace_s: How long open calls continue after that.
+        min_client_ping_interval_s: The server disconnects clients that ping more often than this.
+        server_ping_interval_s: Interval at which the server pings idle connections.
+        server_ping_timeout_s: The connection ends if a ping is not acknowledged within this time.
+        max_connection_age_s: Age at which the server asks the client to open another connection.
+        max_connection_age_grace_s: How long open calls may continue after that.
     """
 
     min_client_ping_interval_s: float | None = None
@@ -136,18 +138,19 @@ class Model:
     """A model of a server.
 
     Attributes:
-        name: Unique on the server.
+        name: Its name, which is unique on the server.
         aliases: Other names.
         is_default: Whether requests without a model use this one.
         state: Its state.
         limits: Limits for requests.
-        keepalive: How the server treats connections.
-        features: Pairs of a feature's name and whether the model has it; see `supports`.
+        keepalive: How the server keeps connections alive and renews them.
+        features: Pairs of the name of a feature and True if the model has it; see `supports`.
         adapters: Names of its LoRA adapters.
         executor: "torch", "trtllm" or "simulated".
         ready_at_s: When it became ready, seconds since 1970-01-01 UTC; None before.
-        quantization: Number format of the weights, e.g. "fp8"; "": not known.
-        kv_cache_dtype: Number format of the KV cache, e.g. "fp8"; "": not known.
+        quantization: Number format to which the weights are quantized, e.g. "fp8"; "none" if they
+            are not; "" if unknown.
+        kv_cache_dtype: Number format of the KV cache, e.g. "fp8"; "" if unknown.
     """
 
     name: str
@@ -164,7 +167,7 @@ class Model:
     kv_cache_dtype: str = ""
 
     def supports(self, feature: str) -> bool | None:
-        """Return whether the model can do this, e.g. "logprobs"; None: not known."""
+        """Return whether the model has a feature, e.g. "logprobs"; None if that is unknown."""
         return dict(self.features).get(feature)
 
 
@@ -174,8 +177,9 @@ class Tokenization:
 
     Attributes:
         token_ids: Token ids.
-        rendered_text: A conversation as the chat template renders it; "" for plain text.
-        num_dropped_messages: Messages that `ChatPrompt.window_tokens` left out.
+        rendered_text: The text to which the chat template renders a conversation; "" for plain
+            text.
+        num_dropped_messages: Number of messages dropped to fit `ChatPrompt.window_tokens`.
     """
 
     token_ids: tuple[int, ...]

@@ -1,7 +1,8 @@
-"""Many requests on one Multiplex call: keys, credit, and the request of each event.
+"""Many requests on one Multiplex call: the key of each request, its credit (the tokens that the
+server may still send), and the routing of events to requests.
 
-Owns the state of one call, for both clients. Does no I/O and has no clock; each lane has a function
-that wakes its reader.
+Stores the state of one call, for both clients. Does no I/O and has no clock. Each request has a
+lane: its received messages, and a function that wakes its reader.
 """
 
 from collections import deque
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from google.protobuf.duration_pb2 import Duration
 
 import penstock.v1 as pb
+from penstock.client.argument_types import require_type
 from penstock.client.errors import Draining, PenstockError, StreamBroken
 from penstock.client.own_failures import deadline_passed, request_cancelled, request_too_large
 from penstock.client.status import error_from_status
@@ -18,16 +20,17 @@ from penstock.client.status import error_from_status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiplexConfig:
-    """How requests share a Multiplex call. Raises ValueError, which names the field.
+    """How requests share a Multiplex call. Raises ValueError for an invalid value.
 
     Attributes:
-        window_tokens: Output tokens of a request that the server may send before they are read
-            from its iterator; at least twice `min_chunk_tokens`. It limits the memory for a slow
-            reader, and should exceed the tokens generated in one round trip.
-        max_call_age_s: New requests take a new call after this many seconds, so that no call
-            exceeds the maximum connection age of the server, 1800 s within a tenth.
-        max_request_bytes: A larger request fails and is not sent: it would end the call for all
-            requests. At most the server's `ModelLimits.max_message_bytes`.
+        window_tokens: Number of output tokens of a request that the server may send before they are
+            read from its iterator; raised to twice `OutputOptions.min_chunk_tokens` if that is
+            more. It limits the memory for a slow reader, and should exceed the tokens generated in
+            one round trip.
+        max_call_age_s: After this many seconds new requests use a new call, so that no call exceeds
+            the maximum connection age of the server, by default 1800 s plus or minus a tenth.
+        max_request_bytes: A larger request fails and is not sent, because it would end the call for
+            all requests. Must not exceed the server's `ModelLimits.max_message_bytes`.
     """
 
     window_tokens: int = 256
@@ -35,7 +38,7 @@ class MultiplexConfig:
     max_request_bytes: int = 4 << 20
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the field that is out of range."""
+        """Raise ValueError, which names the field that is out of range."""
         if not 1 <= self.window_tokens <= 1 << 20:
             raise ValueError(
                 f"window_tokens: must be from 1 to {1 << 20}, not {self.window_tokens}"
@@ -49,10 +52,12 @@ class MultiplexConfig:
 def multiplex_config(
     multiplex: bool | MultiplexConfig, *, max_message_bytes: int
 ) -> MultiplexConfig | None:
-    """Return how to share calls, from a client's argument; None: no sharing.
+    """Return the configuration for a client's `multiplex` argument; None for False.
 
-    `multiplex` True: the defaults. `max_message_bytes`: the limit of the channel.
+    True means the defaults. `max_message_bytes` is the limit of the channel, which also limits
+    `max_request_bytes`.
     """
+    require_type(multiplex, "multiplex", bool, MultiplexConfig)
     if not multiplex:
         return None
     config = MultiplexConfig() if multiplex is True else multiplex
@@ -60,10 +65,10 @@ def multiplex_config(
 
 
 class Lane:
-    """One request on a call: events that are received and not yet taken, its credit, its end.
+    """One request on a Multiplex call: its received messages, its credit and its end.
 
-    One thread adds and another takes; this is safe because `take` checks for the end before it
-    checks for earlier messages.
+    One thread may add messages while another takes them. This is safe because `take` reads whether
+    the request has ended before it looks for messages.
     """
 
     __slots__ = (
@@ -89,11 +94,11 @@ class Lane:
 
     @property
     def num_waiting(self) -> int:
-        """Number of messages not yet taken."""
+        """Number of messages that `take` has not returned yet."""
         return len(self._responses)
 
     def put(self, response: pb.GenerateResponse) -> bool:
-        """Add a message; return whether it was the last."""
+        """Add a message. Returns True if it was the last message of the request."""
         if not self.request_id:
             self.request_id = response.accepted.request_id
         is_last = response.HasField("finished")
@@ -102,7 +107,11 @@ class Lane:
         return is_last
 
     def fail(self, error: PenstockError, *, is_urgent: bool = False) -> None:
-        """End with an error, after earlier messages unless it is urgent; the first error counts."""
+        """End the request with an error. A second error is ignored.
+
+        The error is raised after the messages that were not taken yet; if `is_urgent`, these are
+        discarded.
+        """
         if self._failure is None:
             self._failure = error
         if is_urgent:
@@ -110,8 +119,9 @@ class Lane:
         self._is_ended = True
 
     def take(self) -> pb.GenerateResponse | None:
-        """Return the next message, None if there is none yet. Raises the failure, EOFError at the
-        end.
+        """Return the next message; None if there is none yet.
+
+        After the last message, raises the error if the request has failed, otherwise EOFError.
         """
         is_ended, failure = self._is_ended, self._failure
         if self._responses:
@@ -125,7 +135,11 @@ class Lane:
         return None
 
     def credit(self) -> pb.MultiplexRequest | None:
-        """Return credit for the tokens taken; None until it is enough for a message."""
+        """Return a command that grants credit for the tokens taken since the last such command.
+
+        Returns None while these are fewer than half of the first credit, and after the request has
+        ended.
+        """
         num_tokens = self._num_taken_tokens
         if num_tokens < self._top_up_tokens or self._is_ended:
             return None
@@ -149,7 +163,7 @@ class Lanes:
 
     @property
     def num_open(self) -> int:
-        """Number of open requests with a reader."""
+        """Number of open requests, without cancelled and expired ones."""
         return len(self._lanes)
 
     def can_submit(self, now_s: float) -> bool:
@@ -167,7 +181,6 @@ class Lanes:
         """Open a lane; return it and the command that starts its request.
 
         `timeout_s` becomes the request's total_timeout, unless the request has an earlier one.
-
         Raises ResourceExhausted for a request that is too large, without effect on other requests.
         """
         key = self._next_key
@@ -190,11 +203,12 @@ class Lanes:
         return lane, command
 
     def stop(self) -> None:
-        """Accept no new requests."""
+        """Accept no new requests. Open requests continue."""
         self._is_draining = True
 
     def receive(self, response: pb.MultiplexResponse) -> None:
-        """Distribute the events of one message. Raises StreamBroken for an unknown key."""
+        """Distribute the events of one message to the lanes. Raises StreamBroken for an unknown
+        key."""
         lanes = self._lanes
         for event in response.events:
             key = event.key
@@ -213,14 +227,16 @@ class Lanes:
                 lane.wake()
 
     def leave(self, lane: Lane) -> pb.MultiplexRequest | None:
-        """Abandon this lane; return the command that cancels its request, if it is still open.
+        """Cancel the request of this lane. Returns the command that cancels it on the server; None
+        if it has ended.
 
         A reader in another thread or task gets CallCancelled.
         """
         return self._drop(lane, request_cancelled(lane.request_id))
 
     def expire(self, lane: Lane) -> pb.MultiplexRequest | None:
-        """Fail a lane whose deadline passed; return the command that cancels it, if open."""
+        """Fail the request of a lane, because its deadline passed. Returns the command that cancels
+        it on the server; None if it has ended."""
         return self._drop(lane, deadline_passed(lane.request_id))
 
     def _drop(self, lane: Lane, error: PenstockError) -> pb.MultiplexRequest | None:
@@ -232,7 +248,7 @@ class Lanes:
         return pb.MultiplexRequest(cancel=pb.MultiplexCancel(key=lane.key))
 
     def end(self, error: PenstockError) -> None:
-        """End the call: open requests fail, each with its request id."""
+        """End the call: open requests fail with `error`, each with its own request id."""
         self.has_ended = True
         lanes = tuple(self._lanes.values())
         self._lanes.clear()
@@ -241,7 +257,8 @@ class Lanes:
             lane.wake()
 
     def _receive_late(self, event: pb.MultiplexEvent) -> None:
-        """Receive an event of an abandoned request; drop its entry once it ends."""
+        """Ignore an event of a cancelled or expired request, and forget the request at its last
+        event. Raises StreamBroken for any other key."""
         if event.key not in self._left:
             raise StreamBroken.because(f"an event of request {event.key}, which is not open")
         if event.HasField("error") or event.response.HasField("finished"):
@@ -249,7 +266,7 @@ class Lanes:
 
 
 def _limit_deadline(generation: pb.GenerateRequest, timeout_s: float) -> None:
-    """Set total_timeout to the earlier of its value and `timeout_s`, at least a nanosecond."""
+    """Set total_timeout to `timeout_s` (at least a nanosecond), unless it is already lower."""
     timeout_ns = max(1, round(timeout_s * 1e9))
     scheduling = generation.scheduling
     if not scheduling.HasField("total_timeout") or (

@@ -1,6 +1,6 @@
-"""The asyncio client of a server's OperationsService: figures, live requests, controls.
+"""The asyncio client of a server's OperationsService: statistics, live requests, commands.
 
-Owns the public class. `calls.py` makes the calls, `operations_values.py` has the results.
+Contains the public class. `calls.py` makes the calls, `operations_values.py` has the results.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from penstock.client.call_settings import (
     MAX_NUM_PAGES,
     CallSettings,
     Metadata,
+    metadata_pairs,
 )
 from penstock.client.calls import Calls, RequestT, ResponseT, StreamMethod, UnaryMethod
 from penstock.client.channel import (
@@ -27,6 +28,7 @@ from penstock.client.channel import (
 )
 from penstock.client.connections import Connections
 from penstock.client.credentials import TlsConfig, Token, channel_credentials, check_token
+from penstock.client.encoding import filled
 from penstock.client.errors import StreamBroken
 from penstock.client.events import RequestState
 from penstock.client.operations_decoding import decode_live_request, decode_stats, decode_step
@@ -37,6 +39,7 @@ from penstock.client.operations_encoding import (
     drain_request,
     flight_request,
     list_request,
+    log_level_request,
     profile_request,
     watch_request,
 )
@@ -56,9 +59,10 @@ from penstock.client.runtime import ASYNCIO, Runtime
 class OperationsClient:
     """The asyncio client of a server's operations port. Use it in one event loop.
 
-    Every call raises `PenstockError` when it fails, ValueError for arguments that do not fit the
-    contract, RuntimeError on a closed client. `deadline_s`: seconds that a call may take. Calls
-    with one answer are retried by `RetryPolicy`; streams and files are not.
+    All calls raise `PenstockError` when they fail, ValueError or TypeError for invalid arguments,
+    and RuntimeError on a closed client. `deadline_s` is the number of seconds that a call may take.
+    Calls with one response are retried according to `RetryPolicy`; streams and files are not
+    retried.
     """
 
     _runtime: ClassVar[Runtime] = ASYNCIO
@@ -75,15 +79,18 @@ class OperationsClient:
         channel: ChannelConfig | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """The client connects at its first call, in plain text without `tls` or `credentials`.
+        """Create a client. It connects at its first call, in plain text without `tls` or
+        `credentials`.
 
-        `address`: HOST or HOST:PORT (default 50052); ValueError for anything else. `metadata`: sent
-        with every call. `token` and `tls`: as for `Client`.
+        `address` is HOST, HOST:PORT (default 50052) or another gRPC target. `metadata` is gRPC
+        metadata of all calls. For `token`, `tls` and the exceptions see `Client`.
         """
         credentials = channel_credentials(tls, credentials)
         targets = (grpc_target(address, DEFAULT_OPERATIONS_PORT),)
         check_token(token, targets, is_encrypted=credentials is not None)
-        settings = CallSettings(retry=retry or RetryPolicy(), metadata=tuple(metadata), token=token)
+        settings = CallSettings(
+            retry=retry or RetryPolicy(), metadata=metadata_pairs(metadata), token=token
+        )
         pool = Connections(
             self._runtime,
             targets,
@@ -117,10 +124,10 @@ class OperationsClient:
     async def get_stats(
         self, model: str | None = None, *, deadline_s: float | None = CONTROL_DEADLINE_S
     ) -> ServerStats:
-        """Return a snapshot of the server; with `model`, of that model only."""
+        """Return a snapshot of the server; if `model` is set, with only that model."""
         response = await self._ask(
             lambda channel: pb.OperationsServiceStub(channel).GetStats,
-            pb.GetStatsRequest(model=model),
+            filled(pb.GetStatsRequest(), model=model),
             deadline_s,
         )
         return decode_stats(response.stats)
@@ -132,7 +139,7 @@ class OperationsClient:
         interval_s: float | None = None,
         deadline_s: float | None = None,
     ) -> AsyncGenerator[ServerStats, None]:
-        """Stream a snapshot every `interval_s` (None: 1 s), the first one at once."""
+        """Stream a snapshot every `interval_s` seconds (None: 1 s), the first one immediately."""
         responses = self._stream(
             lambda channel: pb.OperationsServiceStub(channel).WatchStats,
             watch_request(model, interval_s),
@@ -151,10 +158,10 @@ class OperationsClient:
         max_requests: int | None = None,
         deadline_s: float | None = CONTROL_DEADLINE_S,
     ) -> tuple[LiveRequest, ...]:
-        """Return live requests by arrival; at most the oldest `max_requests`.
+        """Return live requests in order of arrival, at most the oldest `max_requests`.
 
-        Requests are read in pages, so one that ends meanwhile may be missing. `deadline_s` applies
-        to each page.
+        Requests are read in pages, so a request that ends meanwhile may be missing. `deadline_s`
+        applies to each page.
         """
         request = list_request(model, tenant, state, max_requests)
         found: list[LiveRequest] = []
@@ -185,7 +192,7 @@ class OperationsClient:
         """
         response = await self._ask(
             lambda channel: pb.OperationsServiceStub(channel).GetLiveRequest,
-            pb.GetLiveRequestRequest(request_id=request_id, tenant=tenant),
+            filled(pb.GetLiveRequestRequest(), request_id=request_id, tenant=tenant),
             deadline_s,
         )
         return decode_live_request(response.request)
@@ -196,10 +203,11 @@ class OperationsClient:
         timeout_s: float | None = None,
         deadline_s: float | None = CONTROL_DEADLINE_S,
     ) -> int:
-        """Stop the server: it rejects new requests. Return the number of live requests.
+        """Reject new requests, and stop the server when its live requests have ended.
 
-        `timeout_s`: how long live requests may continue; None: the server's setting. It cannot be
-        undone.
+        Returns immediately, with the number of live requests. A drain cannot be cancelled.
+        `timeout_s` is how long live requests may continue, in seconds; None for the server's
+        setting.
         """
         response = await self._ask(
             lambda channel: pb.OperationsServiceStub(channel).Drain,
@@ -215,7 +223,8 @@ class OperationsClient:
         max_steps: int | None = None,
         deadline_s: float | None = FILE_DEADLINE_S,
     ) -> tuple[StepRecord, ...]:
-        """Return the engine's latest steps, oldest first; `max_steps` None: all that are kept."""
+        """Return the engine's last `max_steps` recorded steps, the oldest first. If `max_steps` is
+        None, all recorded steps."""
         request = flight_request(model, max_steps, None)
         pieces = self._flight_record(request, deadline_s)
         async with aclosing(pieces):
@@ -231,7 +240,10 @@ class OperationsClient:
         max_steps: int | None = None,
         deadline_s: float | None = FILE_DEADLINE_S,
     ) -> bytes:
-        """Return the flight record as a file. `max_steps`: only the latest steps; not for RAW."""
+        """Return the flight record, a log of the engine's last steps, as a file.
+
+        `max_steps` limits it to the latest steps; it is not allowed with RAW.
+        """
         request = flight_request(model, max_steps, file_format)
         pieces = self._flight_record(request, deadline_s)
         async with aclosing(pieces):
@@ -240,10 +252,10 @@ class OperationsClient:
     async def dump_flight_record(
         self, model: str | None = None, *, deadline_s: float | None = CONTROL_DEADLINE_S
     ) -> str:
-        """Write the flight record to a file on the server's machine; return its path there."""
+        """Write the flight record to a file on the server's machine and return its path there."""
         response = await self._ask(
             lambda channel: pb.OperationsServiceStub(channel).DumpFlightRecord,
-            pb.DumpFlightRecordRequest(model=model),
+            filled(pb.DumpFlightRecordRequest(), model=model),
             deadline_s,
         )
         return response.path
@@ -254,7 +266,7 @@ class OperationsClient:
         """Set the lowest severity that all processes of the server log."""
         await self._ask(
             lambda channel: pb.OperationsServiceStub(channel).SetLogLevel,
-            pb.SetLogLevelRequest(level=pb.LogLevel.ValueType(level)),
+            log_level_request(level),
             deadline_s,
         )
 
@@ -266,9 +278,11 @@ class OperationsClient:
         duration_s: float = DEFAULT_PROFILE_S,
         deadline_s: float | None = None,
     ) -> bytes:
-        """Sample a process for `duration_s` seconds; return a file for www.speedscope.app.
+        """Sample the call stacks of a process for `duration_s` seconds, and return the profile as a
+        file for www.speedscope.app.
 
-        `front_index`: which front, only with FRONT. `deadline_s` None: `duration_s` plus a margin.
+        `front_index` is the `FrontStats.index` of the process, and is only for FRONT. If
+        `deadline_s` is None, it is `duration_s` plus 60 s.
         """
         pieces = self._stream(
             lambda channel: pb.OperationsServiceStub(channel).Profile,

@@ -1,6 +1,7 @@
 """Converts messages of OperationsService to values.
 
-Owns decoding. Enum values that are newer than this client become UNKNOWN.
+All responses of OperationsService are decoded here. Unknown enum values, which a newer server may
+send, become UNKNOWN.
 """
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -32,7 +33,7 @@ from penstock.client.operations_values import (
 
 
 def decode_stats(message: pb.ServerStats) -> ServerStats:
-    """Read a snapshot."""
+    """Convert a snapshot of the server's statistics."""
     return ServerStats(
         time_s=_moment_s(message.snapshot_time),
         uptime_s=decode_seconds(message.uptime_duration),
@@ -52,7 +53,7 @@ def decode_stats(message: pb.ServerStats) -> ServerStats:
 
 
 def decode_live_request(message: pb.LiveRequest) -> LiveRequest:
-    """Read one live request."""
+    """Convert one live request."""
     has_position = message.HasField("queue_position")
     return LiveRequest(
         request_id=message.request_id,
@@ -82,7 +83,7 @@ def decode_live_request(message: pb.LiveRequest) -> LiveRequest:
 
 
 def decode_step(message: pb.StepRecord) -> StepRecord:
-    """Read one step of a flight record."""
+    """Convert one step of a flight record."""
     reason = message.waiting[0].reason if message.waiting else pb.WaitReason.Value(_NO_REASON)
     return StepRecord(
         step=message.step,

@@ -1,45 +1,51 @@
-"""Encodes operators' requests as messages.
+"""Encodes operators' requests as protobuf messages.
 
-Owns the limits of both clients' calls to OperationsService. Raises ValueError for a value that does
-not fit.
+Checks the limits of arguments, for both clients of OperationsService. Raises ValueError or
+TypeError, which names the argument that does not fit.
 """
 
-import math
+from numbers import Integral, Real
 
 from google.protobuf.duration_pb2 import Duration
 
 import penstock.v1 as pb
+from penstock.client.argument_types import require_number, require_type
+from penstock.client.encoding import filled
 from penstock.client.events import RequestState
-from penstock.client.operations_values import FlightFormat, ServerProcess
+from penstock.client.operations_values import FlightFormat, LogLevel, ServerProcess
 
 DEFAULT_PROFILE_S = 5.0
 FILE_DEADLINE_S = 60.0
-"""Deadline of calls that return a file, seconds."""
+"""Deadline of calls that return a file, in seconds."""
 MAX_PAGE_SIZE = 1000
+_MAX_DURATION_S = 315_576_000_000
+"""The maximum of google.protobuf.Duration, in seconds."""
 
 
 def watch_request(model: str | None, interval_s: float | None) -> pb.WatchStatsRequest:
-    """Return the message of a watch; `interval_s` None: the server's default."""
+    """Return the message that requests snapshots. If `interval_s` is None, the server's default
+    applies."""
     interval = None if interval_s is None else _duration("interval_s", interval_s)
-    return pb.WatchStatsRequest(model=model, interval=interval)
+    return filled(pb.WatchStatsRequest(interval=interval), model=model)
 
 
 def list_request(
     model: str | None, tenant: str | None, state: RequestState | None, max_requests: int | None
 ) -> pb.ListLiveRequestsRequest:
-    """Return the message that requests the first page."""
-    if max_requests is not None and max_requests < 1:
-        raise ValueError(f"max_requests: must be at least 1, not {max_requests}")
-    return pb.ListLiveRequestsRequest(
-        model=model,
-        tenant=tenant,
+    """Return the message that requests the first page of the live requests."""
+    if max_requests is not None:
+        require_number(max_requests, "max_requests", Integral, at_least=1)
+    require_type(state, "state", RequestState, None)
+    message = pb.ListLiveRequestsRequest(
         state=None if state is None else pb.RequestState.ValueType(state),
         page_size=min(max_requests or MAX_PAGE_SIZE, MAX_PAGE_SIZE),
     )
+    return filled(message, model=model, tenant=tenant)
 
 
 def drain_request(timeout_s: float | None) -> pb.DrainRequest:
-    """Return the message of a drain; `timeout_s` None: the server's setting."""
+    """Return the message that requests a drain. If `timeout_s` is None, the server's setting
+    applies."""
     timeout = None if timeout_s is None else _duration("timeout_s", timeout_s)
     return pb.DrainRequest(drain_timeout=timeout)
 
@@ -47,29 +53,37 @@ def drain_request(timeout_s: float | None) -> pb.DrainRequest:
 def flight_request(
     model: str | None, max_steps: int | None, file_format: FlightFormat | None
 ) -> pb.GetFlightRecordRequest:
-    """Request the record as a file of this format; None: as messages."""
+    """Return the message that requests the flight record.
+
+    If `file_format` is None, the record is requested as messages instead of a file.
+    """
+    require_type(file_format, "file_format", FlightFormat, None)
     steps = pb.FlightRecordFormat.Value("FLIGHT_RECORD_FORMAT_STEPS")
-    return pb.GetFlightRecordRequest(
-        model=model,
-        max_steps=max_steps,
-        format=steps if file_format is None else pb.FlightRecordFormat.ValueType(file_format),
+    message = pb.GetFlightRecordRequest(
+        format=steps if file_format is None else pb.FlightRecordFormat.ValueType(file_format)
     )
+    return filled(message, model=model, max_steps=max_steps)
+
+
+def log_level_request(level: LogLevel) -> pb.SetLogLevelRequest:
+    """Return the message that sets the log level."""
+    require_type(level, "level", LogLevel)
+    return pb.SetLogLevelRequest(level=pb.LogLevel.ValueType(level))
 
 
 def profile_request(
     process: ServerProcess, front_index: int | None, duration_s: float
 ) -> pb.ProfileRequest:
-    """Encode the request; the server validates it."""
-    return pb.ProfileRequest(
-        process=pb.ServerProcess.ValueType(process),
-        front_index=front_index,
-        duration=_duration("duration_s", duration_s),
+    """Return the message that requests a profile."""
+    require_type(process, "process", ServerProcess)
+    message = pb.ProfileRequest(
+        process=pb.ServerProcess.ValueType(process), duration=_duration("duration_s", duration_s)
     )
+    return filled(message, front_index=front_index)
 
 
 def _duration(name: str, value_s: float) -> Duration:
-    if not (math.isfinite(value_s) and value_s >= 0):
-        raise ValueError(f"{name}: must be finite and not negative, not {value_s}")
+    require_number(value_s, name, Real, at_least=0, at_most=_MAX_DURATION_S)
     duration = Duration()
     duration.FromMicroseconds(round(value_s * 1e6))
     return duration

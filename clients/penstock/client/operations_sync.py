@@ -1,6 +1,6 @@
 """The blocking client of a server's OperationsService: `operations.py` without asyncio.
 
-Owns the public class. The implementation is shared, and `blocking.py` runs it.
+Contains the public class. The implementation is shared, and `blocking.py` runs it.
 """
 
 import time
@@ -10,7 +10,7 @@ import grpc
 
 from penstock.client.blocking import (
     THREADS,
-    BlockingFace,
+    BlockingAdapter,
     answering,
     blocking_sleep,
     iterating,
@@ -23,12 +23,12 @@ from penstock.client.retry import RetryPolicy
 
 
 class _ThreadOperationsClient(OperationsClient):
-    """The asynchronous client on the thread runtime."""
+    """The asynchronous client, run with blocking calls instead of an event loop."""
 
     _runtime = THREADS
 
 
-class SyncOperationsClient(BlockingFace[OperationsClient]):
+class SyncOperationsClient(BlockingAdapter[OperationsClient]):
     """The blocking client of a server's operations port, for any number of threads.
 
     It has the methods of `OperationsClient` and raises the same exceptions.
@@ -46,7 +46,7 @@ class SyncOperationsClient(BlockingFace[OperationsClient]):
         channel: ChannelConfig | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """The arguments are those of `OperationsClient`; `sleep` blocks."""
+        """Create a client. The arguments are those of `OperationsClient`; `sleep` blocks."""
         super().__init__(
             _ThreadOperationsClient(
                 address,

@@ -1,6 +1,6 @@
-"""Data of a server for operators, as frozen values.
+"""Data of a server for operators, as immutable values.
 
-Owns the types. Durations are seconds, times seconds since 1970-01-01 UTC; None: not known.
+Durations are in seconds, times in seconds since 1970-01-01 UTC; None means unknown.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class RequestPhase(ContractEnum):
 
     Attributes:
         UNKNOWN: A phase that is newer than this client.
-        UNSPECIFIED: Not known.
-        PREPARE: Being checked and tokenized.
+        UNSPECIFIED: Unknown.
+        PREPARE: Is being checked and tokenized.
         QUEUE: Waiting in the queue.
         PREFILL: Its prompt is being computed or recomputed.
         DECODE: Its output is being generated.
@@ -45,9 +45,9 @@ class ServerProcess(ContractEnum):
     """A kind of process of a server.
 
     Attributes:
-        ENGINE: Scheduler and executor.
+        ENGINE: Runs the scheduler and the executor.
         FRONT: Serves clients; there may be several.
-        OBSERVER: Traces, metrics and operations.
+        OBSERVER: Exports traces and metrics, and serves the operations port.
     """
 
     ENGINE = 1
@@ -69,7 +69,8 @@ class FlightFormat(ContractEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Percentiles:
-    """Percentiles of a duration over the last minute, to within one percent; None: no value.
+    """Percentiles of a duration over the last minute, with a relative error of up to one percent;
+    None if there are no values.
 
     Attributes:
         p50_s: Median.
@@ -91,9 +92,9 @@ class CacheStats:
     Attributes:
         block_size_tokens: Tokens of one block.
         num_total_blocks: All blocks.
-        num_used_blocks: Held by running requests.
-        num_cached_blocks: Not in use, kept for reuse.
-        num_free_blocks: Not in use and empty.
+        num_used_blocks: Blocks held by running requests.
+        num_cached_blocks: Blocks not in use, kept for reuse.
+        num_free_blocks: Blocks not in use and empty.
     """
 
     block_size_tokens: int
@@ -109,7 +110,7 @@ class ModelTotals:
 
     Attributes:
         num_accepted: Requests sent to the engine.
-        num_refused: Requests rejected.
+        num_refused: Requests rejected as invalid or for lack of capacity.
         num_completed: Requests that ended without an error, including cancelled ones.
         num_cancelled: Requests that ended by cancellation.
         num_failed: Requests that ended with an error.
@@ -141,20 +142,20 @@ class ModelStats:
         state: Its state.
         num_pending: Requests in the queue.
         num_processing: Requests in the running batch.
-        max_num_seqs: Largest running batch, in sequences.
-        max_num_batched_tokens: Most tokens of one step.
+        max_num_seqs: Maximum size of the running batch, in sequences.
+        max_num_batched_tokens: Maximum number of tokens of one step.
         cache: The KV cache.
         totals: Counts since the server started.
-        prefill_tokens_per_s: Prompt tokens computed, over the last ten seconds.
-        decode_tokens_per_s: Tokens generated, over the last ten seconds.
+        prefill_tokens_per_s: Prompt tokens computed per second, over the last ten seconds.
+        decode_tokens_per_s: Tokens generated per second, over the last ten seconds.
         mean_step_s: Mean duration of a step, over the last ten seconds.
         estimated_queue_s: Estimated wait of a request that arrives now with default priority.
         num_engine_restarts: Restarts of the engine since the server started.
-        engine_epoch: 1 for the first engine, incremented by each restart.
+        engine_epoch: 1 for the first engine, incremented at each restart.
         ttft: Time to first token, of requests that ended in the last minute.
-        itl: Inter-token latency, of all tokens of the last minute.
+        itl: Inter-token latency of all tokens of the last minute.
         queue: Time in the queue, of requests that ended in the last minute.
-        e2e: From arrival to the end, of requests that ended in the last minute.
+        e2e: Time from arrival to the end, of requests that ended in the last minute.
         wait_reason: What the first request of the queue waits for.
     """
 
@@ -181,14 +182,14 @@ class ModelStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontStats:
-    """One front process.
+    """One front process, which serves clients.
 
     Attributes:
         index: Its number, from 1; a process that replaces another has a new one.
         pid: Its process id.
-        num_streams: Open streams.
+        num_streams: Open calls of clients.
         num_live_requests: Requests that have not ended.
-        num_backlog_tokens: Output that clients have not read.
+        num_backlog_tokens: Output tokens that clients have not read.
     """
 
     index: int
@@ -203,7 +204,7 @@ class ServerStats:
     """A snapshot of a server.
 
     Attributes:
-        time_s: When it was taken.
+        time_s: Time of the snapshot.
         uptime_s: How long the server has been running.
         is_draining: Whether it rejects new requests because it is about to stop.
         models: One for each model.
@@ -219,7 +220,7 @@ class ServerStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseChange:
-    """A live request entered a phase.
+    """The entry of a live request into a phase.
 
     Attributes:
         phase: The phase.
@@ -241,18 +242,19 @@ class LiveRequest:
         state: PENDING or PROCESSING.
         phase: Its current phase.
         wait_reason: What it waits for, while PENDING.
-        queue_position: Requests before it in the queue; None unless PENDING.
+        queue_position: Requests before it in the queue; None if unknown or not PENDING.
         priority: -100 to 100; higher is more urgent.
         arrival_s: When it arrived.
         usage: Its tokens so far.
         timings: Its time in each phase; `total_s` is its age.
         num_computed_tokens: Tokens in the KV cache.
-        num_blocks: Blocks of the KV cache that its outputs hold; shared ones count for each.
+        num_blocks: Blocks of the KV cache that its outputs hold; shared blocks are counted for each
+            output.
         num_preemptions: How often it was preempted.
-        num_backlog_tokens: Output that its client has not read.
-        time_to_deadline_s: Time left; None without a deadline.
+        num_backlog_tokens: Output tokens that its client has not read.
+        time_to_deadline_s: Time left until its earliest deadline; None without a deadline.
         trace_id: 32 hexadecimal digits; "" if it is not traced.
-        history: The phases it entered, oldest first; empty if its front process is gone.
+        history: The phases that it has entered, oldest first; empty if its front process has died.
     """
 
     request_id: str
@@ -277,12 +279,12 @@ class LiveRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShare:
-    """The part of one output in a step.
+    """The prompt tokens of one output that a step computed.
 
     Attributes:
-        request_id: Its request; "" if the recorder no longer has it.
+        request_id: The id of its request; "" if the flight recorder no longer has it.
         output_index: Which of the request's outputs, from 0.
-        num_tokens: Prompt tokens computed.
+        num_tokens: Number of these tokens.
     """
 
     request_id: str
@@ -305,7 +307,7 @@ class StepRecord:
         num_prefill_tokens: Prompt tokens computed.
         num_prefill_requests: Outputs whose prompt was computed.
         num_decode_requests: Outputs with a new token.
-        num_context_tokens: Context of outputs with a new token, in tokens.
+        num_context_tokens: Total context length of the outputs with a new token, in tokens.
         num_tokens: Tokens generated.
         num_running: Outputs in the running batch.
         num_waiting: Outputs in the queue.
@@ -316,9 +318,10 @@ class StepRecord:
         num_failed: Outputs that failed.
         wait_reason: What the first request of the queue waits for.
         shares: Prompt tokens by output.
-        admitted_request_ids: Ids that the recorder still has; the counts above are exact.
-        preempted_request_ids: As above.
-        ended_request_ids: As above.
+        admitted_request_ids: Ids of admitted requests, as far as the recorder still has them; the
+            counts above include all.
+        preempted_request_ids: The same for preempted requests.
+        ended_request_ids: The same for requests that have ended.
         cache: The KV cache after the step.
     """
 

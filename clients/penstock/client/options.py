@@ -1,7 +1,8 @@
-"""The options of a generation: the contract's option groups as frozen values.
+"""The options of a generation: the option groups of the API as immutable values.
 
-Owns the groups, `GenerationRequest` and the keyword form of both. None always means "not set": the
-server's default applies. The server checks ranges; `get_model` returns its limits.
+Defines the groups, `GenerationRequest`, and the keyword arguments for the fields of both. Unless
+described otherwise, None means "not set": the server's default applies. The server checks ranges;
+`get_model` returns its limits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,16 +15,21 @@ from penstock.client.prompt import Prompt, PromptLike, as_prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """How the next token is drawn.
+    """How the next token is sampled.
 
     Attributes:
-        temperature: 0 to 2; 0 takes the most likely token. Default 1.
-        top_k: Draw from the k most likely tokens. Default: all.
-        top_p: Draw from the smallest set with this total probability, above 0 to 1. Default 1.
-        min_p: Drop tokens less likely than this fraction of the most likely one, 0 to 1. Default 0.
-        repetition_penalty: Divides logits of tokens in prompt or output, above 0 to 2. Default 1.
-        presence_penalty: Subtracted once from tokens in the output, -2 to 2. Default 0.
-        frequency_penalty: Subtracted for each occurrence in the output, -2 to 2. Default 0.
+        temperature: 0 to 2; 0 chooses the most likely token. Default 1.
+        top_k: Sample from the k most likely tokens. Default: all.
+        top_p: Sample from the smallest set of most likely tokens whose total probability reaches
+            this, above 0 to 1. Default 1.
+        min_p: Drop tokens whose probability is below this fraction of the highest one, 0 to 1.
+            Default 0.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in the prompt
+            or the output, above 0 to 2. Default 1.
+        presence_penalty: Subtracted once from the logits of tokens in the output, -2 to 2. Default
+            0.
+        frequency_penalty: Subtracted from the logit of a token for each occurrence in the output,
+            -2 to 2. Default 0.
         logit_bias: Pairs of a token id and the value added to its logit.
         seed: Makes the output reproducible, 0 to 2**64 - 1. Default: drawn by the server, see
             `Accepted.seed`.
@@ -47,10 +53,11 @@ class StoppingOptions:
     """When an output ends.
 
     Attributes:
-        max_tokens: Most tokens of each output. Default: `ModelLimits.default_max_tokens`.
-        min_tokens: Fewest tokens of each output. Default 0.
-        stop: The output ends where the first of these strings appears.
-        stop_token_ids: The output ends with the first of these tokens.
+        max_tokens: Maximum number of tokens of each output. Default:
+            `ModelLimits.default_max_tokens`, or the rest of the context if that is smaller.
+        min_tokens: Minimum number of tokens of each output. Default 0.
+        stop: The output ends where one of these strings first appears.
+        stop_token_ids: The output ends at the first of these tokens.
         ignore_eos: Continue after the model's end-of-sequence token.
         include_stop_string: Deliver the stop string as part of the text.
     """
@@ -65,16 +72,16 @@ class StoppingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputOptions:
-    """The content of the stream, and how it is split.
+    """The content of the stream, and how it is split into messages.
 
     Attributes:
-        logprobs: Log-probabilities of output tokens: 0 for the drawn token alone, k for the k most
-            likely as well. Default: none.
-        prompt_logprobs: The same for the prompt's tokens, in `PromptEcho`. Default: none.
+        logprobs: Log-probabilities of output tokens: 0 for the sampled token alone, k for the k
+            most likely tokens as well. Default: none.
+        prompt_logprobs: The same for the tokens of the prompt, in `PromptEcho`. Default: none.
         return_token_ids: Deliver token ids in `Tokens.records`.
         echo: Deliver the prompt in `PromptEcho` first.
-        min_chunk_tokens: Hold output back until a message has this many tokens. Default 1.
-        max_chunk_delay_s: Send a smaller message after this time, 0 to 10 s. Default 0.1 s.
+        min_chunk_tokens: Hold back output until a message has this many tokens. Default 1.
+        max_chunk_delay_s: Send a message with fewer after this time, 0 to 10 s. Default 0.1 s.
     """
 
     logprobs: int | None = None
@@ -87,12 +94,15 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingOptions:
-    """How urgent a request is, and how long it may take, in seconds from its arrival at the server.
+    """The priority of a request, and how long it may take, in seconds from its arrival at the
+    server.
 
     Attributes:
         priority: -100 to 100; higher is more urgent. Default 0.
-        ttft_timeout_s: The request fails with `DeadlineExceeded` unless the first token is in time.
-        total_timeout_s: The same for the whole answer.
+        ttft_timeout_s: The request fails with `DeadlineExceeded` if the server has not generated
+            its first token within this time.
+        total_timeout_s: The request fails with `DeadlineExceeded` if it has not ended within this
+            time. Default: the call's `deadline_s`, or otherwise `ModelLimits.default_timeout_s`.
         time_limit_s: Outputs end after this time without an error, with the text so far.
     """
 
@@ -104,14 +114,16 @@ class SchedulingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOptions:
-    """How the KV cache is shared and kept.
+    """How KV cache blocks are shared and kept.
 
     Attributes:
-        cache_salt: Share cached blocks only with requests of the same salt, 1 to 128 characters.
-        session_id: The conversation that this request continues: its blocks are kept for the next
-            turn. 1 to 128 characters.
-        retention_level: 0 to 100; higher keeps the blocks longer. Default 35.
-        retention_s: How long the level applies after the request ends. Default: no limit.
+        cache_salt: Share cached blocks only with requests that have the same salt, 1 to 128
+            characters.
+        session_id: The conversation that this request continues. Its KV cache blocks are kept for
+            its next request. 1 to 128 characters.
+        retention_level: 0 to 100; a higher level keeps the blocks longer. Default 35.
+        retention_s: How long the level applies after the request ends. Default: no limit, or the
+            server's maximum.
     """
 
     cache_salt: str | None = None
@@ -122,7 +134,7 @@ class CacheOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonSchemaConstraint:
-    """The output is a JSON document that fits a schema.
+    """The output is a JSON document that conforms to a schema.
 
     Attributes:
         schema: The JSON schema as JSON text; "{}" allows any document.
@@ -133,7 +145,7 @@ class JsonSchemaConstraint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegexConstraint:
-    """The output matches a regular expression as a whole.
+    """The whole output matches a regular expression.
 
     Attributes:
         pattern: The expression.
@@ -144,7 +156,7 @@ class RegexConstraint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarConstraint:
-    """The output is a sentence of a grammar.
+    """The output conforms to a grammar.
 
     Attributes:
         ebnf: The grammar in GBNF; its start symbol is `root`.
@@ -167,7 +179,7 @@ class ChoiceConstraint:
 Constraint: TypeAlias = (
     JsonSchemaConstraint | RegexConstraint | GrammarConstraint | ChoiceConstraint
 )
-"""What the output must conform to."""
+"""The format that the output must have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +188,7 @@ class Adapter:
 
     Attributes:
         name: A name in `Model.adapters`.
-        scale: Its strength, -4 to 4. Default 1.
+        scale: Factor by which it is scaled, -4 to 4. Default 1.
     """
 
     name: str
@@ -185,22 +197,22 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One generation with its options in groups, in place of keywords.
+    """One generation with its options in groups, instead of keywords.
 
     Attributes:
-        prompt: What the generation starts from.
+        prompt: The prompt.
         model: Name of the model; None: the server's default.
-        request_id: An id for cancelling and resuming, which also prevents a second submission;
-            None: the server assigns one.
-        sampling: How the next token is drawn.
+        request_id: An id for cancelling and resuming. A request with the id of a live request
+            fails with `RequestIdInUse`. None: the server assigns an id.
+        sampling: How the next token is sampled.
         stopping: When an output ends.
-        output: What is delivered.
+        output: The content of the stream.
         scheduling: Priority and timeouts.
         cache: Sharing and retention of the KV cache.
-        constraint: What the output must conform to.
+        constraint: The format that the output must have.
         adapter: A LoRA adapter.
-        resume_grace_s: How long the server keeps the request after its connection is lost; the
-            stream then continues on a new connection. None: the client's setting.
+        resume_grace_s: Seconds for which the server keeps the request after its connection is lost;
+            the stream then continues on a new connection. None: the client's setting.
     """
 
     prompt: Prompt
@@ -217,11 +229,12 @@ class GenerationRequest:
 
 
 class GenerationOptions(TypedDict, total=False):
-    """The keywords of a call: the fields of `GenerationRequest` and of its groups, except `prompt`.
+    """The keyword arguments of a call: the fields of `GenerationRequest` and of its groups, except
+    `prompt`.
 
-    `SamplingOptions`, `StoppingOptions`, `OutputOptions`, `SchedulingOptions` and `CacheOptions`
-    describe them. `stop` may be one string, `logit_bias` a mapping. An unknown keyword raises
-    TypeError.
+    For their meaning see `SamplingOptions`, `StoppingOptions`, `OutputOptions`, `SchedulingOptions`
+    and `CacheOptions`. `stop` may be one string, and `logit_bias` a mapping. None has the same
+    effect as no argument. An unknown argument raises TypeError.
     """
 
     model: str | None
@@ -236,13 +249,13 @@ class GenerationOptions(TypedDict, total=False):
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None
-    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None
     seed: int | None
     n: int | None
     max_tokens: int | None
     min_tokens: int | None
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
     ignore_eos: bool
     include_stop_string: bool
     logprobs: int | None
@@ -270,7 +283,7 @@ def _pairs(bias: Mapping[int, float] | Sequence[tuple[int, float]]) -> tuple[Any
     return tuple(bias.items()) if isinstance(bias, Mapping) else tuple(bias)
 
 
-_GROUPS: Mapping[str, type[Any]] = {
+GROUPS: Mapping[str, type[Any]] = {
     "sampling": SamplingOptions,
     "stopping": StoppingOptions,
     "output": OutputOptions,
@@ -278,9 +291,17 @@ _GROUPS: Mapping[str, type[Any]] = {
     "cache": CacheOptions,
 }
 _GROUP_OF: Mapping[str, str] = {
-    option.name: name for name, group in _GROUPS.items() for option in fields(group)
+    option.name: name for name, group in GROUPS.items() for option in fields(group)
 }
 _TOP_LEVEL = ("model", "request_id", "constraint", "adapter", "resume_grace_s")
+_KEYWORD_OF_FIELD: Mapping[str, str] = {
+    "num_outputs": "n",
+    "stop_strings": "stop",
+    "resume_timeout": "resume_grace_s",
+    "salt": "cache_salt",
+}
+"""Keyword arguments by the name of their protobuf field, where the two differ. Suggested when a
+caller uses the field's name."""
 _FREEZE: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
     "logit_bias": _pairs,
     "stop": _strings,
@@ -288,13 +309,21 @@ _FREEZE: Mapping[str, Callable[[Any], tuple[Any, ...]]] = {
 }
 
 
+def _frozen(name: str, value: Any) -> tuple[Any, ...]:
+    try:
+        return _FREEZE[name](value)
+    except TypeError:
+        raise TypeError(f"{name}: must be a list, not {type(value).__name__}") from None
+
+
 def build_request(
     prompt: PromptLike | GenerationRequest, options: GenerationOptions
 ) -> GenerationRequest:
-    """Sort flat options into their groups.
+    """Return the request for a prompt and its options as keywords; a GenerationRequest is returned
+    unchanged.
 
-    Raises TypeError for an option that does not exist, and for a GenerationRequest together with
-    options.
+    Raises TypeError for an option that does not exist, for an option that must be a list and is
+    not, and for a GenerationRequest together with options. Raises the errors of `as_prompt`.
     """
     if isinstance(prompt, GenerationRequest):
         if options:
@@ -303,24 +332,26 @@ def build_request(
     top_level: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
     for name, value in options.items():
-        frozen = _FREEZE[name](value) if name in _FREEZE else value
         if name in _TOP_LEVEL:
-            top_level[name] = frozen
-        elif name in _GROUP_OF:
-            groups.setdefault(_GROUP_OF[name], {})[name] = frozen
-        else:
+            top_level[name] = value
+        elif name not in _GROUP_OF:
             raise TypeError(_no_such_option(name))
-    built = {name: _GROUPS[name](**values) for name, values in groups.items()}
+        elif value is not None:
+            frozen = _frozen(name, value) if name in _FREEZE else value
+            groups.setdefault(_GROUP_OF[name], {})[name] = frozen
+    built = {name: GROUPS[name](**values) for name, values in groups.items()}
     return GenerationRequest(prompt=as_prompt(prompt), **top_level, **built)
 
 
 def with_grace(request: GenerationRequest, grace_s: float | None) -> GenerationRequest:
-    """Return the request with a grace period of `grace_s`, unless it has one."""
+    """Return the request with `resume_grace_s` set to `grace_s`, unless it is already set or
+    `grace_s` is None."""
     if grace_s is None or request.resume_grace_s is not None:
         return request
     return replace(request, resume_grace_s=grace_s)
 
 
 def _no_such_option(name: str) -> str:
-    nearest = get_close_matches(name, (*_TOP_LEVEL, *_GROUP_OF), n=1)
-    return f"{name}: no such option" + "".join(f"; did you mean {one}?" for one in nearest)
+    nearest = get_close_matches(name, (*_TOP_LEVEL, *_GROUP_OF, *_KEYWORD_OF_FIELD), n=1)
+    hints = (f"; did you mean {_KEYWORD_OF_FIELD.get(one, one)}?" for one in nearest)
+    return f"{name}: no such option" + "".join(hints)

@@ -1,6 +1,6 @@
-"""Makes the exceptions for failures that the client detects itself.
+"""Creates the exceptions for failures that the client itself detects or interprets.
 
-Owns their codes and messages, for both clients.
+Defines their codes and messages, for the asynchronous and the blocking client.
 """
 
 from dataclasses import replace
@@ -23,7 +23,8 @@ BACKLOG_FULL = "BACKLOG_FULL"
 
 
 def backlog_full(num_open: int, num_waiting: int) -> BacklogFull:
-    """Return the error of a call that exceeds the backlog of this client."""
+    """Return the error for a generation that cannot wait, because too many others of this client
+    wait."""
     return BacklogFull(
         Failure(
             code=grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -34,12 +35,12 @@ def backlog_full(num_open: int, num_waiting: int) -> BacklogFull:
 
 
 def client_closed() -> CallCancelled:
-    """Return the error of a call that was open when the client was closed."""
+    """Return the error for a call that was open when the client was closed."""
     return CallCancelled(Failure(code=grpc.StatusCode.CANCELLED, message="the client was closed"))
 
 
 def request_cancelled(request_id: str) -> CallCancelled:
-    """Return the error of a request that the client cancelled."""
+    """Return the error for a request that the client cancelled."""
     return CallCancelled(
         Failure(
             code=grpc.StatusCode.CANCELLED,
@@ -50,20 +51,22 @@ def request_cancelled(request_id: str) -> CallCancelled:
 
 
 def request_too_large(num_bytes: int, max_bytes: int) -> ResourceExhausted:
-    """Return the error of a request that gRPC would refuse by its size, ending the shared call."""
+    """Return the error for a request that is too large for a Multiplex call. gRPC would end the
+    whole call."""
     return ResourceExhausted(
         Failure(
             code=grpc.StatusCode.RESOURCE_EXHAUSTED,
-            message=f"the request has {num_bytes} bytes, and may have {max_bytes}",
+            message=f"the request has {num_bytes} bytes; the limit is {max_bytes}",
         )
     )
 
 
 def unless_asked(error: PenstockError) -> PenstockError:
-    """Convert a call that the server or a proxy cancelled before it started to Unavailable.
+    """Convert CallCancelled without a reason to Unavailable; return other errors unchanged.
 
-    A server that shuts down cancels calls that reach it at the same time and have no handler yet. A
-    status with a reason was intended and is unchanged.
+    For calls that this client did not cancel: a server that shuts down cancels calls that have
+    arrived and have no handler yet. An error with a reason comes from the service, which cancelled
+    the call deliberately.
     """
     if not isinstance(error, CallCancelled) or error.reason:
         return error
@@ -71,13 +74,13 @@ def unless_asked(error: PenstockError) -> PenstockError:
         replace(
             error.failure,
             code=grpc.StatusCode.UNAVAILABLE,
-            message="the call was cancelled on its way, and not by this client",
+            message="the server or a proxy cancelled the call, not this client",
         )
     )
 
 
 def deadline_passed(request_id: str = "") -> DeadlineExceeded:
-    """Return the error of a call whose deadline passed on the client's clock."""
+    """Return the error for a call whose deadline passed on the client's clock."""
     return DeadlineExceeded(
         Failure(
             code=grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -88,23 +91,25 @@ def deadline_passed(request_id: str = "") -> DeadlineExceeded:
 
 
 def multiplex_ended() -> Unavailable:
-    """Return the error of requests that were open when a Multiplex call ended with OK."""
+    """Return the error for requests that were open when a Multiplex call ended with OK."""
     return Unavailable(
         Failure(code=grpc.StatusCode.UNAVAILABLE, message="the server ended the Multiplex call")
     )
 
 
 def multiplex_broken() -> Unavailable:
-    """Return the error of a Multiplex call that failed to write and received no status."""
+    """Return the error for a Multiplex call on which a write failed and for which no status
+    arrived."""
     return Unavailable(
         Failure(code=grpc.StatusCode.UNAVAILABLE, message="the Multiplex call broke")
     )
 
 
 def multiplex_error(error: PenstockError) -> PenstockError:
-    """Return the error of each request when its Multiplex call fails.
+    """Return the error for each request when its Multiplex call fails.
 
-    A closing client fails its requests first, so a cancelled call was not cancelled by this client.
+    The message for UNIMPLEMENTED gives advice. CANCELLED becomes Unavailable: a client that closes
+    has already failed its requests, so the server or a proxy must have cancelled this call.
     """
     if isinstance(error, Unimplemented) and not error.reason:
         return Unimplemented(

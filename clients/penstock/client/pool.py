@@ -1,14 +1,17 @@
-"""Rules of a pool: the connection of each call, and the limit of open calls.
+"""The rules of the connection pool: which connection a call uses, and how many generations are
+open.
 
-Owns the choice of channels, the limit of generations and their backlog. `connections.py` opens
-connections and waits.
+Chooses channels, limits the number of generations, and keeps the backlog of those that wait.
+`connections.py` opens connections and waits.
 """
 
 import math
 from collections import deque
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Generic, TypeVar
 
+from penstock.client.argument_types import require_number
 from penstock.client.errors import DeadlineExceeded, PenstockError
 from penstock.client.own_failures import backlog_full
 
@@ -18,17 +21,18 @@ _MAX_AVOID_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig:
-    """How many connections a client has, and how many generations it sends at a time.
+    """How many connections a client has, and how many generations it sends at the same time.
 
-    Calls that do not generate, such as `cancel` and `health`, never wait. Raises ValueError, which
-    names the field, for a value out of range.
+    Calls that do not generate, such as `cancel` and `health`, never wait. Raises ValueError or
+    TypeError, which names the field, for an invalid value.
 
     Attributes:
         num_channels: Connections to each address. One is enough for a server with one front
-            process; for several, about four for each front spread calls evenly, because the
-            kernel assigns connections to fronts, not calls.
-        max_concurrent_calls: Generations open at a time; None: no limit.
-        max_waiting_calls: Generations that may wait for admission; another raises `BacklogFull`.
+            (front-end process). With several front processes, about four for each distribute calls
+            evenly, because the kernel distributes connections, not calls.
+        max_concurrent_calls: Maximum number of open generations; None for no limit.
+        max_waiting_calls: Maximum number of generations that wait for admission. A further one
+            raises `BacklogFull`.
     """
 
     num_channels: int = 1
@@ -36,17 +40,11 @@ class PoolConfig:
     max_waiting_calls: int = 1024
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the field that is out of range."""
-        if self.num_channels < 1:
-            raise ValueError(f"num_channels: must be at least 1, not {self.num_channels}")
-        if self.max_concurrent_calls is not None and self.max_concurrent_calls < 1:
-            raise ValueError(
-                f"max_concurrent_calls: must be at least 1 or None, not {self.max_concurrent_calls}"
-            )
-        if self.max_waiting_calls < 0:
-            raise ValueError(
-                f"max_waiting_calls: must not be negative, not {self.max_waiting_calls}"
-            )
+        """Raise ValueError or TypeError, which names the field that is invalid."""
+        require_number(self.num_channels, "num_channels", Integral, at_least=1)
+        if self.max_concurrent_calls is not None:
+            require_number(self.max_concurrent_calls, "max_concurrent_calls", Integral, at_least=1)
+        require_number(self.max_waiting_calls, "max_waiting_calls", Integral, at_least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +69,9 @@ class PoolState:
 class ChannelPicker:
     """Chooses a channel for each attempt: the one with the fewest open calls.
 
-    A channel without a server has no open calls and would attract all of them; after a failure it
-    is skipped for a period that grows with each failure, if another channel is usable. Then one
-    call at a time tries it, until one gets a response.
+    A channel without a server has no open calls and would attract all of them. Therefore after a
+    failure a channel is skipped for a period that grows with each failure, if another channel is
+    usable. After that period one call at a time tries it, until one gets a response.
     """
 
     def __init__(self, num_channels: int) -> None:
@@ -83,7 +81,11 @@ class ChannelPicker:
         self._first: int = 0
 
     def pick(self, now_s: float) -> int:
-        """Take a channel; `release` returns it. Ties are broken in turn."""
+        """Choose a channel and return its index. The caller must `release` it.
+
+        Ties are broken by round robin. If all channels are being skipped, the one whose period ends
+        first is chosen.
+        """
         count = len(self._num_open)
         turns = [(self._first + turn) % count for turn in range(count)]
         usable = [index for index in turns if self._is_usable(index, now_s)]
@@ -96,18 +98,18 @@ class ChannelPicker:
         return index
 
     def release(self, index: int, *, is_unavailable: bool, now_s: float) -> None:
-        """End an attempt; `is_unavailable`: no server served it."""
+        """Record the end of an attempt. `is_unavailable` is True if no server responded to it."""
         self._num_open[index] -= 1
         if not is_unavailable:
             self.answered(index)
         elif self._avoid_until_s[index] <= now_s:
-            # Concurrent failures count as one.
+            # Concurrent failures are counted as one.
             avoid_s = min(_AVOID_S * 2 ** min(self._num_failures[index], 10), _MAX_AVOID_S)
             self._num_failures[index] += 1
             self._avoid_until_s[index] = now_s + avoid_s
 
     def answered(self, index: int) -> None:
-        """Record that a server serves calls on this channel."""
+        """Record that a server responds on this channel."""
         self._num_failures[index] = 0
         self._avoid_until_s[index] = -math.inf
 
@@ -120,11 +122,11 @@ class ChannelPicker:
         return self._avoid_until_s[index], self._num_open[index]
 
 
-def is_silence(error: PenstockError, request_id: str) -> bool:
-    """Return whether a deadline passed on a request without any response of the server.
+def is_unanswered(error: PenstockError, request_id: str) -> bool:
+    """Return True if the deadline of a request passed without any response from the server.
 
-    `request_id`: "" for a request that was not accepted. A server that enforces a deadline gives a
-    reason.
+    `request_id` is "" for a request that was not accepted. A deadline error from a server has a
+    reason; one that gRPC raised in the client has none.
     """
     return isinstance(error, DeadlineExceeded) and not (error.reason or request_id)
 
@@ -133,7 +135,8 @@ TicketT = TypeVar("TicketT")
 
 
 class Admission(Generic[TicketT]):
-    """Admits a bounded number of calls, and lets a bounded number wait, first come, first served.
+    """Admits a limited number of calls, and queues a limited number of others, first come, first
+    served.
 
     A ticket is a value that wakes a waiting call. Not thread-safe.
     """
@@ -151,35 +154,43 @@ class Admission(Generic[TicketT]):
         return len(self._waiting)
 
     def can_enter(self) -> bool:
-        """Take a place if one is free and no call waits; return whether it was taken."""
+        """Admit a call if the limit of open calls allows it and no other call waits.
+
+        Returns True if it was admitted.
+        """
         if self._waiting or self.num_open >= self._max_open:
             return False
         self.num_open += 1
         return True
 
     def wait(self, ticket: TicketT) -> None:
-        """Add a ticket to the backlog. Raises BacklogFull when too many wait."""
+        """Add the ticket of a call to the backlog. Raises BacklogFull if too many calls wait."""
         if len(self._waiting) >= self._max_waiting:
             raise backlog_full(self.num_open, len(self._waiting))
         self._waiting.append(ticket)
 
     def leave(self) -> TicketT | None:
-        """Release a place; return the ticket that has it now and must be woken."""
+        """Record that an open call has ended; return the ticket of the call that is admitted
+        instead.
+
+        The caller must wake that call. Returns None if no call waits.
+        """
         if self._waiting:
             return self._waiting.popleft()
         self.num_open -= 1
         return None
 
     def can_give_up(self, ticket: TicketT) -> bool:
-        """Stop waiting; return False if the ticket has a place already and must release it."""
+        """Remove a ticket from the backlog. Returns False if it is no longer there: its call was
+        admitted, and must `leave`, or was rejected."""
         try:
             self._waiting.remove(ticket)
         except ValueError:
             return False
         return True
 
-    def send_away(self) -> tuple[TicketT, ...]:
-        """Empty the backlog; return the tickets to notify."""
+    def reject_all(self) -> tuple[TicketT, ...]:
+        """Empty the backlog and return its tickets. The caller must wake their calls."""
         tickets = tuple(self._waiting)
         self._waiting.clear()
         return tickets

@@ -1,6 +1,6 @@
 """Prompts: text, token ids or a conversation, which may contain images.
 
-Owns the prompt types and the conversion of plain Python values to prompts.
+Defines the prompt types and converts plain Python values to prompts.
 """
 
 import base64
@@ -27,12 +27,12 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call that the model made in an earlier answer.
+    """A tool call that the model made in an earlier message.
 
     Attributes:
         name: Name of the tool.
         arguments: A JSON object.
-        id: The message with the result has it as `tool_call_id`.
+        id: The `tool_call_id` of the message with the result; "" for none.
     """
 
     name: str
@@ -49,7 +49,7 @@ class ChatMessage:
         content: A text, or texts and images in the order in which the model reads them.
         name: Name of the author or of the tool.
         tool_calls: Tool calls of an assistant's message.
-        tool_call_id: The tool call that this message is the result of.
+        tool_call_id: The id of the tool call whose result this message contains.
     """
 
     role: str
@@ -62,9 +62,9 @@ class ChatMessage:
 ChatMessageLike: TypeAlias = ChatMessage | Mapping[str, Any]
 """A message, or a dict with its fields as keys: {"role": "user", "content": "Hello"}.
 
-The keys are those of OpenAI's messages. `content` is a text, a list of parts or None. A part is a
+The keys are those of OpenAI's messages. `content` is a text, a list of parts, or None. A part is a
 text, an `Image`, {"type": "text", "text": TEXT} or {"type": "image_url", "image_url": {"url": URL}}
-with a data URL, because neither client nor server fetches anything. A tool call is a `ToolCall` or
+with a data URL, because neither client nor server downloads images. A tool call is a `ToolCall` or
 {"id": ID, "type": "function", "function": {"name": NAME, "arguments": OBJECT or JSON text}}. Keys
 with the value None are ignored; an unknown key raises TypeError.
 """
@@ -100,12 +100,12 @@ class ChatPrompt:
     """A conversation, which the server renders with the model's chat template.
 
     Attributes:
-        messages: Oldest first.
+        messages: The messages, oldest first.
         add_generation_prompt: End with the start of the assistant's message; None: the server's
             default, True.
-        window_tokens: Longest rendered prompt, in tokens; the oldest messages are left out to fit,
-            see `Accepted.num_dropped_messages`. None: a conversation that is too long raises
-            `PromptTooLong`.
+        window_tokens: Maximum length of the rendered prompt, in tokens. The oldest messages are
+            dropped to fit, see `Accepted.num_dropped_messages`. None: a conversation that is too
+            long raises `PromptTooLong`.
         tools: JSON objects for the template, {"type": "function", "function": {...}}.
         template_arguments: Other variables of the template, e.g. {"enable_thinking": False}.
     """
@@ -118,16 +118,18 @@ class ChatPrompt:
 
 
 Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
-"""A prompt of a known kind."""
+"""A prompt of one of the prompt types."""
 
 PromptLike: TypeAlias = Prompt | str | Sequence[int] | Sequence[ChatMessageLike]
-"""What every call accepts as a prompt: also a str, token ids, or the messages of a conversation."""
+"""The prompts that calls accept: also a str, token ids, or the messages of a conversation."""
 
 
 def as_prompt(value: PromptLike) -> Prompt:
-    """Convert a str to text, a sequence of ints to token ids, one of messages to a conversation.
+    """Convert a str to a TextPrompt, a sequence of ints to a TokenPrompt, and a sequence of
+    messages to a ChatPrompt.
 
-    Raises TypeError for anything else and ValueError for an empty sequence.
+    A value that already is a prompt is returned unchanged. Raises TypeError for other types and
+    ValueError for an empty sequence.
     """
     if isinstance(value, TextPrompt | TokenPrompt | ChatPrompt):
         return value
@@ -136,7 +138,7 @@ def as_prompt(value: PromptLike) -> Prompt:
     if isinstance(value, Mapping):
         raise TypeError("prompt: must be a sequence of messages, not one message")
     wanted = "must be a str, a sequence of ints, or a sequence of messages (ChatMessage or dict)"
-    given = cast(object, value)  # callers without a type checker pass anything
+    given = cast(object, value)  # Without a type checker, callers may pass values of any type.
     if not isinstance(given, Iterable) or isinstance(given, bytes | bytearray):
         raise TypeError(f"prompt: {wanted}, not {type(given).__name__}")
     items: tuple[Any, ...] = tuple(given)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
@@ -151,17 +153,17 @@ def as_prompt(value: PromptLike) -> Prompt:
 
 
 def as_message(value: ChatMessageLike, path: str) -> ChatMessage:
-    """Read a message, which may be a dict; see `ChatMessageLike`.
+    """Convert a message, which may be a dict; see `ChatMessageLike`.
 
-    Raises TypeError or ValueError, which name the invalid field by a path that starts with `path`
-    and quote no content.
+    Raises TypeError or ValueError. The error names the invalid field by a path that starts with
+    `path`, and quotes no content.
     """
     if isinstance(value, ChatMessage):
         return value
     keys = _object(value, path, ("role", "content", "name", "tool_calls", "tool_call_id"))
     content = keys.get("content", "")
     if not isinstance(content, str):
-        content = _each(content, f"{path}.content", _part)
+        content = _each(content, f"{path}.content", _part, "a str or a list")
     return ChatMessage(
         role=_text(keys, "role", path),
         content=content,
@@ -190,7 +192,7 @@ def _data_url(url: str, path: str) -> Image:
     head, comma, data = rest.partition(",")
     if scheme != "data" or not comma or not head.endswith(";base64"):
         raise ValueError(
-            f"{path}: must be 'data:image/TYPE;base64,DATA', because nothing is fetched"
+            f"{path}: must be 'data:image/TYPE;base64,DATA', because images are not downloaded"
         )
     try:
         decoded = base64.b64decode(data, validate=True)
@@ -221,7 +223,10 @@ def _tool_call(value: Any, path: str) -> ToolCall:
 
 
 def _object(value: Any, path: str, known: Sequence[str] = ()) -> Mapping[str, Any]:
-    """Return the entries of a dict that are not None; `known` lists its keys, () for any."""
+    """Return the entries of a dict that are not None. `known` lists its valid keys.
+
+    If `known` is empty, all keys are valid. Raises TypeError for another type or an unknown key.
+    """
     if not isinstance(value, Mapping):
         raise TypeError(f"{path}: must be a dict, not {type(value).__name__}")
     keys = {key: item for key, item in cast("Mapping[str, Any]", value).items() if item is not None}
@@ -233,10 +238,12 @@ def _object(value: Any, path: str, known: Sequence[str] = ()) -> Mapping[str, An
     return keys
 
 
-def _each(value: Any, path: str, read: Callable[[Any, str], Any]) -> tuple[Any, ...]:
+def _each(
+    value: Any, path: str, read: Callable[[Any, str], Any], wanted: str = "a list"
+) -> tuple[Any, ...]:
     items: Sequence[Any] = value
     if not isinstance(value, list | tuple):
-        raise TypeError(f"{path}: must be a list, not {type(value).__name__}")
+        raise TypeError(f"{path}: must be {wanted}, not {type(value).__name__}")
     return tuple(read(item, f"{path}[{index}]") for index, item in enumerate(items))
 
 

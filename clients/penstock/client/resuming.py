@@ -1,7 +1,8 @@
-"""Resumption of a stream after a lost connection: its position, and how long to try.
+"""Resumption of a stream after a lost connection: from which position, and for how long the client
+tries.
 
-Owns the position of a stream, as a value that a program may store, and tracks the losses of one
-stream. Does no I/O and does not sleep.
+Defines the position of a stream, as a value that a program may store, and tracks the lost
+connections of one stream. Does no I/O and does not sleep.
 """
 
 import math
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import penstock.v1 as pb
+from penstock.client.encoding import filled
 from penstock.client.errors import EngineDown, PenstockError, RequestNotFound, Unavailable
 from penstock.client.errors import StreamBroken as Broken
 from penstock.client.events import Accepted, Event, Tokens
@@ -24,9 +26,9 @@ class ResumePoint:
     Raises ValueError for negative numbers.
 
     Attributes:
-        request_id: The request.
+        request_id: The id of the request.
         next_sequence: `sequence` of the next message.
-        received_token_counts: Tokens received of each output.
+        received_token_counts: Number of tokens received of each output, by `output_index`.
     """
 
     request_id: str
@@ -34,14 +36,14 @@ class ResumePoint:
     received_token_counts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the field that is out of range."""
+        """Raise ValueError, which names the field that is out of range."""
         if self.next_sequence < 0:
             raise ValueError(f"next_sequence: must not be negative, not {self.next_sequence}")
         if any(count < 0 for count in self.received_token_counts):
             raise ValueError("received_token_counts: must not be negative")
 
     def after(self, event: Event) -> "ResumePoint":
-        """Return the position after an event of the stream. `Finished` is the last event."""
+        """Return the position after an event of the stream."""
         counts = list(self.received_token_counts)
         request_id = self.request_id
         if isinstance(event, Accepted):
@@ -57,18 +59,17 @@ class ResumePoint:
         )
 
     def message(self) -> pb.ResumeRequest:
-        """Return the request for the remaining events."""
-        return pb.ResumeRequest(
-            request_id=self.request_id,
-            next_sequence=self.next_sequence,
-            received_token_counts=self.received_token_counts,
-        )
+        """Return the message that requests the remaining events."""
+        message = pb.ResumeRequest(received_token_counts=self.received_token_counts)
+        return filled(message, request_id=self.request_id, next_sequence=self.next_sequence)
 
 
 class Recovery:
-    """The losses of one stream, each repaired within `grace_s` or raised.
+    """Tracks the lost connections of one stream. After each loss, the client tries to resume for
+    `grace_s` seconds.
 
-    `grace_s` 0: every loss is raised. `is_under_way`: the next attempt is a Resume.
+    If `grace_s` is 0, every loss is raised as an error. `is_under_way` is True if the next attempt
+    is a Resume.
     """
 
     def __init__(
@@ -90,26 +91,28 @@ class Recovery:
 
     @property
     def is_possible(self) -> bool:
-        """Whether a stream can be resumed after a lost connection."""
+        """True if the stream can be resumed after a lost connection."""
         return self._grace_s > 0
 
     def delay_after(
         self, error: PenstockError, *, request_id: str, next_sequence: int
     ) -> float | None:
-        """Return the seconds to wait before the stream is resumed; None if it cannot be.
+        """Return the seconds to wait before the stream is resumed; None if it cannot be resumed
+        after this error, or no longer within the `grace_s` seconds.
 
-        `request_id`: "" before the first message of the server, when there is nothing to resume.
+        `request_id` is "" before the first message from the server, when there is nothing to
+        resume.
         """
         has_gone_on = next_sequence > self._sequence
-        # EngineDown on a Resume without a new message: no engine runs to fetch it from. A stream
-        # that has resumed gets the same error when the request itself fails.
+        # EngineDown for a Resume without a new message: no engine runs that has the stream. A
+        # stream that has resumed gets the same error when the request itself fails.
         is_out_of_reach = self.is_under_way and not has_gone_on and isinstance(error, EngineDown)
         if not self.is_possible or not request_id or not (is_loss(error) or is_out_of_reach):
             self.is_under_way = False
             return None
         now_s = self._clock()
         if self._first is None or has_gone_on:
-            # The stream was resumed since: this is a new loss, with its own grace period.
+            # The stream was resumed meanwhile, so this is a new loss with its own grace period.
             self._first, self._lost_at_s, self._num_failed = error, now_s, 0
         self._sequence = next_sequence
         self.is_under_way = True
@@ -122,12 +125,13 @@ class Recovery:
         return delay_s
 
     def explain(self, error: PenstockError) -> PenstockError:
-        """Return the error to raise for a failed attempt: the loss in place of NOT_FOUND."""
+        """Return the error to raise for a failed attempt: the error of the lost connection instead
+        of a RequestNotFound that follows it, otherwise `error`."""
         if isinstance(error, RequestNotFound) and self._first is not None:
             return self._first
         return error
 
 
 def is_loss(error: PenstockError) -> bool:
-    """Return whether the request may still be live although its stream was lost."""
+    """Return True if the request may still be live although its stream was lost."""
     return isinstance(error, Unavailable | Broken) and not isinstance(error, EngineDown)

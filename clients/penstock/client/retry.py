@@ -1,40 +1,42 @@
-"""When and after how long a failed call is retried.
+"""Decides whether, and after what delay, a failed call is retried.
 
-Owns the policy and counts the attempts of one logical call. Does no I/O and does not sleep: the
-clock and the random numbers are arguments.
+Contains the retry policy, and counts the attempts of one logical call. Does no I/O and does not
+sleep: the clock and the random numbers are arguments.
 
-A call is retried only if all of this holds: no output of it was delivered; the status is
-UNAVAILABLE, or RESOURCE_EXHAUSTED for a transient reason (see `is_passing`); the server did not
+A call is retried only if all of these conditions hold: none of its output was delivered; the status
+is UNAVAILABLE, or RESOURCE_EXHAUSTED for a transient reason (see `is_passing`); the server did not
 refuse retries; attempts are left, and retries in the client's budget (retry_budget.py); and the
-wait ends before the call's deadline. A deadline that cannot be met is raised at once, although its
-status has a retry time: the deadline would have passed by then.
+wait ends before the call's deadline. A deadline that cannot be met is raised immediately, although
+its status has a retry time, because the deadline would have passed by then.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import grpc
 
+from penstock.client.argument_types import require_number
 from penstock.client.errors import PenstockError, QueueFull, QuotaExceeded, ReaderStalled
 from penstock.client.retry_budget import RetryBudget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """When failed calls are retried, after gRFC A6 without hedging.
+    """When failed calls are retried, as in gRFC A6 without hedging.
 
     The wait before attempt k+1 is random, from half to all of `min(initial_backoff_s *
-    multiplier**(k-1), max_backoff_s)`. A retry time of the server replaces it; up to
-    `pushback_jitter` of it is added, so that rejected clients do not return together. Raises
-    ValueError, which names the field, for a value out of range.
+    multiplier**(k-1), max_backoff_s)`. A retry time from the server replaces it, plus a
+    random part of up to `pushback_jitter` of that time, so that rejected clients do not retry
+    together. Raises ValueError or TypeError, which names the field, for an invalid value.
 
     Attributes:
-        max_attempts: Attempts of one call, the first included.
-        initial_backoff_s: Longest wait before the second attempt.
+        max_attempts: Maximum number of attempts of one call, including the first.
+        initial_backoff_s: Maximum wait before the second attempt.
         multiplier: Growth of the wait with each attempt.
-        max_backoff_s: Longest wait, unless the server requests a longer one.
-        pushback_jitter: Random part added to the server's retry time.
+        max_backoff_s: Maximum wait, unless the server requests a longer one.
+        pushback_jitter: Random part added to the server's retry time, as a fraction.
     """
 
     max_attempts: int = 4
@@ -44,26 +46,23 @@ class RetryPolicy:
     pushback_jitter: float = 0.2
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the field that is out of range."""
-        if self.max_attempts < 1:
-            raise ValueError(f"max_attempts: must be at least 1, not {self.max_attempts}")
+        """Raise ValueError or TypeError, which names the field that is invalid."""
+        require_number(self.max_attempts, "max_attempts", Integral, at_least=1)
         for name in ("initial_backoff_s", "max_backoff_s", "pushback_jitter"):
-            value: float = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name}: must be finite and not negative, not {value}")
-        if not (math.isfinite(self.multiplier) and self.multiplier >= 1):
-            raise ValueError(f"multiplier: must be finite and at least 1, not {self.multiplier}")
+            require_number(getattr(self, name), name, Real, at_least=0)
+        require_number(self.multiplier, "multiplier", Real, at_least=1)
 
 
 NO_RETRY = RetryPolicy(max_attempts=1)
-"""The first failure is raised."""
+"""A policy without retries: the first failure is raised."""
 
 
 def is_passing(error: PenstockError) -> bool:
-    """Return whether the same call may succeed a little later.
+    """Return True if the same call may succeed soon, because the failure is transient.
 
-    RESOURCE_EXHAUSTED counts if the server named its queue or a quota as the reason, or gave a
-    retry time. Without either it usually means a message over a size limit, which is permanent.
+    UNAVAILABLE is transient. RESOURCE_EXHAUSTED is transient if its reason is a full queue or a
+    quota, or if it has a retry time; otherwise it usually means a message over a size limit. An
+    error is permanent if the server refused retries or ended a stream that was not read.
     """
     if error.failure.is_retry_refused or isinstance(error, ReaderStalled):
         return False
@@ -91,7 +90,7 @@ def retry_delay_s(
     if error.retry_after_s is not None:
         delay_s = error.retry_after_s * (1.0 + policy.pushback_jitter * jitter)
     else:
-        # As a bounded power of two, because `multiplier ** attempt` overflows.
+        # Computed as a bounded power of two, because `multiplier ** attempt` overflows.
         growth = math.exp2(min((attempt - 1) * math.log2(policy.multiplier), 1000.0))
         backoff_s = min(policy.initial_backoff_s * growth, policy.max_backoff_s)
         delay_s = backoff_s * (0.5 + 0.5 * jitter)
@@ -99,7 +98,7 @@ def retry_delay_s(
 
 
 class Attempts:
-    """The attempts of one logical call: the remaining time, and whether to try again."""
+    """Counts the attempts of one logical call, and decides whether and when there is another."""
 
     def __init__(
         self,
@@ -110,12 +109,14 @@ class Attempts:
         random: Callable[[], float],
         budget: RetryBudget | None = None,
     ) -> None:
-        """`deadline_s`: seconds from now for all attempts together; None for no deadline.
+        """Create the attempts. `deadline_s` is the time for all attempts together, in seconds from
+        now; None for no deadline.
 
-        `budget`: the retry budget, None for no budget.
+        `budget` is the retry budget, to which this call adds its share; None for no budget. Raises
+        ValueError or TypeError for an invalid `deadline_s`.
         """
-        if deadline_s is not None and not (math.isfinite(deadline_s) and deadline_s > 0):
-            raise ValueError(f"deadline_s: must be finite and positive, not {deadline_s}")
+        if deadline_s is not None:
+            require_number(deadline_s, "deadline_s", Real, above=0)
         self._policy = policy
         self._clock = clock
         self._random = random
@@ -127,14 +128,13 @@ class Attempts:
             budget.pay_in()
 
     def timeout_s(self) -> float | None:
-        """Return the gRPC timeout of the next attempt, in seconds."""
+        """Return the gRPC timeout of the next attempt, in seconds; None without a deadline."""
         remaining_s = self._remaining_s()
         return None if math.isinf(remaining_s) else remaining_s
 
     def delay_after(self, error: PenstockError, *, has_output: bool = False) -> float | None:
-        """Count a failed attempt; return the seconds to wait before the next, None if there is
-        none.
-        """
+        """Count a failed attempt; return the seconds to wait before the next attempt, or None if
+        there is no further attempt."""
         self._num_failed += 1
         if error.reason:
             self._reasoned = error
@@ -151,10 +151,11 @@ class Attempts:
         return None
 
     def explain(self, error: PenstockError) -> PenstockError:
-        """Return the error to raise: the server's earlier reason if the connection was lost after
-        it.
+        """Return the error to raise: `error`, or the latest error with a reason if `error` is
+        UNAVAILABLE without a reason.
 
-        A draining server stops soon, so later attempts get no response.
+        For example, attempts after that of a draining server get no response, because it has
+        stopped.
         """
         is_bare = error.code is grpc.StatusCode.UNAVAILABLE and not error.reason
         return self._reasoned if is_bare and self._reasoned is not None else error

@@ -1,10 +1,9 @@
-"""Limits the total retries of all calls of one client.
+"""Limits the total number of retries of all calls of one client.
 
-A limit per call does not limit the total: when a service rejects most calls, four attempts each are
-four times the load that it could not handle. Retries therefore use a budget that first attempts
-fill:
-the retry budget of Finagle (its user's guide, "Clients") and of "Addressing Cascading Failures" in
-*Site Reliability Engineering* (O'Reilly, 2016), here without a clock.
+A limit per call does not limit the total: when a service rejects most calls, four attempts for each
+are four times the load that it could not handle. Retries therefore use a budget that first attempts
+fill: the retry budget of Finagle (its user's guide, "Clients") and of "Addressing Cascading
+Failures" in *Site Reliability Engineering* (O'Reilly, 2016), here without a clock.
 """
 
 import math
@@ -12,10 +11,11 @@ import threading
 
 
 class RetryBudget:
-    """Over any period, retries are at most `reserve` plus `share` of the calls in it.
+    """Limits retries over any period to max(`reserve`, 1) plus `share` of the calls in it.
 
-    Every call adds `share` of a retry; the budget holds at most `reserve` retries, at least one,
-    and begins with `reserve`. Thread-safe. Raises ValueError.
+    Each call adds `share` of a retry to the budget, which starts with `reserve` retries and never
+    has more than max(`reserve`, 1). Thread-safe. Raises ValueError for a negative `reserve`, and
+    for a `share` that is negative or not finite.
     """
 
     def __init__(self, *, share: float = 0.2, reserve: int = 100) -> None:
@@ -29,14 +29,14 @@ class RetryBudget:
         self._lock = threading.Lock()
 
     def pay_in(self) -> None:
-        """Count a call."""
+        """Add the share of one call to the budget."""
         with self._lock:
             self._left = min(self._most, self._left + self._share)
 
     def take(self) -> bool:
-        """Deduct one retry; return whether the budget had one."""
+        """Deduct one retry. Returns False if the budget has none."""
         with self._lock:
-            # In floating point, five times a fifth may be a little less than one.
+            # In floating point, five times a fifth may be slightly less than one.
             if self._left < 1.0 - 1e-9:
                 return False
             self._left -= 1.0

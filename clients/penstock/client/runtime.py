@@ -1,6 +1,5 @@
-"""Primitives of the shared client implementation: channels, waiting, and shared streams.
+"""Defines what the shared client implementation requires of a runtime, and the asyncio runtime.
 
-Owns the interface between the shared implementation and its two runtimes, and the asyncio runtime.
 `blocking.py` has the thread runtime, in which an await never suspends.
 """
 
@@ -30,7 +29,7 @@ class Signal(Protocol):
         ...
 
     async def wait(self, timeout_s: float | None) -> None:
-        """Wait until it is set, at most `timeout_s`."""
+        """Wait until the event is set, at most `timeout_s` seconds; None for no limit."""
         ...
 
 
@@ -40,20 +39,23 @@ class Stream(Protocol):
     def __aiter__(self) -> AsyncIterator[pb.GenerateResponse]: ...
 
     def cancel(self) -> bool:
-        """Cancel; return whether it was still open."""
+        """Cancel the attempt. Returns True if it was still open."""
         ...
 
 
 class Canceller(Protocol):
-    """Ends a stream from a thread other than the one that reads it."""
+    """Lets another thread end a stream that is being read."""
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether it was cancelled."""
+        """True if the stream was cancelled, even if it had not begun."""
         ...
 
     def watch(self, call: Stream) -> None:
-        """Set the current attempt. Raises CallCancelled if it was already cancelled."""
+        """Set the call that a cancellation ends from now on.
+
+        Raises CallCancelled if the stream was already cancelled.
+        """
         ...
 
 
@@ -63,11 +65,12 @@ class Multiplexer(Protocol):
     def open(
         self, request: pb.GenerateRequest, timeout_s: float | None, traceparent: str | None
     ) -> Stream:
-        """Start a request. Raises DeadlineExceeded when no time is left."""
+        """Start a request. Raises DeadlineExceeded if no time is left, and other PenstockErrors if
+        it cannot be sent."""
         ...
 
     async def close(self) -> None:
-        """Cancel the calls; open requests raise CallCancelled."""
+        """Cancel the calls. Readers of open requests get CallCancelled."""
         ...
 
 
@@ -75,19 +78,24 @@ class StartStream(Protocol):
     """Starts one request of a batch."""
 
     def __call__(
-        self, request: BatchRequest, canceller: Canceller | None = None
+        self, index: int, request: BatchRequest, canceller: Canceller | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Return the events of the request."""
+        """Return the events of the request with this index in the batch. `canceller` lets another
+        thread end them.
+
+        Raises ValueError or TypeError, which names the index, for an invalid request.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """The differences between an event loop and threads.
+    """The functions in which the asyncio client and the threaded client differ.
 
-    `channel`: opens a channel; without credentials in plain text. `read_batch`: yields the items of
-    all requests as they arrive, a number of requests at a time; leaving early cancels open
-    requests.
+    `channel` opens a channel, in plain text if there are no credentials. `signal` creates a
+    one-time event. `multiplexer` creates the Multiplex calls of a channel. `read_batch` sends the
+    requests of a batch, of which a limited number is open at a time, and yields their items as they
+    arrive; closing the generator cancels the open requests.
     """
 
     channel: Callable[
@@ -117,7 +125,7 @@ class _LoopSignal:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
         except TimeoutError:
-            return  # the caller checks the outcome
+            return  # The caller checks the outcome.
 
 
 def _loop_channel(

@@ -1,8 +1,8 @@
-"""gRPC's service config for a target: how to balance calls over the addresses of a name.
+"""gRPC's service config for a target: how calls are balanced over the addresses of a name.
 
-Owns the service config (gRFC A2 and the load balancing config of A24) as JSON. It has no retry
-policy: `retry.py` considers reasons, deadlines and whether output was delivered, which gRPC cannot,
-and two nested policies would multiply their attempts.
+Creates the service config (gRFC A2 and the load balancing config of A24) as JSON. It has no retry
+policy, because `retry.py` takes reasons, deadlines and delivered output into account, which gRPC
+cannot do, and because two nested policies would multiply their attempts.
 """
 
 import json
@@ -17,17 +17,19 @@ _ROUND_ROBIN = json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})
 
 
 def default_service_config(target: str) -> str | None:
-    """Return round robin for targets that may stand for several servers; None: gRPC's default.
+    """Return the service config for round robin if `target` may name several servers.
 
-    gRPC uses the first address that accepts a connection. A plain HOST:PORT keeps this, because the
-    addresses of one host lead to the same server. A resolver's configuration takes precedence.
+    Otherwise returns None, which means gRPC's default: the first address that accepts a connection.
+    The default is kept for a plain HOST:PORT, because the addresses of one host lead to the same
+    server. A resolver's configuration takes precedence.
     """
     scheme, separator, _ = target.partition(":")
     return _ROUND_ROBIN if separator and scheme in _SPREAD_SCHEMES else None
 
 
 def check_service_config(text: str, retry: RetryPolicy) -> None:
-    """Raise ValueError unless `text` is a service config that is compatible with `retry`."""
+    """Raise ValueError if `text` is not JSON in the form of a service config, or if both it and
+    `retry` have retries."""
     try:
         config: Any = json.loads(text)
     except ValueError as error:
@@ -47,8 +49,9 @@ def retry_service_config(policy: RetryPolicy) -> str:
     """Return gRPC's service config with the part of `policy` that gRPC supports, for other clients.
 
     gRPC retries only before the first message, and respects grpc-retry-pushback-ms. It retries by
-    status and not by reason: RESOURCE_EXHAUSTED is omitted, because a message that is too large
-    would be sent again. `max_attempts` is limited to gRPC's 5. Raises ValueError for fewer than 2.
+    status and not by reason, so RESOURCE_EXHAUSTED is left out, because a message that is too large
+    would be sent again. `max_attempts` is limited to gRPC's maximum of 5. Raises ValueError if it
+    is below 2.
     """
     if policy.max_attempts < 2:
         raise ValueError("max_attempts: a retry policy needs at least two attempts")

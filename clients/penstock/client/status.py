@@ -1,7 +1,8 @@
-"""Converts status, google.rpc details and push-back of a failed call or request to a typed error.
+"""Converts status, google.rpc details and retry push-back of a failed call or request to a typed
+error.
 
-Reads the trailers of a call, and a Status inside a Multiplex message. `errors.py` chooses the class
-of the error.
+Reads the trailers of a call, and the Status inside a Multiplex message. `errors.py` chooses the
+class of the error.
 """
 
 from collections.abc import Iterable
@@ -30,7 +31,7 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 @dataclass(slots=True)
 class _Details:
-    """The details found in the trailers so far."""
+    """The details read from the trailers or the status so far."""
 
     reason: str = ""
     metadata: dict[str, str] | None = None
@@ -41,10 +42,10 @@ class _Details:
 
 
 def error_from_call(call: grpc.RpcError, *, request_id: str = "") -> PenstockError:
-    """Make the typed error of a call that ended with a status other than OK.
+    """Return the typed error for a call that ended with a status other than OK.
 
-    `request_id`: the request id if known, in case the status lacks it. Details that cannot be
-    parsed are omitted, so that they do not hide the status.
+    `request_id` is the id of the request if known, in case the status does not have it. Details
+    that cannot be parsed are left out, so that they do not hide the status.
     """
     if not isinstance(call, grpc.Call | grpc.aio.AioRpcError):
         return error_of(
@@ -57,9 +58,11 @@ def error_from_call(call: grpc.RpcError, *, request_id: str = "") -> PenstockErr
 def as_error(
     failed: grpc.RpcError | PenstockError, *, request_id: str = "", is_asked: bool = False
 ) -> PenstockError:
-    """Return the typed error of an attempt, whether gRPC ended it or the client did.
+    """Return the typed error for a failed attempt; a PenstockError is returned unchanged.
 
-    `request_id`: "" until the server responds. `is_asked`: this client cancels its calls.
+    `request_id` is "" until the server responds. `is_asked` is True if this client cancelled the
+    call; otherwise the error of a call that was cancelled without a response and without a reason
+    is Unavailable.
     """
     if isinstance(failed, PenstockError):
         return failed
@@ -68,15 +71,16 @@ def as_error(
 
 
 def error_cause(failed: grpc.RpcError | PenstockError) -> grpc.RpcError | None:
-    """Return the cause to chain for `as_error`; an error is not its own cause."""
+    """Return the `__cause__` for the result of `as_error`; None if that result is `failed`
+    itself."""
     return None if isinstance(failed, PenstockError) else failed
 
 
 def error_from_status(status: Status, *, request_id: str = "") -> PenstockError:
-    """Make the typed error of a request that failed on a Multiplex call; otherwise as
+    """Return the typed error for a request that failed on a Multiplex call. The rest is as in
     `error_from_call`.
 
-    A code that gRPC does not have, or OK, becomes UNKNOWN.
+    OK, and a code that gRPC does not define, become UNKNOWN.
     """
     details = _Details()
     _read_details(status.details, details)
@@ -117,7 +121,10 @@ def _read_trailers(trailers: Iterable[tuple[str, str | bytes]]) -> _Details:
 
 
 def _read_pushback(value: str, details: _Details) -> None:
-    """Parse as in gRFC A6: milliseconds to wait; negative or unreadable means do not retry."""
+    """Read the retry push-back of gRFC A6 into `details`, unless they already have a longer delay.
+
+    `value` has the milliseconds to wait. A negative or invalid value sets `is_retry_refused`.
+    """
     try:
         pushback_ms = int(value)
     except ValueError:

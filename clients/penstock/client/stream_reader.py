@@ -1,7 +1,7 @@
-"""Checks that a stream conforms to the contract: order, sequence numbers, exactly one end.
+"""Checks that a stream conforms to the protocol: order, sequence numbers, exactly one end.
 
-Owns the state of a stream, over several attempts if they resume it. Does no I/O: the clients pass
-the messages that they read.
+Stores the state of a stream, over several attempts if they resume it. Does no I/O: the clients pass
+the messages that they have received.
 """
 
 from typing import NoReturn
@@ -14,25 +14,28 @@ from penstock.client.resuming import ResumePoint
 
 
 class StreamReader:
-    """Turns the messages of one stream into events, or raises StreamBroken.
+    """Converts the messages of one stream to events, or raises StreamBroken.
 
-    `start`: the position of an earlier reader; None reads from the first message.
+    `start` is the position of an earlier reader; None to read from the first message.
     """
 
     def __init__(self, start: ResumePoint | None = None) -> None:
         self.has_output = False
-        """Whether any output was read: from then on the call must not be tried again."""
+        """True if tokens or a prompt echo were read, which a retry would deliver again."""
         self._next_sequence: int = 0 if start is None else start.next_sequence
         self._num_tokens: dict[int, int] = {}
         if start is not None:
             self._num_tokens.update(enumerate(start.received_token_counts))
         self.request_id = "" if start is None else start.request_id
-        """The request, once the server sent its id."""
+        """Id of the request; "" until it is known."""
         self._finished: Finished | None = None
 
     @property
     def point(self) -> ResumePoint:
-        """Where to resume; a `finished` message is included only if the call ended with OK."""
+        """The position at which to resume.
+
+        A `finished` message counts as received only after `end`, when the call has ended with OK.
+        """
         num_outputs = max(self._num_tokens, default=-1) + 1
         counts = tuple(self._num_tokens.get(index, 0) for index in range(num_outputs))
         return ResumePoint(
@@ -42,27 +45,32 @@ class StreamReader:
         )
 
     def next_point(self) -> ResumePoint:
-        """Return where the next attempt resumes: before a `finished` whose status was lost."""
+        """Return the position at which the next attempt resumes.
+
+        Discards a `finished` message whose status was lost, so that it is requested again.
+        """
         self._finished = None
         return self.point
 
     def receive(self, response: pb.GenerateResponse) -> Event | None:
-        """Check the next message; return the event to deliver now, None for none.
+        """Check the next message and return its event; None for `Finished` and for an unknown
+        event.
 
-        `Finished` is held back for `end`: it counts only once the status is OK.
+        `Finished` is held back for `end`, because it is valid only if the status is OK. Raises
+        StreamBroken for a message that violates the protocol.
         """
         if self._finished is not None:
-            self._break("a message came after `finished`")
+            self._break("received a message after `finished`")
         if response.sequence != self._next_sequence:
             self._break(f"expected message {self._next_sequence}, got {response.sequence}")
         event = decode_event(response)
         if (self._next_sequence == 0) != isinstance(event, Accepted):
-            self._break("`accepted` must come first, and once")
+            self._break("`accepted` must be the first message, once")
         if isinstance(event, Finished):
             self._finished = event
             return None
         self._next_sequence += 1
-        # Tokens first, because nearly all events are tokens.
+        # Tokens are checked first, because nearly all events are tokens.
         if isinstance(event, Tokens):
             self.has_output = True
             index = event.output_index
@@ -74,7 +82,8 @@ class StreamReader:
         return event
 
     def end(self) -> Finished:
-        """End the stream with status OK; return the last event. Raises StreamBroken without one."""
+        """End the stream, whose call ended with status OK; return its `Finished`. Raises
+        StreamBroken if none was received."""
         if self._finished is None:
             self._break(f"the stream ended without `finished` after {self._next_sequence} messages")
         self._next_sequence += 1

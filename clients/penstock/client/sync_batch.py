@@ -1,7 +1,7 @@
-"""Runs a batch of generations on the blocking client, a bounded number concurrently.
+"""Runs a batch of generations on the blocking client, with a limited number of concurrent requests.
 
-Owns the threads that read the streams. A thread starts only when the previous one has taken a
-request, so that a short batch has few threads and a long one at most its width.
+Owns the threads that read the streams. A thread that takes a request starts another thread, up to
+the maximum number of concurrent requests, so that a short batch has few threads.
 """
 
 import threading
@@ -17,11 +17,14 @@ from penstock.client.without_loop import iterate
 
 _MAX_HELD_ITEMS = 2
 _WIND_DOWN_S = 2.0
-"""Longest wait for streams when a batch is left: a stream between two attempts still sleeps."""
+"""Maximum wait for open streams when a batch is closed early, in seconds.
+
+A stream that waits before its next attempt cannot be interrupted.
+"""
 
 
 class _Cancellation:
-    """Ends a stream from a thread other than the one that reads it."""
+    """Lets another thread end a stream that is being read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,7 +32,7 @@ class _Cancellation:
         self.is_cancelled = False
 
     def cancel(self) -> None:
-        """End the stream, now or as soon as it begins; its reader raises CallCancelled."""
+        """End the stream, now or when it begins. Its reader raises CallCancelled."""
         with self._lock:
             self.is_cancelled = True
             call = self._call
@@ -37,7 +40,10 @@ class _Cancellation:
             call.cancel()
 
     def watch(self, call: Stream) -> None:
-        """Set the current attempt. Raises CallCancelled if it was already cancelled."""
+        """Set the call that `cancel` ends from now on.
+
+        Raises CallCancelled if the stream was already cancelled.
+        """
         with self._lock:
             self._call = call
             is_cancelled = self.is_cancelled
@@ -46,14 +52,15 @@ class _Cancellation:
 
 
 class _Failed:
-    """The batch cannot continue: an invalid request, or a failed source."""
+    """An item that ends the batch with an error, e.g. because a request is invalid or the source of
+    requests has failed."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
 class _Outbox:
-    """Items read and not yet taken. When full, it blocks the readers until it is closed."""
+    """Items that were read and not taken yet. Until it is closed, `put` blocks while it is full."""
 
     def __init__(self, max_items: int) -> None:
         self._max_items = max_items
@@ -70,7 +77,7 @@ class _Outbox:
             self._has_items.notify()
 
     def put_end(self, end: _Failed | None) -> None:
-        """Add the item that ends the batch; never blocks."""
+        """Add the item that ends the batch: None if all requests have ended. Never blocks."""
         with self._has_items:
             self._items.append(end)
             self._has_items.notify()
@@ -88,7 +95,7 @@ class _Outbox:
 
 
 class _Batch:
-    """The threads of one batch."""
+    """One batch: its threads, their streams, and the items that they have read."""
 
     def __init__(self, requests: Iterator[BatchRequest], start: StartStream, width: int) -> None:
         self._requests = requests
@@ -96,7 +103,7 @@ class _Batch:
         self._width = width
         self._lock = threading.Lock()
         self._has_closed_stream = threading.Condition(self._lock)
-        # A separate lock: a source that blocks a thread must not block `cancel` too.
+        # This is a separate lock, because a source that blocks a thread must not block `cancel`.
         self._source_lock = threading.Lock()
         self._num_requests = 0
         self._num_threads = 0
@@ -104,7 +111,7 @@ class _Batch:
         self._is_over = False
         self._is_cancelled = False
         self._open: set[_Cancellation] = set()
-        # A reader with a full outbox stops reading its stream, and the server sees that.
+        # A reader that finds the outbox full stops reading its stream, and the server detects that.
         self.outbox = _Outbox(_MAX_HELD_ITEMS * width)
 
     def add_thread(self) -> None:
@@ -116,7 +123,7 @@ class _Batch:
         threading.Thread(target=self._work, name="penstock-batch", daemon=True).start()
 
     def cancel(self) -> None:
-        """End the streams; their threads end with them."""
+        """Take no more requests and cancel the streams, which ends their threads."""
         with self._lock:
             self._is_over = self._is_cancelled = True
             cancellations = tuple(self._open)
@@ -125,7 +132,10 @@ class _Batch:
         self.outbox.close()
 
     def wait_until_closed(self) -> None:
-        """Wait until no stream is open; a thread that waits for the source does not count."""
+        """Wait until no stream is open, at most `_WIND_DOWN_S` seconds.
+
+        A thread that waits for the next request of the batch is ignored.
+        """
         with self._has_closed_stream:
             self._has_closed_stream.wait_for(lambda: not self._open, _WIND_DOWN_S)
 
@@ -135,8 +145,8 @@ class _Batch:
                 self.add_thread()
                 self._read(*taken)
         except BaseException as error:
-            # SystemExit too, which a source may raise: the reader of the batch receives it instead
-            # of waiting forever.
+            # This includes SystemExit, which a source may raise. The reader of the batch receives
+            # it instead of waiting forever.
             self.outbox.put_end(_Failed(error))
         finally:
             with self._lock:
@@ -165,7 +175,7 @@ class _Batch:
 
     def _read(self, index: int, request: BatchRequest, cancellation: _Cancellation) -> None:
         try:
-            with closing(iterate(self._start(request, cancellation))) as events:
+            with closing(iterate(self._start(index, request, cancellation))) as events:
                 for event in events:
                     self.outbox.put((index, event))
         except PenstockError as error:
@@ -179,7 +189,12 @@ class _Batch:
 async def read_batch(
     requests: Iterable[BatchRequest], start: StartStream, width: int
 ) -> AsyncGenerator[BatchItem, None]:
-    """Yield the items of all requests as they arrive; leaving early cancels open requests."""
+    """Yield the events of all requests as they arrive, as (index, event); for a request that fails,
+    (index, error) is last. Blocks the thread instead of suspending.
+
+    At most `width` requests are open at a time. Closing the generator cancels open requests. An
+    invalid request, or an exception from `requests`, ends the batch and is raised.
+    """
     batch = _Batch(iter(requests), start, width)
     batch.add_thread()
     try:

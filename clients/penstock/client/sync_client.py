@@ -1,8 +1,8 @@
 """The blocking client of a Penstock server: `client.Client` without asyncio.
 
-Owns the public class. It uses gRPC's blocking API and has no event loop; only a batch and a
-Multiplex call have threads, which end with them. Both clients share the implementation, which
-`blocking.py` runs.
+It uses gRPC's blocking API and has no event loop. It starts threads only for a batch or a Multiplex
+call. It shares its implementation with `client.Client`; `blocking.py` runs this implementation
+without an event loop.
 """
 
 import time
@@ -14,7 +14,7 @@ import grpc
 from penstock.client.batch import BatchItem, BatchRequest, OnEvent
 from penstock.client.blocking import (
     THREADS,
-    BlockingFace,
+    BlockingAdapter,
     answering,
     blocking_sleep,
     iterating,
@@ -33,17 +33,17 @@ from penstock.client.without_loop import iterate, run
 
 
 class _ThreadClient(Client):
-    """The asynchronous client on the thread runtime."""
+    """The asynchronous client, run with blocking calls instead of an event loop."""
 
     _runtime = THREADS
 
 
-class SyncClient(BlockingFace[Client]):
+class SyncClient(BlockingAdapter[Client]):
     """The blocking client of a server, for any number of threads: `Client` without async and await.
 
-    It has the methods of `Client`, with iterators in place of asynchronous ones, and raises the
-    same exceptions. Leaving an iterator early cancels the request, at once with
-    `contextlib.closing`.
+    It has the methods of `Client`, with iterators instead of asynchronous iterators, and raises the
+    same exceptions. Leaving an iterator early cancels the request; with `contextlib.closing` it is
+    cancelled immediately.
     """
 
     def __init__(  # noqa: PLR0913 - each is one choice of the caller
@@ -62,7 +62,7 @@ class SyncClient(BlockingFace[Client]):
         settings: CallSettings | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """The arguments are those of `Client`; `sleep` blocks."""
+        """Create a client. The arguments are those of `Client`; `sleep` blocks."""
         super().__init__(
             _ThreadClient(
                 address,
@@ -82,7 +82,7 @@ class SyncClient(BlockingFace[Client]):
 
     @property
     def pool_state(self) -> PoolState:
-        """Numbers of connections and calls now."""
+        """The current numbers of connections and generations."""
         return self._asynchronous.pool_state
 
     close = answering(Client.close)
@@ -100,7 +100,7 @@ class SyncClient(BlockingFace[Client]):
     health = answering(Client.health)
     wait_until_serving = answering(Client.wait_until_serving)
 
-    # Written out, because these requests come from a plain iterable only.
+    # Not shared with `Client`, because these requests come only from a plain iterable.
     def generate_many(
         self,
         requests: Iterable[BatchRequest],
@@ -110,7 +110,7 @@ class SyncClient(BlockingFace[Client]):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> Generator[BatchItem, None, None]:
-        """As `Client.generate_many`; each open request has a thread."""
+        """Same as `Client.generate_many`, for a plain iterable; each open request has a thread."""
         items = self._asynchronous.generate_many(
             requests,
             max_concurrency=max_concurrency,
@@ -130,7 +130,7 @@ class SyncClient(BlockingFace[Client]):
         metadata: Metadata = (),
         **options: Unpack[GenerationOptions],
     ) -> list[Generation | PenstockError]:
-        """As `Client.generate_all`."""
+        """Same as `Client.generate_all`, for a plain iterable."""
         results = self._asynchronous.generate_all(
             requests,
             max_concurrency=max_concurrency,

@@ -1,7 +1,7 @@
-"""Requests of the blocking client over one Multiplex call of a channel.
+"""Sends the requests of the blocking client over Multiplex calls, each of which has many requests.
 
-Owns the call, the thread that reads it, and the lock around its requests. `multiplex.py`
-maps events to requests and decides when credit is sent.
+Owns the calls, the threads that read them, and the locks around their requests. `multiplex.py` maps
+events to requests and decides when credit (the tokens that the server may still send) is granted.
 """
 
 import queue
@@ -26,7 +26,8 @@ from penstock.client.status import error_from_call
 
 
 class SyncMultiplexStream:
-    """The messages of one request, as a separate call would return them."""
+    """The response messages of one request on a Multiplex call, with the interface of a separate
+    call."""
 
     def __init__(
         self, call: "_Call", lane: Lane, has_news: threading.Event, timeout_s: float | None
@@ -54,7 +55,7 @@ class SyncMultiplexStream:
         return response
 
     def cancel(self) -> bool:
-        """Cancel the request if it has not ended, from any thread; return whether it was open."""
+        """Cancel the request if it has not ended, from any thread. Returns True if it was open."""
         return self._call.leave(self._lane)
 
     def _wait(self) -> None:
@@ -65,7 +66,7 @@ class SyncMultiplexStream:
 
 
 class SyncMultiplexer:
-    """The Multiplex calls of one channel: the current one, and older ones with open requests."""
+    """The Multiplex calls of one channel: the current call, and older calls with open requests."""
 
     def __init__(
         self,
@@ -85,9 +86,11 @@ class SyncMultiplexer:
     def open(
         self, request: pb.GenerateRequest, timeout_s: float | None, traceparent: str | None
     ) -> SyncMultiplexStream:
-        """Start a request, on a new call if no current call accepts it.
+        """Start a request. Opens a new call if the current call does not accept it.
 
-        Raises DeadlineExceeded when no time is left, CallCancelled when the client was closed.
+        Raises DeadlineExceeded if `timeout_s` is not positive, ResourceExhausted if the request is
+        too large, CallCancelled if the client was closed, and Unavailable if the new call does not
+        accept it either.
         """
         if timeout_s is not None and timeout_s <= 0:
             raise deadline_passed()
@@ -114,7 +117,7 @@ class SyncMultiplexer:
         return SyncMultiplexStream(call, lane, has_news, timeout_s)
 
     async def close(self) -> None:
-        """Cancel the calls; open requests raise CallCancelled."""
+        """Cancel the calls. Readers of open requests get CallCancelled."""
         with self._lock:
             self._is_closed = True
             calls = tuple(self._calls)
@@ -127,7 +130,8 @@ class SyncMultiplexer:
 
 
 class _Call:
-    """One Multiplex call."""
+    """One Multiplex call: its requests (lanes), the commands not sent yet, and the thread that
+    reads it."""
 
     def __init__(
         self,
@@ -157,7 +161,8 @@ class _Call:
         wake: Callable[[], None],
         now_s: float,
     ) -> Lane | None:
-        """Start a request; None when this call accepts no more."""
+        """Start a request; return None if this call accepts no more requests. Raises
+        ResourceExhausted if the request is too large."""
         with self._lock:
             if not self._lanes.can_submit(now_s):
                 return None
@@ -173,13 +178,14 @@ class _Call:
             self._commands.put(command)
 
     def expire(self, lane: Lane) -> None:
-        """Fail a request whose deadline passed."""
+        """Fail a request whose deadline passed, and cancel it on the server, unless it has
+        ended."""
         with self._lock:
             self.send(self._lanes.expire(lane))
             self._end_when_unused()
 
     def leave(self, lane: Lane) -> bool:
-        """Abandon this request; return whether it was still open."""
+        """Cancel this request; its reader gets CallCancelled. Returns True if it was still open."""
         with self._lock:
             command = self._lanes.leave(lane)
             self.send(command)
@@ -187,13 +193,14 @@ class _Call:
         return command is not None
 
     def retire(self) -> None:
-        """End the call with its last request."""
+        """Accept no more requests. The call ends when its last request has ended."""
         with self._lock:
             self._is_retired = True
             self._end_when_unused()
 
     def close(self) -> None:
-        """Cancel the call and its open requests."""
+        """Cancel the call, fail its open requests with CallCancelled, and wait for the reading
+        thread."""
         with self._lock:
             self._lanes.end(client_closed())
         self._call.cancel()

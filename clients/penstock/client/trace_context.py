@@ -1,7 +1,7 @@
 """W3C trace context of a request, for the metadata of a call.
 
-Owns the two headers and the optional use of OpenTelemetry, which is looked up once and never
-required.
+Contains the two headers as a value, and reads them from the current span if OpenTelemetry is
+installed.
 """
 
 import functools
@@ -13,20 +13,20 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceContext:
-    """The trace that a call belongs to, as W3C Trace Context headers.
+    """The trace to which a call belongs, as W3C Trace Context headers.
 
-    Raises ValueError for an invalid header value; the server checks the content.
+    Raises ValueError for a value that is not printable ASCII. The server checks the content.
 
     Attributes:
-        traceparent: The header of that name.
-        tracestate: The header of that name; "" for none.
+        traceparent: The header with this name.
+        tracestate: The header with this name; "" for none.
     """
 
     traceparent: str
     tracestate: str = ""
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming the header that cannot be sent."""
+        """Raise ValueError, which names the header that cannot be sent."""
         for name, value in (("traceparent", self.traceparent), ("tracestate", self.tracestate)):
             if not (value.isascii() and value.isprintable()):
                 raise ValueError(f"{name}: must be printable ASCII, on one line")
@@ -38,7 +38,8 @@ class TraceContext:
 
 
 def current_trace_context() -> TraceContext | None:
-    """Return the context of the current OpenTelemetry span; None without a span or the package."""
+    """Return the context of the current OpenTelemetry span; None if there is no span or no
+    OpenTelemetry."""
     inject = _injector()
     if inject is None:
         return None
@@ -53,7 +54,10 @@ def current_trace_context() -> TraceContext | None:
 
 @functools.cache
 def _injector() -> Callable[[dict[str, str]], None] | None:
-    """Return the W3C propagator's `inject`, independent of the propagators that are configured."""
+    """Return the `inject` function of the W3C propagator, regardless of the configured propagators.
+
+    Returns None if OpenTelemetry is not installed.
+    """
     try:
         module: Any = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
     except ImportError:

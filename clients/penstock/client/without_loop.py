@@ -1,6 +1,6 @@
 """Runs coroutines and asynchronous generators that never suspend, without an event loop.
 
-Steps coroutines; the code that it steps blocks its thread instead of suspending.
+The code that they call blocks the thread instead of suspending.
 """
 
 import sys
@@ -11,20 +11,22 @@ ResultT = TypeVar("ResultT")
 
 
 def run(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Return the result of a coroutine that never suspends. Raises RuntimeError if it suspends."""
+    """Run a coroutine that never suspends, and return its result. Raises RuntimeError if it
+    suspends."""
     hooks = sys.get_asyncgen_hooks()
     if hooks.firstiter is None:
-        return _step(coroutine)
-    # The event loop of this thread would otherwise adopt generators that begin here.
+        return run_in_one_step(coroutine)
+    # Otherwise the event loop of this thread would adopt generators that begin here.
     sys.set_asyncgen_hooks(None, None)
     try:
-        return _step(coroutine)
+        return run_in_one_step(coroutine)
     finally:
         sys.set_asyncgen_hooks(*hooks)
 
 
 def iterate(items: AsyncGenerator[ResultT, None]) -> Generator[ResultT, None, None]:
-    """Yield the items of a generator that never suspends; leaving early closes it at once."""
+    """Yield the items of an asynchronous generator that never suspends. Closing the iterator closes
+    the generator immediately."""
     try:
         while True:
             try:
@@ -37,7 +39,7 @@ def iterate(items: AsyncGenerator[ResultT, None]) -> Generator[ResultT, None, No
 
 
 async def _next_of(items: AsyncGenerator[ResultT, None]) -> ResultT:
-    # A coroutine, because `anext` calls the hooks before anything is awaited.
+    # This is a coroutine, because `anext` calls the hooks before anything is awaited.
     return await anext(items)
 
 
@@ -45,11 +47,12 @@ async def _close(items: AsyncGenerator[Any, None]) -> None:
     await items.aclose()
 
 
-def _step(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+def run_in_one_step(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Same as `run`, for a coroutine that starts no asynchronous generators."""
     try:
         coroutine.send(None)
     except StopIteration as done:
         result: ResultT = done.value
         return result
     coroutine.close()
-    raise RuntimeError("a coroutine waits, and there is no event loop to wait in")
+    raise RuntimeError("a coroutine suspends, and no event loop runs it")

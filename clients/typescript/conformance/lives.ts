@@ -1,11 +1,13 @@
-/** The scenarios about how a request lives and ends: cancels, deadlines, and what it survives. */
+/**
+ * Scenarios about the end of requests (cancels, deadlines), and about failures that they survive.
+ */
 
 import { PenstockError, RequestState } from "../src/index.js";
 import { refused } from "./refusals.js";
 import {
   CALL_MS,
   greedy,
-  Heard,
+  CheckedStream,
   LONG_TOKENS,
   newId,
   NotHeld,
@@ -24,10 +26,10 @@ export async function cancelAfterFirstToken(talk: Talk): Promise<void> {
   const requestId = newId();
   const leaving = new AbortController();
   const call = { ...CALL, signal: leaving.signal };
-  const heard = new Heard(client.generate({ ...greedy(LONG_TOKENS), requestId }, call));
-  await heard.untilTokens();
+  const checked = new CheckedStream(client.generate({ ...greedy(LONG_TOKENS), requestId }, call));
+  await checked.untilTokens();
   leaving.abort();
-  await refused(heard.untilEnd(), "CANCELLED", "");
+  await refused(checked.untilEnd(), "CANCELLED", "");
   await untilIdIsFree(client, requestId);
 }
 
@@ -47,19 +49,23 @@ async function untilIdIsFree(client: Client, requestId: string): Promise<void> {
 
 export async function cancelById(talk: Talk): Promise<void> {
   const requestId = newId();
-  const heard = new Heard(talk.client().generate({ ...greedy(LONG_TOKENS), requestId }, CALL));
-  await heard.untilTokens();
+  const checked = new CheckedStream(
+    talk.client().generate({ ...greedy(LONG_TOKENS), requestId }, CALL),
+  );
+  await checked.untilTokens();
   const state = await talk.client().cancel(requestId);
   require(state === RequestState.PROCESSING, `Cancel found it in ${RequestState[state]}`);
-  await heard.untilEnd();
-  require(heard.finishReason === "CANCELLED", `the reason is ${heard.finishReason}`);
+  await checked.untilEnd();
+  require(checked.finishReason === "CANCELLED", `the reason is ${checked.finishReason}`);
 }
 
 export async function deadline(talk: Talk): Promise<void> {
   const beganMs = performance.now();
-  const heard = new Heard(talk.client().generate(greedy(LONG_TOKENS), { deadlineMs: 1000 }));
+  const checked = new CheckedStream(
+    talk.client().generate(greedy(LONG_TOKENS), { deadlineMs: 1000 }),
+  );
   try {
-    await heard.untilEnd();
+    await checked.untilEnd();
   } catch (error) {
     if (!(error instanceof PenstockError)) throw error;
     require(error.codeName === "DEADLINE_EXCEEDED", `it failed with ${error.message}`);
@@ -74,14 +80,14 @@ export async function resume(talk: Talk): Promise<void> {
   const numTokens = 200;
   const lost = talk.client();
   const once = await lost.generateOnce(greedy(numTokens), CALL);
-  const before = new Heard(
+  const before = new CheckedStream(
     lost.generate({ ...greedy(numTokens), resumeTimeout: milliseconds(30_000) }),
   );
   await before.untilTokens(20);
   const { point } = before.stream;
   lost.close();
   require(!before.finished, "it had ended before it was cut");
-  const rest = new Heard(talk.client().resume(point, CALL));
+  const rest = new CheckedStream(talk.client().resume(point, CALL));
   await rest.untilEnd();
   const total = before.numTokens + rest.numTokens;
   require(total === numTokens, `${total} tokens, not ${numTokens}`);
@@ -92,20 +98,20 @@ export async function resume(talk: Talk): Promise<void> {
 export async function engineKilled(talk: Talk): Promise<void> {
   const client = talk.client({ retry: { maxAttempts: 8 } });
   const request = greedy(400, text(PROMPT));
-  const heard = new Heard(client.generate(request, CALL));
-  await heard.untilTokens();
+  const checked = new CheckedStream(client.generate(request, CALL));
+  await checked.untilTokens();
   talk.ready();
-  await heard.untilEnd();
+  await checked.untilEnd();
   const once = await client.generateOnce(request, CALL);
-  require(heard.numTokens === 400, `${heard.numTokens} tokens, not 400`);
-  require(heard.text === once.outputs[0]?.text, "the text is another than GenerateOnce's");
+  require(checked.numTokens === 400, `${checked.numTokens} tokens, not 400`);
+  require(checked.text === once.outputs[0]?.text, "the text is another than GenerateOnce's");
 }
 
 export async function drain(talk: Talk): Promise<void> {
   const client = talk.client();
   const numTokens = 300;
-  const heard = new Heard(client.generate(greedy(numTokens), CALL));
-  await heard.untilTokens();
+  const checked = new CheckedStream(client.generate(greedy(numTokens), CALL));
+  await checked.untilTokens();
   await talk.untilGo();
   try {
     await client.generateOnce(greedy(4), CALL);
@@ -115,6 +121,6 @@ export async function drain(talk: Talk): Promise<void> {
     const isRight = error.codeName === "UNAVAILABLE" && ["", "DRAINING"].includes(error.reason);
     require(isRight, `refused with ${error.message}`);
   }
-  await heard.untilEnd();
-  require(heard.numTokens === numTokens, `${heard.numTokens} tokens, not ${numTokens}`);
+  await checked.untilEnd();
+  require(checked.numTokens === numTokens, `${checked.numTokens} tokens, not ${numTokens}`);
 }

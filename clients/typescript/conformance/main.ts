@@ -1,6 +1,6 @@
 /**
- * The conformance program: scenario names on stdin, a line of JSON for each on stdout. Owns these
- * lines and the bound on each scenario.
+ * The conformance program: reads names of scenarios from stdin and writes a line of JSON for each
+ * to stdout. Each scenario has a time limit.
  */
 
 import { createInterface } from "node:readline";
@@ -46,14 +46,14 @@ async function main(): Promise<void> {
     if (done) return;
     const [word = "", rest = ""] = line.trim().split(" ", 2);
     if (word === "address") address = rest;
-    else if (word !== "") say({ scenario: word, ...(await outcome(word, address, lines)) });
+    else if (word !== "") writeLine({ scenario: word, ...(await outcome(word, address, lines)) });
   }
 }
 
 async function outcome(name: string, address: string, lines: AsyncIterator<string>) {
   const check = Object.hasOwn(CHECKS, name) ? CHECKS[name] : undefined;
   if (!check) return { outcome: "failed", why: "no such scenario" };
-  const ready = (): void => say({ scenario: name, event: "ready" });
+  const ready = (): void => writeLine({ scenario: name, event: "ready" });
   const untilGo = async (): Promise<void> => {
     ready();
     const { value: line } = await lines.next();
@@ -85,7 +85,7 @@ async function bounded(check: Promise<void>): Promise<void> {
   }
 }
 
-function say(line: Readonly<Record<string, string>>): void {
+function writeLine(line: Readonly<Record<string, string>>): void {
   process.stdout.write(`${JSON.stringify(line)}\n`);
 }
 

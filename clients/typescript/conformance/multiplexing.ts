@@ -2,7 +2,7 @@
 
 import { text } from "../src/index.js";
 import { refused } from "./refusals.js";
-import { CALL_MS, greedy, Heard, LONG_TOKENS, PROMPT, require, type Talk } from "./talk.js";
+import { CALL_MS, greedy, CheckedStream, LONG_TOKENS, PROMPT, require, type Talk } from "./talk.js";
 
 const NUM_TEXTS = 6;
 const CALL = { deadlineMs: CALL_MS };
@@ -13,33 +13,35 @@ export async function multiplex(talk: Talk): Promise<void> {
   const requests = Array.from({ length: NUM_TEXTS }, (_, index) =>
     greedy(40, text(`${PROMPT}, number ${index}`)),
   );
-  const all = requests.map((request) => new Heard(session.generate(request, CALL)));
-  for (const heard of all) await heard.untilAccepted();
+  const all = requests.map((request) => new CheckedStream(session.generate(request, CALL)));
+  for (const checked of all) await checked.untilAccepted();
 
-  const bad = new Heard(session.generate({ ...greedy(4), sampling: { temperature: -1 } }, CALL));
+  const bad = new CheckedStream(
+    session.generate({ ...greedy(4), sampling: { temperature: -1 } }, CALL),
+  );
   await refused(bad.untilEnd(), "INVALID_ARGUMENT", "INVALID_ARGUMENT");
 
-  await Promise.all(all.map((heard) => heard.untilEnd()));
+  await Promise.all(all.map((checked) => checked.untilEnd()));
   for (const [index, request] of requests.entries()) {
     const once = await client.generateOnce(request, CALL);
     require(all[index]?.text === once.outputs[0]?.text, `text ${index} is not GenerateOnce's`);
   }
 
-  const long = new Heard(session.generate(greedy(LONG_TOKENS), CALL));
+  const long = new CheckedStream(session.generate(greedy(LONG_TOKENS), CALL));
   await long.untilTokens();
   long.stream.stop();
   await long.untilEnd();
   require(long.finishReason === "CANCELLED", `the cancelled one ended by ${long.finishReason}`);
 
   const credit = { ...CALL, windowTokens: 5, isCreditManual: true };
-  const thrifty = new Heard(session.generate(greedy(20), credit));
+  const thrifty = new CheckedStream(session.generate(greedy(20), credit));
   await thrifty.untilTokens(5);
   let isHeldBack = true;
   const more = thrifty.untilTokens(6).then(() => {
     isHeldBack = false;
   });
-  // The end of a longer request states that the one without credit had its chance.
-  await new Heard(session.generate(greedy(60), CALL)).untilEnd();
+  // When the longer request has ended, the one without credit has had the time to end.
+  await new CheckedStream(session.generate(greedy(60), CALL)).untilEnd();
   const numEarly = thrifty.numTokens;
   require(isHeldBack && numEarly === 5, "more than 5 tokens came for a credit of 5");
   thrifty.stream.grant(100);

@@ -1,15 +1,24 @@
-/** The scenarios about refusals: what cannot be served, and that the error states so in full. */
+/** Scenarios about rejected requests, and about the details in their errors. */
 
 import { PenstockError, type Client, type Timing } from "../src/index.js";
 import { SYSTEM_TIMING } from "../src/timing.js";
-import { CALL_MS, greedy, Heard, LONG_TOKENS, newId, NotHeld, require, type Talk } from "./talk.js";
+import {
+  CALL_MS,
+  greedy,
+  CheckedStream,
+  LONG_TOKENS,
+  newId,
+  NotHeld,
+  require,
+  type Talk,
+} from "./talk.js";
 
 const NUM_PLACES = 4;
 const NUM_WAITING = 4;
 const MAX_WAIT_MS = 50;
 const CALL = { deadlineMs: CALL_MS };
 
-/** The failure of a call, which has to have this status and reason. */
+/** Returns the failure of a call, which must have this status and reason. */
 export async function refused(
   call: Promise<unknown>,
   codeName: string,
@@ -37,7 +46,7 @@ export async function invalidField(talk: Talk): Promise<void> {
 export async function unknownModel(talk: Talk): Promise<void> {
   const call = talk.client().generateOnce({ ...greedy(4), model: "no-such-model" }, CALL);
   const { info } = await refused(call, "NOT_FOUND", "MODEL_NOT_FOUND");
-  require(info["model"] === "no-such-model", `ErrorInfo tells the model ${info["model"]}`);
+  require(info["model"] === "no-such-model", `ErrorInfo names the model ${info["model"]}`);
 }
 
 export async function unimplementedFeature(talk: Talk): Promise<void> {
@@ -45,13 +54,13 @@ export async function unimplementedFeature(talk: Talk): Promise<void> {
   const kind = { case: "jsonSchema", value: { schema: '{"type": "object"}' } } as const;
   const call = talk.client().generateOnce({ prompt, constraint: { kind } }, CALL);
   const { info } = await refused(call, "UNIMPLEMENTED", "FEATURE_UNSUPPORTED");
-  require(info["feature"] === "json_schema", `ErrorInfo tells the feature ${info["feature"]}`);
+  require(info["feature"] === "json_schema", `ErrorInfo names the feature ${info["feature"]}`);
 }
 
 export async function duplicateRequestId(talk: Talk): Promise<void> {
   const client = talk.client();
   const requestId = newId();
-  const first = new Heard(client.generate({ ...greedy(100), requestId }, CALL));
+  const first = new CheckedStream(client.generate({ ...greedy(100), requestId }, CALL));
   await first.untilTokens();
   const second = client.generateOnce({ ...greedy(4), requestId }, CALL);
   await refused(second, "ALREADY_EXISTS", "REQUEST_ID_IN_USE");
@@ -65,25 +74,25 @@ export async function queueFull(talk: Talk): Promise<void> {
   const ninth = client.generateOnce(greedy(4), CALL);
   try {
     const error = await refused(ninth, "RESOURCE_EXHAUSTED", "QUEUE_FULL");
-    require((error.retryAfterMs ?? 0) > 0, `RetryInfo tells ${error.retryAfterMs} ms`);
+    require((error.retryAfterMs ?? 0) > 0, `RetryInfo has ${error.retryAfterMs} ms`);
   } finally {
     await leaveAll(blockers);
   }
-  // A front learns a step later that there is room again.
+  // A front receives free capacity one step later.
   const patient = talk.client({ retry: { maxAttempts: 20 }, timing: hurried(Promise.resolve()) });
   await patient.generateOnce(greedy(1));
 }
 
 export async function retryAfterRefusal(talk: Talk): Promise<void> {
-  let tellLeft = (): void => undefined;
+  let reportLeft = (): void => undefined;
   const haveLeft = new Promise<void>((resolve) => {
-    tellLeft = resolve;
+    reportLeft = resolve;
   });
-  let tellRefused = (): void => undefined;
+  let reportRefused = (): void => undefined;
   const isRefused = new Promise<void>((resolve) => {
-    tellRefused = resolve;
+    reportRefused = resolve;
   });
-  const timing = hurried(haveLeft, tellRefused);
+  const timing = hurried(haveLeft, reportRefused);
   const patient = talk.client({ retry: { maxAttempts: 20 }, timing });
   const blockers = await fillQueue(talk.client());
   const late = patient.generateOnce(greedy(8));
@@ -91,16 +100,15 @@ export async function retryAfterRefusal(talk: Talk): Promise<void> {
     await Promise.race([isRefused, late]);
   } finally {
     await leaveAll(blockers);
-    tellLeft();
+    reportLeft();
   }
   const numTokens = (await late).finished?.usage?.numCompletionTokens;
   require(numTokens === 8, `${numTokens} tokens, not 8`);
 }
 
 /**
- * Waits of a client that is reported when there is room, instead of as long as the server foresees:
- * that
- * depends on what it served before, and may be longer than a scenario. `onWait`: at each.
+ * Timing of a client that waits for free capacity instead of the server's predicted delay, which
+ * depends on earlier requests and may be longer than a scenario. `onWait` is called at each wait.
  */
 function hurried(haveLeft: Promise<void>, onWait = (): void => undefined): Timing {
   const sleep = async (delayMs: number, signal: AbortSignal): Promise<void> => {
@@ -111,11 +119,11 @@ function hurried(haveLeft: Promise<void>, onWait = (): void => undefined): Timin
   return { ...SYSTEM_TIMING, sleep };
 }
 
-/** Eight long requests: four that have tokens, then four that wait. */
-async function fillQueue(client: Client): Promise<Heard[]> {
-  const blockers: Heard[] = [];
+/** Submits eight long requests: four that have tokens, then four that wait. */
+async function fillQueue(client: Client): Promise<CheckedStream[]> {
+  const blockers: CheckedStream[] = [];
   for (let number = 0; number < NUM_PLACES + NUM_WAITING; number++) {
-    const blocker = new Heard(client.generate(greedy(LONG_TOKENS), CALL));
+    const blocker = new CheckedStream(client.generate(greedy(LONG_TOKENS), CALL));
     blockers.push(blocker);
     await blocker.untilAccepted();
     if (number < NUM_PLACES) await blocker.untilTokens();
@@ -123,6 +131,6 @@ async function fillQueue(client: Client): Promise<Heard[]> {
   return blockers;
 }
 
-async function leaveAll(blockers: readonly Heard[]): Promise<void> {
+async function leaveAll(blockers: readonly CheckedStream[]): Promise<void> {
   for (const blocker of blockers) await blocker.stream.return();
 }

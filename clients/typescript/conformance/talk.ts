@@ -1,7 +1,6 @@
 /**
- * What the scenarios share: clients of the service, the way to state that something did not hold,
- * and
- * a stream that is read piece by piece while its order is checked. Knows nothing of any one scenario.
+ * Shared by the scenarios: clients of the service, the check of a condition, and a stream that is
+ * read message by message while its order is checked.
  */
 
 import { randomUUID } from "node:crypto";
@@ -19,23 +18,23 @@ import {
 } from "../src/index.js";
 
 export const PROMPT = "The old lighthouse keeper climbed the stairs";
-/** The deadline of calls that are not about deadlines; a scenario has 60 s. */
+/** The deadline of calls that do not test deadlines; a scenario has 60 s. */
 export const CALL_MS = 50_000;
 export const LONG_TOKENS = 10_000;
 
-/** What a scenario asks did not hold. */
+/** A condition of a scenario does not hold. */
 export class NotHeld extends Error {}
 
 export function require(holds: boolean, why: string): asserts holds {
   if (!holds) throw new NotHeld(why);
 }
 
-/** A request id that no client else has. */
+/** Returns a unique request id. */
 export function newId(): string {
   return `conformance-${randomUUID()}`;
 }
 
-/** Exactly so many tokens, a function of the prompt. */
+/** Requests exactly this number of tokens, which depend only on the prompt. */
 export function greedy(maxTokens: number, prompt: GenerateInit["prompt"] = text(PROMPT)) {
   return {
     prompt,
@@ -44,13 +43,13 @@ export function greedy(maxTokens: number, prompt: GenerateInit["prompt"] = text(
   } satisfies GenerateInit;
 }
 
-/** What one scenario gets: its clients end with it. */
+/** Passed to each scenario. Its clients are closed at the end of the scenario. */
 export class Talk {
   readonly #clients: Client[] = [];
   readonly address: string;
-  /** States that the driver may act. */
+  /** Reports to the driver that the scenario is ready. */
   readonly ready: () => void;
-  /** States so, and waits until it has. */
+  /** Reports to the driver that the scenario is ready, and waits for the command to continue. */
   readonly untilGo: () => Promise<void>;
 
   constructor(address: string, ready: () => void, untilGo: () => Promise<void>) {
@@ -59,7 +58,7 @@ export class Talk {
     this.untilGo = untilGo;
   }
 
-  /** A client with a separate connection, which reports every failure at once. */
+  /** Returns a client with a separate connection and without retries. */
   client(options: ClientOptions = {}): Client {
     const client = new Client(this.address, { retry: NO_RETRY, ...options });
     this.#clients.push(client);
@@ -71,8 +70,8 @@ export class Talk {
   }
 }
 
-/** The messages of one stream as they are read, each checked against the one before. */
-export class Heard<S extends GenerationStream = GenerationStream> {
+/** The messages of one stream, each checked against the previous one. */
+export class CheckedStream<S extends GenerationStream = GenerationStream> {
   readonly stream: S;
   readonly chunks: TokenDelta[] = [];
   accepted: RequestAccepted | undefined;
@@ -97,7 +96,7 @@ export class Heard<S extends GenerationStream = GenerationStream> {
     return this.chunks.flatMap((chunk) => chunk.records.map((record) => record.id));
   }
 
-  /** Name of the first output's finish reason, "" while there is none. */
+  /** Returns the name of the first output's finish reason, "" if there is none. */
   get finishReason(): string {
     const reason = this.finished?.outputs[0]?.finishReason;
     return reason === undefined ? "" : (FinishReason[reason] ?? "");
@@ -112,11 +111,11 @@ export class Heard<S extends GenerationStream = GenerationStream> {
     while (this.numTokens < numTokens) await this.#read();
   }
 
-  /** Read to the end, past the last message. */
+  /** Reads to the end, past the last message. */
   async untilEnd(): Promise<RequestFinished> {
     while (!this.finished) await this.#read();
     const late = await this.stream.next();
-    require(late.done === true, "a message came after finished");
+    require(late.done === true, "received a message after finished");
     return this.finished;
   }
 

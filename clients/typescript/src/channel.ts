@@ -1,4 +1,4 @@
-/** How a connection is opened: the target an address means, and channel options. Opens nothing. */
+/** The gRPC target of an address, and channel options. Opens no connection. */
 
 import { isIPv6 } from "node:net";
 import type { ChannelOptions } from "@grpc/grpc-js";
@@ -9,23 +9,27 @@ const TARGET = /^(dns|unix|ipv4|ipv6|xds):/;
 const HOST_AND_PORT = /^(\[(?<ipv6>[^[\]]*)\]|[^\s:/[\]]+)(?<colon>:(?<port>\d*))?$/;
 const ROUND_ROBIN = JSON.stringify({ loadBalancingConfig: [{ round_robin: {} }] });
 
-/** What concerns a connection. */
+/** Settings of a connection. */
 export interface ChannelSettings {
-  /** Time between pings while calls are open; at least 20 s, or servers disconnect. Default 30 s. */
+  /**
+   * Time between pings while calls are open. At least 20 s, because servers disconnect clients that
+   * ping more often. Default 30 s.
+   */
   readonly keepaliveMs?: number;
-  /** Time within which a ping must be answered. Default 10 s. */
+  /** The connection ends if a ping is not acknowledged within this time. Default 10 s. */
   readonly keepaliveTimeoutMs?: number;
-  /** Largest message either way. Default 32 MiB. */
+  /** Maximum size of a message, in both directions. Default 32 MiB. */
   readonly maxMessageBytes?: number;
-  /** Longest wait between attempts to connect. Default 5 s. */
+  /** Maximum wait between connection attempts. Default 5 s. */
   readonly maxReconnectBackoffMs?: number;
-  /** What the server's certificate must be for, where that is not the host of the address. */
+  /** The name that the server's certificate must have, if it is not the host of the address. */
   readonly serverName?: string;
 }
 
 /**
- * What gRPC is to connect to. HOST, HOST:PORT, [IPV6]:PORT, or a gRPC target (`unix:PATH`,
- * `dns:///HOST:PORT`, `ipv4:A,B`), which passes as it is. Throws TypeError for anything else.
+ * Returns the gRPC target of an address: HOST, HOST:PORT, [IPV6]:PORT, or a gRPC target
+ * (`unix:PATH`, `dns:///HOST:PORT`, `ipv4:A,B`), which is used unchanged. Throws TypeError for
+ * other texts.
  */
 export function grpcTarget(address: string): string {
   if (TARGET.test(address)) return address;
@@ -43,7 +47,7 @@ export function grpcTarget(address: string): string {
   return address;
 }
 
-/** gRPC channel options. Throws RangeError naming the field that is out of range. */
+/** Returns gRPC channel options. Throws RangeError, which names the field that is out of range. */
 export function channelOptions(target: string, settings: ChannelSettings): ChannelOptions {
   const {
     keepaliveMs = 30_000,
@@ -68,7 +72,7 @@ export function channelOptions(target: string, settings: ChannelSettings): Chann
     "grpc.keepalive_permit_without_calls": 0,
     "grpc.max_receive_message_length": maxMessageBytes,
     "grpc.max_send_message_length": maxMessageBytes,
-    // gRPC waits a second before it tries to connect again; a server that restarts should be found
+    // gRPC waits a second before it reconnects. With a shorter wait, a restarted server is found
     // sooner.
     "grpc.initial_reconnect_backoff_ms": Math.min(200, maxReconnectBackoffMs),
     "grpc.max_reconnect_backoff_ms": maxReconnectBackoffMs,

@@ -1,6 +1,6 @@
 /**
- * The client. Owns one connection and what is common to its calls: retry policy and budget, token,
- * metadata. Everything about one stream is in generation-stream.ts.
+ * The client: one connection, and the settings common to its calls: retry policy and budget, token,
+ * metadata. generation-stream.ts handles the streams.
  */
 
 import {
@@ -51,28 +51,28 @@ const LEAVING_DEADLINE_MS = 2000;
 const MAX_PAGES = 1000;
 
 export interface ClientOptions extends ConnectionOptions {
-  /** What differs from `DEFAULT_RETRY`; `NO_RETRY` reports every failure at once. */
+  /** Fields that replace those of `DEFAULT_RETRY`. `NO_RETRY` disables retries. */
   readonly retry?: Partial<RetryPolicy>;
   /** For tests. */
   readonly timing?: Timing;
 }
 
-/** What may be stated of one call. */
+/** Options of one call. */
 export interface CallOptions {
-  /** Time for the call, all its attempts together; it travels as the gRPC deadline. */
+  /** Time for the call, with all its attempts. It is sent as the gRPC deadline. */
   readonly deadlineMs?: number;
   /** Cancels the call, and the request on the server. */
   readonly signal?: AbortSignal;
   readonly metadata?: Headers;
   readonly trace?: TraceContext;
-  /** In place of the client's policy. */
+  /** Replaces the client's retry policy. */
   readonly retry?: Partial<RetryPolicy>;
 }
 
 export interface ResumeOptions extends CallOptions {
   /**
-   * For how long lost connections are made good again, and that leaving early cancels the request:
-   * the request's own resumeTimeout. Default 0.
+   * For this time after a lost connection the stream reconnects, and leaving it early cancels the
+   * request. Normally the request's resumeTimeout. Default 0.
    */
   readonly graceMs?: number;
 }
@@ -85,8 +85,8 @@ export class Client {
   readonly #budget = new RetryBudget();
 
   /**
-   * `address`: HOST, HOST:PORT or a gRPC target. Throws TypeError or RangeError naming what is
-   * wrong. Nothing is sent before the first call.
+   * `address` is HOST, HOST:PORT or a gRPC target. Throws TypeError or RangeError, which names the
+   * invalid value. Nothing is sent before the first call.
    */
   constructor(address: string, options: ClientOptions = {}) {
     this.#retry = retryPolicy(options.retry);
@@ -95,8 +95,8 @@ export class Client {
   }
 
   /**
-   * The events of one request. Where it asks for a `resumeTimeout`, a lost connection is made
-   * good by Resume, and no client notices.
+   * Streams the events of one request. If it has a `resumeTimeout`, the stream reconnects by itself
+   * after a lost connection.
    */
   generate(request: GenerateInit, options: CallOptions = {}): GenerationStream {
     const message = create(GenerateRequestSchema, request);
@@ -109,7 +109,7 @@ export class Client {
     );
   }
 
-  /** The text of a request, as it comes. Throws RangeError for one with several outputs. */
+  /** Streams the text of a request. Throws RangeError for a request with several outputs. */
   generateText(request: GenerateInit, options: CallOptions = {}): AsyncGenerator<string, void> {
     const n = request.sampling?.numOutputs ?? 1;
     if (n > 1)
@@ -117,13 +117,13 @@ export class Client {
     return textOf(this.generate(request, options));
   }
 
-  /** A whole generation. Nothing comes before the end, so give a deadline. */
+  /** Returns a complete generation. Set a deadline, because nothing is returned before the end. */
   generateOnce(request: GenerateInit, options: CallOptions = {}): Promise<GenerateOnceResponse> {
     const message = create(GenerateOnceRequestSchema, { generation: request });
     return this.#unary(GenerationService.method.generateOnce, message, options);
   }
 
-  /** The rest of a request's stream from `point` on, on whichever connection it was begun. */
+  /** Streams the remaining events of a request from `point` on, after its stream was lost. */
   resume(point: ResumePoint, options: ResumeOptions = {}): GenerationStream {
     const { graceMs = 0 } = options;
     const plan = {
@@ -134,13 +134,13 @@ export class Client {
     return this.#stream(undefined, plan, options);
   }
 
-  /** Cancel a request wherever it was submitted; where it stood. */
+  /** Cancels a request, regardless of the client that submitted it. Returns its state before. */
   async cancel(requestId: string, options: CallOptions = {}): Promise<RequestState> {
     const message = create(CancelRequestSchema, { requestId });
     return (await this.#control(GenerationService.method.cancel, message, options)).state;
   }
 
-  /** Many requests over one call, with credit: for gateways. */
+  /** Sends many requests over one call, with credit: for gateways. */
   multiplex(options: MultiplexOptions = {}): MultiplexSession {
     return new MultiplexSession(
       this.#transport,
@@ -150,14 +150,14 @@ export class Client {
     );
   }
 
-  /** The model of this name; of none, the server's default. */
+  /** Returns the model with this name; the server's default model if the name is empty. */
   async getModel(name?: string, options: CallOptions = {}): Promise<ModelInfo> {
     const message = create(GetModelRequestSchema, name === undefined ? {} : { name });
     const { model } = await this.#control(ModelService.method.getModel, message, options);
     return present(model, "GetModelResponse.model");
   }
 
-  /** All models of the server. */
+  /** Returns all models of the server. */
   async listModels(options: CallOptions = {}): Promise<ModelInfo[]> {
     const models: ModelInfo[] = [];
     let pageToken = "";
@@ -171,7 +171,7 @@ export class Client {
     return models;
   }
 
-  /** Token ids of a text or dialogue. */
+  /** Returns the token ids of a text or a conversation. */
   tokenize(
     request: MessageInitShape<typeof TokenizeRequestSchema>,
     options: CallOptions = {},
@@ -180,7 +180,7 @@ export class Client {
     return this.#control(ModelService.method.tokenize, message, options);
   }
 
-  /** The text of token ids. */
+  /** Returns the text of token ids. */
   async detokenize(
     request: MessageInitShape<typeof DetokenizeRequestSchema>,
     options: CallOptions = {},
@@ -189,7 +189,10 @@ export class Client {
     return (await this.#control(ModelService.method.detokenize, message, options)).text;
   }
 
-  /** Cancel what is open and hang up. Requests with a grace period can be resumed elsewhere. */
+  /**
+   * Cancels open calls and closes the connection. Requests with a resumeTimeout can be resumed by
+   * another client.
+   */
   close(): void {
     this.#transport.close();
   }
@@ -222,7 +225,7 @@ export class Client {
       },
       cancelRequest: async (requestId: string) => {
         const leaving = { metadata: options.metadata ?? {}, deadlineMs: LEAVING_DEADLINE_MS };
-        // What fails here ends with its grace period.
+        // If this fails, the request ends after its resumeTimeout.
         await this.cancel(requestId, leaving).catch(() => undefined);
       },
       isClosed: () => this.#transport.isClosed,
@@ -264,7 +267,8 @@ export class Client {
       try {
         return await this.#transport.unary(method, bytes, options, attempts.timeoutMs(), signal);
       } catch (failed) {
-        if (signal?.aborted) throw callCancelled("the caller cancelled it", "", signal.reason);
+        if (signal?.aborted)
+          throw callCancelled("the caller cancelled the call", "", signal.reason);
         if (this.#transport.isClosed) throw callCancelled("the client was closed", "", failed);
         const error = unlessAsked(errorFrom(failed));
         const delayMs = attempts.delayAfter(error, false);
@@ -278,14 +282,14 @@ export class Client {
     try {
       await this.#timing.sleep(delayMs, signal);
     } catch (failed) {
-      throw callCancelled("the caller cancelled it", "", signal.reason ?? failed);
+      throw callCancelled("the caller cancelled the call", "", signal.reason ?? failed);
     }
   }
 }
 
 type StreamBeginning = (timeoutMs: number | undefined) => Promise<Attempt<GenerateResponse>>;
 
-/** A Resume call as the stream that it continues with. */
+/** Adapts a Resume call to the stream that it continues. */
 function resumed(attempt: Attempt<ResumeResponse>): Attempt<GenerateResponse> {
   return {
     responses: responsesOf(attempt),
@@ -311,6 +315,6 @@ async function* responsesOf(
 }
 
 function present<T>(value: T | undefined, name: string): T {
-  if (value === undefined) throw new TypeError(`the server left ${name} out`);
+  if (value === undefined) throw new TypeError(`the response has no ${name}`);
   return value;
 }

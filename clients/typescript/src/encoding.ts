@@ -1,9 +1,9 @@
-/** Messages to bytes. Owns the refusal of values that do not fit their field, by its path. */
+/** Encodes messages. Rejects values that do not fit their field, with the path of the field. */
 
 import { ScalarType, toBinary, type DescMessage, type MessageShape } from "@bufbuild/protobuf";
 import { reflect, type ReflectMessage } from "@bufbuild/protobuf/reflect";
 
-/** Throws TypeError naming the field whose value does not fit it. */
+/** Encodes a message. Throws TypeError, which names the field, if a value does not fit. */
 export function encode<D extends DescMessage>(schema: D, message: MessageShape<D>): Buffer {
   requireUnicode(reflect(schema, message), "");
   try {
@@ -15,7 +15,7 @@ export function encode<D extends DescMessage>(schema: D, message: MessageShape<D
   }
 }
 
-/** Half a surrogate pair has no UTF-8: it would arrive as another character. */
+/** An unpaired surrogate has no UTF-8 encoding, and would arrive as another character. */
 function requireUnicode(message: ReflectMessage, prefix: string): void {
   for (const field of message.fields) {
     if (!message.isSet(field)) continue;
@@ -37,7 +37,7 @@ function requireUnicode(message: ReflectMessage, prefix: string): void {
 }
 
 function requireText(value: unknown, path: string): void {
-  // The text is not quoted: prompts may be private.
+  // The text is not quoted, because prompts may be private.
   if (typeof value !== "string") throw new TypeError(`${path}: must be a string`);
-  if (!value.isWellFormed()) throw new TypeError(`${path}: has half a surrogate pair`);
+  if (!value.isWellFormed()) throw new TypeError(`${path}: has an unpaired surrogate`);
 }

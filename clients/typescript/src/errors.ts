@@ -1,7 +1,4 @@
-/**
- * What a call may fail with. Owns the one error class. Does not know how a status travels: see
- * status.ts.
- */
+/** The error class of failed calls. status.ts reads it from the status of a call. */
 
 import { status as Status } from "@grpc/grpc-js";
 import type { ErrorReason } from "./generated/penstock/v1/error_pb.js";
@@ -9,16 +6,16 @@ import type { ErrorReason } from "./generated/penstock/v1/error_pb.js";
 /** `ErrorInfo.domain` of the reasons below. */
 export const ERROR_DOMAIN = "penstock.dev";
 
-/** Names of `ErrorReason`; servers that are newer than this client may send others. */
+/** Names of `ErrorReason`. Newer servers may send others. */
 export type Reason = keyof typeof ErrorReason | "STREAM_BROKEN" | "" | (string & {});
 
-/** One bad field: its path in the request message, e.g. "sampling.temperature". */
+/** One invalid field: its path in the request message, e.g. "sampling.temperature". */
 export interface FieldViolation {
   readonly field: string;
   readonly description: string;
 }
 
-/** What is known of a failed call; what is left out is empty. */
+/** The known facts about a failed call. Fields that are not set are empty. */
 export interface Failure {
   readonly code: Status;
   readonly message: string;
@@ -31,32 +28,36 @@ export interface Failure {
   readonly cause?: unknown;
 }
 
-/** A call failed. `code` and `reason` are for programs, `message` is for people. */
+/** A call failed. `code` and `reason` are for programs, `message` is for humans. */
 export class PenstockError extends Error {
   override readonly name = "PenstockError";
   /** The gRPC status. */
   readonly code: Status;
-  /** E.g. "QUEUE_FULL"; "" when the status carried none (a proxy, the network, gRPC itself). */
+  /**
+   * E.g. "QUEUE_FULL"; "" if the status has none, because a proxy, the network or gRPC caused it.
+   */
   readonly reason: Reason;
-  /** Milliseconds after which the server suggests to try again (RetryInfo, push-back). */
+  /** Milliseconds after which the server suggests a retry (RetryInfo, push-back). */
   readonly retryAfterMs: number | undefined;
-  /** The server asked not to be tried again. */
+  /** True if the server requested that the call is not retried. */
   readonly isRetryRefused: boolean;
-  /** The bad fields of an INVALID_ARGUMENT. */
+  /** The invalid fields, for INVALID_ARGUMENT. */
   readonly fieldViolations: readonly FieldViolation[];
-  /** The request, "" if it is not known. */
+  /** The id of the request; "" if unknown. */
   readonly requestId: string;
-  /** What ErrorInfo carried besides the reason; error.proto states which keys belong to it. */
+  /** Other values of ErrorInfo; error.proto defines the keys for each reason. */
   readonly info: Readonly<Record<string, string>>;
   readonly #text: string;
 
   constructor(failure: Failure) {
     const { code, reason = "", fieldViolations = [] } = failure;
-    const told = reason === "" || reason === Status[code] ? "" : ` (${reason})`;
+    const detail = reason === "" || reason === Status[code] ? "" : ` (${reason})`;
     const fields = fieldViolations
       .filter((bad) => !failure.message.includes(bad.field))
       .map((bad) => `; ${bad.field}: ${bad.description}`);
-    super(`${Status[code]}${told}: ${failure.message}${fields.join("")}`, { cause: failure.cause });
+    super(`${Status[code]}${detail}: ${failure.message}${fields.join("")}`, {
+      cause: failure.cause,
+    });
     this.#text = failure.message;
     this.code = code;
     this.reason = reason;
@@ -72,47 +73,47 @@ export class PenstockError extends Error {
     return Status[this.code];
   }
 
-  /** The same failure with another status, text or request. */
+  /** Returns the same failure with another status, message or request id. */
   with(changes: Partial<Failure>): PenstockError {
     return new PenstockError({ ...this, message: this.#text, cause: this.cause, ...changes });
   }
 }
 
-/** The stream broke the contract: a gap, a wrong order, or no `finished` at its end. */
+/** The stream violated the protocol: a gap, a wrong order, or no `finished` event at its end. */
 export function streamBroken(message: string, requestId = ""): PenstockError {
   return new PenstockError({ code: Status.INTERNAL, reason: "STREAM_BROKEN", message, requestId });
 }
 
-/** This client gave the call up. */
+/** This client cancelled the call. */
 export function callCancelled(message: string, requestId = "", cause?: unknown): PenstockError {
   return new PenstockError({ code: Status.CANCELLED, message, requestId, cause });
 }
 
-/** The call's deadline passed, by this client's clock. */
+/** The deadline of the call passed, by the clock of this client. */
 export function deadlinePassed(requestId = ""): PenstockError {
   const message = "the call's deadline passed";
   return new PenstockError({ code: Status.DEADLINE_EXCEEDED, message, requestId });
 }
 
-/** The server ended a Multiplex call well although requests were open. */
+/** The server ended a Multiplex call with OK although requests were open. */
 export function multiplexEnded(): PenstockError {
   const message = "the server ended the Multiplex call";
   return new PenstockError({ code: Status.UNAVAILABLE, message });
 }
 
-/** A request that would end the call it shares: gRPC refuses messages by their size. */
+/** A request that is too large, so gRPC would reject it and end the shared call. */
 export function requestTooLarge(numBytes: number, maxBytes: number): PenstockError {
-  const message = `the request has ${numBytes} bytes, and may have ${maxBytes}`;
+  const message = `the request has ${numBytes} bytes; the limit is ${maxBytes}`;
   return new PenstockError({ code: Status.RESOURCE_EXHAUSTED, message });
 }
 
 /**
- * A call that a client else cancelled before the server stated anything was not served: servers
- * that
- * shut down do that with calls no handler has seen yet. A reason would state that it was meant.
+ * Converts the error of a call that was cancelled before the server responded, and not by this
+ * client, to UNAVAILABLE. A server that shuts down cancels calls that have no handler yet. An error
+ * with a reason was sent deliberately and is not converted.
  */
 export function unlessAsked(error: PenstockError): PenstockError {
   if (error.code !== Status.CANCELLED || error.reason !== "") return error;
-  const message = "the call was cancelled on its way, and not by this client";
+  const message = "the server or a proxy cancelled the call, not this client";
   return error.with({ code: Status.UNAVAILABLE, message });
 }

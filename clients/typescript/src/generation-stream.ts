@@ -1,8 +1,7 @@
 /**
- * One generation over all its attempts. Owns the choice between continuing where a stream broke
- * off,
- * beginning it again and reporting the error, and what leaving early means. Does not know how an
- * attempt is made: a separate call, or a request on a Multiplex call.
+ * One generation over all its attempts. Decides whether a broken stream is resumed, is started
+ * again, or ends with the error, and handles a reader that leaves early. An attempt is a separate
+ * call or a request on a Multiplex call.
  */
 
 import type { Metadata } from "@grpc/grpc-js";
@@ -15,18 +14,18 @@ import { StreamReader } from "./stream-reader.js";
 import type { Timing } from "./timing.js";
 import type { Attempt } from "./transport.js";
 
-/** Where attempts come from. */
+/** Creates the attempts. */
 export interface StreamSource {
-  /** Begin the request; undefined for a stream that can only be resumed. */
+  /** Starts the request; undefined for a stream that can only be resumed. */
   readonly begin?: (timeoutMs: number | undefined) => Promise<Attempt<GenerateResponse>>;
   resume(point: ResumePoint, timeoutMs: number | undefined): Promise<Attempt<GenerateResponse>>;
-  /** End a request that outlives its call. Never rejects. */
+  /** Cancels a request that continues after its call. Never rejects. */
   cancelRequest(requestId: string): Promise<void>;
   /** Whether this client was closed, which cancels its calls. */
   isClosed(): boolean;
 }
 
-/** What is known of a stream before its first attempt. */
+/** The known facts about a stream before its first attempt. */
 export interface StreamPlan {
   readonly attempts: Attempts;
   readonly recovery: Recovery;
@@ -36,9 +35,9 @@ export interface StreamPlan {
 }
 
 /**
- * The messages of one request, in order and without a gap: `accepted` first, `finished` last. An end
- * without an exception is a whole output. It is read once; leaving the loop early cancels the
- * request. Failures are PenstockErrors.
+ * The messages of one request, in order and without gaps: `accepted` first, `finished` last. A
+ * stream that ends without an exception is complete. It can be read only once; leaving the loop
+ * early cancels the request. Failures are PenstockErrors.
  */
 export class GenerationStream implements AsyncIterableIterator<GenerateResponse> {
   readonly #source: StreamSource;
@@ -55,22 +54,22 @@ export class GenerationStream implements AsyncIterableIterator<GenerateResponse>
     this.#events = this.#run();
   }
 
-  /** The request's id, "" before `accepted`. */
+  /** The id of the request; "" before `accepted`. */
   get requestId(): string {
     return this.#reader.requestId;
   }
 
-  /** Where `Client.resume` would continue, here or in another process. */
+  /** The position at which `Client.resume` continues, in this or another process. */
   get point(): ResumePoint {
     return this.#reader.point;
   }
 
-  /** Initial metadata of the answer, there once the first message is. */
+  /** Initial metadata of the response. Available after the first message. */
   get responseMetadata(): Metadata | undefined {
     return this.#attempt?.headers;
   }
 
-  /** End the call and the request. A caller that waits for a message meets CANCELLED. */
+  /** Cancels the call and the request. A reader that waits for a message gets CANCELLED. */
   cancel(): void {
     this.#abort.abort();
   }
@@ -118,14 +117,14 @@ export class GenerationStream implements AsyncIterableIterator<GenerateResponse>
     }
   }
 
-  /** One attempt, to its end. */
+  /** Reads one attempt to its end. */
   async *#read(): AsyncGenerator<GenerateResponse, void> {
     if (this.#abort.signal.aborted) throw this.#cancelled();
     const attempt = await this.#start();
     this.#attempt = attempt;
     const onAbort = (): void => attempt.cancel();
     this.#abort.signal.addEventListener("abort", onAbort, { once: true });
-    // An abort while the attempt was being made came before any client listened.
+    // The signal may have been aborted before a listener was added.
     if (this.#abort.signal.aborted) attempt.cancel();
     try {
       for await (const response of attempt.responses) {
@@ -138,7 +137,7 @@ export class GenerationStream implements AsyncIterableIterator<GenerateResponse>
     }
   }
 
-  /** Whether the server continues with the request although no client reads it. */
+  /** Returns whether the server continues the request although its stream is not read. */
   #livesOn(): boolean {
     const { requestId, isFinished } = this.#reader;
     const isKnown = requestId !== "" && !isFinished;
@@ -167,12 +166,12 @@ export class GenerationStream implements AsyncIterableIterator<GenerateResponse>
     return callCancelled("the client cancelled the request", this.#reader.requestId, reason);
   }
 
-  /** The wait before the next attempt; undefined where the error is to be reported. */
+  /** Returns the wait before the next attempt; undefined to report the error. */
   #delayAfter(error: PenstockError): number | undefined {
     const { attempts, recovery } = this.#plan;
     const delayMs = recovery.delayAfter(error, this.#reader.point);
     if (delayMs !== undefined) return delayMs;
-    // To resume again costs nothing: nothing is delivered twice.
+    // Resuming again is safe, because nothing is delivered twice.
     if (!this.#source.begin) return attempts.delayAfter(error, false);
     const again = attempts.delayAfter(recovery.explain(error), this.#reader.hasOutput);
     if (again !== undefined) this.#reader = new StreamReader();

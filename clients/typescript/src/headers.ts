@@ -1,17 +1,13 @@
-/**
- * Headers of a call, as gRPC sends them. Owns the refusal of what cannot be one, by its name and
- * before anything is sent. Does not know whose they are.
- */
+/** Headers of a call. Rejects invalid headers before anything is sent; errors name the header. */
 
 import { Metadata } from "@grpc/grpc-js";
 
-/** Metadata of a call, texts by key. */
+/** Metadata of a call: texts by key. */
 export type Headers = Readonly<Record<string, string>>;
 
 /**
- * Throws TypeError naming `field` for a header that gRPC does not take. Its value is not reported:
- * it
- * may be secret.
+ * Throws TypeError, which names `field`, for a header that gRPC does not accept. The value is not
+ * quoted, because it may be secret.
  */
 export function setHeader(metadata: Metadata, key: string, value: string, field: string): void {
   try {
@@ -22,7 +18,7 @@ export function setHeader(metadata: Metadata, key: string, value: string, field:
   }
 }
 
-/** Throws TypeError naming the header that gRPC does not take. */
+/** Throws TypeError, which names the header, for a header that gRPC does not accept. */
 export function setHeaders(metadata: Metadata, headers: Headers): void {
   for (const [key, value] of Object.entries(headers)) {
     setHeader(metadata, key, value, `metadata.${key}`);

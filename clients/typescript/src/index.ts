@@ -1,4 +1,4 @@
-/** The TypeScript client of Penstock. Everything public is named here. */
+/** The TypeScript client of Penstock. Exports all public names. */
 
 export { status as StatusCode } from "@grpc/grpc-js";
 export { Client, type CallOptions, type ClientOptions, type ResumeOptions } from "./client.js";
@@ -20,7 +20,7 @@ export { type Timing } from "./timing.js";
 export { type TraceContext } from "./trace-context.js";
 export { type ConnectionOptions } from "./transport.js";
 
-// The contract: message types, enums and schemas.
+// The API: message types, enums and schemas.
 export * from "./generated/penstock/v1/error_pb.js";
 export * from "./generated/penstock/v1/generation_service_pb.js";
 export * from "./generated/penstock/v1/model_pb.js";

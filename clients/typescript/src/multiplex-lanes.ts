@@ -1,6 +1,6 @@
 /**
- * Many requests on one Multiplex call: keys, credit, and which event belongs to whom. Owns the state
- * of one call. Does no I/O and has no clock.
+ * Many requests on one Multiplex call: keys, credit, and the routing of events to requests. Holds
+ * the state of one call. Does no I/O and has no clock.
  */
 
 import { create } from "@bufbuild/protobuf";
@@ -15,15 +15,17 @@ import {
 } from "./generated/penstock/v1/generation_service_pb.js";
 import { errorFromStatus } from "./status.js";
 
-/** How much of a request's output the server may send, and who states so. */
+/** How much output of a request the server may send, and how credit is granted. */
 export interface Credit {
-  /** Output tokens the server may send beyond what was taken from the stream. */
+  /** Output tokens that the server may send before they are taken from the stream. */
   readonly windowTokens: number;
-  /** Nothing is added as output is taken: `grant` alone does. */
+  /** True if taking output grants no credit; only `grant` does. */
   readonly isManual: boolean;
 }
 
-/** One request on a call: what came and was not taken yet, its credit, its end. */
+/**
+ * One request on a call: its messages that were received and not taken yet, its credit, its end.
+ */
 export class Lane implements AsyncIterable<GenerateResponse> {
   readonly key: bigint;
   readonly #credit: Credit;
@@ -41,12 +43,12 @@ export class Lane implements AsyncIterable<GenerateResponse> {
     this.#send = send;
   }
 
-  /** Allow the server more output. */
+  /** Allows the server to send more output. */
   grant(numTokens: number): void {
     if (!this.isEnded) this.#send(creditCommand(this.key, numTokens));
   }
 
-  /** Ask the server to end the request; it ends with `finished`. */
+  /** Requests the server to end the request, which then ends with `finished`. */
   stop(): void {
     if (!this.isEnded) this.#send(cancelCommand(this.key));
   }
@@ -58,7 +60,7 @@ export class Lane implements AsyncIterable<GenerateResponse> {
     this.#wake?.();
   }
 
-  /** End with an error, after what came before it unless it is urgent. */
+  /** Ends with an error after the messages received so far; immediately if the error is urgent. */
   fail(error: PenstockError, isUrgent = false): void {
     this.#failure ??= error;
     this.isEnded = true;
@@ -84,7 +86,7 @@ export class Lane implements AsyncIterable<GenerateResponse> {
     }
   }
 
-  /** Give credit for what was taken, once it is worth a message. */
+  /** Grants credit for the tokens taken, when there are enough for a message. */
   #topUp(response: GenerateResponse): void {
     const { windowTokens, isManual } = this.#credit;
     if (isManual || response.event.case !== "tokens") return;
@@ -101,7 +103,7 @@ export class Lanes {
   readonly #lanes = new Map<bigint, Lane>();
   readonly #left = new Set<bigint>();
   #nextKey = 1n;
-  /** The server stated that it takes no more requests. */
+  /** True if the server has reported that it accepts no more requests. */
   isDraining = false;
   hasEnded = false;
 
@@ -116,7 +118,7 @@ export class Lanes {
     return lane;
   }
 
-  /** Hand out the events of one message. Throws for a key that no client submitted. */
+  /** Distributes the events of one message. Throws for a key that was not submitted. */
   receive(response: MultiplexResponse): void {
     for (const event of response.events) {
       const lane = this.#lanes.get(event.key);
@@ -133,7 +135,7 @@ export class Lanes {
     }
   }
 
-  /** No client wants this lane any more; whether the server is to be reported. */
+  /** Abandons this lane. Returns whether its request must be cancelled on the server. */
   leave(lane: Lane, error: PenstockError): boolean {
     if (!this.#lanes.delete(lane.key)) return false;
     this.#left.add(lane.key);
@@ -141,12 +143,12 @@ export class Lanes {
     return true;
   }
 
-  /** Its request was never sent. */
+  /** Removes a lane whose request was never sent. */
   forget(lane: Lane): void {
     this.#lanes.delete(lane.key);
   }
 
-  /** The call is over: what is open fails, each with the id of its request. */
+  /** Ends the call. Open requests fail, each with its request id. */
   end(error: PenstockError): void {
     this.hasEnded = true;
     const lanes = [...this.#lanes.values()];
@@ -154,7 +156,7 @@ export class Lanes {
     for (const lane of lanes) lane.fail(error.with({ requestId: lane.requestId }));
   }
 
-  /** An event of a request that was left: it may end yet, and is then forgotten. */
+  /** Handles an event of an abandoned request; removes its entry when it ends. */
   #receiveLate({ key, outcome }: MultiplexEvent): void {
     if (!this.#left.has(key)) throw streamBroken(`an event of request ${key}, which is not open`);
     const isFinished = outcome.case === "response" && outcome.value.event.case === "finished";
@@ -172,7 +174,7 @@ export function requestCancelled(requestId: string): PenstockError {
 
 function creditCommand(key: bigint, numCreditTokens: number): MultiplexRequest {
   if (!(Number.isInteger(numCreditTokens) && numCreditTokens >= 1)) {
-    throw new RangeError(`numTokens: must be an integer from 1 on, not ${numCreditTokens}`);
+    throw new RangeError(`numTokens: must be an integer of at least 1, not ${numCreditTokens}`);
   }
   return create(MultiplexRequestSchema, {
     command: { case: "credit", value: { key, numCreditTokens } },

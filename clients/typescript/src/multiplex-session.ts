@@ -1,4 +1,5 @@
-/** Many requests over shared calls, each as a separate stream, for programs that hold the credit.
+/**
+ * Many requests over shared calls, each as a separate stream, for programs that manage the credit.
  */
 
 import { create } from "@bufbuild/protobuf";
@@ -20,13 +21,16 @@ const DEFAULT_WINDOW_TOKENS = 256;
 const MAX_WINDOW_TOKENS = 1 << 20;
 
 export interface MultiplexCallOptions extends Omit<CallOptions, "metadata"> {
-  /** In place of the session's. With manual credit it is what the request starts with; 0: none. */
+  /**
+   * Replaces the session's window. With manual credit it is the initial credit of the request; 0
+   * for none.
+   */
   readonly windowTokens?: number;
-  /** Only `grant` lets more output through, instead of each message that is taken. */
+  /** Only `grant` adds credit, instead of each message that is taken. */
   readonly isCreditManual?: boolean;
 }
 
-/** Makes the parts of a stream that are those of any stream of the client. */
+/** Creates the parts that a stream has in common with the other streams of the client. */
 export type PlanStream = (
   begin: NonNullable<StreamSource["begin"]>,
   request: GenerateRequest,
@@ -42,14 +46,14 @@ export class MultiplexStream extends GenerationStream {
     this.#lane = lane;
   }
 
-  /** Lets the server send this many tokens more. Throws before the stream is read. */
+  /** Allows the server to send this many more tokens. Throws before the stream is read. */
   grant(numTokens: number): void {
     this.#begun().grant(numTokens);
   }
 
   /**
-   * Cancel the request by its key, and read on: the stream ends well, with what was generated and
-   * FINISH_REASON_CANCELLED. Throws before the stream is read.
+   * Cancels the request by its key. The stream can be read on and ends without an error, with the
+   * text so far and FINISH_REASON_CANCELLED. Throws before the stream is read.
    */
   stop(): void {
     this.#begun().stop();
@@ -57,15 +61,15 @@ export class MultiplexStream extends GenerationStream {
 
   #begun(): Lane {
     const lane = this.#lane();
-    if (!lane) throw new Error("the stream has not begun: read from it first");
+    if (!lane) throw new Error("the stream has not started: read from it first");
     return lane;
   }
 }
 
 /**
- * Requests share one call: one message carries what a step of the server has for all of them. Keys
- * are given here. A lost call is a failure of each request on it, which is retried or resumed as one
- * of a separate call; the next request opens a new one.
+ * Requests share one call: one message carries the events of a server step for all of them. Keys
+ * are assigned here. If a call is lost, each request on it is retried or resumed like one with a
+ * separate call, and the next request opens a new call.
  */
 export class MultiplexSession {
   readonly #multiplexer: Multiplexer;
@@ -84,8 +88,8 @@ export class MultiplexSession {
   }
 
   /**
-   * The events of one request. `deadlineMs` travels as its total_timeout, and of `trace` only
-   * `traceparent` does; leaving early cancels it by its key.
+   * Streams the events of one request. `deadlineMs` is sent as its total_timeout; of `trace` only
+   * `traceparent` is sent. Leaving early cancels it by its key.
    */
   generate(request: GenerateInit, options: MultiplexCallOptions = {}): MultiplexStream {
     const message = create(GenerateRequestSchema, request);
@@ -93,7 +97,7 @@ export class MultiplexSession {
     checkedTrace(options.trace);
     const isManual = options.isCreditManual ?? false;
     const windowTokens = checkWindow(options.windowTokens ?? this.#windowTokens, isManual ? 0 : 1);
-    // What the server holds back until a message is full must fit the window.
+    // The output that the server holds back until a message is full must fit into the window.
     const minTokens = isManual ? 0 : 2 * (message.output?.minChunkTokens ?? 0);
     const credit = { windowTokens: Math.max(windowTokens, minTokens), isManual };
     let lane: Lane | undefined;
@@ -111,7 +115,7 @@ export class MultiplexSession {
     return new MultiplexStream(source, plan, () => lane);
   }
 
-  /** Requests that were begun continue; the calls end with the last of them. */
+  /** Accepts no more requests. Started requests continue; the calls end with the last of them. */
   close(): void {
     this.#multiplexer.close();
   }

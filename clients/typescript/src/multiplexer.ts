@@ -1,7 +1,7 @@
 /**
- * Requests over the Multiplex calls of one client: the current call, and older ones that run out.
- * Owns the calls, their writing and the requests' timers. Which event belongs to which request, and
- * when credit is due, is decided in multiplex-lanes.ts.
+ * Requests over the Multiplex calls of one client: the current call, and older calls with open
+ * requests. Owns the calls, their writes and the requests' timers. multiplex-lanes.ts routes events
+ * to requests and decides when credit is granted.
  */
 
 import { clone, create } from "@bufbuild/protobuf";
@@ -40,14 +40,16 @@ const MAX_TIMER_MS = 0x7fff_ffff;
 
 /** How requests share calls. */
 export interface MultiplexOptions {
-  /** Output tokens a request may be ahead of its reader. Default 256. */
+  /** Output tokens that the server may send before they are read. Default 256. */
   readonly windowTokens?: number;
   /**
-   * After this long new requests go to a new call, and the old one ends with its last request, so
-   * that no call outlives its connection (1800 s at the server, give or take). Default 1,200,000.
+   * After this time new requests use a new call, and the old call ends with its last request, so
+   * that no call exceeds the maximum connection age (about 1800 s at servers). Default 1,200,000.
    */
   readonly maxCallAgeMs?: number;
-  /** A larger request fails by itself; sent, it would end the call for all. Default 4 MiB. */
+  /**
+   * A larger request fails and is not sent, because it would end the call for all. Default 4 MiB.
+   */
   readonly maxRequestBytes?: number;
 }
 
@@ -73,20 +75,20 @@ export class Multiplexer {
     this.#maxRequestBytes = options.maxRequestBytes ?? 4 << 20;
   }
 
-  /** Start a request, on a new call if there is none that takes it. */
+  /** Starts a request, on a new call if the current call does not accept it. */
   async open(submission: Submission): Promise<MultiplexAttempt> {
     if (submission.timeoutMs !== undefined && submission.timeoutMs <= 0) throw deadlinePassed();
     let call = this.#usable();
     if (!call) {
       const metadata = await this.#transport.sharedMetadata();
-      // Another request may have begun one meanwhile.
+      // Another request may have opened a call meanwhile.
       call = this.#usable() ?? this.#begin(metadata);
     }
     const traceparent = this.#transport.traceOf(submission.context)?.traceparent;
     return call.submit(submission, traceparent, this.#maxRequestBytes);
   }
 
-  /** The calls end with the last request of each. */
+  /** Accepts no more requests. Each call ends with its last request. */
   close(): void {
     for (const call of this.#calls) call.retire();
   }
@@ -138,7 +140,7 @@ class MultiplexCall {
     );
   }
 
-  /** Throws PenstockError for a request that is too large, with no effect on others. */
+  /** Throws PenstockError for a request that is too large, without effect on others. */
   submit(
     submission: Submission,
     traceparent: string | undefined,
@@ -170,13 +172,13 @@ class MultiplexCall {
     if (!this.lanes.hasEnded) this.#write(command, Infinity);
   }
 
-  /** No client reads this request any more. */
+  /** Abandons a request. */
   leave(lane: Lane, error: PenstockError): void {
     if (this.lanes.leave(lane, error)) this.send(cancelCommand(lane.key));
     this.#endWhenUnused();
   }
 
-  /** End with the last request. */
+  /** Ends the call with its last request. */
   retire(): void {
     this.#isRetired = true;
     this.#endWhenUnused();
@@ -206,7 +208,7 @@ class MultiplexCall {
   }
 }
 
-/** One request on a call, as a separate call would be. */
+/** One request on a call, with the interface of a separate call. */
 export class MultiplexAttempt implements Attempt<GenerateResponse> {
   readonly #call: MultiplexCall;
   readonly #timer: NodeJS.Timeout | undefined;
@@ -215,8 +217,8 @@ export class MultiplexAttempt implements Attempt<GenerateResponse> {
   constructor(call: MultiplexCall, lane: Lane, timeoutMs: number | undefined) {
     this.#call = call;
     this.lane = lane;
-    // Node fires timers at once that are set further ahead than it can count; there the server's
-    // total_timeout has to do.
+    // Node fires timers immediately if their delay is too long for its counter. In that case only
+    // the server enforces total_timeout.
     if (timeoutMs !== undefined && timeoutMs <= MAX_TIMER_MS) {
       const expire = (): void => call.leave(lane, deadlinePassed(lane.requestId));
       this.#timer = setTimeout(expire, timeoutMs);
@@ -237,7 +239,7 @@ export class MultiplexAttempt implements Attempt<GenerateResponse> {
   }
 }
 
-/** The request with `timeoutMs` as its total_timeout, unless that is earlier already. */
+/** Returns the request with `timeoutMs` as its total_timeout, unless its own is earlier. */
 function limitDeadline(request: GenerateRequest, timeoutMs: number | undefined): GenerateRequest {
   if (timeoutMs === undefined) return request;
   const own = request.scheduling?.totalTimeout;
@@ -248,7 +250,7 @@ function limitDeadline(request: GenerateRequest, timeoutMs: number | undefined):
   return limited;
 }
 
-/** What the failure of a whole Multiplex call means for its requests. */
+/** Converts the failure of a Multiplex call to that of its requests. */
 function multiplexError(error: PenstockError): PenstockError {
   if (error.code === Codes.UNIMPLEMENTED && error.reason === "") {
     return error.with({ message: "the server does not offer Multiplex" });

@@ -1,24 +1,24 @@
-/** Short forms for what requests are made of. */
+/** Short forms of the parts of requests. */
 
 import { durationFromMs, type Duration } from "@bufbuild/protobuf/wkt";
 import type { MessageInitShape } from "@bufbuild/protobuf";
 import type { GenerateRequestSchema } from "./generated/penstock/v1/generation_service_pb.js";
 
-/** A generation as a plain object: field names and defaults are those of the contract. */
+/** A generation as a plain object. Field names and defaults are those of the API. */
 export type GenerateInit = MessageInitShape<typeof GenerateRequestSchema>;
 
-/** One turn of a dialogue. */
+/** One message of a conversation. */
 export interface ChatTurn {
   readonly role: string;
   readonly content: string;
 }
 
-/** Plain text as a prompt. */
+/** Returns plain text as a prompt. */
 export function text(value: string) {
   return { case: "textPrompt", value: { text: value } } as const satisfies GenerateInit["prompt"];
 }
 
-/** Token ids as a prompt. */
+/** Returns token ids as a prompt. */
 export function tokenIds(ids: Iterable<number>) {
   return {
     case: "tokenPrompt",
@@ -26,7 +26,7 @@ export function tokenIds(ids: Iterable<number>) {
   } as const satisfies GenerateInit["prompt"];
 }
 
-/** A dialogue as a prompt. `windowTokens`: its oldest turns are left out beyond that. */
+/** Returns a conversation as a prompt. Its oldest messages are dropped to fit `windowTokens`. */
 export function chat(turns: Iterable<ChatTurn>, options: { readonly windowTokens?: number } = {}) {
   return {
     case: "chatPrompt",
@@ -38,7 +38,7 @@ function message({ role, content }: ChatTurn) {
   return { role, parts: [{ content: { case: "text", value: content } as const }] };
 }
 
-/** A duration of the contract. Throws RangeError unless it is finite. */
+/** Returns a duration of the API. Throws RangeError unless it is finite. */
 export function milliseconds(value: number): Duration {
   if (!Number.isFinite(value)) throw new RangeError(`a duration must be finite, not ${value}`);
   return durationFromMs(Math.round(value));

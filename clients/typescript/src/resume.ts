@@ -1,6 +1,6 @@
 /**
- * How a stream continues after its connection was lost: from where, and for how long it is tried.
- * Owns the point a stream has come to, and the account of one stream's losses. Does no I/O.
+ * Resumption of a stream after a lost connection: the position, and how long it is tried. Tracks
+ * the lost connections of one stream. Does no I/O.
  */
 
 import { status as Codes } from "@grpc/grpc-js";
@@ -10,16 +10,21 @@ import type { Timing } from "./timing.js";
 const FIRST_DELAY_MS = 50;
 const MAX_DELAY_MS = 1000;
 
-/** How far a request's stream was read: all that another process needs to continue with it. */
+/**
+ * The position up to which the stream of a request was read. With it another process can continue
+ * the stream.
+ */
 export interface ResumePoint {
   readonly requestId: string;
-  /** Sequence of the next message. */
+  /** Sequence number of the next message. */
   readonly nextSequence: bigint;
-  /** Tokens of each output so far, by output index. */
+  /** Number of tokens received of each output, by output index. */
   readonly receivedTokenCounts: readonly number[];
 }
 
-/** The losses of one stream, each of which is made good within `graceMs`, or reported. */
+/**
+ * The lost connections of one stream. Each is followed by a Resume within `graceMs`, or reported.
+ */
 export class Recovery {
   readonly #graceMs: number;
   readonly #timing: Timing;
@@ -27,10 +32,12 @@ export class Recovery {
   #lostAtMs = 0;
   #sequence = -1n;
   #numFailed = 0;
-  /** The next attempt is a Resume. */
+  /** True if the next attempt is a Resume. */
   isUnderWay = false;
 
-  /** `graceMs` 0: a loss is reported at once. `startSequence`: of a stream that begins with Resume.
+  /**
+   * If `graceMs` is 0, a loss is reported immediately. `startSequence` is the position of a stream
+   * that begins with a Resume.
    */
   constructor(graceMs: number, timing: Timing, startSequence?: bigint) {
     this.#graceMs = graceMs;
@@ -45,18 +52,18 @@ export class Recovery {
     return this.#graceMs > 0;
   }
 
-  /** The wait before the stream is resumed; undefined where it cannot be. */
+  /** Returns the wait before the stream is resumed; undefined if it cannot be resumed. */
   delayAfter(error: PenstockError, point: ResumePoint): number | undefined {
-    const hasGoneOn = point.nextSequence > this.#sequence;
-    // Then there is no engine it could be fetched over; a stream that has continued is reported so
-    // of the request itself.
-    const isOutOfReach = this.isUnderWay && !hasGoneOn && error.reason === "ENGINE_DOWN";
+    const hasProgressed = point.nextSequence > this.#sequence;
+    // No engine runs from which the stream could be resumed. A stream that has continued gets the
+    // same error when the request itself fails.
+    const isOutOfReach = this.isUnderWay && !hasProgressed && error.reason === "ENGINE_DOWN";
     const isMendable = this.isPossible && point.requestId !== "";
     this.isUnderWay = false;
     if (!isMendable || !(isLoss(error) || isOutOfReach)) return undefined;
     const nowMs = this.#timing.nowMs();
-    if (this.#first === undefined || hasGoneOn) {
-      // It had continued: this is a new loss, with a separate grace.
+    if (this.#first === undefined || hasProgressed) {
+      // The stream had continued, so this is a new loss with a new grace period.
       this.#first = error;
       this.#lostAtMs = nowMs;
       this.#numFailed = 0;
@@ -71,17 +78,17 @@ export class Recovery {
     return delayMs;
   }
 
-  /** That no client knows the request any more is only the end of a story that began with the loss.
-   */
+  /** Returns the error to report. If the request was not found, that is the original loss. */
   explain(error: PenstockError): PenstockError {
     return error.reason === "REQUEST_NOT_FOUND" && this.#first ? this.#first : error;
   }
 }
 
-/** Whether the request may live on although its stream broke off. */
+/** Returns whether the request may still be live although its stream was lost. */
 function isLoss(error: PenstockError): boolean {
   if (error.reason === "STREAM_BROKEN") return true;
-  // What grpc-js makes of a stream that the other side reset. Servers give a reason for INTERNAL.
+  // grpc-js reports INTERNAL for a stream that the peer has reset. Servers send a reason with
+  // INTERNAL.
   if (error.code === Codes.INTERNAL) return error.reason === "" && /RST_STREAM/.test(error.message);
   return error.code === Codes.UNAVAILABLE && error.reason !== "ENGINE_DOWN";
 }

@@ -1,6 +1,6 @@
 /**
- * When a failed call is tried again, and after how long. Owns the policy, the account of one call's
- * attempts, and the purse that all calls of a client pay retries from. Does no I/O, does not sleep.
+ * Decides whether and after what delay a failed call is retried: the policy, the attempts of one
+ * call, and the retry budget that all calls of a client share. Does no I/O and does not sleep.
  */
 
 import { status as Codes } from "@grpc/grpc-js";
@@ -8,12 +8,11 @@ import type { PenstockError } from "./errors.js";
 import type { Timing } from "./timing.js";
 
 /**
- * How often and how patiently to try again.
+ * How often and after what delay a call is retried.
  *
- * The wait before attempt k+1 is drawn evenly from half to the whole of
- * `min(initialBackoffMs * multiplier**(k-1), maxBackoffMs)`. Where the server states how long to
- * wait,
- * it is that long and up to `pushbackJitter` of it longer. After gRFC A6.
+ * The wait before attempt k+1 is random, from half to all of `min(initialBackoffMs *
+ * multiplier**(k-1), maxBackoffMs)`. A retry delay from the server replaces it; up to
+ * `pushbackJitter` of it is added. As in gRFC A6.
  */
 export interface RetryPolicy {
   readonly maxAttempts: number;
@@ -31,14 +30,19 @@ export const DEFAULT_RETRY: RetryPolicy = {
   pushbackJitter: 0.2,
 };
 
-/** Every failure is reported at once. */
+/** No retries: each failure is reported immediately. */
 export const NO_RETRY: RetryPolicy = { ...DEFAULT_RETRY, maxAttempts: 1 };
 
-/** The default with some of it replaced. Throws RangeError naming what is out of range. */
+/**
+ * Returns the default policy with some fields replaced. Throws RangeError, which names the field
+ * that is out of range.
+ */
 export function retryPolicy(changes: Partial<RetryPolicy> = {}): RetryPolicy {
   const policy = { ...DEFAULT_RETRY, ...changes };
   if (!(Number.isInteger(policy.maxAttempts) && policy.maxAttempts >= 1)) {
-    throw new RangeError(`maxAttempts: must be an integer from 1 on, not ${policy.maxAttempts}`);
+    throw new RangeError(
+      `maxAttempts: must be an integer of at least 1, not ${policy.maxAttempts}`,
+    );
   }
   for (const name of ["initialBackoffMs", "maxBackoffMs", "pushbackJitter"] as const) {
     if (!(Number.isFinite(policy[name]) && policy[name] >= 0)) {
@@ -51,10 +55,11 @@ export function retryPolicy(changes: Partial<RetryPolicy> = {}): RetryPolicy {
   return policy;
 }
 
-/** Whether the same call may succeed a little later. */
+/** Returns whether the same call may succeed soon. */
 export function isPassing(error: PenstockError): boolean {
   if (error.isRetryRefused || error.reason === "READER_STALLED") return false;
-  // Bare, RESOURCE_EXHAUSTED usually means a message over a size limit, which does not pass.
+  // Without details, RESOURCE_EXHAUSTED usually means a message over a size limit, which is
+  // permanent.
   if (error.code === Codes.RESOURCE_EXHAUSTED) {
     const isFull = error.reason === "QUEUE_FULL" || error.reason === "QUOTA_EXCEEDED";
     return isFull || error.retryAfterMs !== undefined;
@@ -63,8 +68,8 @@ export function isPassing(error: PenstockError): boolean {
 }
 
 /**
- * Over any stretch, retries are at most 100 and a fifth of the calls in it: a bound per call does
- * not bound a crowd. After the retry budget of Finagle, here without a clock.
+ * Over any period, retries are at most 100 plus a fifth of the calls in it. A limit per call does
+ * not limit the total. It is the retry budget of Finagle, here without a clock.
  */
 export class RetryBudget {
   static readonly #SHARE = 0.2;
@@ -75,7 +80,7 @@ export class RetryBudget {
     this.#left = Math.min(RetryBudget.#RESERVE, this.#left + RetryBudget.#SHARE);
   }
 
-  /** Whether one more retry may be made; it is paid for then. */
+  /** Deducts one retry. Returns whether the budget had one. */
   take(): boolean {
     if (this.#left < 1) return false;
     this.#left -= 1;
@@ -83,7 +88,7 @@ export class RetryBudget {
   }
 }
 
-/** The attempts of one logical call: what time is left, and whether to try again. */
+/** The attempts of one logical call: the remaining time, and whether to try again. */
 export class Attempts {
   readonly #policy: RetryPolicy;
   readonly #timing: Timing;
@@ -91,7 +96,9 @@ export class Attempts {
   readonly #expiresMs: number;
   #numFailed = 0;
 
-  /** `deadlineMs`: from now, for all attempts together. Throws RangeError unless it is positive. */
+  /**
+   * `deadlineMs` is the time for all attempts, from now. Throws RangeError unless it is positive.
+   */
   constructor(
     policy: RetryPolicy,
     deadlineMs: number | undefined,
@@ -108,13 +115,14 @@ export class Attempts {
     budget.payIn();
   }
 
-  /** Time that the next attempt may take; undefined for any. */
+  /** Time that the next attempt may take; undefined without a deadline. */
   timeoutMs(): number | undefined {
     const leftMs = this.#leftMs();
     return leftMs === Infinity ? undefined : leftMs;
   }
 
-  /** Count a failed attempt; the wait before the next, undefined where the error is to be reported.
+  /**
+   * Counts a failed attempt. Returns the wait before the next one, undefined to report the error.
    */
   delayAfter(error: PenstockError, hasOutput: boolean): number | undefined {
     this.#numFailed += 1;

@@ -1,6 +1,6 @@
 /**
- * Reads a failed call: status, google.rpc details and push-back become a PenstockError. Owns what
- * trailers mean, and a Status inside a Multiplex message.
+ * Converts the status, google.rpc details and push-back of a failed call to a PenstockError. Reads
+ * the trailers of a call, and a Status inside a Multiplex message.
  */
 
 import { fromBinary, type DescMessage, type MessageShape } from "@bufbuild/protobuf";
@@ -20,7 +20,10 @@ const PUSHBACK_KEY = "grpc-retry-pushback-ms";
 
 type Found = { -readonly [key in keyof Failure]?: Failure[key] };
 
-/** The typed error of whatever a call threw. Throws `failed` itself if it is no failure of a call. */
+/**
+ * Returns the typed error of a failed call. Throws `failed` itself if it is not the failure of a
+ * call.
+ */
 export function errorFrom(failed: unknown, requestId = ""): PenstockError {
   if (failed instanceof PenstockError) return failed;
   if (!isServiceError(failed)) throw failed;
@@ -34,7 +37,7 @@ export function errorFrom(failed: unknown, requestId = ""): PenstockError {
   return make(failed.code, failed.details, found, requestId, failed);
 }
 
-/** The typed error of a request that failed on a Multiplex call. */
+/** Returns the typed error of a request that failed on a Multiplex call. */
 export function errorFromStatus(status: Status, requestId = ""): PenstockError {
   const found: Found = {};
   readDetails(status.details, found);
@@ -68,7 +71,10 @@ function isServiceError(failed: unknown): failed is ServiceError {
   );
 }
 
-/** gRFC A6: milliseconds to wait; negative or unreadable means do not retry. */
+/**
+ * Push-back of gRFC A6 in milliseconds. A negative or invalid value means that the call must not be
+ * retried.
+ */
 function readPushback(value: string, found: Found): void {
   const pushbackMs = /^\d+$/.test(value) ? Number(value) : -1;
   if (pushbackMs < 0) found.isRetryRefused = true;
@@ -101,7 +107,7 @@ function unpack<D extends DescMessage>(schema: D, detail: Any): MessageShape<D> 
   return name === schema.typeName ? read(schema, detail.value) : undefined;
 }
 
-/** Details that cannot be read are left out, rather than hiding the status itself. */
+/** Ignores details that cannot be parsed, so that they do not hide the status. */
 function read<D extends DescMessage>(schema: D, bytes: Uint8Array): MessageShape<D> | undefined {
   try {
     return fromBinary(schema, bytes);

@@ -1,4 +1,7 @@
-/** Holds a stream to the contract: sequence, order, and `finished` at the end. Does no I/O. */
+/**
+ * Checks that a stream conforms to the protocol: sequence numbers, order, one `finished` at the
+ * end. Does no I/O.
+ */
 
 import { streamBroken } from "./errors.js";
 import type { GenerateResponse } from "./generated/penstock/v1/generation_service_pb.js";
@@ -9,7 +12,7 @@ export class StreamReader {
   #nextSequence: bigint;
   #finished: GenerateResponse | undefined;
   requestId: string;
-  /** Whether anything of the output was delivered. */
+  /** Whether any output was delivered. */
   hasOutput = false;
 
   constructor(point?: ResumePoint) {
@@ -23,7 +26,9 @@ export class StreamReader {
     return this.#finished !== undefined;
   }
 
-  /** Where the stream continues; a `finished` counts once its status is OK. */
+  /**
+   * The position at which the stream continues. A `finished` is included only if the status is OK.
+   */
   get point(): ResumePoint {
     return {
       requestId: this.requestId,
@@ -32,24 +37,25 @@ export class StreamReader {
     };
   }
 
-  /** Where the next attempt resumes: before a `finished` whose status was lost. */
+  /** Returns where the next attempt resumes: before a `finished` whose status was lost. */
   nextPoint(): ResumePoint {
     this.#finished = undefined;
     return this.point;
   }
 
   /**
-   * Take the next message; whether to deliver it now. Events that this client does not know are
-   * skipped, and `finished` is held back for `end`: it counts only once the status is OK.
+   * Checks the next message. Returns whether to deliver it now. Events that this client does not
+   * know are skipped. `finished` is held back for `end`, because it is valid only if the status is
+   * OK.
    */
   receive(response: GenerateResponse): boolean {
     const { event, sequence } = response;
-    if (this.#finished) this.#break("a message came after `finished`");
+    if (this.#finished) this.#break("received a message after `finished`");
     if (sequence !== this.#nextSequence) {
       this.#break(`expected message ${this.#nextSequence}, got ${sequence}`);
     }
     if ((sequence === 0n) !== (event.case === "accepted")) {
-      this.#break("`accepted` must come first, and once");
+      this.#break("`accepted` must be the first message, once");
     }
     if (event.case === "finished") {
       this.#finished = response;
@@ -72,7 +78,7 @@ export class StreamReader {
     }
   }
 
-  /** The stream ended with status OK: its last message. */
+  /** Returns the last message, after the stream has ended with status OK. */
   end(): GenerateResponse {
     const finished =
       this.#finished ??

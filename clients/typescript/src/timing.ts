@@ -1,13 +1,13 @@
-/** Where time and chance come from, so that tests can bring their own. */
+/** The sources of time and random numbers, which tests replace. */
 
 import { setTimeout as sleep } from "node:timers/promises";
 
 export interface Timing {
-  /** Milliseconds of a clock that never goes back. */
+  /** Milliseconds of a monotonic clock. */
   nowMs(): number;
-  /** Evenly from [0, 1). */
+  /** A uniform random number in [0, 1). */
   random(): number;
-  /** Rejects when `signal` aborts. */
+  /** Waits. Rejects when `signal` is aborted. */
   sleep(delayMs: number, signal: AbortSignal): Promise<void>;
 }
 

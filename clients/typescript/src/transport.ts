@@ -1,6 +1,6 @@
 /**
- * Calls as grpc-js makes them, typed by the generated descriptors. Owns the channel, the metadata of
- * calls and the set of open ones. Knows nothing of attempts: each call here is one.
+ * Calls of grpc-js, typed by the generated descriptors. Owns the channel, the metadata of calls and
+ * the set of open calls. Does not retry: each call here is one attempt.
  */
 
 import {
@@ -30,19 +30,19 @@ import { callCancelled } from "./errors.js";
 import { setHeaders, type Headers } from "./headers.js";
 import { addTrace, checkedTrace, type TraceContext } from "./trace-context.js";
 
-/** Whom to call, and what every call states of itself. */
+/** The address of the server, and the settings of all calls. */
 export interface ConnectionOptions {
   readonly token?: Token;
-  /** True: TLS as Node accepts; default: plain text. */
+  /** True: TLS with the certificate authorities of Node. Default: plain text. */
   readonly tls?: boolean | TlsOptions;
-  /** Sent with every call; one that names `authorization` is sent with that one. */
+  /** Sent with all calls. If it has an `authorization`, no token is sent. */
   readonly metadata?: Headers;
-  /** Asked for the trace of each call that brings none, e.g. from OpenTelemetry. */
+  /** Called for the trace of each call without one, e.g. from OpenTelemetry. */
   readonly trace?: () => TraceContext | undefined;
   readonly channel?: ChannelSettings;
 }
 
-/** What belongs to one call. */
+/** Options of one call. */
 export interface CallContext {
   readonly metadata?: Headers | undefined;
   readonly trace?: TraceContext | undefined;
@@ -51,7 +51,7 @@ export interface CallContext {
 /** One attempt at a stream. */
 export interface Attempt<T> {
   readonly responses: AsyncIterable<T>;
-  /** Initial metadata of the answer, there once the first response is. */
+  /** Initial metadata of the response. Available after the first response. */
   readonly headers: Metadata | undefined;
   cancel(): void;
 }
@@ -76,25 +76,28 @@ export class Transport {
     this.#options = options;
   }
 
-  /** Cancel what is open and hang up. */
+  /** Cancels open calls and closes the connection. */
   close(): void {
     this.isClosed = true;
     for (const call of [...this.#open]) call.cancel();
     this.#client.close();
   }
 
-  /** Throws PenstockError (CANCELLED) once the client is closed. */
+  /** Throws PenstockError (CANCELLED) after the client was closed. */
   requireOpen(): void {
     if (this.isClosed) throw callCancelled("the client was closed");
   }
 
-  /** Throws TypeError naming what of a call cannot be sent, before there is an attempt at it. */
+  /**
+   * Throws TypeError, which names an option of a call that cannot be sent, before the first
+   * attempt.
+   */
   check(context: CallContext): void {
     setHeaders(new Metadata(), context.metadata ?? {});
     checkedTrace(context.trace);
   }
 
-  /** Metadata of a call: the client's, the call's, the token, and the trace it belongs to. */
+  /** Metadata of a call: that of the client, that of the call, the token, and the trace. */
   async metadata(context: CallContext): Promise<Metadata> {
     const metadata = await this.sharedMetadata(context.metadata);
     const isTraced = !context.trace && metadata.get("traceparent").length > 0;
@@ -102,12 +105,12 @@ export class Transport {
     return metadata;
   }
 
-  /** The trace of a call: its own, or the one this client is in. Throws TypeError. */
+  /** The trace of a call: its own, or the current one of this client. Throws TypeError. */
   traceOf(context: CallContext): TraceContext | undefined {
     return checkedTrace(context.trace ?? this.#options.trace?.());
   }
 
-  /** Metadata of a call that belongs to no one trace. */
+  /** Metadata of a call that is shared by several traces. */
   async sharedMetadata(own: Headers = {}): Promise<Metadata> {
     const { token, metadata: shared = {} } = this.#options;
     const metadata = new Metadata();
@@ -187,7 +190,7 @@ export class Transport {
   ): C {
     this.#open.add(call);
     call.on("status", () => this.#open.delete(call));
-    // A call that is cancelled after its reader left still emits its status as an error.
+    // A call that is cancelled after its reader has left still emits its status as an error.
     call.on("error", () => undefined);
     return call;
   }

@@ -1,6 +1,6 @@
 /**
- * A GenerationService on a real socket whose answers a test writes itself, and a proxy before it
- * whose connections can be cut. Owns both; knows no test.
+ * A GenerationService on a real socket, whose responses a test writes, and a proxy before it, whose
+ * connections can be cut.
  */
 
 import { once } from "node:events";
@@ -48,7 +48,7 @@ export type GenerateCall = ServerWritableStream<GenerateRequest, GenerateRespons
 export type ResumeCall = ServerWritableStream<ResumeRequest, ResumeResponse>;
 export type MultiplexCall = ServerDuplexStream<MultiplexRequest, MultiplexResponse>;
 
-/** What the service does; a call that has no handler here fails with UNIMPLEMENTED. */
+/** The handlers of the service. A call without a handler fails with UNIMPLEMENTED. */
 export interface Handlers {
   generate?: (call: GenerateCall) => void;
   resume?: (call: ResumeCall) => void;
@@ -58,7 +58,7 @@ export interface Handlers {
   ) => MessageInitShape<typeof GenerationService.method.cancel.output>;
 }
 
-/** A service, and the proxy that clients reach it through. */
+/** A service, and the proxy through which clients reach it. */
 export class FakeService {
   readonly #server: Server;
   readonly #proxy: NetServer;
@@ -102,7 +102,7 @@ export class FakeService {
     return new FakeService(server, proxy, sockets);
   }
 
-  /** Every connection is lost at once, as when a machine dies. */
+  /** Cuts all connections at once, like the crash of a machine. */
   cut(): void {
     for (const socket of this.#sockets) socket.resetAndDestroy();
   }
@@ -114,7 +114,7 @@ export class FakeService {
   }
 }
 
-/** A message of a stream: one token, whose text is its sequence. */
+/** Returns a message of a stream: one token, whose text is its sequence number. */
 export function tokensAt(sequence: number): GenerateResponse {
   return create(GenerateResponseSchema, {
     sequence: BigInt(sequence),
@@ -137,7 +137,7 @@ export function resumedWith(response: GenerateResponse): ResumeResponse {
   return create(ResumeResponseSchema, { response });
 }
 
-/** The status of a refusal as a server sends it. */
+/** Returns the status of a rejected call, as a server sends it. */
 export function refusal(code: Codes, reason: string, retryAfterMs?: number) {
   const info = packed(ErrorInfoSchema, {
     reason,

@@ -1,4 +1,4 @@
-/** Requests that share a call: credit, loss, and the way to a new call. Over real sockets. */
+/** Requests that share a call: credit, loss, and the change to a new call. Over real sockets. */
 
 import assert from "node:assert/strict";
 import { afterEach, test } from "node:test";
@@ -101,7 +101,7 @@ test("leaving a request cancels it by its key and leaves the others alone", asyn
   const { client } = await connected((call) => {
     call.on("data", ({ command }) => {
       if (command.case === "submit") send(call, command.value.key, acceptedAs("r"), tokensAt(1));
-      // What comes late for the one that was left is dropped; the other continues.
+      // Late events of the abandoned request are dropped; the other request continues.
       if (command.case === "cancel") send(call, command.value.key, finishedAt(2));
       if (command.case === "cancel") send(call, 2n, tokensAt(2), finishedAt(3));
     });
@@ -145,7 +145,7 @@ test("what cannot be sent fails alone, before anything is sent", async () => {
       if (command.case !== "submit") return;
       numSubmitted += 1;
       send(call, command.value.key, acceptedAs("r"));
-      // The second one to arrive ends both.
+      // The second request to arrive ends both.
       if (numSubmitted === 2) for (const key of [1n, 2n]) send(call, key, finishedAt(1));
     });
   });

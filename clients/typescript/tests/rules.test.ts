@@ -14,7 +14,7 @@ function failed(code: Codes, reason = "", retryAfterMs?: number): PenstockError 
   return new PenstockError({ code, message: "failed", reason, retryAfterMs });
 }
 
-/** A clock that stands until it is set. */
+/** A clock that stops until it is set. */
 function standing(): Timing & { timeMs: number } {
   return {
     timeMs: 0,

@@ -1,4 +1,4 @@
-/** What a stream does when it is refused, cut, left or cancelled: over real sockets. */
+/** The behaviour of a stream that is rejected, cut, left or cancelled. Over real sockets. */
 
 import assert from "node:assert/strict";
 import { afterEach, test } from "node:test";
@@ -43,7 +43,7 @@ function clientOf(service: FakeService, options: ClientOptions = {}): Client {
   return client;
 }
 
-/** Waits take no time, and are kept. */
+/** Waits take no time, and are recorded. */
 function patience(): { waitsMs: number[]; timing: NonNullable<ClientOptions["timing"]> } {
   const waitsMs: number[] = [];
   const sleep = async (delayMs: number): Promise<void> => {
@@ -109,7 +109,7 @@ test("a finish whose status was lost is read again", async () => {
   assert.equal(stream.point.nextSequence, 3n);
 });
 
-test("without a grace period a lost connection is told", async () => {
+test("without a grace period a lost connection is reported", async () => {
   const service = await serve({ generate: (call) => answer(call, 3) });
   const stream = clientOf(service).generate(REQUEST);
   for (let count = 0; count < 4; count++) await stream.next();
@@ -119,7 +119,7 @@ test("without a grace period a lost connection is told", async () => {
   assert.ok([Codes.UNAVAILABLE, Codes.INTERNAL].includes(error.code), error.message);
 });
 
-test("a refusal for want of room is tried again after the time it tells", async () => {
+test("a rejection for lack of capacity is retried after its retry delay", async () => {
   let numCalls = 0;
   const service = await serve({
     generate: (call) => {
@@ -139,7 +139,7 @@ test("a refusal for want of room is tried again after the time it tells", async 
   assert.deepEqual(waitsMs, [70, 70]);
 });
 
-test("retries end with the policy's attempts, and the error says all there is", async () => {
+test("retries end with the policy's attempts, and the error has every detail", async () => {
   let numCalls = 0;
   const service = await serve({
     generate: (call) => {
@@ -175,13 +175,13 @@ test("nothing is tried again once output was delivered", async () => {
 
 test("leaving the loop cancels the call, and a request that outlives it by its id", async () => {
   const cancelled: string[] = [];
-  let tellEnd = (): void => undefined;
+  let reportEnd = (): void => undefined;
   const callEnded = new Promise<void>((resolve) => {
-    tellEnd = resolve;
+    reportEnd = resolve;
   });
   const service = await serve({
     generate: (call) => {
-      call.on("cancelled", tellEnd);
+      call.on("cancelled", reportEnd);
       answer(call, 1);
     },
     cancel: ({ requestId }) => {
@@ -215,7 +215,7 @@ test("a closed client leaves such a request to be resumed", async () => {
   assert.deepEqual(cancelled, []);
 });
 
-test("an abort ends whoever waits with CANCELLED and its reason", async () => {
+test("an abort ends waiting readers with CANCELLED and its reason", async () => {
   const service = await serve({ generate: (call) => answer(call, 1) });
   const leaving = new AbortController();
   const stream = clientOf(service).generate(REQUEST, { signal: leaving.signal });
@@ -251,7 +251,7 @@ test("a value that does not fit its field is refused before anything is sent", a
   assert.throws(() => client.generate(request), { name: "TypeError", message: /top_k/ });
   const half = { role: "user", content: "\ud83d" };
   const dialogue = { prompt: chat([{ role: "user", content: "🚀" }, half]) };
-  const message = "chat_prompt.messages[1].parts[0].text: has half a surrogate pair";
+  const message = "chat_prompt.messages[1].parts[0].text: has an unpaired surrogate";
   assert.throws(() => client.generate(dialogue), { name: "TypeError", message });
   const stopping = { stopStrings: ["a", "\ude80"] };
   assert.throws(() => client.generate({ ...REQUEST, stopping }), /stopping.stop_strings\[1\]/);
@@ -286,7 +286,7 @@ test("trace context and token travel as metadata; a call's own trace counts", as
   ]);
 });
 
-test("headers that cannot be sent are refused before anything is sent, and not told", async () => {
+test("headers that cannot be sent are rejected before anything is sent, without their values", async () => {
   const service = await serve({});
   const client = clientOf(service);
   const trace = { traceparent: "secret\n" };
@@ -299,9 +299,9 @@ test("headers that cannot be sent are refused before anything is sent, and not t
     /^TypeError: trace\.tracestate: /,
   );
   for (const metadata of [{ "a b": "x" }, { good: "x", note: "secret\r" }]) {
-    const told = /^TypeError: metadata\.(a b|note): (?!.*secret)/;
-    assert.throws(() => client.generate(REQUEST, { metadata }), told);
-    assert.throws(() => clientOf(service, { metadata }), told);
+    const expected = /^TypeError: metadata\.(a b|note): (?!.*secret)/;
+    assert.throws(() => client.generate(REQUEST, { metadata }), expected);
+    assert.throws(() => clientOf(service, { metadata }), expected);
   }
 });
 
@@ -314,7 +314,7 @@ test("so is the trace that the client is asked for", async () => {
   }
 });
 
-test("a stream of text has one output, which is told before anything is sent", async () => {
+test("a stream of text rejects several outputs before anything is sent", async () => {
   let numCalls = 0;
   const service = await serve({
     generate: (call) => {

@@ -1,4 +1,4 @@
-"""The executors, which run batches for the scheduler, and their factory.
+"""Executors run batches for the scheduler; a factory creates them.
 
-Importing this package loads no executor; `create.create_executor` imports the requested one.
+Importing this package loads no executor; `create.create_executor` imports only the requested one.
 """

@@ -1,7 +1,7 @@
 """The executor's settings: which executor, which model, which resources.
 
-Owns the fields, their ranges and their JSON form. Imports nothing heavy: every process of the
-service reads the settings, long before an executor is built.
+Defines the fields, their ranges and their command-line flags. Imports no large packages, because
+every process of the service reads the settings before an executor is built.
 """
 
 import enum
@@ -18,14 +18,16 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "fp8", "int8")
 KV_CACHE_DTYPES = ("auto", "fp8", "int8")
 _EXIT_SLACK_S = 15.0
-"""Seconds added to the engine's own shutdown timeout, for its loop thread and its process."""
+"""Seconds added to the engine's shutdown timeout, for its event-loop thread and its process
+to end.
+"""
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _MIB = 1024 * 1024
 _DEFAULT_CACHE_BYTES = 512 * _MIB
 
 
 class ExecutorKind(enum.StrEnum):
-    """The available executors."""
+    """The executors: TORCH, SIMULATED (no model) and TRTLLM (TensorRT-LLM)."""
 
     TORCH = "torch"
     SIMULATED = "simulated"
@@ -33,7 +35,7 @@ class ExecutorKind(enum.StrEnum):
 
 
 class SimulatedPace(enum.StrEnum):
-    """How long a simulated step takes in real time."""
+    """Whether the steps of the simulated executor take real time."""
 
     IMMEDIATE = "immediate"
     """Do not wait, except in a scripted slow step."""
@@ -43,16 +45,21 @@ class SimulatedPace(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedConfig:
-    """Properties of the simulated executor. Raises ValueError naming the field.
+    """Properties of the simulated executor. Raises SettingError naming the field.
 
-    `vocab_size` None: the vocabulary of the model folder, or 32,000 without a folder.
-    `kv_bytes_per_token`: simulated size of one token's keys and values, which converts
-    `kv_cache_bytes` to blocks. `min_output_tokens`, `max_output_tokens`: a request with stop ids
-    gets its first stop id as its k-th output token, where k is hashed from its prompt, uniformly
-    between the two (equal values set k), or later if `min_tokens` bars the stop id.
-    `max_output_tokens` None: every request runs to its `max_tokens`. `is_strict`: keep a shadow of
-    every key and value written, and check in each step that every read returns what was written
-    (detects paging bugs of a scheduler; costs a pass over the context).
+    With `max_output_tokens`, a request with stop ids gets `stop_ids[0]` as its k-th output token,
+    or later if `min_tokens` bars it. k is hashed from the prompt, uniformly between
+    `min_output_tokens` and `max_output_tokens`; equal values set k.
+
+    Attributes:
+        vocab_size: Number of token ids. None: the number in the model folder, or 32,000 without a
+            folder.
+        kv_bytes_per_token: Simulated size of one token's keys and values; `kv_cache_bytes` divided
+            by it gives the number of cached tokens.
+        max_output_tokens: The maximum of k; None: every request runs to its `max_tokens`.
+        is_strict: Keep a shadow copy of every key and value written, and check in each step that
+            every read returns the written value. This detects paging bugs of a scheduler, and reads
+            the whole context in each step.
     """
 
     vocab_size: int | None = setting(None, at_least=2)
@@ -77,15 +84,21 @@ class SimulatedConfig:
 class ExecutorConfig:
     """The settings of an executor. Raises SettingError naming the field.
 
-    `model_path`: a Hugging Face folder (see `penstock.executor.models.resolve_model`), required by
-    torch and trtllm; the simulated executor uses its vocabulary and length limits when given.
-    `tokenizer_path`: a folder with the tokenizer, for executors that need one; None: the model's.
-    The trtllm executor reads its other settings from `trtllm`, under the vendor's names;
-    `max_num_seqs` and `max_seq_len`, which the server reads, repeat the values there.
+    The trtllm executor reads its settings, except those of model and tokenizer, from `trtllm`,
+    which uses TensorRT-LLM's names. The command line copies two of them to `max_num_seqs` and
+    `max_seq_len`, which the server reads.
 
-    `kv_cache_bytes` None: 512 MiB on a CPU; on a CUDA device `kv_memory_fraction` of the memory
-    left by the weights and a step of `max_num_batched_tokens`. `max_num_batched_tokens`: the
-    scheduler's token budget of a step; None: the device's default.
+    Attributes:
+        model_path: A Hugging Face folder (see `penstock.executor.models.resolve_model`), required
+            by torch and trtllm. The simulated executor uses its vocabulary and length limits when
+            given.
+        tokenizer_path: A folder with the tokenizer, for executors that need one; None: the model
+            folder.
+        kv_cache_bytes: Size of the KV cache, ignored if `num_blocks` is set; the torch executor
+            uses less if `max_num_seqs` sequences of full length need less. None: 512 MiB on a CPU;
+            on a CUDA device `kv_memory_fraction` of the memory left by the weights and a step of
+            `max_num_batched_tokens`.
+        max_num_batched_tokens: The scheduler's token budget of a step; None: the device's default.
     """
 
     kind: ExecutorKind = setting(
@@ -118,29 +131,34 @@ class ExecutorConfig:
     )
     block_size: int = setting(16, "cache", "tokens per KV cache block", at_least=1)
     num_blocks: int | None = setting(
-        None, "cache", "blocks in the KV cache", at_least=1, shown="what the cache's memory holds"
+        None,
+        "cache",
+        "number of KV cache blocks",
+        at_least=1,
+        shown="as many as fit into kv-cache-mib",
     )
     kv_cache_bytes: int | None = setting(
         None,
         "cache",
-        "KV cache size in MiB, unless num-blocks is given",
+        "largest KV cache in MiB: smaller if max-num-seqs sequences of full length need less;"
+        " ignored with num-blocks",
         name="kv_cache_mib",
         scale=_MIB,
         at_least=1,
         is_everyday=True,
-        shown="512; on a GPU what kv-memory-fraction gives",
+        shown="512, on a GPU by kv-memory-fraction",
     )
     kv_memory_fraction: float = setting(
         0.9,
         "cache",
-        "KV cache's share of the GPU memory left by the weights and the largest step",
+        "KV cache's share of the GPU memory that weights and the largest step leave free",
         above=0,
         at_most=1,
     )
     max_num_seqs: int = setting(
         64,
         "batching",
-        "requests that run at once",
+        "maximum number of running requests",
         at_least=1,
         is_everyday=True,
         shown="64, on a GPU 256",
@@ -149,7 +167,7 @@ class ExecutorConfig:
     max_seq_len: int | None = setting(
         None,
         "batching",
-        "prompt and output, in tokens",
+        "maximum length of prompt and output together, tokens",
         at_least=2,
         is_everyday=True,
         shown="the model's",
@@ -157,13 +175,18 @@ class ExecutorConfig:
     num_threads: int | None = setting(
         None,
         "executor",
-        "compute threads on a CPU",
+        "number of compute threads on a CPU",
         name="threads",
         at_least=1,
         shown="the cores that fronts leave free",
     )
     pipeline_depth: int | None = setting(
-        None, "executor", "steps in flight", at_least=1, at_most=2, shown="the executor's choice"
+        None,
+        "executor",
+        "maximum number of steps in flight",
+        at_least=1,
+        at_most=2,
+        shown="the executor's choice",
     )
     simulated: SimulatedConfig = made_by(
         SimulatedConfig,
@@ -208,12 +231,12 @@ class ExecutorConfig:
 
     @property
     def host_cache_bytes(self) -> int:
-        """KV cache size in bytes on devices whose free memory is not measured."""
+        """KV cache size in bytes for devices whose free memory is not measured (a CPU)."""
         return _DEFAULT_CACHE_BYTES if self.kv_cache_bytes is None else self.kv_cache_bytes
 
     @property
     def max_exit_s(self) -> float:
-        """Maximum time for the executor to shut down, seconds."""
+        """Maximum time for the executor to shut down, in seconds; 0 except for trtllm."""
         if self.kind is ExecutorKind.TRTLLM:
             return self.trtllm.watch.shutdown_timeout_s + _EXIT_SLACK_S
         return 0.0

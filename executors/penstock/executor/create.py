@@ -1,4 +1,6 @@
-"""Creates executors; the only module that knows all of them. Imports only the requested one."""
+"""Creates executors. Only this module refers to all executors; it imports only the requested
+one.
+"""
 
 import logging
 from importlib.util import find_spec
@@ -7,17 +9,18 @@ from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.executor.unavailable import ExecutorUnavailable
 from penstock.scheduler.executor import Executor
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def create_executor(config: ExecutorConfig) -> Executor:
-    """Build the executor that `config.kind` names: loads its model and allocates its memory.
+    """Build the executor of kind `config.kind`: load its model and allocate its memory.
 
-    Raises ExecutorUnavailable when an optional dependency is missing.
+    Raises ExecutorUnavailable when an optional dependency is missing, and the errors of the
+    executor's constructor.
     """
     require_installed(config.kind)
     # Imported here: the executor's packages may take seconds to import.
-    _log.info("loading the %s executor", config.kind)
+    logger.info("loading the %s executor", config.kind)
     match config.kind:
         case ExecutorKind.SIMULATED:
             from penstock.executor.simulated.executor import SimulatedExecutor
@@ -34,10 +37,10 @@ def create_executor(config: ExecutorConfig) -> Executor:
 
 
 def require_installed(kind: ExecutorKind) -> None:
-    """Raise ExecutorUnavailable, naming what to install, when a dependency of `kind` is missing.
+    """Raise ExecutorUnavailable, naming the package to install, if a dependency of `kind` is
+    missing.
 
-    Packages are located, not imported: importing takes seconds, which executors overlap with other
-    work.
+    Packages are located, not imported, because an import takes seconds.
     """
     match kind:
         case ExecutorKind.SIMULATED:
@@ -46,7 +49,7 @@ def require_installed(kind: ExecutorKind) -> None:
             for name in ("torch", "transformers"):
                 if find_spec(name) is None:
                     raise ExecutorUnavailable(
-                        f"the torch executor needs {name}: install penstock[torch]"
+                        f"the torch executor needs {name}: pip install 'penstock[torch]'"
                     )
         case ExecutorKind.TRTLLM:
             if find_spec("tensorrt_llm") is None:

@@ -1,6 +1,7 @@
 """Default batch sizes and token budgets by device.
 
-A GPU reads its weights once for all rows of a step, so it needs many.
+A step reads the weights once for all its rows, and a GPU needs more rows than a CPU for its full
+throughput.
 """
 
 from dataclasses import dataclass
@@ -15,11 +16,11 @@ class DeviceDefaults:
 
 
 _ON_CPU = DeviceDefaults(max_num_seqs=64, max_num_batched_tokens=2048)
-# Other requests wait while a chunk fills the step: twice as many tokens gain less than 1 % of
-# throughput and double the longest gap between tokens.
+# Other requests wait while a prefill chunk fills the step. Twice as many tokens gain less than 1 %
+# of throughput and double the longest inter-token gap.
 _ON_CUDA = DeviceDefaults(max_num_seqs=256, max_num_batched_tokens=3584)
 
 
 def device_defaults(device: str) -> DeviceDefaults:
-    """Return the defaults for `device`, which is given as in `ExecutorConfig.device`."""
+    """Return the defaults for `device` (format: see `ExecutorConfig.device`)."""
     return _ON_CUDA if device.startswith("cuda") else _ON_CPU

@@ -1,6 +1,6 @@
-"""The script language of simulated faults: which fault to inject, when, and how often.
+"""Descriptions of simulated faults: which fault to inject, when, and how often.
 
-Owns the description of one fault. The executor injects it.
+The simulated executor injects them.
 """
 
 import enum
@@ -9,28 +9,30 @@ from dataclasses import dataclass
 
 
 class FaultKind(enum.StrEnum):
-    """The kinds of faults. REQUEST_FAULTS hit single requests, the others the executor."""
+    """The kinds of faults. Kinds in REQUEST_FAULTS affect single requests, the others the whole
+    executor.
+    """
 
     REQUEST_FAILS = "request_fails"
-    """The request alone fails, with `Fault.detail`."""
+    """Only the request fails, with `Fault.detail` as its error."""
     NOT_FINITE = "not_finite"
-    """The request's logits are not finite: the request alone fails, as with a real model."""
+    """The request's logits are not finite: only the request fails, as with a real model."""
     STEP_RAISES = "step_raises"
-    """Computing the request raises, in this step and in every repetition. The request alone fails
-    once the search over the step's rows has identified it.
+    """Computing the request raises, in this step and in every repetition. Only the request fails,
+    after the search over the step's rows has identified it.
     """
     NO_TOKENS = "no_tokens"
     """The request gets no token in this step (count 0). Pipeline depth 1 only."""
     EXTRA_TOKENS = "extra_tokens"
-    """The request gets `Fault.num_extra` additional tokens, as with speculative decoding, as far as
-    its blocks allow. Pipeline depth 1 only.
+    """The request gets `Fault.num_extra` additional tokens, as with speculative decoding, limited
+    by its blocks. Pipeline depth 1 only.
     """
     EXECUTOR_DIES = "executor_dies"
-    """`collect` and every later call raise ExecutorDied."""
+    """This `collect`, and every later `launch` and `collect`, raise ExecutorDied."""
     PROCESS_EXITS = "process_exits"
     """The process exits at once with `Fault.exit_code`, as on a driver fault."""
     HANG = "hang"
-    """`collect` does not return until `close`."""
+    """`collect` blocks until `close` is called, then raises ExecutorDied."""
     SLOW_STEP = "slow_step"
     """The step takes `Fault.seconds` longer."""
 
@@ -51,15 +53,20 @@ COUNT_FAULTS = frozenset({FaultKind.NO_TOKENS, FaultKind.EXTRA_TOKENS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One scripted fault: it fires when all its conditions hold, at most `max_times` times.
+    """One scripted fault: it fires when all its conditions hold, at most `max_times` times. Raises
+    ValueError naming the field.
 
-    At least one condition is given. `at_step`: not before this launched step (1 is the executor's
-    first). The other conditions apply to the requests that a step samples. `at_request`: number of
-    the request in order of first admission (1 is the first). `at_prompt_token`: a token id in its
-    prompt (a poisoned prompt: fires after a restart of the executor too). `at_output`: index of the
-    output token that the request is about to get (0 is the first). A fault of requests hits the
-    sampled requests that meet the conditions, in row order; each hit counts towards `max_times`. A
-    fault of the executor fires at most once per step.
+    At least one condition is required. `at_step` applies to the step, the other conditions to the
+    requests that the step samples. A request fault affects the sampled requests that meet the
+    conditions, in row order; each one counts towards `max_times`. An executor fault fires at most
+    once per step.
+
+    Attributes:
+        at_step: The first step in which it may fire; 1 is the executor's first step.
+        at_request: Number of the request in order of first admission; 1 is the first request.
+        at_prompt_token: A token id that the request's prompt contains (a poisoned prompt; it fires
+            again after a restart of the executor).
+        at_output: Index of the output token that the request is about to get; 0 is the first.
     """
 
     kind: FaultKind
@@ -92,7 +99,7 @@ class Fault:
 
     @property
     def is_for_request(self) -> bool:
-        """True when the fault hits single requests rather than the whole executor."""
+        """True if the fault affects single requests instead of the whole executor."""
         return self.kind in REQUEST_FAULTS
 
     @property

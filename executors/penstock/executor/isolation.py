@@ -1,14 +1,14 @@
-"""When a step raises, repeats it in parts until the rows that cause the error are isolated.
+"""When a step raises, runs it again as a whole, then in parts, to isolate the rows that cause the
+error.
 
-Owns the search and the merging of the parts' results. Knows neither models nor what an error means
-for the device: the caller decides whether the device can continue.
+Merges the results of the parts. The caller decides whether the device can continue.
 
 A step may be repeated any number of times: a row writes its keys and values to the same locations
 again, reads nothing that another row of the step writes, and its token depends only on its own
 sequence. So the other rows get the same results.
 
-The work is bounded: a step of n rows runs twice as a whole, then in at most 2n - 2 parts, each row
-at most log2(n) + 1 times.
+The work is bounded: a step of n rows runs twice as a whole, then in at most 2n - 2 parts; each row
+runs at most ceil(log2(n)) + 2 times.
 """
 
 import traceback
@@ -27,27 +27,31 @@ Recover = Callable[[Exception], None]
 
 
 def run_apart(batch: Batch, run: RunPart, recover: Recover) -> StepResult:
-    """Run a step so that only the rows that make it raise fail.
+    """Run a step and return its result; if it raises, isolate the failing rows, so that only these
+    fail.
 
-    `run` gets the whole batch, or some of its rows without admissions and releases. `recover` is
-    called with every error, to clean up after it; it raises ExecutorDied when the executor as a
-    whole has failed. ExecutorDied from `run` or `recover` ends the search at once.
+    `run` gets the whole batch, or some of its rows without admissions and releases. ExecutorDied
+    from `run` ends the search immediately. `recover` is called with every other exception, for
+    cleanup; an exception from it ends the search too, such as ExecutorDied if the whole executor
+    has failed.
     """
     try:
         return run(batch)
     except ExecutorDied:
         raise
-    # On any exception, search for the row that causes it.
+    # On any exception, search for the row that caused it.
     except Exception as error:
         _recover(error, recover)
     rows = _Rows(batch, run, recover)
-    # Repeat the whole step first: the cause may have been temporary, such as a lack of memory.
+    # Repeat the whole step first: the cause may have been temporary, for example a lack of memory.
     rows.settle(0, batch.num_rows)
     return _joined(rows.results, tuple(rows.failures))
 
 
 class _Rows:
-    """Searches the rows of one batch; collects results in row order."""
+    """Searches the rows of one batch for those that cause an error; collects results in row
+    order.
+    """
 
     def __init__(self, batch: Batch, run: RunPart, recover: Recover) -> None:
         self._batch = batch
@@ -57,7 +61,9 @@ class _Rows:
         self.failures: list[SlotFailure] = []
 
     def settle(self, first: int, last: int) -> None:
-        """Run rows `first .. last - 1`; if they raise, run each half separately, recursively."""
+        """Run rows `first .. last - 1`; if they raise, run each half separately, recursively;
+        record a single row that raises as failed.
+        """
         error = self._try(first, last)
         if not error:
             return
@@ -88,8 +94,8 @@ def _recover(error: Exception, recover: Recover) -> None:
 
 
 def _part(batch: Batch, first: int, last: int) -> Batch:
-    """Return rows `first .. last - 1` as a batch without admissions and releases, which the run of
-    the whole batch has applied.
+    """Return rows `first .. last - 1` as a batch without admissions and releases, because the run
+    of the whole batch has applied these.
     """
     slots = batch.slots[first:last]
     return replace(
@@ -105,7 +111,7 @@ def _part(batch: Batch, first: int, last: int) -> Batch:
 
 
 def _describe(error: Exception) -> str:
-    """Return the error's type and location; its text may quote a client's data."""
+    """Return the error's type and location, without its text, which may quote a client's data."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return f"the step raised {type(error).__name__}{where}"
@@ -137,7 +143,10 @@ def _joined(results: list[StepResult], failures: tuple[SlotFailure, ...]) -> Ste
 
 
 def _joined_logprobs(results: list[StepResult]) -> TokenLogprobs | None:
-    """Merge logprobs: one row per token; zeros for missing logprobs and alternatives."""
+    """Return the parts' logprobs as one row per token; None if no part has any.
+
+    Missing log probabilities and top log probabilities are zeros.
+    """
     asked = [result.logprobs for result in results if result.logprobs is not None]
     if not asked:
         return None

@@ -1,5 +1,5 @@
-"""The error for an executor whose dependencies are not installed. Knows no executor."""
+"""The error raised if an executor's dependencies are not installed."""
 
 
 class ExecutorUnavailable(Exception):
-    """This installation lacks what the executor needs; the message names what to install."""
+    """A dependency of the executor is not installed; the message names the package to install."""

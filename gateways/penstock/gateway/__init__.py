@@ -1,4 +1,6 @@
-"""Third-party gateways in front of Penstock: the protocol of smg, and Ray Serve.
+"""Gateways of other projects in front of Penstock: the protocol of smg (an OpenAI-compatible
+gateway to many workers), and Ray Serve.
 
-They import modules of the service; the service finds them as entry points and imports none of them.
+They import modules of the service, which does not import them: it finds the protocol of smg by an
+entry point.
 """

@@ -1,6 +1,6 @@
 """The public contract, version 1: every message, enum, stub and servicer under one name.
 
-Owns no code: the modules next to this file are generated from the .proto files, which are
+Contains no code: the modules next to this file are generated from the .proto files, which are
 the documentation. Enum values are reached through their type: `FinishReason.FINISH_REASON_STOP`.
 """
 

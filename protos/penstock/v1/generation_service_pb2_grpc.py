@@ -28,12 +28,12 @@ if _version_not_supported:
 class GenerationServiceStub(object):
     """Generates text from prompts.
 
-    Metadata understood by every RPC: `authorization` (who calls; the tenant follows from it, never
-    from the client's word) and `traceparent`, `tracestate` (W3C trace context). gRPC deadlines and
-    cancellation are honoured within one step of the engine. The server sends no custom metadata
-    before the first message; a refusal has the W3C trace id of its request in the trailer
-    `x-trace-id` if the request is traced. Messages and metadata are limited, see ModelLimits. What a
-    server or model does not support is refused with UNIMPLEMENTED, never ignored.
+    Every RPC reads this metadata: `authorization` (the caller's credentials; they determine the
+    tenant, which a client cannot choose) and `traceparent`, `tracestate` (W3C trace context). gRPC
+    deadlines and cancellation take effect within one step of the engine. The server sends no custom
+    metadata before the first message; a rejection has the W3C trace id of its request in the trailer
+    `x-trace-id` if the request is traced. Messages and metadata are limited, see ModelLimits. A
+    feature that a server or model does not support is rejected with UNIMPLEMENTED, never ignored.
     """
 
     def __init__(self, channel):
@@ -72,12 +72,12 @@ class GenerationServiceStub(object):
 class GenerationServiceServicer(object):
     """Generates text from prompts.
 
-    Metadata understood by every RPC: `authorization` (who calls; the tenant follows from it, never
-    from the client's word) and `traceparent`, `tracestate` (W3C trace context). gRPC deadlines and
-    cancellation are honoured within one step of the engine. The server sends no custom metadata
-    before the first message; a refusal has the W3C trace id of its request in the trailer
-    `x-trace-id` if the request is traced. Messages and metadata are limited, see ModelLimits. What a
-    server or model does not support is refused with UNIMPLEMENTED, never ignored.
+    Every RPC reads this metadata: `authorization` (the caller's credentials; they determine the
+    tenant, which a client cannot choose) and `traceparent`, `tracestate` (W3C trace context). gRPC
+    deadlines and cancellation take effect within one step of the engine. The server sends no custom
+    metadata before the first message; a rejection has the W3C trace id of its request in the trailer
+    `x-trace-id` if the request is traced. Messages and metadata are limited, see ModelLimits. A
+    feature that a server or model does not support is rejected with UNIMPLEMENTED, never ignored.
     """
 
     def Generate(self, request, context):
@@ -88,35 +88,37 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GenerateOnce(self, request, context):
-        """Answers one request as a whole. Send a deadline: nothing is delivered before the end.
+        """Returns all outputs of one request in one message. Set a deadline, because nothing is delivered
+        before the end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Multiplex(self, request_iterator, context):
-        """Serves many requests over one stream, for gateways: one message per step carries the events of
-        all of them. Closing the sending side lets the open requests finish; ending the call cancels
-        them.
+        """Serves many requests over one stream, for gateways: each message has the events of all of them
+        since the previous message. After the client has closed its sending side, open requests finish;
+        ending the call cancels them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Takes up the stream of a request that asked for it by GenerateRequest.resume_timeout, on
-        any server process of the service: after its connection, the process that served it or the
-        client itself was lost. At most one stream serves a request: the older one ends with ABORTED.
-        The end of this call ends the request no more than the end of the call before it did.
+        """Continues the stream of a request that set GenerateRequest.resume_timeout, after its
+        connection, its server process or its client was lost. Any server process of the service can
+        continue it. A request has at most one stream: the older one ends with ABORTED. When this call
+        ends, the request continues, as it did when the previous call ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Cancels a request of the same tenant, wherever it was submitted. Its stream ends with
-        RequestFinished, FINISH_REASON_CANCELLED and status OK. Cancelling a request twice, or after
-        its end, is no error while it is known: the response has its state.
+        """Cancels a request of the caller's tenant, regardless of the connection on which it was
+        submitted. Its stream ends with RequestFinished, FINISH_REASON_CANCELLED and status OK.
+        Cancelling a request twice, or after its end, is not an error while the server still has the
+        request: the response has its state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -161,12 +163,12 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 class GenerationService(object):
     """Generates text from prompts.
 
-    Metadata understood by every RPC: `authorization` (who calls; the tenant follows from it, never
-    from the client's word) and `traceparent`, `tracestate` (W3C trace context). gRPC deadlines and
-    cancellation are honoured within one step of the engine. The server sends no custom metadata
-    before the first message; a refusal has the W3C trace id of its request in the trailer
-    `x-trace-id` if the request is traced. Messages and metadata are limited, see ModelLimits. What a
-    server or model does not support is refused with UNIMPLEMENTED, never ignored.
+    Every RPC reads this metadata: `authorization` (the caller's credentials; they determine the
+    tenant, which a client cannot choose) and `traceparent`, `tracestate` (W3C trace context). gRPC
+    deadlines and cancellation take effect within one step of the engine. The server sends no custom
+    metadata before the first message; a rejection has the W3C trace id of its request in the trailer
+    `x-trace-id` if the request is traced. Messages and metadata are limited, see ModelLimits. A
+    feature that a server or model does not support is rejected with UNIMPLEMENTED, never ignored.
     """
 
     @staticmethod

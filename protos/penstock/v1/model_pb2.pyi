@@ -31,39 +31,39 @@ class _ModelStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     MODEL_STATE_UNSPECIFIED: _ModelState.ValueType  # 0
     """Never sent."""
     MODEL_STATE_LOADING: _ModelState.ValueType  # 1
-    """Being loaded; requests are refused with MODEL_NOT_READY."""
+    """Is being loaded; requests are rejected with MODEL_NOT_READY."""
     MODEL_STATE_READY: _ModelState.ValueType  # 2
     """Serving."""
     MODEL_STATE_RECOVERING: _ModelState.ValueType  # 3
     """Its engine stopped and is being restarted; live requests wait for it."""
     MODEL_STATE_DRAINING: _ModelState.ValueType  # 4
-    """Finishes its live requests; refuses new ones."""
+    """Finishes its live requests; rejects new ones."""
     MODEL_STATE_FAILED: _ModelState.ValueType  # 5
-    """Could not be loaded, or its engine stopped too often; ModelInfo.failure has the cause."""
+    """Could not be loaded, or its engine crashed too often; ModelInfo.failure has the cause."""
     MODEL_STATE_REGISTERED: _ModelState.ValueType  # 6
-    """Known and not in memory; the first request that names it loads it."""
+    """Registered and not in memory; the first request that names it loads it."""
     MODEL_STATE_UNLOADING: _ModelState.ValueType  # 7
-    """Gives its memory back."""
+    """Its memory is being freed."""
 
 class ModelState(_ModelState, metaclass=_ModelStateEnumTypeWrapper):
-    """The state of a model. Receivers tolerate values they do not know."""
+    """The state of a model. Receivers must accept unknown values."""
 
 MODEL_STATE_UNSPECIFIED: ModelState.ValueType  # 0
 """Never sent."""
 MODEL_STATE_LOADING: ModelState.ValueType  # 1
-"""Being loaded; requests are refused with MODEL_NOT_READY."""
+"""Is being loaded; requests are rejected with MODEL_NOT_READY."""
 MODEL_STATE_READY: ModelState.ValueType  # 2
 """Serving."""
 MODEL_STATE_RECOVERING: ModelState.ValueType  # 3
 """Its engine stopped and is being restarted; live requests wait for it."""
 MODEL_STATE_DRAINING: ModelState.ValueType  # 4
-"""Finishes its live requests; refuses new ones."""
+"""Finishes its live requests; rejects new ones."""
 MODEL_STATE_FAILED: ModelState.ValueType  # 5
-"""Could not be loaded, or its engine stopped too often; ModelInfo.failure has the cause."""
+"""Could not be loaded, or its engine crashed too often; ModelInfo.failure has the cause."""
 MODEL_STATE_REGISTERED: ModelState.ValueType  # 6
-"""Known and not in memory; the first request that names it loads it."""
+"""Registered and not in memory; the first request that names it loads it."""
 MODEL_STATE_UNLOADING: ModelState.ValueType  # 7
-"""Gives its memory back."""
+"""Its memory is being freed."""
 Global___ModelState: typing_extensions.TypeAlias = ModelState
 
 @typing.final
@@ -88,18 +88,20 @@ class ModelInfo(google.protobuf.message.Message):
     name: builtins.str
     """Its name, unique on this server."""
     is_default: builtins.bool
-    """Whether requests that name no model go here."""
+    """Whether requests that name no model use this one."""
     state: Global___ModelState.ValueType
     """Its state."""
     executor: builtins.str
     """The executor: "torch", "trtllm" or "simulated"."""
     quantization: builtins.str
-    """Number format that its weights are quantised to, e.g. "fp8"; "none" for none. Empty: not known."""
+    """Number format to which its weights are quantised, e.g. "fp8"; "none" if they are not quantised.
+    Empty: unknown.
+    """
     kv_cache_dtype: builtins.str
-    """Number format of its cached keys and values, e.g. "bfloat16" or "fp8". Empty: not known."""
+    """Number format of its cached keys and values, e.g. "bfloat16" or "fp8". Empty: unknown."""
     num_memory_bytes: builtins.int
-    """Memory that it takes with its KV cache, in bytes; of a REGISTERED model, what it would take.
-    Unset: not known.
+    """Memory of the model with its KV cache, in bytes; for a REGISTERED model, the memory that it
+    would need. Unset: unknown.
     """
     @property
     def aliases(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -123,7 +125,7 @@ class ModelInfo(google.protobuf.message.Message):
 
     @property
     def failure(self) -> google.rpc.status_pb2.Status:
-        """Why it is FAILED. Set only then."""
+        """The reason of the failure. Set only if its state is FAILED."""
 
     def __init__(
         self,
@@ -150,9 +152,7 @@ Global___ModelInfo: typing_extensions.TypeAlias = ModelInfo
 
 @typing.final
 class ModelLimits(google.protobuf.message.Message):
-    """Every bound a request is checked against. Unset means that the bound is not known, not that there
-    is none.
-    """
+    """The limits of requests. Unset: the limit is unknown, which does not mean that there is none."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -186,21 +186,23 @@ class ModelLimits(google.protobuf.message.Message):
     MAX_TIMEOUT_FIELD_NUMBER: builtins.int
     MAX_PENDING_TOKENS_FIELD_NUMBER: builtins.int
     max_prompt_tokens: builtins.int
-    """Tokens in a prompt: what the context and the KV cache leave room for, or less where the
-    executor has its own bound.
+    """Tokens of a prompt. It is the number that fits the context and the KV cache, or less if the
+    executor has a lower limit.
     """
     max_output_tokens: builtins.int
-    """Largest StoppingOptions.max_tokens."""
+    """Maximum of StoppingOptions.max_tokens."""
     max_total_tokens: builtins.int
-    """Prompt and output together: the model's context, or what the KV cache holds if that is less."""
+    """Tokens of prompt and output together: the model's context, or the size of the KV cache if that
+    is smaller.
+    """
     default_max_tokens: builtins.int
     """StoppingOptions.max_tokens of a request that does not set it."""
     vocab_size: builtins.int
-    """Token ids are below this."""
+    """Size of the vocabulary. Token ids are smaller."""
     max_prompt_bytes: builtins.int
     """UTF-8 bytes of prompt text, before and after the chat template."""
     max_chat_messages: builtins.int
-    """ChatPrompt.messages."""
+    """Entries of ChatPrompt.messages."""
     max_stop_strings: builtins.int
     """Entries of StoppingOptions.stop_strings. 16 unless configured otherwise."""
     max_stop_string_chars: builtins.int
@@ -210,18 +212,18 @@ class ModelLimits(google.protobuf.message.Message):
     max_stop_token_ids: builtins.int
     """Entries of StoppingOptions.stop_token_ids. 16 unless configured otherwise."""
     max_num_outputs: builtins.int
-    """Largest SamplingOptions.num_outputs. 16 unless configured otherwise."""
+    """Maximum of SamplingOptions.num_outputs. 16 unless configured otherwise."""
     max_logprobs: builtins.int
-    """Largest OutputOptions.logprobs and prompt_logprobs. 20 unless configured otherwise."""
+    """Maximum of OutputOptions.logprobs and prompt_logprobs. 20 unless configured otherwise."""
     max_logit_bias: builtins.int
     """Entries of SamplingOptions.logit_bias. 300 unless configured otherwise."""
     max_identifier_chars: builtins.int
     """Characters in GenerateRequest.request_id, CacheOptions.salt and CacheOptions.session_id. 128."""
     max_chunk_tokens: builtins.int
-    """Largest OutputOptions.min_chunk_tokens."""
+    """Maximum of OutputOptions.min_chunk_tokens."""
     max_constraint_bytes: builtins.int
     """Bytes of UTF-8 of a constraint's schema, pattern, grammar or choices. 65,536 unless configured
-    otherwise; 0 where no kind of constraint is offered.
+    otherwise; 0 if constraints are not supported.
     """
     max_images: builtins.int
     """Images in one ChatPrompt."""
@@ -230,10 +232,11 @@ class ModelLimits(google.protobuf.message.Message):
     max_message_bytes: builtins.int
     """Bytes of one request message."""
     max_metadata_bytes: builtins.int
-    """Bytes of the metadata of a call; more than this may be refused."""
+    """Bytes of the metadata of a call; calls with more may be rejected."""
     max_concurrent_streams: builtins.int
-    """Calls open at a time on one connection. More may be refused with UNAVAILABLE without details;
-    no handler saw those, so they are safe to retry. Spread more calls over several connections.
+    """Maximum number of open calls of one connection. Further calls may be rejected with UNAVAILABLE
+    without details; they were not processed, so they are safe to retry. Use several connections
+    for more calls.
     """
     max_pending_requests: builtins.int
     """Requests waiting in the queue of this model."""
@@ -241,11 +244,11 @@ class ModelLimits(google.protobuf.message.Message):
     """Prompt tokens waiting in the queue of this model."""
     @property
     def max_resume_timeout(self) -> google.protobuf.duration_pb2.Duration:
-        """Largest GenerateRequest.resume_timeout. Zero: Resume is not offered."""
+        """Maximum of GenerateRequest.resume_timeout. Zero: requests cannot be resumed."""
 
     @property
     def reader_stall_timeout(self) -> google.protobuf.duration_pb2.Duration:
-        """How long a client may leave its stream unread."""
+        """Time after which a stream that its client does not read is ended."""
 
     @property
     def keepalive(self) -> Global___KeepalivePolicy:
@@ -253,12 +256,12 @@ class ModelLimits(google.protobuf.message.Message):
 
     @property
     def default_timeout(self) -> google.protobuf.duration_pb2.Duration:
-        """The timeout of a request without any, neither in the request nor from gRPC."""
+        """The timeout of a request without SchedulingOptions.total_timeout and without a gRPC deadline."""
 
     @property
     def max_timeout(self) -> google.protobuf.duration_pb2.Duration:
-        """Largest SchedulingOptions.ttft_timeout and total_timeout; a gRPC deadline beyond it counts as
-        this.
+        """Maximum of SchedulingOptions.ttft_timeout and total_timeout. A later gRPC deadline is lowered
+        to it.
         """
 
     def __init__(
@@ -349,7 +352,7 @@ Global___ModelLimits: typing_extensions.TypeAlias = ModelLimits
 
 @typing.final
 class KeepalivePolicy(google.protobuf.message.Message):
-    """How connections are kept alive and renewed. Unset fields are not known."""
+    """How connections are kept alive and renewed. Unset fields are unknown."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -364,19 +367,19 @@ class KeepalivePolicy(google.protobuf.message.Message):
 
     @property
     def server_ping_interval(self) -> google.protobuf.duration_pb2.Duration:
-        """The server pings idle connections this often."""
+        """Interval at which the server pings idle connections."""
 
     @property
     def server_ping_timeout(self) -> google.protobuf.duration_pb2.Duration:
-        """A ping not answered within this time ends the connection."""
+        """The connection ends if a ping is not acknowledged within this time."""
 
     @property
     def max_connection_age(self) -> google.protobuf.duration_pb2.Duration:
-        """Connections older than this are asked to reconnect; open calls continue."""
+        """Age at which the server asks the client to open another connection. Open calls continue."""
 
     @property
     def max_connection_age_grace(self) -> google.protobuf.duration_pb2.Duration:
-        """Calls still open this long after that are ended with UNAVAILABLE."""
+        """Time after max_connection_age at which calls that are still open end with UNAVAILABLE."""
 
     def __init__(
         self,
@@ -394,8 +397,8 @@ Global___KeepalivePolicy: typing_extensions.TypeAlias = KeepalivePolicy
 
 @typing.final
 class ModelFeatures(google.protobuf.message.Message):
-    """What a model on this server supports; unset means not known, as of a model that is being loaded.
-    The field names are the values of `feature` in the metadata of FEATURE_UNSUPPORTED.
+    """The features that a model of this server supports. Unset: unknown, for example while the model is
+    being loaded. The field names are the values of `feature` in the metadata of FEATURE_UNSUPPORTED.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

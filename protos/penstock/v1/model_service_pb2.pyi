@@ -31,32 +31,32 @@ class _LoadPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     LOAD_PHASE_UNSPECIFIED: _LoadPhase.ValueType  # 0
     """Never sent."""
     LOAD_PHASE_WAITING: _LoadPhase.ValueType  # 1
-    """Waits for memory that other models give back."""
+    """Waiting until other models have freed memory."""
     LOAD_PHASE_STARTING: _LoadPhase.ValueType  # 2
-    """Starts its process."""
+    """Starting its process."""
     LOAD_PHASE_WEIGHTS: _LoadPhase.ValueType  # 3
-    """Reads the weights."""
+    """Reading the weights."""
     LOAD_PHASE_WARMUP: _LoadPhase.ValueType  # 4
-    """Compiles, captures graphs and measures."""
+    """Warming up, for example compiling kernels or capturing CUDA graphs."""
 
 class LoadPhase(_LoadPhase, metaclass=_LoadPhaseEnumTypeWrapper):
-    """A phase of a load. Receivers tolerate values they do not know."""
+    """A phase of a load. Receivers must accept unknown values."""
 
 LOAD_PHASE_UNSPECIFIED: LoadPhase.ValueType  # 0
 """Never sent."""
 LOAD_PHASE_WAITING: LoadPhase.ValueType  # 1
-"""Waits for memory that other models give back."""
+"""Waiting until other models have freed memory."""
 LOAD_PHASE_STARTING: LoadPhase.ValueType  # 2
-"""Starts its process."""
+"""Starting its process."""
 LOAD_PHASE_WEIGHTS: LoadPhase.ValueType  # 3
-"""Reads the weights."""
+"""Reading the weights."""
 LOAD_PHASE_WARMUP: LoadPhase.ValueType  # 4
-"""Compiles, captures graphs and measures."""
+"""Warming up, for example compiling kernels or capturing CUDA graphs."""
 Global___LoadPhase: typing_extensions.TypeAlias = LoadPhase
 
 @typing.final
 class ListModelsRequest(google.protobuf.message.Message):
-    """Asks for a page of models."""
+    """Requests a page of models."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -65,7 +65,7 @@ class ListModelsRequest(google.protobuf.message.Message):
     page_size: builtins.int
     """Models on a page. Range 1 to 1000. Default: 100."""
     page_token: builtins.str
-    """Where the page starts: next_page_token of the page before. Empty for the first page."""
+    """Where the page starts: next_page_token of the previous page. Empty for the first page."""
     def __init__(
         self,
         *,
@@ -90,7 +90,7 @@ class ListModelsResponse(google.protobuf.message.Message):
     """Where the next page starts. Empty on the last page."""
     @property
     def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.model_pb2.ModelInfo]:
-        """The models, by name."""
+        """The models, sorted by name."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ Global___ListModelsResponse: typing_extensions.TypeAlias = ListModelsResponse
 
 @typing.final
 class GetModelRequest(google.protobuf.message.Message):
-    """Asks for one model."""
+    """Requests one model."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -145,7 +145,7 @@ Global___GetModelResponse: typing_extensions.TypeAlias = GetModelResponse
 
 @typing.final
 class TokenizeRequest(google.protobuf.message.Message):
-    """Asks for the tokens of a prompt."""
+    """Requests the tokens of a prompt."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -188,12 +188,12 @@ class TokenizeResponse(google.protobuf.message.Message):
     RENDERED_TEXT_FIELD_NUMBER: builtins.int
     NUM_DROPPED_MESSAGES_FIELD_NUMBER: builtins.int
     rendered_text: builtins.str
-    """The text that the chat template made of a conversation. Empty for plain text."""
+    """The text to which the chat template renders the conversation. Empty for plain text."""
     num_dropped_messages: builtins.int
-    """Messages of the conversation that ChatPrompt.window_tokens left out."""
+    """Number of messages that were dropped to fit ChatPrompt.window_tokens."""
     @property
     def token_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """The token ids, special tokens included."""
+        """The token ids, including special tokens."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ Global___TokenizeResponse: typing_extensions.TypeAlias = TokenizeResponse
 
 @typing.final
 class DetokenizeRequest(google.protobuf.message.Message):
-    """Asks for the text of tokens."""
+    """Requests the text of tokens."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -247,7 +247,7 @@ class DetokenizeResponse(google.protobuf.message.Message):
 
     TEXT_FIELD_NUMBER: builtins.int
     text: builtins.str
-    """The text. Bytes that form no character are replaced by U+FFFD."""
+    """The text. Bytes that are not valid UTF-8 are replaced by U+FFFD."""
     def __init__(
         self,
         *,
@@ -259,7 +259,7 @@ Global___DetokenizeResponse: typing_extensions.TypeAlias = DetokenizeResponse
 
 @typing.final
 class LoadModelRequest(google.protobuf.message.Message):
-    """Asks for a model to be loaded."""
+    """Requests to load a model."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -270,7 +270,7 @@ class LoadModelRequest(google.protobuf.message.Message):
     name: builtins.str
     """Its name on this server. 1 to 128 characters."""
     path: builtins.str
-    """A Hugging Face folder below the server's model directory, as a relative path."""
+    """A Hugging Face folder, as a path relative to the server's model directory."""
     is_default: builtins.bool
     """Whether it becomes the default model."""
     @property
@@ -291,7 +291,7 @@ Global___LoadModelRequest: typing_extensions.TypeAlias = LoadModelRequest
 
 @typing.final
 class LoadModelResponse(google.protobuf.message.Message):
-    """A message of a load."""
+    """A message of the stream of a load."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -299,11 +299,11 @@ class LoadModelResponse(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     @property
     def progress(self) -> Global___LoadProgress:
-        """How far the load is."""
+        """The progress of the load."""
 
     @property
     def model(self) -> penstock.v1.model_pb2.ModelInfo:
-        """The model, READY."""
+        """The loaded model."""
 
     def __init__(
         self,
@@ -319,7 +319,7 @@ Global___LoadModelResponse: typing_extensions.TypeAlias = LoadModelResponse
 
 @typing.final
 class LoadProgress(google.protobuf.message.Message):
-    """How far a load is."""
+    """The progress of a load."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -332,7 +332,7 @@ class LoadProgress(google.protobuf.message.Message):
     num_loaded_bytes: builtins.int
     """Bytes of weights that were read."""
     num_total_bytes: builtins.int
-    """Bytes of weights in all. 0: not known yet."""
+    """Bytes of weights in total. 0: still unknown."""
     @property
     def elapsed_duration(self) -> google.protobuf.duration_pb2.Duration:
         """Time since the load began."""
@@ -352,7 +352,7 @@ Global___LoadProgress: typing_extensions.TypeAlias = LoadProgress
 
 @typing.final
 class UnloadModelRequest(google.protobuf.message.Message):
-    """Asks for a model to be unloaded."""
+    """Requests to unload a model."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -379,7 +379,7 @@ Global___UnloadModelRequest: typing_extensions.TypeAlias = UnloadModelRequest
 
 @typing.final
 class UnloadModelResponse(google.protobuf.message.Message):
-    """The model is gone."""
+    """The model is unloaded."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -388,7 +388,7 @@ class UnloadModelResponse(google.protobuf.message.Message):
     num_requests_ended: builtins.int
     """Requests that did not finish in time."""
     num_freed_bytes: builtins.int
-    """Memory that is free again, in bytes."""
+    """Memory that was freed, in bytes."""
     def __init__(
         self,
         *,
@@ -401,7 +401,7 @@ Global___UnloadModelResponse: typing_extensions.TypeAlias = UnloadModelResponse
 
 @typing.final
 class WatchModelsRequest(google.protobuf.message.Message):
-    """Asks for all models and their changes."""
+    """Requests all models and their changes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -420,7 +420,7 @@ class WatchModelsResponse(google.protobuf.message.Message):
     MODELS_FIELD_NUMBER: builtins.int
     @property
     def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[penstock.v1.model_pb2.ModelInfo]:
-        """All models the caller may use, by name."""
+        """All models that the caller may use, sorted by name."""
 
     def __init__(
         self,
@@ -433,7 +433,7 @@ Global___WatchModelsResponse: typing_extensions.TypeAlias = WatchModelsResponse
 
 @typing.final
 class SetModelAliasRequest(google.protobuf.message.Message):
-    """Asks for an alias to name another model."""
+    """Requests to make an alias refer to another model."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -461,7 +461,7 @@ class SetModelAliasResponse(google.protobuf.message.Message):
 
     PREVIOUS_MODEL_FIELD_NUMBER: builtins.int
     previous_model: builtins.str
-    """The model that the alias named before. Empty: none."""
+    """The model to which the alias referred before. Empty: none."""
     def __init__(
         self,
         *,
@@ -473,7 +473,7 @@ Global___SetModelAliasResponse: typing_extensions.TypeAlias = SetModelAliasRespo
 
 @typing.final
 class LoadAdapterRequest(google.protobuf.message.Message):
-    """Asks for an adapter to be loaded."""
+    """Requests to load an adapter."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -486,7 +486,7 @@ class LoadAdapterRequest(google.protobuf.message.Message):
     name: builtins.str
     """The adapter's name. 1 to 128 characters."""
     path: builtins.str
-    """A folder in the format of PEFT below the server's adapter directory, as a relative path."""
+    """A folder in the format of PEFT, as a path relative to the server's adapter directory."""
     is_pinned: builtins.bool
     """Whether it stays in memory while it is not used."""
     def __init__(
@@ -505,7 +505,7 @@ Global___LoadAdapterRequest: typing_extensions.TypeAlias = LoadAdapterRequest
 
 @typing.final
 class LoadAdapterResponse(google.protobuf.message.Message):
-    """The adapter can be used."""
+    """The adapter is loaded."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -526,7 +526,7 @@ Global___LoadAdapterResponse: typing_extensions.TypeAlias = LoadAdapterResponse
 
 @typing.final
 class UnloadAdapterRequest(google.protobuf.message.Message):
-    """Asks for an adapter to be unloaded."""
+    """Requests to unload an adapter."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -576,7 +576,7 @@ Global___UnloadAdapterResponse: typing_extensions.TypeAlias = UnloadAdapterRespo
 
 @typing.final
 class ListAdaptersRequest(google.protobuf.message.Message):
-    """Asks for a page of adapters."""
+    """Requests a page of adapters."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -588,7 +588,7 @@ class ListAdaptersRequest(google.protobuf.message.Message):
     page_size: builtins.int
     """Adapters on a page. Range 1 to 1000. Default: 100."""
     page_token: builtins.str
-    """Where the page starts: next_page_token of the page before. Empty for the first page."""
+    """Where the page starts: next_page_token of the previous page. Empty for the first page."""
     def __init__(
         self,
         *,
@@ -617,7 +617,7 @@ class ListAdaptersResponse(google.protobuf.message.Message):
     """Where the next page starts. Empty on the last page."""
     @property
     def adapters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___AdapterInfo]:
-        """The adapters, by name."""
+        """The adapters, sorted by name."""
 
     def __init__(
         self,
@@ -644,13 +644,13 @@ class AdapterInfo(google.protobuf.message.Message):
     name: builtins.str
     """Its name, unique for the model."""
     digest: builtins.str
-    """Digest of its weights and configuration: adapters of one digest share cached blocks."""
+    """Digest of its weights and configuration. Adapters with the same digest share cached blocks."""
     rank: builtins.int
     """Largest rank of its matrices."""
     num_memory_bytes: builtins.int
     """Memory that its weights take, in bytes."""
     is_resident: builtins.bool
-    """Whether it is in the executor's memory now; otherwise a request that names it loads it."""
+    """Whether it is in the executor's memory now. If not, a request that names it loads it."""
     is_pinned: builtins.bool
     """Whether it stays in memory while it is not used."""
     def __init__(

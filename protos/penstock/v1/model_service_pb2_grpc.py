@@ -97,7 +97,7 @@ class ModelServiceServicer(object):
     """
 
     def ListModels(self, request, context):
-        """Lists the models the caller may use, by name.
+        """Lists the models that the caller may use, by name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,47 +111,47 @@ class ModelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Turns text or a conversation into token ids, exactly as Generate would.
+        """Converts a text or a conversation to token ids, exactly as Generate does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Turns token ids into text.
+        """Converts token ids to text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadModel(self, request, context):
-        """Loads a model and streams the progress; the last message has the model, READY. The load
-        continues when the call ends, and a second call with the same request follows the load that is
-        under way; UnloadModel ends it. A load that fails ends the call with the cause, and other
-        models are not affected. For operators.
+        """Loads a model and streams the progress; the last message has the loaded model. The load
+        continues if the call ends early; a second call with the same request reports the progress of
+        the same load. UnloadModel ends a load. If a load fails, the call fails with the cause, and
+        other models are not affected. For operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadModel(self, request, context):
-        """Lets the live requests of a model finish, unloads it, and answers when its memory is free. The
-        work continues when the call ends. For operators.
+        """Lets the live requests of a model finish, unloads it, and returns once its memory is free.
+        Unloading continues if the call ends early. For operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchModels(self, request, context):
-        """Sends all models the caller may use, at once and after every change of one, until the call is
-        cancelled.
+        """Sends all models that the caller may use: immediately, and again after each change of a model,
+        until the call is cancelled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetModelAlias(self, request, context):
-        """Makes an alias name another model, for all requests that arrive later. For operators.
+        """Makes an alias refer to another model, for all requests that arrive later. For operators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -301,36 +301,36 @@ class ModelServiceStub(typing.Generic[_ModelServiceListModelsType, _ModelService
     ], channel: grpc.aio.Channel) -> None: ...
 
     ListModels: _ModelServiceListModelsType
-    """Lists the models the caller may use, by name."""
+    """Lists the models that the caller may use, by name."""
 
     GetModel: _ModelServiceGetModelType
     """Returns one model with its features and limits."""
 
     Tokenize: _ModelServiceTokenizeType
-    """Turns text or a conversation into token ids, exactly as Generate would."""
+    """Converts a text or a conversation to token ids, exactly as Generate does."""
 
     Detokenize: _ModelServiceDetokenizeType
-    """Turns token ids into text."""
+    """Converts token ids to text."""
 
     LoadModel: _ModelServiceLoadModelType
-    """Loads a model and streams the progress; the last message has the model, READY. The load
-    continues when the call ends, and a second call with the same request follows the load that is
-    under way; UnloadModel ends it. A load that fails ends the call with the cause, and other
-    models are not affected. For operators.
+    """Loads a model and streams the progress; the last message has the loaded model. The load
+    continues if the call ends early; a second call with the same request reports the progress of
+    the same load. UnloadModel ends a load. If a load fails, the call fails with the cause, and
+    other models are not affected. For operators.
     """
 
     UnloadModel: _ModelServiceUnloadModelType
-    """Lets the live requests of a model finish, unloads it, and answers when its memory is free. The
-    work continues when the call ends. For operators.
+    """Lets the live requests of a model finish, unloads it, and returns once its memory is free.
+    Unloading continues if the call ends early. For operators.
     """
 
     WatchModels: _ModelServiceWatchModelsType
-    """Sends all models the caller may use, at once and after every change of one, until the call is
-    cancelled.
+    """Sends all models that the caller may use: immediately, and again after each change of a model,
+    until the call is cancelled.
     """
 
     SetModelAlias: _ModelServiceSetModelAliasType
-    """Makes an alias name another model, for all requests that arrive later. For operators."""
+    """Makes an alias refer to another model, for all requests that arrive later. For operators."""
 
     LoadAdapter: _ModelServiceLoadAdapterType
     """Loads an adapter for a model. For operators."""
@@ -397,7 +397,7 @@ class ModelServiceServicer(metaclass=abc.ABCMeta):
         request: penstock.v1.model_service_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> typing.Union[penstock.v1.model_service_pb2.ListModelsResponse, collections.abc.Awaitable[penstock.v1.model_service_pb2.ListModelsResponse]]:
-        """Lists the models the caller may use, by name."""
+        """Lists the models that the caller may use, by name."""
 
     @abc.abstractmethod
     def GetModel(
@@ -413,7 +413,7 @@ class ModelServiceServicer(metaclass=abc.ABCMeta):
         request: penstock.v1.model_service_pb2.TokenizeRequest,
         context: _ServicerContext,
     ) -> typing.Union[penstock.v1.model_service_pb2.TokenizeResponse, collections.abc.Awaitable[penstock.v1.model_service_pb2.TokenizeResponse]]:
-        """Turns text or a conversation into token ids, exactly as Generate would."""
+        """Converts a text or a conversation to token ids, exactly as Generate does."""
 
     @abc.abstractmethod
     def Detokenize(
@@ -421,7 +421,7 @@ class ModelServiceServicer(metaclass=abc.ABCMeta):
         request: penstock.v1.model_service_pb2.DetokenizeRequest,
         context: _ServicerContext,
     ) -> typing.Union[penstock.v1.model_service_pb2.DetokenizeResponse, collections.abc.Awaitable[penstock.v1.model_service_pb2.DetokenizeResponse]]:
-        """Turns token ids into text."""
+        """Converts token ids to text."""
 
     @abc.abstractmethod
     def LoadModel(
@@ -429,10 +429,10 @@ class ModelServiceServicer(metaclass=abc.ABCMeta):
         request: penstock.v1.model_service_pb2.LoadModelRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[penstock.v1.model_service_pb2.LoadModelResponse], collections.abc.AsyncIterator[penstock.v1.model_service_pb2.LoadModelResponse]]:
-        """Loads a model and streams the progress; the last message has the model, READY. The load
-        continues when the call ends, and a second call with the same request follows the load that is
-        under way; UnloadModel ends it. A load that fails ends the call with the cause, and other
-        models are not affected. For operators.
+        """Loads a model and streams the progress; the last message has the loaded model. The load
+        continues if the call ends early; a second call with the same request reports the progress of
+        the same load. UnloadModel ends a load. If a load fails, the call fails with the cause, and
+        other models are not affected. For operators.
         """
 
     @abc.abstractmethod
@@ -441,8 +441,8 @@ class ModelServiceServicer(metaclass=abc.ABCMeta):
         request: penstock.v1.model_service_pb2.UnloadModelRequest,
         context: _ServicerContext,
     ) -> typing.Union[penstock.v1.model_service_pb2.UnloadModelResponse, collections.abc.Awaitable[penstock.v1.model_service_pb2.UnloadModelResponse]]:
-        """Lets the live requests of a model finish, unloads it, and answers when its memory is free. The
-        work continues when the call ends. For operators.
+        """Lets the live requests of a model finish, unloads it, and returns once its memory is free.
+        Unloading continues if the call ends early. For operators.
         """
 
     @abc.abstractmethod
@@ -451,8 +451,8 @@ class ModelServiceServicer(metaclass=abc.ABCMeta):
         request: penstock.v1.model_service_pb2.WatchModelsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[penstock.v1.model_service_pb2.WatchModelsResponse], collections.abc.AsyncIterator[penstock.v1.model_service_pb2.WatchModelsResponse]]:
-        """Sends all models the caller may use, at once and after every change of one, until the call is
-        cancelled.
+        """Sends all models that the caller may use: immediately, and again after each change of a model,
+        until the call is cancelled.
         """
 
     @abc.abstractmethod
@@ -461,7 +461,7 @@ class ModelServiceServicer(metaclass=abc.ABCMeta):
         request: penstock.v1.model_service_pb2.SetModelAliasRequest,
         context: _ServicerContext,
     ) -> typing.Union[penstock.v1.model_service_pb2.SetModelAliasResponse, collections.abc.Awaitable[penstock.v1.model_service_pb2.SetModelAliasResponse]]:
-        """Makes an alias name another model, for all requests that arrive later. For operators."""
+        """Makes an alias refer to another model, for all requests that arrive later. For operators."""
 
     @abc.abstractmethod
     def LoadAdapter(

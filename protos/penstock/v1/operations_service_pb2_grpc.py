@@ -87,36 +87,36 @@ class OperationsServiceServicer(object):
     """
 
     def GetStats(self, request, context):
-        """Takes a snapshot.
+        """Returns a snapshot of the server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchStats(self, request, context):
-        """Takes a snapshot again and again, the first at once, until the call is cancelled.
+        """Sends snapshots at intervals, the first one immediately, until the call is cancelled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListLiveRequests(self, request, context):
-        """Lists the requests that have not ended, by arrival.
+        """Lists the requests that have not ended, in order of arrival.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetLiveRequest(self, request, context):
-        """Looks at one request that has not ended.
+        """Returns one request that has not ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops taking new requests and lets the live ones finish. Answers at once; health turns
-        NOT_SERVING. There is no way back.
+        """Rejects new requests from now on, and stops the server when the live requests have ended.
+        Returns immediately; health reports NOT_SERVING. A drain cannot be cancelled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,7 +144,8 @@ class OperationsServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Profile(self, request, context):
-        """Samples a process of the server, and then streams the profile. One at a time.
+        """Samples a process of the server, and then streams the profile. Only one profile is created at a
+        time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

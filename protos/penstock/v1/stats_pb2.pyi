@@ -31,9 +31,9 @@ class _RequestPhase:
 class _RequestPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_RequestPhase.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     REQUEST_PHASE_UNSPECIFIED: _RequestPhase.ValueType  # 0
-    """Not known."""
+    """Unknown."""
     REQUEST_PHASE_PREPARE: _RequestPhase.ValueType  # 1
-    """Being checked and tokenised."""
+    """Is being checked and tokenised."""
     REQUEST_PHASE_QUEUE: _RequestPhase.ValueType  # 2
     """Waiting in the queue."""
     REQUEST_PHASE_PREFILL: _RequestPhase.ValueType  # 3
@@ -41,15 +41,15 @@ class _RequestPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     REQUEST_PHASE_DECODE: _RequestPhase.ValueType  # 4
     """Its output is being generated."""
     REQUEST_PHASE_DELIVER: _RequestPhase.ValueType  # 5
-    """The engine is done with it; its last messages go out."""
+    """The engine has finished it; its last messages are being sent."""
 
 class RequestPhase(_RequestPhase, metaclass=_RequestPhaseEnumTypeWrapper):
-    """The phase of a live request: finer than its state. Receivers tolerate values they do not know."""
+    """The phase of a live request: finer than its state. Receivers must accept unknown values."""
 
 REQUEST_PHASE_UNSPECIFIED: RequestPhase.ValueType  # 0
-"""Not known."""
+"""Unknown."""
 REQUEST_PHASE_PREPARE: RequestPhase.ValueType  # 1
-"""Being checked and tokenised."""
+"""Is being checked and tokenised."""
 REQUEST_PHASE_QUEUE: RequestPhase.ValueType  # 2
 """Waiting in the queue."""
 REQUEST_PHASE_PREFILL: RequestPhase.ValueType  # 3
@@ -57,7 +57,7 @@ REQUEST_PHASE_PREFILL: RequestPhase.ValueType  # 3
 REQUEST_PHASE_DECODE: RequestPhase.ValueType  # 4
 """Its output is being generated."""
 REQUEST_PHASE_DELIVER: RequestPhase.ValueType  # 5
-"""The engine is done with it; its last messages go out."""
+"""The engine has finished it; its last messages are being sent."""
 Global___RequestPhase: typing_extensions.TypeAlias = RequestPhase
 
 @typing.final
@@ -72,7 +72,7 @@ class ServerStats(google.protobuf.message.Message):
     MODELS_FIELD_NUMBER: builtins.int
     FRONTS_FIELD_NUMBER: builtins.int
     is_draining: builtins.bool
-    """Whether it has stopped taking new requests."""
+    """Whether it rejects new requests because it is about to stop."""
     @property
     def snapshot_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was taken."""
@@ -137,9 +137,9 @@ class ModelStats(google.protobuf.message.Message):
     num_processing: builtins.int
     """Requests in the running batch."""
     max_num_seqs: builtins.int
-    """Most requests the running batch can hold."""
+    """Maximum number of requests in the running batch."""
     max_num_batched_tokens: builtins.int
-    """Most tokens of one step."""
+    """Maximum number of tokens of one step."""
     prefill_tokens_per_second: builtins.float
     """Prompt tokens computed per second, over the last ten seconds."""
     decode_tokens_per_second: builtins.float
@@ -147,42 +147,42 @@ class ModelStats(google.protobuf.message.Message):
     num_engine_restarts: builtins.int
     """How often the engine was restarted since the server started."""
     wait_reason: penstock.v1.state_pb2.WaitReason.ValueType
-    """What the first request of the queue lacked when the last step was planned. Unspecified when the
-    queue is empty.
+    """What the first request of the queue waited for when the last step was planned. Unspecified if
+    the queue is empty.
     """
     engine_epoch: builtins.int
-    """Which engine this is: 1 for the first since the server started, and one more for each after."""
+    """Number of the engine: 1 for the first since the server started, incremented by each restart."""
     @property
     def cache(self) -> Global___CacheStats:
         """The KV cache."""
 
     @property
     def totals(self) -> Global___ModelTotals:
-        """Totals since the server started; see each for what can be missing from it."""
+        """Totals since the server started."""
 
     @property
     def mean_step_duration(self) -> google.protobuf.duration_pb2.Duration:
-        """Duration of a step: mean over the last ten seconds. Unset if there was none."""
+        """Mean duration of a step over the last ten seconds. Unset if there was no step."""
 
     @property
     def estimated_queue_duration(self) -> google.protobuf.duration_pb2.Duration:
-        """What a request of default priority that arrived now would probably wait. Unset: no estimate."""
+        """Estimated wait of a request with default priority that arrives now. Unset: no estimate."""
 
     @property
     def ttft(self) -> Global___DurationPercentiles:
-        """From arrival to the first token, of requests that ended in the last minute."""
+        """Time from arrival to the first token, of requests that ended in the last minute."""
 
     @property
     def itl(self) -> Global___DurationPercentiles:
-        """From one token of a request to its next, of all tokens of the last minute."""
+        """Time from one token of an output to the next one, of all tokens of the last minute."""
 
     @property
     def queue(self) -> Global___DurationPercentiles:
-        """Waiting in the queue, over all visits, of requests that ended in the last minute."""
+        """Total time in the queue, of requests that ended in the last minute."""
 
     @property
     def total(self) -> Global___DurationPercentiles:
-        """From arrival to the end, of requests that ended in the last minute."""
+        """Time from arrival to the end, of requests that ended in the last minute."""
 
     def __init__(
         self,
@@ -214,8 +214,8 @@ Global___ModelStats: typing_extensions.TypeAlias = ModelStats
 
 @typing.final
 class DurationPercentiles(google.protobuf.message.Message):
-    """How a duration was spread over the last minute, to within one percent. Unset fields: there was
-    no value.
+    """Percentiles of a duration over the last minute, to within one percent. Unset if there was no
+    value.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -225,18 +225,18 @@ class DurationPercentiles(google.protobuf.message.Message):
     P99_FIELD_NUMBER: builtins.int
     NUM_VALUES_FIELD_NUMBER: builtins.int
     num_values: builtins.int
-    """Values."""
+    """Number of values."""
     @property
     def p50(self) -> google.protobuf.duration_pb2.Duration:
-        """Half of the values are at most this."""
+        """The median."""
 
     @property
     def p90(self) -> google.protobuf.duration_pb2.Duration:
-        """Nine in ten are at most this."""
+        """The 90th percentile."""
 
     @property
     def p99(self) -> google.protobuf.duration_pb2.Duration:
-        """99 in a hundred are at most this."""
+        """The 99th percentile."""
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ Global___CacheStats: typing_extensions.TypeAlias = CacheStats
 
 @typing.final
 class ModelTotals(google.protobuf.message.Message):
-    """Counters that only grow while the server lives."""
+    """Counts since the server started."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -302,13 +302,13 @@ class ModelTotals(google.protobuf.message.Message):
     NUM_CACHED_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     NUM_COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
     num_accepted: builtins.int
-    """Requests handed to the engine."""
+    """Requests sent to the engine."""
     num_refused: builtins.int
-    """Requests refused, for what they asked for or for lack of room."""
+    """Requests rejected, as invalid or for lack of capacity."""
     num_completed: builtins.int
-    """Requests COMPLETED, cancelled ones included."""
+    """Requests that ended as COMPLETED, including cancelled ones."""
     num_cancelled: builtins.int
-    """Requests COMPLETED by cancellation."""
+    """Requests that ended as COMPLETED because they were cancelled."""
     num_failed: builtins.int
     """Requests that ended in ERROR."""
     num_preemptions: builtins.int
@@ -318,7 +318,7 @@ class ModelTotals(google.protobuf.message.Message):
     num_prompt_tokens: builtins.int
     """Prompt tokens of requests that were admitted and have ended."""
     num_cached_prompt_tokens: builtins.int
-    """Those of them that were found in the KV cache."""
+    """Prompt tokens of the same requests that were found in the KV cache."""
     num_completion_tokens: builtins.int
     """Tokens generated."""
     def __init__(
@@ -341,7 +341,7 @@ Global___ModelTotals: typing_extensions.TypeAlias = ModelTotals
 
 @typing.final
 class FrontStats(google.protobuf.message.Message):
-    """One front process."""
+    """One front process, which serves clients."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -357,7 +357,7 @@ class FrontStats(google.protobuf.message.Message):
     num_streams: builtins.int
     """Open calls."""
     num_backlog_tokens: builtins.int
-    """Output not yet taken by readers, in tokens, over all streams."""
+    """Output that clients have not read yet, in tokens, over all streams."""
     num_live_requests: builtins.int
     """Requests that have not ended."""
     def __init__(
@@ -398,23 +398,25 @@ class LiveRequest(google.protobuf.message.Message):
     HISTORY_FIELD_NUMBER: builtins.int
     NUM_BACKLOG_TOKENS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """See RequestAccepted.request_id."""
+    """Its id, see RequestAccepted.request_id."""
     model: builtins.str
     """The model's name."""
     tenant: builtins.str
     """The tenant that submitted it."""
     state: penstock.v1.state_pb2.RequestState.ValueType
-    """Where it stands."""
+    """Its state, PENDING or PROCESSING."""
     wait_reason: penstock.v1.state_pb2.WaitReason.ValueType
     """What it waits for. Only while PENDING."""
     queue_position: builtins.int
-    """Requests before it in the queue. Only while PENDING, and only if known."""
+    """Number of requests ahead of it in the queue. Only while PENDING, and only if known."""
     priority: builtins.int
     """Its priority; higher is more urgent."""
     num_computed_tokens: builtins.int
     """Prompt and output tokens that are in the KV cache, summed over its outputs."""
     num_blocks: builtins.int
-    """Blocks it holds, summed over its outputs; one that they share counts for each."""
+    """Blocks that it holds, summed over its outputs. A block that outputs share is counted for each
+    of them.
+    """
     num_preemptions: builtins.int
     """How often it was preempted."""
     trace_id: builtins.str
@@ -422,7 +424,7 @@ class LiveRequest(google.protobuf.message.Message):
     phase: Global___RequestPhase.ValueType
     """Its phase."""
     num_backlog_tokens: builtins.int
-    """Output its reader has not taken, in tokens."""
+    """Output that its client has not read yet, in tokens."""
     @property
     def arrival_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it arrived."""
@@ -433,16 +435,16 @@ class LiveRequest(google.protobuf.message.Message):
 
     @property
     def timings(self) -> penstock.v1.output_pb2.RequestTimings:
-        """How its time was spent so far; total_duration is its age."""
+        """Its time in each phase so far; total_duration is its age."""
 
     @property
     def remaining_duration(self) -> google.protobuf.duration_pb2.Duration:
-        """Time left until its earliest deadline. Unset: it has none."""
+        """Time left until its earliest deadline. Unset: no deadline."""
 
     @property
     def history(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PhaseChange]:
-        """Every phase it entered, oldest first; the last one is `phase`. Empty if its front-end process
-        is gone and the engine still has it.
+        """The phases that it has entered, oldest first; the last one is `phase`. Empty if its front
+        process has ended and the engine still has the request.
         """
 
     def __init__(
@@ -475,7 +477,7 @@ Global___LiveRequest: typing_extensions.TypeAlias = LiveRequest
 
 @typing.final
 class PhaseChange(google.protobuf.message.Message):
-    """A live request entered a phase."""
+    """The entry of a live request into a phase."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -500,7 +502,7 @@ Global___PhaseChange: typing_extensions.TypeAlias = PhaseChange
 
 @typing.final
 class StepRecord(google.protobuf.message.Message):
-    """One step of an engine, as the flight recorder keeps it."""
+    """One step of an engine, from the flight recorder."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -534,13 +536,13 @@ class StepRecord(google.protobuf.message.Message):
     num_prefill_tokens: builtins.int
     """Prompt tokens computed."""
     num_decode_requests: builtins.int
-    """Requests that drew a token."""
+    """Outputs with a new token."""
     num_inter_token: builtins.int
-    """Outputs that got a token of both."""
+    """Outputs with a token in both steps."""
     num_prefill_requests: builtins.int
     """Outputs whose prompt was computed."""
     num_context_tokens: builtins.int
-    """Tokens of context of the outputs that drew a token."""
+    """Context of the outputs with a new token, in tokens."""
     num_tokens: builtins.int
     """Tokens generated."""
     num_running: builtins.int
@@ -571,27 +573,27 @@ class StepRecord(google.protobuf.message.Message):
 
     @property
     def shares(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StepShare]:
-        """Prompt tokens that were computed, or recomputed, by request. A request that only drew a token
+        """Prompt tokens that were computed or recomputed, by output. An output that only got a new token
         has no share.
         """
 
     @property
     def admitted_request_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Requests admitted in this step. Ids, here and below, are those that the recorder still has;
-        the numbers further down are exact.
+        """Ids of requests admitted in this step. This list and the next two have only the ids that the
+        recorder still has; the counts below are exact.
         """
 
     @property
     def preempted_request_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Requests preempted in this step."""
+        """Ids of requests preempted in this step."""
 
     @property
     def ended_request_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Requests that ended in this step."""
+        """Ids of requests that ended in this step."""
 
     @property
     def waiting(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WaitCount]:
-        """Requests left waiting: one entry, with what the first of the queue lacked."""
+        """Requests that were not admitted: one entry, with what the first request of the queue waits for."""
 
     @property
     def cache(self) -> Global___CacheStats:
@@ -599,11 +601,11 @@ class StepRecord(google.protobuf.message.Message):
 
     @property
     def predicted_duration(self) -> google.protobuf.duration_pb2.Duration:
-        """How long the step was expected to take, from launch to result. Unset if nothing was known."""
+        """Predicted time from launch to result. Unset: no prediction."""
 
     @property
     def inter_token_duration(self) -> google.protobuf.duration_pb2.Duration:
-        """Time since the step before, for outputs that got a token of both. Unset if there were none."""
+        """Time since the previous step, for outputs with a token in both. Unset if there were none."""
 
     def __init__(
         self,
@@ -641,7 +643,7 @@ Global___StepRecord: typing_extensions.TypeAlias = StepRecord
 
 @typing.final
 class StepShare(google.protobuf.message.Message):
-    """One request's part in a step."""
+    """The prompt tokens of one output in a step."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -649,11 +651,11 @@ class StepShare(google.protobuf.message.Message):
     OUTPUT_INDEX_FIELD_NUMBER: builtins.int
     NUM_TOKENS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """The request."""
+    """The id of the request."""
     output_index: builtins.int
     """Which of its outputs, from 0."""
     num_tokens: builtins.int
-    """Tokens computed for it."""
+    """Prompt tokens computed for it."""
     def __init__(
         self,
         *,
@@ -676,7 +678,7 @@ class WaitCount(google.protobuf.message.Message):
     reason: penstock.v1.state_pb2.WaitReason.ValueType
     """The reason."""
     num_requests: builtins.int
-    """Requests that waited for it."""
+    """Requests that waited for this reason."""
     def __init__(
         self,
         *,

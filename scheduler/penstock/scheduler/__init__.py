@@ -1,5 +1,5 @@
-"""The core: states, queue, KV blocks, batch, policies.
+"""The scheduler core: request states, queue, KV cache blocks, batch, policies.
 
-Start reading at `engine.Engine.step`, then `planner.Planner.plan` and `results.Results.apply`.
-numpy and the standard library only; no threads, no clock, no sockets.
+Start reading at `engine.Engine.step`, then `planner.Planner.plan` and `results.Results.apply`. Uses
+only numpy and the standard library, and has no threads, clock or sockets.
 """

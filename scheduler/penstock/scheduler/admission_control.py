@@ -1,10 +1,12 @@
 """Admission control: which requests may join the queue.
 
-Owns the refusals at submission, in order: a request id in use, a size that can never fit, a
-deadline that has passed, more outputs than may ever run or wait at once, a tenant over a quota or
-over its part of the queue, a full queue, and a deadline that cannot be met. At a full queue a
-request may displace others (displacement.py). A replayed request is refused only for the first
-three. Changes nothing.
+A request is rejected at submission for one of these reasons, checked in this order: a request id in
+use, a size that can never fit, a deadline that has passed, more outputs than may ever run or wait
+together, a tenant over a quota or over its number of waiting requests, a full queue, and a deadline
+that cannot be met. When the queue is full, a request may displace others (displacement.py). A
+replayed request is rejected only for the first three reasons. The checks do not change the queue.
+They mark a request that is admitted to test the predictions (`Request.is_trial`) or to learn a new
+tenant's output lengths (`is_new`), and record arrivals in the predictor.
 """
 
 import math
@@ -17,13 +19,15 @@ from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.quotas import QuotaAccounts, QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason, Request, RequestSpec
-from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.tenant_counters import TenantCounters
 from penstock.scheduler.transitions import LiveRequests
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 
 class AdmissionControl:
-    """Decides whether a request joins the queue; its outputs are admitted or refused together."""
+    """Decides whether a request joins the queue. The outputs of one request are admitted or
+    rejected together.
+    """
 
     def __init__(
         self,
@@ -32,7 +36,7 @@ class AdmissionControl:
         *,
         cache: KVCache,
         queue: WaitingQueue,
-        tenants: Tenants,
+        tenants: TenantCounters,
         quotas: QuotaAccounts,
         predictor: DeadlinePredictor,
         requests: LiveRequests,
@@ -47,8 +51,9 @@ class AdmissionControl:
         self._requests = requests
 
     def check(self, requests: Sequence[Request], now: float) -> QueueEstimate:
-        """Return the estimate for the outputs of one request, leader first, with the rejection if
-        they are refused.
+        """Return the queue estimate for one request, given its outputs in order.
+
+        If the request is not admitted, the estimate contains the rejection.
         """
         leader = requests[0]
         reason = self._validate([request.spec for request in requests])
@@ -56,13 +61,16 @@ class AdmissionControl:
             return QueueEstimate(num_ahead=0, rejection=Rejection(reason=reason))
         if min(leader.spec.deadline_s, leader.spec.ttft_deadline_s) <= now:
             return QueueEstimate(num_ahead=0, rejection=self._predictor.dropped(leader, now))
-        # A replayed request was admitted before: it is not refused because others are replayed too.
+        # A replayed request was admitted before: it is not rejected when many requests are replayed
+        # at once.
         if leader.spec.num_replays:
             return self._predictor.estimate(leader, now)
         rejection = self._check_limits(requests, now)
         displaced = None if rejection is not None else self._displaced(requests)
         if displaced is None:
-            full = rejection or self._predictor.crowded(leader, FailureReason.QUEUE_FULL, now)
+            full = rejection or self._predictor.limit_rejection(
+                leader, FailureReason.QUEUE_FULL, now
+            )
             return QueueEstimate(num_ahead=0, rejection=full)
         estimate = self._predictor.estimate(leader, now)
         for follower in requests[1:]:
@@ -70,7 +78,9 @@ class AdmissionControl:
         return replace(estimate, displaced=displaced) if displaced else estimate
 
     def _validate(self, specs: Sequence[RequestSpec]) -> FailureReason | None:
-        """Return the error of the request itself, None if it is valid."""
+        """Return the failure reason if the request's id is in use or an output can never fit, else
+        None.
+        """
         keys = {spec.key for spec in specs}
         is_known = self._requests.has_id(specs[0].request_id)
         if is_known or len(keys) < len(specs) or any(key in self._requests for key in keys):
@@ -82,7 +92,7 @@ class AdmissionControl:
         return None
 
     def _fits(self, spec: RequestSpec) -> FailureReason | None:
-        """Return why this output could not run even on an idle engine, None if it could."""
+        """Return the failure reason if this output cannot run even on an idle engine, else None."""
         if spec.max_total_tokens > self._info.max_seq_len:
             return FailureReason.PROMPT_TOO_LONG
         num_kept = self._info.num_kept_tokens(spec.max_total_tokens)
@@ -91,11 +101,13 @@ class AdmissionControl:
         return None
 
     def _check_limits(self, requests: Sequence[Request], now: float) -> Rejection | None:
-        """Return the rejection if a limit of the queue or of the tenant is exceeded."""
+        """Return the rejection if a limit of the queue or of the tenant is exceeded, else None."""
         return self._too_many(requests) or self._over_quota(requests, now)
 
     def _too_many(self, requests: Sequence[Request]) -> Rejection | None:
-        """Return the rejection if a request has more outputs than may ever wait or run at once."""
+        """Return the rejection if the request has more outputs than can wait or run at once, else
+        None.
+        """
         num_outputs, breach = len(requests), None
         most = self._quotas.quota_of(requests[0].spec.tenant).max_num_live
         if most is not None and num_outputs > most:
@@ -107,7 +119,9 @@ class AdmissionControl:
         )
 
     def _over_quota(self, requests: Sequence[Request], now: float) -> Rejection | None:
-        """Return the rejection if the tenant exceeds a quota or its part of the queue."""
+        """Return the rejection if the tenant exceeds a quota or its limit of waiting requests, else
+        None.
+        """
         leader = requests[0]
         tenant, num_prompt_tokens = leader.spec.tenant, leader.spec.num_prompt_tokens
         breach = self._quotas.breach_of(tenant, num_prompt_tokens, len(requests), now)
@@ -121,17 +135,18 @@ class AdmissionControl:
         num_waiting = self._tenants.num_waiting_of(tenant)
         if most is None or not num_waiting or num_waiting + len(requests) <= most:
             return None
-        rejection = self._predictor.crowded(leader, FailureReason.TENANT_OVER_QUOTA, now)
+        rejection = self._predictor.limit_rejection(leader, FailureReason.TENANT_OVER_QUOTA, now)
         breach = QuotaBreach(
             kind=QuotaKind.NUM_WAITING, limit=most, retry_after_s=rejection.retry_after_s
         )
         return replace(rejection, breach=breach)
 
     def _displaced(self, requests: Sequence[Request]) -> tuple[Request, ...] | None:
-        """Return the waiting requests that `requests` displace, None if there is no room for them.
+        """Return the waiting requests that `requests` displace, or None if the queue stays too
+        full.
 
-        A request whose prompts alone exceed `max_num_waiting_tokens` is admitted while the queue is
-        empty: it would never fit otherwise.
+        A request whose prompts alone exceed `max_num_waiting_tokens` is admitted only while the
+        queue is empty, since it would never fit otherwise.
         """
         config, queue = self._config, self._queue
         num_over = len(queue) + len(requests) - config.max_num_waiting

@@ -1,7 +1,6 @@
-"""The values that scheduler and executor exchange: a `Batch` in, a `StepResult` out.
+"""The scheduler's interface to the executor: `Batch` (input) and `StepResult` (output).
 
-Owns the two values and the meaning of their arrays. Does not know how a batch was chosen or how it
-is computed.
+Defines the shapes of their arrays. The scheduler chooses a batch; the executor computes it.
 """
 
 from dataclasses import dataclass, field
@@ -17,27 +16,31 @@ from penstock.scheduler.slot_arrays import SlotArrays
 class Batch:
     """One step: which slots run and how many tokens each.
 
-    Rows are in two groups: `num_decodes` rows of one token each, then prefill chunks. For row i the
-    tokens at positions `starts[i] .. starts[i] + num_tokens[i] - 1` of slot `slots[i]` are computed
-    and their keys and values written to the slot's blocks; position p is in block
-    `arrays.block_table[slot, p // block_size]` at offset `p % block_size`.
+    `slots`, `num_tokens`, `starts` int32 [num_rows]: `num_decodes` rows of one token each, then
+    prefill chunks. For row i the tokens at positions `starts[i] .. starts[i] + num_tokens[i] - 1`
+    of slot `slots[i]` are computed and their keys and values written to the slot's blocks; position
+    p is in block `arrays.block_table[slot, p // block_size]` at offset `p % block_size`.
 
     The input token at position p is `arrays.token_ids[slot, p]` when `p < arrays.num_tokens[slot]`
-    at launch; otherwise it is the token the executor itself sampled for that slot in the step
-    before (pipeline depth 2: its value has not been collected yet).
+    at launch; otherwise it is the token that the executor sampled for that slot in the previous
+    step (pipeline depth 2: its value has not been collected yet).
 
-    `sampled_slots` [m]: slots, in row order, whose row ends with the last known token, so that its
-    logits give the next one: all decode rows, and prefill rows that complete.
+    `sampled_slots` int32 [m]: the slots that sample a token, in row order: all decode rows, and the
+    prefill rows that end with the last known token.
 
     The arrays change after `launch` returns: an executor must read or copy what it needs before
-    that. `admitted`: requests that got a slot since the last batch (`request.slot`); `released`:
-    slots released since the last batch, including those assigned again (handle `released` first,
-    then `admitted`). A batch without rows has releases only; its result is empty.
-    `num_used_blocks`: blocks of running requests, shared ones counted once; `num_old_blocks`: the
-    same count before this step allocated any. `num_paused`: decodes that are left out of this step.
+    that. A batch without rows only releases slots; its result is empty.
 
-    For a self-paced executor a prompt is one chunk, repeated in every batch until its first token
-    has arrived.
+    Attributes:
+        admitted: Requests that got a slot since the last batch (`request.slot`). Handle `released`
+            first.
+        released: Slots released since the last batch, including those assigned again.
+        num_used_blocks: Blocks of running requests, shared ones counted once.
+        num_old_blocks: `num_used_blocks` before this step allocated blocks.
+        num_paused: Number of running decodes that this step leaves out.
+
+    For a self-paced executor (see `ExecutorInfo`) a prompt is one chunk, repeated in every batch
+    until its first token has arrived.
     """
 
     step: int
@@ -55,17 +58,18 @@ class Batch:
 
     @property
     def num_rows(self) -> int:
-        """Number of slots that run in this step."""
+        """Number of rows: one for each slot that runs in this step."""
         return len(self.slots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenLogprobs:
-    """Natural-log probabilities of t tokens, before temperature and truncation, after penalties.
+    """Natural logarithms of the probabilities of t tokens, before temperature and truncation, after
+    penalties.
 
-    `chosen` float32 [t]; `ranks` int32 [t] (1 = most likely); `top_ids` int32 [t, k] (-1 where
-    there are fewer) and `top_logprobs` float32 [t, k], most likely first, k the largest number any
-    request of the step asked for (0 is allowed). Rows of requests without logprobs are undefined.
+    `chosen` float32 [t]; `ranks` int32 [t] (1 = most likely); `top_ids` int32 [t, k] (-1 if there
+    are fewer) and `top_logprobs` float32 [t, k], most likely first; k is the largest number that a
+    request of the step requires (may be 0). Rows of requests without logprobs are undefined.
     """
 
     chosen: NDArray[np.float32]
@@ -74,7 +78,7 @@ class TokenLogprobs:
     top_logprobs: NDArray[np.float32]
 
     def take(self, rows: NDArray[np.intp] | slice) -> "TokenLogprobs":
-        """Return the logprobs of some of the tokens."""
+        """Return the logprobs of the tokens in these rows."""
         return TokenLogprobs(
             chosen=self.chosen[rows],
             ranks=self.ranks[rows],
@@ -85,11 +89,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotFailure:
-    """A request that failed alone; the rest of the batch is valid.
+    """A request that failed; the rest of the batch is valid.
 
-    `detail` is for the server log only and contains nothing that a client sent. `is_refusal`: the
-    executor does not support what the request asks for, so it is a client error;
-    `is_of_constraint`: the unsupported part is the constraint.
+    `detail` is for the server log only and must not contain client data. `is_refusal`: the executor
+    does not support an option of the request, which is a client error; `is_of_constraint`: the
+    unsupported option is the constraint.
     """
 
     slot: int
@@ -100,10 +104,10 @@ class SlotFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotEnd:
-    """A request that the executor ended itself, after the tokens of this result.
+    """A request that the executor ended by itself, after the tokens of this result.
 
-    Only for ends that the scheduler cannot detect from the tokens. `stop_id`: -1 if no stop token
-    ended it.
+    Used only where the scheduler cannot detect the end from the tokens. `stop_id`: the stop token
+    that ended it, -1 for none.
     """
 
     slot: int
@@ -113,20 +117,25 @@ class SlotEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepResult:
-    """The outcome of one launched batch.
+    """The result of one launched batch.
 
-    `slots` int32 [m]: usually `batch.sampled_slots` itself. `tokens` int32: one per slot when
-    `counts` is None; otherwise `counts[i]` tokens for `slots[i]`, concatenated (0 is allowed: that
-    slot is computed again). A count above one means that the keys and values of all but the last
-    are written too, within the slot's blocks. Counts need a pipeline depth of 1. `logprobs` is
-    aligned with `tokens`, None when none were requested. `prompt_logprobs`: (slot, first position,
-    logprobs): rows for the prompt tokens at positions first, first + 1, ... that this step's chunk
-    predicted. Slots in `failures` have no tokens. `ends`: see SlotEnd. `num_cached`: (slot, tokens
-    of its prompt that were found in the executor's own cache), where the executor manages its
-    cache.
+    Attributes:
+        slots: int32 [m], usually the object `batch.sampled_slots`.
+        tokens: int32. One per slot when `counts` is None; otherwise `counts[i]` tokens for
+            `slots[i]`, concatenated.
+        counts: int32 [m], number of tokens of each slot; None for one each. 0 is allowed: the slot
+            is scheduled again. If a count is above one, the keys and values of all but the last
+            token are in the slot's blocks. Counts require a pipeline depth of 1.
+        logprobs: Aligned with `tokens`; None when none were requested.
+        prompt_logprobs: (slot, first position, logprobs): rows for the prompt tokens at positions
+            first, first + 1, ... that this step's chunk predicted.
+        failures: Slots that failed; they have no tokens.
+        ends: Requests that the executor ended by itself, after their tokens.
+        num_cached: (slot, number of prompt tokens found in the executor's own cache), if the
+            executor manages its cache.
 
-    With a self-paced executor, tokens may extend past the slot's blocks, and `counts` is always
-    set.
+    With a self-paced executor (see `ExecutorInfo`), tokens may extend past the slot's blocks, and
+    `counts` is always set.
     """
 
     slots: NDArray[np.int32]

@@ -1,7 +1,7 @@
-"""Content hashes of full blocks, chained, so that a hash identifies a whole prefix.
+"""Chained content hashes of full blocks: a hash identifies a whole prefix.
 
-Owns the definition that fronts (for prompts) and engine (for outputs) share. A digest of 16 bytes
-of BLAKE2b: a collision would give one tenant another's keys and values, so the hash is
+Defines the hash for the front-end processes (prompts) and the engine (outputs). A digest is 16
+bytes of BLAKE2b: a collision would give one tenant the keys and values of another, so the hash is
 cryptographic and the chain starts from the tenant's salt.
 """
 
@@ -14,7 +14,7 @@ DIGEST_BYTES = 16
 
 
 def chain_root(salt: bytes) -> bytes:
-    """Return the digest that a chain starts from; every salt (tenant, cache salt) has its own."""
+    """Return the first digest of a chain for a salt (a tenant's salt or a cache salt)."""
     return blake2b(salt, digest_size=DIGEST_BYTES, person=b"penstock-kv").digest()
 
 

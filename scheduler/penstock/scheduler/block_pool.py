@@ -1,13 +1,13 @@
 """The pool of KV cache blocks: reference counts, cached content, eviction.
 
-Owns the state of each block: free, cached (available, content still identified by its hash) or used
-(reference count above zero). Does not know slots, requests or tensors.
+Keeps the state of each block: free, cached (unused, but its content is registered under a hash and
+can be reused) or used (reference count above zero). Independent of slots, requests and tensors.
 
 Free blocks are on a stack in one array, so that many are taken in one slice. Cached blocks are
-evicted by level, then by the pool's eviction order (cached_blocks.py): a block's level is that of
-its retention claim (retention.py) or of a session that holds it (sessions.py), whichever is
-higher. A request's blocks are released tail first, so that the head of a prefix, which more
-requests share, is evicted last (as in vLLM).
+evicted by level, then by the pool's eviction order (cached_blocks.py): a block's level is the
+retention level that a request set for it (its claim, see retention.py) or that of a session that
+holds it (sessions.py), whichever is higher. A request's blocks are released tail first, so that the
+head of a prefix, which more requests share, is evicted last (as in vLLM).
 """
 
 import math
@@ -28,9 +28,8 @@ from penstock.scheduler.sessions import SessionKey, Sessions
 class BlockPool:
     """Reference counts, the free stack, and the index from content hash to block.
 
-    Every block is in exactly one of: the free stack, the cached order, used. With `sessions` None
-    there are no sessions, with `order` None eviction is LRU, with `budget` None retention has no
-    limit.
+    Every block is either free, cached or used. Defaults: no sessions, LRU eviction, retention
+    without a budget. Raises ValueError if `num_blocks` is below 1.
     """
 
     def __init__(
@@ -49,10 +48,10 @@ class BlockPool:
         # Reversed, so that a new pool hands out 0, 1, 2, ...
         self._stack: NDArray[np.int32] = np.arange(num_blocks, dtype=np.int32)[::-1].copy()
         self._num_free = num_blocks
-        # The place of the stack where `faults_at` last found each block; may be out of date.
+        # By block: the stack position where `faults_at` last found it; may be out of date.
         self._place_of: NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
-        # Blocks that `allocate` can hand out: free ones, then cached ones by eviction. Read many
-        # times a step, so it is maintained instead of counted.
+        # Number of blocks that `allocate` can return: free blocks, and cached blocks, which are
+        # evicted. Read many times per step, so it is maintained instead of counted.
         self.num_available = num_blocks
         self._cached = CachedBlocks(order)
         self._order = self._cached.order
@@ -66,9 +65,10 @@ class BlockPool:
             sessions = Sessions(level=100, ttl_s=0.0, max_num_blocks=0, max_num_each=0)
         self.sessions = sessions
         self._is_hashed: NDArray[np.bool_] = np.zeros(num_blocks, dtype=np.bool_)
-        # Whether any block may be claimed or held: most pools never have one.
+        # False if no block is claimed or held (checked in `expire`): the usual case.
         self._has_standing = False
-        # Whether a request without a low claim has released the block since its registration.
+        # By block: whether a request without a claim below the default has released it since its
+        # registration.
         self._is_settled: NDArray[np.bool_] = np.zeros(num_blocks, dtype=np.bool_)
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
@@ -84,12 +84,13 @@ class BlockPool:
         return self.num_blocks - self.num_available
 
     def allocate(self, count: int) -> NDArray[np.int32]:
-        """Allocate `count` blocks, each with one reference; int32 [count].
+        """Allocate `count` blocks, free ones before cached ones, each with one reference; return
+        them, int32 [count].
 
         Raises ValueError if fewer are available: check `num_available` first.
         """
         if count > self.num_available:
-            raise ValueError(f"{count} blocks asked for, {self.num_available} available")
+            raise ValueError(f"{count} blocks requested, {self.num_available} available")
         self.num_available -= count
         from_stack = min(count, self._num_free)
         top = self._num_free
@@ -105,7 +106,9 @@ class BlockPool:
         return blocks
 
     def match(self, digests: Sequence[bytes]) -> list[int]:
-        """Return the blocks of the longest known prefix of a hash chain; take no reference."""
+        """Return the blocks of the longest cached or used prefix of a hash chain, without adding
+        references.
+        """
         blocks: list[int] = []
         for digest in digests:
             block = self._block_of.get(digest)
@@ -115,13 +118,15 @@ class BlockPool:
         return blocks
 
     def num_unused(self, blocks: Sequence[int]) -> int:
-        """Return how many of `blocks` are unused: sharing makes them unavailable."""
+        """Return how many of `blocks` are unused. Sharing these makes them unavailable for
+        allocation.
+        """
         if not blocks:
             return 0
         return int((self.ref_counts[np.array(blocks, dtype=np.int32)] == 0).sum())
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Add one reference to each of `blocks`, all of them used or cached."""
+        """Add one reference to each of `blocks`, which must be used or cached."""
         if not blocks:
             return
         self.num_available -= self.num_unused(blocks)
@@ -136,10 +141,10 @@ class BlockPool:
         now: float = 0.0,
         tenant: str = "",
     ) -> None:
-        """Release one reference to each block of one table, int32 [n], no duplicates.
+        """Release one reference to each block of one block table, int32 [n], no duplicates.
 
-        `retention`: what the request of `tenant` claims from `now` on, for the blocks whose content
-        is known.
+        `retention`: the retention that the request sets for those of its blocks whose digests are
+        registered; it starts at `now` and counts against the budget of `tenant`.
         """
         counts = self.ref_counts[blocks] - 1
         self.ref_counts[blocks] = counts
@@ -157,45 +162,48 @@ class BlockPool:
             self._cached.extend(list(run), level)
 
     def hold(self, key: SessionKey, turn: int, blocks: Sequence[int], now: float) -> None:
-        """Let a session hold `blocks`, used or cached, in place of those of its previous turn."""
+        """Make a session hold `blocks`, used or cached, instead of the blocks of its previous turn;
+        see `Sessions.hold`.
+        """
         self._has_standing = True
         self._move(self.sessions.hold(key, turn, blocks, now))
 
     def expire(self, now: float) -> None:
-        """Expire claims and sessions."""
+        """End the retention claims and sessions that have expired."""
         if self._has_standing:
             self._move(self._claims.expire(now))
             self._move(self.sessions.expire(now))
             self._has_standing = bool(self._claims or self.sessions)
 
     def register(self, block: int, digest: bytes) -> None:
-        """Register the content of a full, used block under its digest. The first block with a
-        digest keeps it.
+        """Register the content of a full, used block under its digest; a no-op if the digest or the
+        block is already registered.
         """
         self._name(np.array([block], dtype=np.int32), [digest])
 
     def register_chain(
         self, table: NDArray[np.int32], digests: Sequence[bytes], places: range
     ) -> None:
-        """Register the full, used blocks at `places` of a table, all of one hash chain, under their
-        digests, and notify the eviction order.
+        """Register the full, used blocks at the positions `places` of a block table under their
+        digests, as `register` does. `digests`: the hash chain of the whole table.
         """
         self._name(table[places.start : places.stop], digests[places.start : places.stop])
-        self._order.note_named(table, digests, places, self._block_of)
 
     def forget(self, blocks: NDArray[np.int32]) -> None:
-        """Remove the digests of used blocks whose content is not trusted."""
+        """Remove the digests of used blocks, whose content may be invalid; blocks without a digest
+        are ignored.
+        """
         named = blocks[self._is_hashed[blocks]]
         self._unname(named)
         self._order.note_lost(named.tolist())
 
     @property
     def retention_cuts(self) -> RetentionCuts:
-        """What the retention budget has cut so far."""
+        """Counts of the retention limits applied so far."""
         return self._claims.cuts
 
     def level(self, block: int) -> int | None:
-        """Return the level of a cached block, None for any other."""
+        """Return the eviction level of a cached block; None if the block is not cached."""
         return self._cached.level(block) if block in self._cached else None
 
     def _claim(
@@ -205,7 +213,9 @@ class BlockPool:
         now: float,
         tenant: str,
     ) -> None:
-        """Apply the retention that a request claims for the `blocks` it releases."""
+        """Apply the retention of a request to the `blocks` that it releases. A level of at least
+        the default, or no retention, also ends lower claims on them.
+        """
         claims = self._claims
         level = DEFAULT_LEVEL if retention is None else retention.level
         if level >= DEFAULT_LEVEL:
@@ -226,7 +236,7 @@ class BlockPool:
         return max(level, self.sessions.level) if block in self.sessions else level
 
     def _move(self, blocks: Iterable[int]) -> None:
-        """Update the level of cached `blocks`, which may have changed."""
+        """Update the eviction level of those of `blocks` that are cached."""
         for block in blocks:
             if block in self._cached:
                 self._cached.move(block, self._level(block))
@@ -234,15 +244,18 @@ class BlockPool:
     def _name(self, blocks: NDArray[np.int32], digests: Sequence[bytes]) -> None:
         block_of, hash_of = self._block_of, self._hash_of
         named: list[int] = []
+        names: list[bytes] = []
         for block, digest in zip(blocks.tolist(), digests, strict=True):
             if digest not in block_of and block not in hash_of:
                 block_of[digest] = block
                 hash_of[block] = digest
                 named.append(block)
+                names.append(digest)
         if len(named) < len(blocks):
             blocks = np.array(named, dtype=np.int32)
         self._is_hashed[blocks] = True
         self._is_settled[blocks] = False
+        self._order.note_named(named, names)
 
     def _unname(self, blocks: NDArray[np.int32]) -> None:
         block_of, hash_of = self._block_of, self._hash_of
@@ -258,15 +271,15 @@ class BlockPool:
                 self.sessions.lose(block)
 
     def faults(self) -> Faults:
-        """Yield the inconsistencies of the account, piece by piece; a part may change after its
-        piece.
-        """
+        """Check the pool in small parts; yield each part's fault, or an empty string."""
         yield from self.total_faults()
         for start in range(0, self.num_blocks, PIECE):
             yield from self.faults_at(range(start, min(start + PIECE, self.num_blocks)))
 
     def total_faults(self) -> Faults:
-        """Yield the inconsistencies of the totals and of the ordered structures."""
+        """Check the totals and the ordered structures in small parts; yield each part's fault, or
+        an empty string.
+        """
         is_used = self.ref_counts > 0
         num_named = int(np.count_nonzero(self._is_hashed))
         num_used = int(np.count_nonzero(is_used))
@@ -277,11 +290,11 @@ class BlockPool:
             yield "free, cached and used blocks are not a partition of the pool"
         yield ""
         if self.num_available != self._num_free + len(self._cached):
-            yield "the number of available blocks is not that of free and cached ones"
+            yield "num_available is not the number of free and cached blocks"
         if not num_named == len(self._block_of) == len(self._hash_of):
-            yield "hash index and block names disagree"
+            yield "hash index and the blocks' digests are inconsistent"
         if self.cache_index is not None and self.cache_index.num_blocks != num_named:
-            yield "the index of cached blocks and the hash index disagree"
+            yield "the index of cached blocks and the hash index are inconsistent"
         if not self._has_standing and (self._claims or self.sessions or self._cached.num_special):
             yield "a block is claimed or held and not accounted for"
         yield ""
@@ -289,8 +302,8 @@ class BlockPool:
             yield from part.faults()
 
     def faults_at(self, places: range) -> Faults:
-        """Yield the inconsistencies of the blocks, and of the free stack's entries, with these
-        numbers.
+        """Check the blocks with these numbers, and the free-stack entries at these positions; yield
+        their faults, as `faults` does.
 
         Assumes nothing about other blocks, which may have changed since they were checked.
         """
@@ -301,10 +314,10 @@ class BlockPool:
         if counts.min(initial=0) < 0:
             yield "a block has a negative reference count"
         if is_named != [name is not None for name in names]:
-            yield "a block is marked as named and has no name, or the other way round"
+            yield "a block's digest and its mark as hashed are inconsistent"
         known = [None if name is None else self._block_of.get(name) for name in names]
         if known != [block if name else None for block, name in zip(places, names, strict=True)]:
-            yield "hash index and block names disagree"
+            yield "hash index and the blocks' digests are inconsistent"
         is_cached = [block in cached for block in places]
         is_unused = (counts == 0).tolist()
         if is_cached != [a and b for a, b in zip(is_named, is_unused, strict=True)]:
@@ -312,27 +325,27 @@ class BlockPool:
         if self.cache_index is not None and any(
             name and name not in self.cache_index for name in names
         ):
-            yield "the index of cached blocks and the hash index disagree"
+            yield "the index of cached blocks and the hash index are inconsistent"
         if self._has_standing:
             for block, is_there, name in zip(places, is_cached, names, strict=True):
                 if is_there and cached.level(block) != self._level(block):
-                    yield "a cached block has not the level it should have"
+                    yield "a cached block has a wrong level"
                 if name is None and (block in claims or block in sessions):
                     yield "a block without a hash is claimed or held"
         yield self._stack_fault(places)
 
     def _stack_fault(self, places: range) -> str:
-        """Check that each place of the stack has a free block that no other place has."""
+        """Return the fault of these stack positions; empty if each has a different free block."""
         numbers = np.arange(places.start, min(places.stop, self._num_free), dtype=np.int32)
         blocks = self._stack[numbers]
         if self.ref_counts[blocks].any() or self._is_hashed[blocks].any():
             return "free, cached and used blocks are not a partition of the pool"
-        # The place where a block was last seen may be another place that still has it, or out of
-        # date.
+        # The last recorded position of a block may be out of date. If it is another position that
+        # still has the block, the block is on the stack twice.
         before = self._place_of[blocks]
         self._place_of[blocks] = numbers
         is_elsewhere = (before != numbers) & (before < self._num_free)
         is_twice = is_elsewhere & (self._stack[before] == blocks)
         if is_twice.any() or (self._place_of[blocks] != numbers).any():
-            return "a free block stands twice"
+            return "a block is twice on the free stack"
         return ""

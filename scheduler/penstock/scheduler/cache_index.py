@@ -1,11 +1,10 @@
-"""The index of named KV cache blocks, for subscribers that track where a prefix is cached.
+"""Index of hashed KV cache blocks, for subscribers that track which prefixes are cached.
 
-Owns the tokens and the chain position of every named block, and the changes since a subscriber's
-watch began. Does not know why a block gets or loses its name, nor which subscribers there are. An
-engine without subscribers has no index and no cost.
+Records the tokens and the chain position of every block with a digest, and the changes since a
+subscriber's watch began. An engine without subscribers has no index and no cost.
 
-A watch covers one salt: blocks hashed from another salt belong to another tenant, and are never
-reported.
+A watch covers one salt (the start of a hash chain, see block_hash.py): blocks hashed from another
+salt may belong to another tenant, and are not reported.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,8 +15,10 @@ _TOKEN_BYTES = 4
 
 
 class CachedBlock(NamedTuple):
-    """A full block by its `digest`; `parent`: the digest before it in its chain, empty for the
-    first; `tokens`: its token ids, int32 in memory order.
+    """A full block.
+
+    `digest`: its content hash. `parent`: the previous digest in the chain, empty for the first
+    block. `tokens`: its token ids, as bytes of int32.
     """
 
     digest: bytes
@@ -26,16 +27,19 @@ class CachedBlock(NamedTuple):
 
 
 CacheChange: TypeAlias = CachedBlock | bytes
-"""A block that was named, or the digest of one that lost its name."""
+"""A change: a newly hashed block, or the digest of a removed block."""
 _Content: TypeAlias = tuple[bytes, bytes]
-"""Parent and tokens. There are many: the garbage collector does not track tuples of bytes."""
+"""Parent digest and tokens of a block.
+
+A tuple of bytes, which the garbage collector does not track, because there are many.
+"""
 
 
 class CacheWatch:
-    """A watch of a salt's blocks: a snapshot, then changes.
+    """A subscription to the blocks of one salt: a snapshot, then changes.
 
-    `num_blocks`: blocks in the snapshot. The watch keeps up to `max_num_changes` unread changes;
-    beyond that `is_overrun` is set and the watch must be replaced.
+    `num_blocks`: number of blocks in the snapshot. The watch keeps up to `max_num_changes` unread
+    changes; beyond that `is_overrun` is set and the subscriber must start a new watch.
     """
 
     def __init__(self, salt: bytes, blocks: Mapping[bytes, _Content], max_num_changes: int) -> None:
@@ -47,18 +51,22 @@ class CacheWatch:
         self._max_num_changes = max_num_changes
 
     def take_blocks(self, max_num: int) -> list[CachedBlock]:
-        """Return the next blocks of the snapshot, parents before children."""
+        """Return up to `max_num` more blocks of the snapshot, parents before children; empty at its
+        end.
+        """
         return list(islice(self._snapshot, max_num))
 
     def take_changes(self) -> list[CacheChange]:
         """Return the changes since the last call, in order; the first call returns those since the
-        snapshot.
+        watch began. Empty after an overrun.
         """
         changes, self._changes = self._changes, []
         return changes
 
     def add(self, changes: Iterable[CacheChange]) -> None:
-        """Record changes."""
+        """Append changes. If there are too many unread ones, discard them all and set `is_overrun`;
+        after that, a no-op.
+        """
         if self.is_overrun:
             return
         self._changes.extend(changes)
@@ -68,7 +76,7 @@ class CacheWatch:
 
 
 class _Chain:
-    """The blocks of one salt, by digest in naming order, and its watches."""
+    """The blocks of one salt, by digest in order of registration, and the watches of that salt."""
 
     __slots__ = ("blocks", "salt", "watches")
 
@@ -79,7 +87,9 @@ class _Chain:
 
 
 class CacheIndex:
-    """An index of every named block of one pool. `block_size`: in tokens."""
+    """An index of every hashed block of one pool. `block_size`: in tokens. `max_num_changes`: see
+    `CacheWatch`.
+    """
 
     def __init__(self, block_size: int, max_num_changes: int = 65_536) -> None:
         self._block_bytes = block_size * _TOKEN_BYTES
@@ -98,9 +108,10 @@ class CacheIndex:
     def note_named(
         self, salt: bytes, digests: Sequence[bytes], places: range, tokens: bytes
     ) -> None:
-        """Register the blocks at `places` of the chain `digests`, with their `tokens`.
+        """Register the blocks at the positions `places` of the chain `digests`, except those
+        already registered; `tokens`: their token ids, as bytes of int32.
 
-        Earlier blocks of the chain are registered already.
+        The earlier blocks of the chain must be registered already.
         """
         chain = self._chains.get(salt)
         if chain is None:
@@ -121,7 +132,7 @@ class CacheIndex:
         self._drop_if_unused(chain)
 
     def note_lost(self, digests: Iterable[bytes]) -> None:
-        """Remove registered blocks that have lost their digests."""
+        """Remove the blocks with these digests, all of which must be registered."""
         for digest in digests:
             chain = self._chain_of.pop(digest)
             del chain.blocks[digest]
@@ -130,7 +141,7 @@ class CacheIndex:
             self._drop_if_unused(chain)
 
     def watch(self, salt: bytes) -> CacheWatch:
-        """Start to watch the blocks hashed from `salt`, until `unwatch`."""
+        """Start a watch of the blocks hashed from `salt`; `unwatch` ends it."""
         chain = self._chains.get(salt)
         if chain is None:
             chain = self._chains[salt] = _Chain(salt)
@@ -145,13 +156,16 @@ class CacheIndex:
         self._drop_if_unused(chain)
 
     def _drop_if_unused(self, chain: _Chain) -> None:
-        """Drop an empty chain: many salts are used by a single request."""
+        """Drop a chain without blocks or watches: many salts are used by only one request."""
         if not chain.blocks and not chain.watches:
             self._chains.pop(chain.salt, None)
 
 
 def _parents_first(blocks: dict[bytes, _Content]) -> Iterator[CachedBlock]:
-    """Yield all of `blocks`, and empty it. A parent may have been named again after its child."""
+    """Yield and remove all of `blocks`, parents first.
+
+    The dict order is not enough, because a parent may have been registered again after its child.
+    """
     for first in list(blocks):
         line: list[CachedBlock] = []
         digest = first

@@ -1,20 +1,16 @@
 """Cached blocks in eviction order.
 
-Owns the order among levels, the lowest first; the interface of an order within one level; and least
-recent use. An `EvictionOrder` decides within the default level; other levels, which requests set
-for their blocks, use LRU. Does not know a block's content, nor why it has its level.
+Lower levels are evicted first. An `EvictionOrder` determines the order within the default level;
+other levels, which requests and sessions set for blocks, use LRU.
 
-A block that changes its level keeps its age: one that returns to the default after a while is
-placed among those that were used at the same time, not behind them.
+A block that changes its level keeps its age: when it returns to the default level, it is placed
+among the blocks released at the same time, not behind all others.
 """
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
 
 from penstock.scheduler.check_pieces import Faults, is_sorted, pieces
 from penstock.scheduler.request import DEFAULT_RETENTION_LEVEL
@@ -23,9 +19,9 @@ from penstock.scheduler.request import DEFAULT_RETENTION_LEVEL
 class EvictionOrder(Protocol):
     """The cached blocks of one level.
 
-    `num_turns`: number of blocks of the pool released so far, at all levels. It is the only clock;
-    the turn of a block is the count at its release. An order that learns also gets the events of
-    used blocks.
+    `num_turns`: number of blocks of the pool released so far, at all levels. It is the logical
+    clock: the turn of a block is this count at its release. The `note_` methods are for orders that
+    learn from hits.
     """
 
     num_turns: int
@@ -35,11 +31,13 @@ class EvictionOrder(Protocol):
     def __contains__(self, block: int) -> bool: ...
 
     def blocks(self) -> list[int]:
-        """Return all cached blocks, unordered."""
+        """Return all blocks of this order, unsorted."""
         ...
 
     def extend(self, blocks: Sequence[int]) -> None:
-        """Add blocks that were used until now, the tail of their chain first; set their turns."""
+        """Add blocks of one chain that are no longer used, the last of the chain first; set their
+        turns.
+        """
         ...
 
     def insert(self, block: int, turn: int) -> None:
@@ -58,36 +56,30 @@ class EvictionOrder(Protocol):
         """Remove and return the `count` blocks to evict next; at least as many must exist."""
         ...
 
-    def note_named(
-        self,
-        table: NDArray[np.int32],
-        digests: Sequence[bytes],
-        places: range,
-        block_of: Mapping[bytes, int],
-    ) -> None:
-        """Record that the blocks at `places` of a chain got their digests; `block_of` finds blocks
-        by digest.
-        """
+    def note_named(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Record the digests of used blocks whose content became known, in order of their chain."""
         ...
 
     def note_shared(self, blocks: Sequence[int]) -> None:
-        """Record one more user of known blocks, used or cached; called before `discard`."""
+        """Record one more use of each of `blocks`, whose digests are recorded; called before
+        `discard`.
+        """
         ...
 
     def note_lost(self, blocks: Sequence[int]) -> None:
-        """Record that blocks of other levels lost their content."""
+        """Record that blocks outside this order (used, or of another level) lost their content."""
         ...
 
     def faults(self) -> Faults:
-        """Yield the inconsistencies of the account, piece by piece."""
+        """Check the order in small parts; yield each part's fault, or an empty string."""
         ...
 
 
 class RecencyOrder:
-    """Least recently used first.
+    """An `EvictionOrder` that evicts the least recently used blocks first.
 
-    `added`: block -> turn, in order. `moved`: the same for blocks from another level, ordered by
-    `_heap`, whose entries that are not in `moved` are skipped.
+    `added`: the turn of each block added by `extend`, oldest first. `moved`: the turn of each block
+    from another level; `_heap` sorts these by turn, and may have stale entries.
     """
 
     __slots__ = ("_heap", "added", "moved", "num_turns")
@@ -105,11 +97,13 @@ class RecencyOrder:
         return block in self.added or block in self.moved
 
     def blocks(self) -> list[int]:
-        """See `EvictionOrder`."""
+        """Return all blocks of this order, unsorted."""
         return [*self.added, *self.moved]
 
     def extend(self, blocks: Sequence[int]) -> None:
-        """See `EvictionOrder`."""
+        """Add blocks of one chain that are no longer used, the last of the chain first; set their
+        turns.
+        """
         turn, added = self.num_turns, self.added
         for block in blocks:
             turn += 1
@@ -117,7 +111,7 @@ class RecencyOrder:
         self.num_turns = turn
 
     def insert(self, block: int, turn: int) -> None:
-        """See `EvictionOrder`."""
+        """Add a block from another level; it keeps its turn."""
         self.moved[block] = turn
         if len(self._heap) > 2 * len(self.moved) + 64:
             self._heap = [(turn, block) for block, turn in self.moved.items()]
@@ -126,19 +120,19 @@ class RecencyOrder:
             heapq.heappush(self._heap, (turn, block))
 
     def take(self, block: int) -> int:
-        """See `EvictionOrder`."""
+        """Remove a block that moves to another level; return its turn."""
         turn = self.moved.pop(block, None)
         return self.added.pop(block) if turn is None else turn
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """See `EvictionOrder`."""
+        """Remove those of `blocks` that are in this order: they are used again."""
         added, moved = self.added, self.moved
         for block in blocks:
             if added.pop(block, None) is None and moved:
                 moved.pop(block, None)
 
     def pop(self, count: int) -> list[int]:
-        """See `EvictionOrder`."""
+        """Remove and return the `count` least recently used blocks; at least as many must exist."""
         if not self.moved:
             return [self.added.popitem(last=False)[0] for _ in range(count)]
         popped: list[int] = []
@@ -148,7 +142,7 @@ class RecencyOrder:
         return popped
 
     def oldest(self) -> tuple[int, int]:
-        """Return turn and block of the least recently used one; there must be one."""
+        """Return (turn, block) of the least recently used block; there must be one."""
         heap, moved = self._heap, self.moved
         while heap and moved.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)
@@ -157,28 +151,22 @@ class RecencyOrder:
             return heap[0]
         return first[1], first[0]
 
-    def note_named(
-        self,
-        table: NDArray[np.int32],
-        digests: Sequence[bytes],
-        places: range,
-        block_of: Mapping[bytes, int],
-    ) -> None:
-        """See `EvictionOrder`; a no-op."""
+    def note_named(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Do nothing: this order does not depend on digests."""
 
     def note_shared(self, blocks: Sequence[int]) -> None:
-        """See `EvictionOrder`; a no-op."""
+        """Do nothing: this order does not count uses."""
 
     def note_lost(self, blocks: Sequence[int]) -> None:
-        """See `EvictionOrder`; a no-op."""
+        """Do nothing: this order does not count lost blocks."""
 
     def faults(self) -> Faults:
-        """See `EvictionOrder`."""
+        """Check the order in small parts; yield each part's fault, or an empty string."""
         for piece in pieces(self.moved):
             yield "a cached block stands twice" if self.added.keys() & piece else ""
         for is_in_order in is_sorted(self.added.values()):
             yield "" if is_in_order else "cached blocks are out of order"
-        # The last one is the youngest: they are in order.
+        # The turns are ascending, so the last block is the youngest.
         newest = next(reversed(self.added.values()), 0)
         yield "a cached block is younger than the pool" if newest > self.num_turns else ""
 
@@ -197,7 +185,7 @@ class CachedBlocks:
         # Not `or`: an order without blocks is false.
         self.order: EvictionOrder = RecencyOrder() if order is None else order
         self._others: dict[int, RecencyOrder] = {}
-        # The level of every block that is not at the default level.
+        # Level by block, for blocks that are not at the default level.
         self._level_of: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -207,7 +195,7 @@ class CachedBlocks:
         return block in self.order or block in self._level_of
 
     def blocks(self) -> list[int]:
-        """Return all cached blocks, unordered."""
+        """Return all cached blocks, unsorted."""
         return [*self.order.blocks(), *self._level_of]
 
     @property
@@ -220,7 +208,9 @@ class CachedBlocks:
         return self._level_of.get(block, DEFAULT_LEVEL)
 
     def extend(self, blocks: Sequence[int], level: int = DEFAULT_LEVEL) -> None:
-        """Add blocks of one chain that were used until now and are not cached yet, tail first."""
+        """Add blocks of one chain that are no longer used and not cached yet, the last of the chain
+        first.
+        """
         if level == DEFAULT_LEVEL:
             self.order.extend(blocks)
             return
@@ -268,7 +258,7 @@ class CachedBlocks:
         return popped
 
     def faults(self) -> Faults:
-        """Yield the inconsistencies of the account, piece by piece."""
+        """Check the cached blocks in small parts; yield each part's fault, or an empty string."""
         yield from self.order.faults()
         num_special = 0
         for level, of_level in self._others.items():
@@ -288,7 +278,7 @@ class CachedBlocks:
         return self._others.setdefault(level, RecencyOrder())
 
     def _take(self, block: int, level: int) -> int:
-        """Remove a block from its level; return the turn at which it was added."""
+        """Remove a block from its level; return its turn."""
         if level == DEFAULT_LEVEL:
             return self.order.take(block)
         turn = self._others[level].take(block)
@@ -296,7 +286,7 @@ class CachedBlocks:
         return turn
 
     def _forget_level(self, level: int, blocks: list[int]) -> None:
-        """Remove `level` from the records of `blocks`, which have left it."""
+        """Remove the recorded `level` of `blocks`, which have left it."""
         for block in blocks:
             del self._level_of[block]
         if not len(self._others[level]):

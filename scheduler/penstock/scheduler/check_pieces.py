@@ -1,7 +1,8 @@
-"""How an integrity check is split into pieces, so that new requests wait for one piece only.
+"""Splits an integrity check into pieces, so that a new request waits for at most one piece.
 
-Owns the size of a piece and the form of the result. A check is an iterator that yields after each
-piece: the fault it found, or an empty string. The checked data must not change between pieces.
+Defines the size of a piece and the format of the result. A check is an iterator that yields after
+each piece: a description of the fault, or an empty string. Data that several pieces of a check
+depend on must not change between them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -9,22 +10,22 @@ from itertools import islice
 from typing import TypeAlias, TypeVar
 
 PIECE = 256
-"""Blocks or entries per piece, well under a millisecond on a busy core too."""
+"""Blocks or entries per piece: takes well under a millisecond, even on a busy core."""
 
 Faults: TypeAlias = Iterator[str]
 _T = TypeVar("_T")
 
 
 def pieces(items: Iterable[_T]) -> Iterator[list[_T]]:
-    """Yield `items` in lists of up to PIECE."""
+    """Yield `items` in lists of at most PIECE items."""
     rest = iter(items)
     while piece := list(islice(rest, PIECE)):
         yield piece
 
 
 def is_sorted(numbers: Iterable[float]) -> Iterator[bool]:
-    """Whether each piece of `numbers` ascends, starting from the last number of the piece
-    before.
+    """Yield for each piece of `numbers` whether it is ascending, including the step from the
+    previous piece.
     """
     last: list[float] = []
     for piece in pieces(numbers):

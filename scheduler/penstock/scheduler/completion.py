@@ -1,33 +1,32 @@
 """The probability that a request completes before its deadline.
 
-Owns the inputs of the probability other than output lengths: how fast running requests make
-progress, and where queues persist. Does not know the queue itself, nor how a rejection is reported.
+Combines the output lengths (output_lengths.py) with the time per token of running requests and with
+how long queues have persisted. Does not read the queue.
 
-- **Chance.** With `left` the time that remains after queue and prefill, and t the recent time
-  between two tokens of a running request, an output may have n = 1 + left / t tokens; the chance is
-  the probability that it ends within n (output_lengths.py).
-- **Smallest chance.** A request with less than `min_deadline_chance` is refused, dropped or, while
-  it runs, ended.
+- **Chance.** Let `left` be the time that remains after queue and prefill, and t the recent
+  inter-token latency. Then n = 1 + left / t tokens can be generated in time. The chance is the
+  probability that the output has at most n tokens.
+- **Minimum chance.** A request whose chance is below `min_deadline_chance` is rejected on arrival,
+  dropped from the queue, or ended while it runs.
 - **Slowdown.** Times are predicted for the present load. Requests admitted later make them longer,
   so they are multiplied by the ratio of actual to predicted time of recent requests.
-- **With other load.** The chance next to the running and waiting requests must be 94 % of the
-  chance on an idle machine, on average over the recently admitted prompt tokens. A request with a
-  lower one is admitted where the average allows it. So the number of running requests leaves most
-  of them time to complete, and a tenant with long outputs is refused while the machine is too slow
-  for them instead of being computed in vain.
+- **Under load.** The chance under the current load must be 94 % of the chance on an idle machine,
+  on average over the recently admitted prompt tokens. A request with a lower chance is admitted if
+  the average allows it. This limits how many requests run together, so that most complete in time.
+  It also rejects long outputs while the machine is too slow for them, instead of wasting compute.
 - **Standing queue.** A standing queue helps no request: arrivals equal departures, and every
-  request has lost the time it spent in the queue, so that all of them end close to their deadlines
-  and many after them, with all of their compute wasted (the domino effect of deadline order under
-  overload: Buttazzo, *Hard Real-Time Computing Systems*, chapter 9). So the longer the queue of a
-  tenant's class has persisted, the closer a request's chance must be to its chance after a wait of
-  a fortieth of its time (after Nichols and Jacobson, "Controlling Queue Delay", 2012). A burst on a
-  machine that keeps up may wait as far as the average above allows.
+  request has lost its queue time. So all requests end close to their deadlines, and many of them
+  too late, with all of their compute wasted (the domino effect of deadline order under overload:
+  Buttazzo, *Hard Real-Time Computing Systems*, chapter 9). So the longer a tenant's queue in a
+  class has persisted, the closer a request's chance must be to the chance after a short wait, a
+  fortieth of its time to the deadline (after Nichols and Jacobson, "Controlling Queue Delay",
+  2012). A burst on a machine that is not overloaded may wait as long as the average above allows.
 
-A certain chance, for a short `max_tokens`, does not fall while the request waits and is not
-affected. An output that only its limit ends has a certain length, which is used from the first
-request on.
+A request with a short `max_tokens` keeps a chance of 1 while it waits, and these rules do not
+affect it. If only the limit can end an output, its length is known and no samples are needed.
 
-output_lengths.py defines which requests are admitted to learn lengths although they may be late.
+output_lengths.py selects requests that are admitted in spite of a low chance, to learn output
+lengths.
 """
 
 import math
@@ -35,7 +34,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.scheduler.forecast import Load
+from penstock.scheduler.forecast import RunningLoad
 from penstock.scheduler.output_lengths import (
     UNENDING,
     Exploration,
@@ -50,33 +49,39 @@ from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.step_fit import StepFit
 
 _MEMORY_S = 10.0
-"""How long a queue must persist to count as standing; also the memory of the time per token."""
+"""How long a queue must persist to count as standing, seconds; also the decay time of the token
+times.
+"""
 _STANDING_WAIT_SHARE = 0.025
-"""Share of a request's time that a wait in a standing queue may take."""
+"""Maximum wait in a standing queue, as a fraction of the request's time to its deadline."""
 _FULL_CONTENTION = 0.5
-"""A queue with requests waiting for this share of the time counts as one that never empties."""
+"""A queue that is non-empty for this fraction of the time counts as one that is never empty."""
 _ADMISSION_SHARE = 0.8
-"""Factor at admission: a request that has waited is not dropped for a small shortfall."""
-_BESIDE_OTHERS = 0.94
-"""Minimum chance next to other load, as a share of the chance on an idle machine."""
+"""Factor of the minimum chance at admission, so that a request that has waited is not dropped for a
+small shortfall.
+"""
+_MIN_SHARE_UNDER_LOAD = 0.94
+"""Minimum chance under load, as a fraction of the chance on an idle machine."""
 _CREDIT_MEMORY_S = 60.0
 _SLOWDOWN_MEMORY_S = 30.0
 _MAX_SLOWDOWN = 2.0
-"""A limit, because one stall does not predict another."""
+"""Upper bound of the slowdown, because one stall does not predict another."""
 _NO_SLOWDOWN = 3_000.0
-"""Prior of token seconds that were predicted well, so that a few requests weigh little."""
+"""Constant, in token seconds, added to the sum of predicted times, so that a few requests change
+the slowdown little.
+"""
 _MAX_LINES = 4096
 _CHECK_EVERY_S = 0.25
-"""How often running requests are checked."""
+"""Interval of the checks of running requests, seconds."""
 
 
 class TokenTime:
-    """The time between two tokens of a running request, over the steps of the last seconds.
+    """Recent mean inter-token latency of running requests.
 
-    Time divided by steps, both decaying. A step that leaves decodes out for a light tenant's prompt
-    counts as time without a token, so that predictions include such pauses. Idle time counts as the
-    steps that one request alone could have made in it: a step full of prefill in an idle minute
-    delays no request.
+    The time divided by the number of steps with decodes, both with exponential decay. A step that
+    pauses decodes, to prefill for a tenant below its fair share, adds time but no step, so that
+    predictions include such pauses. Idle time counts as steps of one request alone, so that a long
+    prefill on an otherwise idle server does not dominate the mean.
     """
 
     __slots__ = ("_at_s", "_fit", "_num_tokens", "_seconds")
@@ -89,20 +94,20 @@ class TokenTime:
 
     @property
     def alone_s(self) -> float:
-        """Time between tokens of a request that runs alone."""
+        """Inter-token latency of a request that runs alone, seconds."""
         return self._fit.step_time_s(num_prefill_tokens=0, num_decodes=1, num_context_tokens=0)
 
     def note_step(self, seconds: float, now: float, *, has_paused: bool = False) -> None:
-        """Record the duration of a step; `has_paused`: the step left decodes out."""
+        """Record the duration of a step; `has_paused`: the step paused some decodes."""
         self._idle_until(now - seconds)
         self._fade(seconds)
         self._seconds += seconds
         self._num_tokens += not has_paused
         self._at_s = max(self._at_s, now)
 
-    def beside(self, load: Load, now: float) -> float:
-        """Return the time between tokens under the current load: the recent one, at least a step of
-        all decodes.
+    def under_load(self, load: RunningLoad, now: float) -> float:
+        """Return the inter-token latency under the current load, seconds: the recent average, but
+        at least the predicted time of a step with all decodes and one more.
         """
         self._idle_until(now)
         least_s = self._fit.decode_error.mean * self._fit.step_time_s(
@@ -133,7 +138,7 @@ class TokenTime:
 class StandingQueues:
     """The share of recent time in which requests waited, by tenant and class.
 
-    Sampled at arrivals: each sample stands for the time since the last arrival.
+    Sampled at arrivals: each sample covers the time since the previous arrival.
     """
 
     __slots__ = ("_lines",)
@@ -142,7 +147,9 @@ class StandingQueues:
         self._lines: dict[tuple[int, str], tuple[float, float]] = {}
 
     def note_arrival(self, line: tuple[int, str], now: float, *, finds_queue: bool) -> None:
-        """Record an arrival; `finds_queue`: other requests of its tenant and class wait already."""
+        """Record an arrival; `finds_queue`: requests of the same tenant and class are already
+        waiting.
+        """
         share, at_s = self._lines.pop(line, (0.0, -math.inf))
         gain = -math.expm1(-max(now - at_s, 0.0) / _MEMORY_S)
         self._lines[line] = (share + gain * (finds_queue - share), now)
@@ -150,15 +157,17 @@ class StandingQueues:
             del self._lines[next(iter(self._lines))]
 
     def share(self, line: tuple[int, str]) -> float:
-        """Return 0 for a queue that is mostly empty, up to 1 for one that never empties."""
+        """Return how persistent the queue of a class and tenant is: the share of recent time in
+        which requests waited, divided by `_FULL_CONTENTION`, at most 1.
+        """
         return min(self._lines.get(line, (0.0, 0.0))[0] / _FULL_CONTENTION, 1.0)
 
 
 class PrefillCredit:
-    """The chance lost to other load, accounted for the recently admitted prompts.
+    """Tracks the chance that recently admitted prompts lost because of other load.
 
-    A single request may have a lower chance while on average at most `1 - _BESIDE_OTHERS` of the
-    prompt tokens are likely to be wasted because of other load.
+    A single request may have a lower chance as long as, on average, at most `1 -
+    _MIN_SHARE_UNDER_LOAD` of the prompt tokens are likely to be wasted because of other load.
     """
 
     __slots__ = ("_at_s", "_kept", "_tokens")
@@ -169,13 +178,17 @@ class PrefillCredit:
         self._tokens = 0.0
 
     def least_share(self, num_tokens: int, now: float) -> float:
-        """Return the minimum chance of a prompt of this length, as a share of its chance alone."""
+        """Return the minimum chance for a prompt of this length, as a fraction of its chance on an
+        idle machine.
+        """
         self._fade(now)
-        credit = self._kept - _BESIDE_OTHERS * self._tokens
-        return min(max(_BESIDE_OTHERS - credit / num_tokens, 0.0), _BESIDE_OTHERS)
+        credit = self._kept - _MIN_SHARE_UNDER_LOAD * self._tokens
+        return min(max(_MIN_SHARE_UNDER_LOAD - credit / num_tokens, 0.0), _MIN_SHARE_UNDER_LOAD)
 
     def note(self, num_tokens: int, share: float, now: float) -> None:
-        """Record an admitted prompt; `share`: its chance as a share of its chance alone."""
+        """Record an admitted prompt; `share`: its chance divided by its chance on an idle
+        machine.
+        """
         self._fade(now)
         self._kept += num_tokens * min(share, 1.0)
         self._tokens += num_tokens
@@ -188,11 +201,11 @@ class PrefillCredit:
 
 
 class Slowdown:
-    """The ratio of the actual to the predicted time of requests, from their admission on.
+    """The ratio of the actual to the predicted time that requests take after their admission.
 
-    Prompts are weighted by their computed tokens, which are wasted if the answer is late. All sums
-    decay. The excess over 1 also fades, once its requests are on average as old as under steady
-    load: it is 0 after another `_SLOWDOWN_MEMORY_S`, whatever their weight next to later requests.
+    Requests are weighted by their computed prompt tokens, which are wasted if the output is late.
+    All sums decay. Once the mean age of the samples exceeds `_SLOWDOWN_MEMORY_S`, the excess over 1
+    also fades, to 0 when that age is twice as large.
     """
 
     __slots__ = ("_age", "_at_s", "_predicted", "_taken")
@@ -209,8 +222,9 @@ class Slowdown:
         return 1.0 + self._excess * min(max(self._left_s / _SLOWDOWN_MEMORY_S, 0.0), 1.0)
 
     def seconds_until(self, factor: float, now: float) -> float:
-        """Return the seconds until the factor has faded to `factor`; 0 below 1, which it never
-        reaches.
+        """Return the seconds until the slowdown has faded to `factor`.
+
+        0 if it already has, or never will because `factor` is below 1.
         """
         self._fade(now)
         excess = self._excess
@@ -219,20 +233,22 @@ class Slowdown:
         return max(self._left_s - _SLOWDOWN_MEMORY_S * (factor - 1.0) / excess, 0.0)
 
     def note(self, num_tokens: int, *, taken_s: float, predicted_s: float, now: float) -> None:
-        """Record a request that computed `num_tokens` of its prompt."""
+        """Record the actual and the predicted time of a request that computed `num_tokens` of its
+        prompt.
+        """
         self._fade(now)
         self._taken += num_tokens * taken_s
         self._predicted += num_tokens * predicted_s
 
     @property
     def _excess(self) -> float:
-        """The excess of the factor over 1, before it fades."""
+        """The factor minus 1, before fading."""
         excess = (self._taken - self._predicted) / (self._predicted + _NO_SLOWDOWN)
         return min(max(excess, 0.0), _MAX_SLOWDOWN - 1.0)
 
     @property
     def _left_s(self) -> float:
-        """Seconds until the excess has faded to 0, without further requests."""
+        """Seconds until the excess has faded to 0, without further samples."""
         mean_age_s = self._age / self._predicted if self._predicted else math.inf
         return 2.0 * _SLOWDOWN_MEMORY_S - mean_age_s
 
@@ -249,9 +265,12 @@ class Slowdown:
 class Completion:
     """The prediction for a complete output.
 
-    `chance`: the probability that it meets its deadline; `required`: the minimum to be worth its
-    compute; `needed_s`: the time from now with which it would have `required`. `slowdown_s`:
-    seconds until the slowdown has faded enough for that, 0 if the slowdown is not the reason.
+    Attributes:
+        chance: The probability that the deadline is met.
+        required: The minimum chance at which the request is admitted.
+        needed_s: The time to the deadline, from now, at which the chance would equal this minimum.
+        slowdown_s: Seconds until the slowdown has faded enough to reach the minimum, 0 if the
+            slowdown is not the reason.
     """
 
     chance: float
@@ -263,7 +282,7 @@ class Completion:
 class CompletionPredictor:
     """Predicts the chances of complete outputs. `lengths`: the learned output lengths.
 
-    `min_chance`: 0 turns predictions by probability off.
+    `min_chance`: the minimum chance of a request; 0 disables predictions by probability.
     """
 
     def __init__(
@@ -281,30 +300,34 @@ class CompletionPredictor:
         self.exploration = Exploration()
 
     def is_check_due(self, now: float) -> bool:
-        """Return whether to check running requests again, and start the next interval if so."""
+        """Return whether a check of running requests is due; if so, start the next interval."""
         if self.min_chance <= 0.0 or now < self._check_s:
             return False
         self._check_s = now + _CHECK_EVERY_S
         return True
 
     def note_arrival(self, request: Request, now: float, *, finds_queue: bool) -> None:
-        """Record the arrival of a request with a deadline; `finds_queue`: see `StandingQueues`."""
-        self.standing.note_arrival(line_of(request), now, finds_queue=finds_queue)
+        """Record the arrival of a request with a deadline, and set its `is_new` unless its output
+        length is known; `finds_queue`: see `StandingQueues.note_arrival`.
+        """
+        self.standing.note_arrival(tenant_class_of(request), now, finds_queue=finds_queue)
         spec = request.spec
-        if not _is_certain(spec):  # otherwise there is nothing to learn
+        if not _is_certain(spec):  # output of known length: no sample
             num_seen = self.lengths.num_seen_of(spec.tenant)
             request.is_new = self.exploration.takes_new(spec.tenant, num_seen, now)
 
     def note_end(self, request: Request, num_tokens: int, now: float, *, is_cut: bool) -> None:
-        """Record that a running request ended after `num_tokens`; `is_cut`: truncated.
+        """Record that a running request ended after `num_tokens`; `is_cut`: the output was
+        truncated.
 
-        The limit of an output that no token could have ended is no evidence of other lengths.
+        An output that no stop token could have ended is not a sample.
         """
         spec, predicted = request.spec, request.predicted_time
         if predicted is not None and not request.num_preemptions:
             taken_s = now - predicted.at_s
             predicted_s = predicted.prefill_s + max(num_tokens - 1, 0) * predicted.token_s
-            # A request that ended in its prefill counts only if the prefill already took too long.
+            # A request that ended during prefill is a sample only if the prefill took longer than
+            # predicted.
             if num_tokens or taken_s > predicted_s:
                 self.slowdown.note(
                     request.num_uncached_tokens, taken_s=taken_s, predicted_s=predicted_s, now=now
@@ -329,7 +352,9 @@ class CompletionPredictor:
         return self.lengths.of(spec.tenant, spec.max_tokens, lambda: self._outputs(spec))
 
     def _outputs(self, spec: RequestSpec) -> RunningOutputs:
-        """Return the running outputs, as samples for the distribution of this request."""
+        """Return the lengths of the running outputs, as censored samples for the distribution of
+        this request.
+        """
         # As in `note_end`: an output that only its limit can end is no evidence of lengths.
         running = [other for other in self._running if _may_end(other.spec)]
         slots = [request.slot for request in running]
@@ -343,8 +368,10 @@ class CompletionPredictor:
         )
 
     def least_tokens(self, request: Request) -> int:
-        """Return how many more tokens the request will generate, except with less than the minimum
-        chance.
+        """Return the smallest number of further tokens within which the request ends with a
+        probability of at least `min_chance`.
+
+        Without a distribution of its length, the minimum that its bounds allow.
         """
         bounds = bounds_of(request)
         distribution = self.distribution(request)
@@ -353,8 +380,9 @@ class CompletionPredictor:
         return distribution.tokens_with(self.min_chance, bounds) - bounds.num_known
 
     def running_late(self, token_s: float, now: float) -> list[tuple[Request, float]]:
-        """Return running requests with less than the minimum chance, each with its chance, given
-        the length that its output already has.
+        """Return the running requests whose chance, given their output so far, is below the
+        minimum, each with that chance. `token_s`: the predicted seconds per token. Requests without
+        a token yet, and those exempt from rejection (`is_trial`), are skipped.
         """
         arrays, columns = self._arrays, slice(0, self._running.high_water)
         left_s = arrays.deadline[columns] - now
@@ -381,8 +409,10 @@ class CompletionPredictor:
         return found
 
     def chance_in(self, request: Request, seconds: float) -> float | None:
-        """Return the probability that the request ends within `seconds` of its next token, decoding
-        alone.
+        """Return the probability that the request, decoding alone, ends within `seconds` of its
+        next token.
+
+        None without a distribution of its length.
         """
         distribution = self.distribution(request)
         if distribution is None:
@@ -400,10 +430,12 @@ class CompletionPredictor:
         token_s: float,
         now: float,
     ) -> Completion | None:
-        """Return the chance of a waiting or new request; None without predictions.
+        """Return the prediction for a waiting or new request; None without a distribution of its
+        length. Record the prediction: in a waiting request, and in `credit` for a new one that may
+        be admitted.
 
-        `queue_s`, `prefill_s`: seconds from now to its admission, and from its admission to its
-        next token. `token_s`: see `TokenTime.beside`.
+        `queue_s`: seconds until its admission. `prefill_s`: seconds from its admission to its next
+        token. `token_s`: see `TokenTime.under_load`.
         """
         distribution = self.distribution(request)
         if distribution is None:
@@ -426,7 +458,7 @@ class CompletionPredictor:
         # After a preemption the usual time is unknown, and most of the compute is spent.
         if not bounds.num_known:
             usual_s = max(_STANDING_WAIT_SHARE * budget_s, prefill_s)
-            standing = self.standing.share(line_of(request))
+            standing = self.standing.share(tenant_class_of(request))
             fresh = standing * chance_in(budget_s - usual_s - prefill_s)
             alone = chance_in(left_s, self.token_time.alone_s)
             if request.ticket >= 0:
@@ -449,7 +481,9 @@ class CompletionPredictor:
 
 
 def bounds_of(request: Request) -> OutputBounds:
-    """Return the bounds of the output, including tokens generated before."""
+    """Return the bounds of the output of a waiting or new request, with the tokens generated before
+    a preemption or replay.
+    """
     spec = request.spec
     return OutputBounds(
         max_tokens=spec.max_tokens,
@@ -458,13 +492,15 @@ def bounds_of(request: Request) -> OutputBounds:
     )
 
 
-def line_of(request: Request) -> tuple[int, str]:
-    """Return the class and tenant whose requests wait for each other."""
+def tenant_class_of(request: Request) -> tuple[int, str]:
+    """Return the priority class and the tenant: the key of the queue that the request waits in."""
     return request.spec.priority, request.spec.tenant
 
 
 def _is_certain(spec: RequestSpec) -> bool:
-    """Whether the output has all of `max_tokens`, unless a deadline or its client ends it."""
+    """Whether the output will have exactly `max_tokens` tokens, if neither a deadline nor the
+    client ends it.
+    """
     return spec.min_tokens >= spec.max_tokens
 
 

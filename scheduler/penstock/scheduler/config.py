@@ -1,4 +1,4 @@
-"""The scheduler's settings: frozen, validated once."""
+"""The scheduler's settings: immutable and validated at construction."""
 
 import enum
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ from penstock.scheduler.request import DEFAULT_RETENTION_LEVEL
 from penstock.scheduler.setting import SettingError, check, made_by, setting
 
 MAX_WEIGHT = 1e6
-"""Limit of a tenant's weight, and of its reciprocal: service is counted in floats."""
+"""Limit of a tenant's weight and of its reciprocal, because service is counted in floats."""
 
 
 class AdmissionPolicy(enum.Enum):
-    """When a waiting request may take a slot; the names are TensorRT-LLM's.
+    """When a waiting request may take a slot. The names are those of TensorRT-LLM.
 
     GUARANTEED_NO_EVICT reserves blocks up to `max_tokens`: running requests are never preempted.
-    MAX_UTILIZATION takes what is needed now above a watermark: more run at once, and when blocks
-    run out a request is preempted and recomputed later.
+    MAX_UTILIZATION allocates only the blocks needed now, above a watermark: more requests run
+    together, and when blocks run out one is preempted and recomputed later.
     """
 
     GUARANTEED_NO_EVICT = "guaranteed_no_evict"
@@ -39,10 +39,10 @@ class SchedulingOrder(enum.Enum):
 
 
 class EvictionPolicy(enum.Enum):
-    """Which cached block is evicted first, among blocks without a retention.
+    """Which cached block is evicted first, among blocks at the default retention level.
 
-    HIT_DENSITY: the one with the fewest expected hits for its residency, learned from the traffic
-    (see hit_density.py). LRU: the least recently used.
+    HIT_DENSITY: the block with the fewest expected hits per unit of time in the cache, learned from
+    traffic (see hit_density.py). LRU: the least recently used block.
     """
 
     HIT_DENSITY = "hit_density"
@@ -51,34 +51,43 @@ class EvictionPolicy(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Limits and policy. Raises SettingError naming the invalid field.
+    """The settings of one scheduler. Raises SettingError naming the invalid field.
 
-    `tenant_quota`: the quota of each tenant without a separate one. A tenant of weight 2 in
-    `tenant_weights` may be served twice as much as one of weight 1, the default.
-    `min_deadline_chance`: see completion.py; `target_itl_s`: see latency_target.py.
-
-    The following apply to SchedulingOrder.FAIR. `prompt_token_weight` and `output_token_weight`:
-    the service that a token counts as. An output token takes a step of the whole batch, a prompt
-    token shares one, and providers price output two to five times as high; 2 is the value in the
-    fair-serving literature (Sheng et al., OSDI 2024). One in `aging_stride` admissions goes by age
-    while a request is older than `aging_s`; 1: all of them. `max_lookahead`: how many requests
-    behind the first are tried when the first does not fit (0 for none), until `max_num_overtakes`
-    have overtaken it, or for `max_overtake_s`. `tenant_burst_tokens`: weighted tokens by which the
-    counter of a returning known tenant may be below those of others, so that a burst of a quiet
-    tenant goes first (0: no credit). `yield_ratio`: a tenant is under its share ("light") if, with
-    the new request, it would still hold this many times less of slots and blocks than another
-    tenant: its prompts go before the other's, and running requests of the other are preempted for
-    what it lacks; inf to switch this off (see fair_share.py, victims.py).
-
+    `prompt_token_weight` and the attributes listed after it apply to SchedulingOrder.FAIR only.
     Sessions keep the blocks of a conversation for its next turn (see sessions.py). Requests may ask
     for a cache retention above the default (see retention.py).
+
+    Attributes:
+        tenant_quota: The quota of tenants without a configured quota.
+        tenant_weights: A tenant of weight 2 may be served twice as much as one of weight 1, the
+            default.
+        min_deadline_chance: Requests with a lower probability of meeting their deadline are
+            rejected, dropped or ended; see completion.py.
+        target_itl_s: The target inter-token latency, seconds; see latency_target.py.
+        prompt_token_weight, output_token_weight: The service that a prompt token and an output
+            token are charged as. Output costs more, since each output token needs a step while the
+            tokens of a prompt share one; 2 is the value of Sheng et al., OSDI 2024.
+        aging_stride: While any request has waited for `aging_s` or longer, age decides one in
+            `aging_stride` admissions; 1: every admission.
+        max_lookahead: How many later requests a step tries when the first does not fit; 0 for none.
+            Later requests are tried until `max_num_overtakes` of them have overtaken the first, or
+            for `max_overtake_s`.
+        tenant_burst_tokens: Credit, in weighted tokens, of a known tenant that returns after being
+            idle: its service counter may be this far below those of others, so that its burst goes
+            first. 0: no credit.
+        yield_ratio: A tenant is under its share if another tenant holds at least this many times
+            the slots or blocks that it would hold with its new request. Its prompts then go before
+            those of the other tenant, whose running requests may be preempted. inf disables this
+            (see fair_share.py, victims.py).
     """
 
     max_num_batched_tokens: int = setting(
-        2048, "batching", "token budget of one step", at_least=1, shown="2048, on a GPU 3584"
+        2048, "batching", "maximum tokens of one step", at_least=1, shown="2048, on a GPU 3584"
     )
     admission_policy: AdmissionPolicy = setting(
-        AdmissionPolicy.MAX_UTILIZATION, "batching", "when a waiting request may run"
+        AdmissionPolicy.MAX_UTILIZATION,
+        "batching",
+        "blocks that admission reserves: for the whole output, or as needed (may preempt)",
     )
     watermark: float = setting(
         0.01,
@@ -87,35 +96,35 @@ class SchedulerConfig:
         at_least=0,
         below=1,
     )
-    max_num_waiting: int = setting(1024, "queue", "requests that may wait", at_least=1)
+    max_num_waiting: int = setting(1024, "queue", "maximum number of waiting requests", at_least=1)
     max_num_waiting_tokens: int = setting(
-        4_194_304, "queue", "prompt tokens that may wait, all requests together", at_least=1
+        4_194_304, "queue", "maximum prompt tokens of all waiting requests together", at_least=1
     )
     max_num_waiting_per_tenant: int | None = setting(
-        None, "tenants", "requests of one tenant that may wait", at_least=1, shown="no limit"
+        None, "tenants", "maximum waiting requests of one tenant", at_least=1, shown="no limit"
     )
     tenant_quota: TenantQuota = NO_QUOTA
     max_num_running_per_tenant: int | None = setting(
-        None, "tenants", "requests of one tenant that may run at once", at_least=1, shown="no limit"
+        None, "tenants", "maximum running requests of one tenant", at_least=1, shown="no limit"
     )
     deadline_admission: bool = setting(
         True,
         "deadlines",
-        "whether requests that are predicted to miss their deadlines are refused",
+        "whether requests that are predicted to miss their deadlines are rejected",
         name="deadline_admission",
     )
     min_deadline_chance: float = setting(
         0.1,
         "deadlines",
-        "smallest probability of a whole answer before its deadline, by the lengths of earlier"
-        " outputs: a request with less is refused or ended; 0 considers min_tokens alone",
+        "minimum probability that the output is complete before its deadline, estimated from"
+        " earlier output lengths; a request below it is rejected or ended; 0: use min_tokens only",
         at_least=0,
         below=1,
     )
     target_itl_s: float | None = setting(
         None,
         "batching",
-        "target for the milliseconds between two tokens of a running request; bounds prefill",
+        "target inter-token latency of running requests, milliseconds; limits prefill",
         name="target_itl_ms",
         scale=1e-3,
         above=0,
@@ -172,7 +181,7 @@ class SchedulerConfig:
     session_retention_level: int = setting(
         60,
         "cache",
-        "retention level of session blocks, compared with requests': higher is kept longer",
+        "retention level of session blocks; blocks with a higher level are kept longer",
         at_least=DEFAULT_RETENTION_LEVEL + 1,
         at_most=100,
     )
@@ -187,7 +196,7 @@ class SchedulerConfig:
         at_most=1,
     )
     max_session_tokens: int = setting(
-        32_768, "cache", "tokens of one session that may be kept", at_least=1
+        32_768, "cache", "maximum tokens kept for one session", at_least=1
     )
     max_retention_share: float = setting(
         0.5,
@@ -199,24 +208,24 @@ class SchedulerConfig:
     max_tenant_retention_share: float = setting(
         0.25,
         "cache",
-        "share of the KV cache that one tenant's requests may keep so",
+        "the same limit for the requests of one tenant",
         at_least=0,
         at_most=1,
     )
     max_retention_s: float = setting(
-        3600.0, "cache", "longest duration of such a retention, seconds", above=0
+        3600.0, "cache", "maximum duration of a retention above the default level, seconds", above=0
     )
     eviction: EvictionPolicy = setting(
         EvictionPolicy.HIT_DENSITY,
         "cache",
-        "which cached block is evicted: the one with the fewest expected hits for its memory, or"
-        " the least recently used",
+        "cached block to evict first: the one with the fewest expected hits per time, or the least"
+        " recently used",
     )
 
     def __post_init__(self) -> None:
         check(self)
         if self.order is SchedulingOrder.FCFS and self.max_num_running_per_tenant is not None:
-            raise SettingError("{} needs the order FAIR", "max_num_running_per_tenant")
+            raise SettingError("{} requires the order FAIR", "max_num_running_per_tenant")
         if not self.prompt_token_weight + self.output_token_weight > 0.0:
             raise SettingError(
                 "{} and {} must not both be 0", "prompt_token_weight", "output_token_weight"
@@ -225,7 +234,7 @@ class SchedulerConfig:
 
 
 def check_weights(weights: Mapping[str, float]) -> None:
-    """Raise SettingError naming the tenant whose weight is invalid."""
+    """Raise SettingError naming the first tenant whose weight is out of range."""
     for tenant, weight in weights.items():
         if not 1.0 / MAX_WEIGHT <= weight <= MAX_WEIGHT:
             raise SettingError(

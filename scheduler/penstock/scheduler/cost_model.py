@@ -1,8 +1,7 @@
 """The cost model of a step, a linear function of its content, and the error of its predictions.
 
-Owns the formula, the measured step that the coefficients are learned from, and the lower bound of a
-predicted time, given the recent errors for steps of its kind. Does not know where the coefficients
-come from nor how the time is used.
+Contains the formula, the measurement of a step (input of the fit), and the lower bound of a
+predicted time given recent errors.
 """
 
 import math
@@ -27,28 +26,28 @@ class StepCost(Protocol):
 
     @property
     def step_s(self) -> float:
-        """Fixed cost of a step."""
+        """Fixed cost of a step, seconds."""
         ...
 
     @property
     def prefill_token_s(self) -> float:
-        """Cost of each prefill token computed."""
+        """Cost of each prefill token computed, seconds."""
         ...
 
     @property
     def decode_slot_s(self) -> float:
-        """Cost of each decode row."""
+        """Cost of each decode row, seconds."""
         ...
 
     @property
     def context_token_s(self) -> float:
-        """Cost of each token of context that a row attends to."""
+        """Cost of each token of context that a row attends to, seconds."""
         ...
 
     def step_time_s(
         self, *, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int
     ) -> float:
-        """Return the seconds of a step; `num_context_tokens` is the sum over all rows."""
+        """Return the predicted seconds of a step; `num_context_tokens` is the sum over all rows."""
         ...
 
 
@@ -56,9 +55,14 @@ class StepCost(Protocol):
 class CostModel:
     """Seconds of one step: a constant plus a cost for each kind of work in it.
 
-    `step_s`: for any step. `prefill_token_s`: each prefill token computed. `decode_slot_s`: each
-    decode row. `context_token_s`: each token of context that a row attends to (its position at the
-    end of the step). SettingError names the field that is out of bounds.
+    Raises SettingError naming a field that is out of bounds.
+
+    Attributes:
+        step_s: The constant, for any step.
+        prefill_token_s: The cost of each prefill token computed.
+        decode_slot_s: The cost of each decode row.
+        context_token_s: The cost of each token of context that a row attends to (its position at
+            the end of the step).
     """
 
     step_s: float = setting(0.004, at_least=0, at_most=MAX_PRICE_S)
@@ -72,7 +76,7 @@ class CostModel:
     def step_time_s(
         self, *, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int
     ) -> float:
-        """Return the seconds of a step; `num_context_tokens` is the sum over all rows."""
+        """Return the predicted seconds of a step; `num_context_tokens` is the sum over all rows."""
         return (
             self.step_s
             + self.prefill_token_s * num_prefill_tokens
@@ -83,10 +87,9 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMeasure:
-    """One step: counts as in `CostModel`, and the seconds from its start to the start of the next
-    step.
+    """A measured step: counts as in `CostModel`, and its duration in seconds.
 
-    A step that was launched while others ran counts from the end of the previous one.
+    A step launched while another one ran is measured from the end of that one.
     """
 
     num_prefill_tokens: int
@@ -96,7 +99,7 @@ class StepMeasure:
 
 
 def measure_of(batch: Batch, seconds: float) -> StepMeasure:
-    """Return the content of a batch with its duration."""
+    """Return the measurement of a batch that took `seconds`."""
     num_prefill_tokens = int(batch.num_tokens[batch.num_decodes :].sum())
     return StepMeasure(
         num_prefill_tokens=num_prefill_tokens,
@@ -109,12 +112,12 @@ def measure_of(batch: Batch, seconds: float) -> StepMeasure:
 _MAX_FORGIVEN_ERROR = 0.9
 """Limit of the subtracted error, so that the minimum time of a request stays above zero."""
 WINDOW = 64
-"""Number of residuals that the quality is computed from."""
+"""Number of residuals in the window of recent errors."""
 NUM_LATEST = 8
-"""Number of the latest steps, of each recent kind, that must agree as well."""
+"""Number of latest steps of each kind that must confirm a change of the machine's speed."""
 NUM_SEEDED = 16
 SEEDED_SHARE = 0.9
-"""The window starts with this many errors of this share of `max_error`: as many steps must
+"""The window starts with NUM_SEEDED errors, each this share of `max_error`: that many steps must
 contradict the prior before their residuals count as the rule instead of as outliers.
 """
 _REGAINED_SHARE = 0.8
@@ -122,10 +125,11 @@ _REGAINED_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepError:
-    """The relative error of predicted step times.
+    """Relative error of the predicted step times.
 
-    `bias`: by how much steps take longer on average, pauses included. `p90`: the error of a single
-    step, up or down. ValueError names the invalid field.
+    `bias`: the average relative excess of measured over predicted time, with the excess of each
+    step limited to 1. `p90`: the 90th percentile of the magnitude of the relative error of a single
+    step. Raises ValueError naming the invalid field.
     """
 
     bias: float = 0.0
@@ -139,14 +143,14 @@ class StepError:
 
     @property
     def mean(self) -> float:
-        """The average factor between measured and predicted time."""
+        """The average ratio of measured to predicted time."""
         return 1.0 + self.bias
 
     def left_of(self, num_steps: float) -> float:
-        """Return the share of the time of `num_steps` steps that remains after subtracting the
-        error.
+        """Return the fraction of the predicted time of `num_steps` steps that remains after
+        subtracting the error.
 
-        Errors of many steps cancel out, but the bias is known from `WINDOW` steps only.
+        The errors of many steps average out, but the bias is estimated from only `WINDOW` steps.
         """
         if math.isinf(self.p90):
             return 0.0
@@ -156,13 +160,14 @@ class StepError:
 
 EXACT = StepError()
 UNKNOWN_ERROR = StepError(p90=math.inf)
-"""Error of steps without predictions: no request is refused because of their time."""
+"""Error of steps without predictions: no request is rejected because of their duration."""
 
 
 class RecentErrors:
-    """Relative errors of the recent steps of one kind, and whether they are small.
+    """Relative errors of recent steps of one kind (with prefill or without).
 
-    `last_step`: the number of the last recorded step.
+    `is_good`: whether the median magnitude is small. `last_step`: the number of the last recorded
+    step.
     """
 
     __slots__ = ("_max_error", "_residuals", "_sorted", "is_good", "last_step", "num_seen")
@@ -170,10 +175,12 @@ class RecentErrors:
     def __init__(self, max_error: float) -> None:
         self._max_error = max_error
         self.is_good = True
-        self.begin_anew()
+        self.restart()
 
-    def begin_anew(self) -> None:
-        """Start again: trust does not change until enough steps were seen."""
+    def restart(self) -> None:
+        """Discard the recorded errors; `is_good` does not change until enough new steps were
+        recorded.
+        """
         size = SEEDED_SHARE * self._max_error
         self._residuals: deque[float] = deque((size,) * NUM_SEEDED)
         self._sorted = [size] * NUM_SEEDED
@@ -181,7 +188,7 @@ class RecentErrors:
         self.last_step = 0
 
     def note(self, residual: float, step: int) -> None:
-        """Record an error, and update whether they are small."""
+        """Record the relative error of step number `step`, and update `is_good`."""
         if self.num_seen < NUM_SEEDED or len(self._residuals) == WINDOW:
             del self._sorted[bisect_left(self._sorted, abs(self._residuals.popleft()))]
         self._residuals.append(residual)
@@ -193,17 +200,17 @@ class RecentErrors:
 
     @property
     def median(self) -> float:
-        """Median of the absolute errors."""
+        """Median magnitude of the relative errors."""
         return self._sorted[len(self._sorted) // 2]
 
     @property
     def p90(self) -> float:
-        """90th percentile of the absolute errors."""
+        """90th percentile of the magnitudes of the relative errors."""
         return self._sorted[(len(self._sorted) * 9) // 10]
 
     @property
     def bias(self) -> float:
-        """Mean of the measured errors; 0 before `NUM_LATEST` errors.
+        """Mean of the recorded errors; 0 before `NUM_LATEST` errors were recorded.
 
         A step that took more than twice its predicted time counts as twice that time: a long pause
         is an outlier.
@@ -214,8 +221,8 @@ class RecentErrors:
         return sum(min(one, 1.0) for one in islice(reversed(self._residuals), num_real)) / num_real
 
     def agrees(self, factor: float) -> bool:
-        """Whether the latest steps also show that the machine is slower or faster by about
-        `factor`.
+        """Whether the latest steps confirm that the machine's speed changed by `factor`: their
+        median error has the sign of `factor` - 1 and at least half its magnitude.
         """
         latest = sorted(islice(reversed(self._residuals), NUM_LATEST))
         change = latest[len(latest) // 2]

@@ -1,44 +1,44 @@
 """Predicts whether a request meets its deadlines, and how long it will wait.
 
-Owns the decision: it examines running and waiting requests, uses `forecast.py`, and determines
-which requests are refused or dropped and what is reported to them. Does not end any request itself,
-and has no clock.
+Decides, from the running and waiting requests and `forecast.py`, which requests are rejected or
+dropped, and which values their clients receive. Does not end requests, and reads no clock.
 
-- **At submission** a request is refused when it would be late after its expected queue time
-  (`forecast`, less the error of the cost model) and then its prefill alone on the machine.
-- **In the queue** it is dropped once it would be late even with the whole machine to itself
+- **At submission** a request is rejected if it would be late after its expected queue time
+  (`forecast`, less the error of the cost model) followed by prefill and decode on an otherwise idle
+  machine.
+- **In the queue** it is dropped once it would be late even on an otherwise idle machine
   (`forecast_alone`).
-- **At admission** it is dropped when it would be late next to the running requests: the last moment
-  before compute is spent on it.
+- **At admission** it is dropped if it would be late next to the running requests, before compute is
+  spent on it.
 - **Complete outputs** are predicted by probability as well (`completion.py`): at submission, at
-  admission and, a few times a second, while they run.
+  admission and, a few times per second, while they run.
 
-A prefix that is in the cache, or that a live request may be computing, counts as found. Nothing is
-predicted for a self-paced executor, or for a `time_limit`, since reaching it is not a failure.
-Steps of a kind whose cost is not known well (with prefill, without) refuse no request, nor does a
-cost model that no step has confirmed for a second on an idle machine: the request is then admitted
-as a trial.
+A prefix that is cached, or that a live request may be computing, counts as a cache hit. There are
+no predictions for a self-paced executor (see `ExecutorInfo`), nor for a `time_limit`, since
+reaching it is not a failure. No request is rejected while the cost of the steps it needs (with
+prefill or without) is uncertain. If the machine is idle and the cost model is older than a second,
+the request is admitted to measure the machine again.
 """
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from penstock.scheduler.admission_blocks import AdmissionBlocks
 from penstock.scheduler.completion import CompletionPredictor
-from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
+from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.contention import Contention
-from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.forecast import (
     Deadlines,
     Demand,
     Forecast,
-    Load,
     Machine,
     QueuedAhead,
+    RunningLoad,
     deadlines_of,
     forecast,
     forecast_alone,
-    hopeless_at_s,
+    latest_admission_s,
     retry_after_s,
 )
 from penstock.scheduler.kv_cache import KVCache
@@ -48,7 +48,7 @@ from penstock.scheduler.request import NO_TIME, FailureReason, Request
 from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.step_sizing import StepSizing
-from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.tenant_counters import TenantCounters
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 _TRIAL_AFTER_S = 1.0
@@ -60,7 +60,7 @@ _FAR = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """Why a request is refused or dropped, and the reported values: see `events.Failed`."""
+    """Why a request is rejected or dropped, and the values to report; see `events.Failed`."""
 
     reason: FailureReason
     estimate_s: float | None = None
@@ -72,8 +72,10 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueEstimate:
-    """The prediction for an arriving request: see `events.Queued`; `rejection`: why to reject it,
-    None to admit it. `displaced`: waiting requests that it displaces if admitted.
+    """The prediction for an arriving request; see `events.Queued`.
+
+    `rejection`: None if it is admitted. `displaced`: waiting requests that it displaces if
+    admitted.
     """
 
     num_ahead: int
@@ -87,16 +89,16 @@ class DeadlinePredictor:
 
     def __init__(  # noqa: PLR0913 - each is one thing that a prediction depends on
         self,
-        info: ExecutorInfo,
         config: SchedulerConfig,
         *,
         sizing: StepSizing,
         completion: CompletionPredictor,
         arrays: SlotArrays,
         cache: KVCache,
+        blocks: AdmissionBlocks,
         running: RunningSet,
         queue: WaitingQueue,
-        tenants: Tenants,
+        tenants: TenantCounters,
     ) -> None:
         self._sizing = sizing
         self._completion = completion
@@ -106,6 +108,7 @@ class DeadlinePredictor:
             completion.lengths,
             arrays=arrays,
             cache=cache,
+            blocks=blocks,
             running=running,
             queue=queue,
             tenants=tenants,
@@ -113,53 +116,53 @@ class DeadlinePredictor:
         self._prefixes = LivePrefixes()
         self._arrays = arrays
         self._cache = cache
+        self._blocks = blocks
         self._running = running
         self._queue = queue
         self._is_predicting = config.deadline_admission
-        self._is_guaranteed = config.admission_policy is AdmissionPolicy.GUARANTEED_NO_EVICT
-        self._info = info
         self._max_tokens = config.max_num_batched_tokens
 
     def prepare(self, request: Request) -> None:
-        """Record the demand of a request that is about to wait, and the time at which to check it
-        again.
-        """
+        """Set the demand of a request that is about to wait, and its `recheck_s`."""
         spec, num_tokens = request.spec, len(request.tokens)
-        request.num_kept_tokens = num_tokens
-        if self._is_guaranteed:
-            request.num_kept_tokens = self._info.num_kept_tokens(spec.max_total_tokens)
+        request.num_blocks = self._blocks.num_held(request)
         request.num_expected_tokens = round(self._expected_tokens(request))
         request.num_uncached_tokens = num_tokens
         request.recheck_s = min(spec.time_limit_s, deadlines_of(request).earliest_s)
         if not self._sizing.has_cost:
             return
         matched = self._cache.match(request)
-        request.num_uncached_tokens = self._demand(request, matched).num_prefill_tokens
+        demand = self._demand(request, matched)
+        request.num_uncached_tokens = demand.num_prefill_tokens
+        request.num_blocks = demand.num_blocks
         if self._is_predicting:
             if not request.num_preemptions:
                 self._prefixes.add(request, len(matched))
-            request.recheck_s = min(spec.time_limit_s, self._hopeless_s(request, matched))
+            request.recheck_s = min(spec.time_limit_s, self._latest_admission_s(request, matched))
 
     def forget(self, request: Request) -> None:
-        """Remove a request that has ended."""
+        """Remove a request that has ended; a no-op if it is unknown."""
         self._prefixes.remove(request)
 
     def faults(self, live: Mapping[int, Request]) -> list[str]:
-        """Return the inconsistencies, given the live requests."""
+        """Return the inconsistencies of the index of live prefixes, given the live requests."""
         return self._prefixes.faults(live)
 
     def estimate(self, request: Request, now: float) -> QueueEstimate:
         """Return the prediction for a request that is about to join the queue, and whether to
         reject it.
+
+        Records the arrival of a request with a deadline, and sets `is_trial` or `is_new` of a
+        request that is admitted to learn from it.
         """
         if not self._sizing.has_cost:
             return QueueEstimate(num_ahead=self._queue.ahead_of(request, 0).num_requests)
         deadlines = deadlines_of(request)
         if deadlines.total_s != NO_TIME:
-            has_line = self._queue.has_line(request)
-            self._completion.note_arrival(request, now, finds_queue=has_line)
+            has_queue = self._queue.has_queue(request)
+            self._completion.note_arrival(request, now, finds_queue=has_queue)
         is_judged = deadlines.is_any and self._is_able
-        if not (is_judged or len(self._queue)) and self._has_place:
+        if not (is_judged or len(self._queue)) and self._has_room(request):
             return QueueEstimate(num_ahead=0, queue_s=0.0)
         machine = self._machine()
         matched = self._cache.match(request)
@@ -180,18 +183,19 @@ class DeadlinePredictor:
             num_ahead=ahead.num_requests, queue_s=likely.queue_s, rejection=rejection
         )
 
-    def hopeless_s(self, request: Request) -> float:
-        """Return when a waiting request can no longer meet its deadlines, as predicted now.
+    def latest_admission_s(self, request: Request) -> float:
+        """Return the predicted time, on the engine clock, after which a waiting request misses its
+        deadlines.
 
-        NO_TIME for never. A prefix that another request may compute counts as found.
+        NO_TIME without deadlines. A prefix that another request may compute counts as cached.
         """
         matched = self._cache.match(request)
         if self._prefixes.is_wanted(request, len(matched)):
             return deadlines_of(request).earliest_s
-        return self._hopeless_s(request, matched)
+        return self._latest_admission_s(request, matched)
 
     def dropped(self, request: Request, now: float) -> Rejection:
-        """Return the rejection of a request at its `hopeless_s`."""
+        """Return the rejection of a request whose deadline or `latest_admission_s` has passed."""
         deadlines = deadlines_of(request)
         if not self._sizing.has_cost:
             return Rejection(reason=deadlines.passed_by(now))
@@ -202,8 +206,10 @@ class DeadlinePredictor:
         is_over = deadlines.earliest_s <= now
         return replace(rejection, reason=deadlines.passed_by(now)) if is_over else rejection
 
-    def crowded(self, request: Request, reason: FailureReason, now: float) -> Rejection:
-        """Return the rejection of a request that does not fit into the queue."""
+    def limit_rejection(self, request: Request, reason: FailureReason, now: float) -> Rejection:
+        """Return the rejection for `reason` of a request that a limit of the queue excludes, with a
+        retry time if the cost of steps is known.
+        """
         if not self._sizing.has_cost:
             return Rejection(reason=reason)
         demand = self._demand(request, self._cache.match(request))
@@ -224,10 +230,10 @@ class DeadlinePredictor:
     def check_at_admission(
         self, request: Request, matched: list[int], now: float
     ) -> Rejection | None:
-        """Return the rejection of a request that could run now; None to admit it.
+        """Return the rejection of a request that fits now but would be late; None to admit it.
 
-        It is predicted to take the time of `forecast`, next to the running requests and with the
-        present prefill budget, less the error of the cost model.
+        Queue and prefill are predicted by `forecast`, with the running requests and the current
+        prefill budget, less the error of the cost model; decode as on an idle machine.
         """
         deadlines = deadlines_of(request)
         if not (deadlines.is_any and self._is_able) or request.is_trial:
@@ -245,15 +251,15 @@ class DeadlinePredictor:
         )
         return self._rejection(request, demand, load, likely, optimistic, now)
 
-    def given_up(self, now: float) -> list[tuple[Request, Rejection]]:
-        """Return running requests with less than the minimum chance to end before their deadlines.
+    def running_late(self, now: float) -> list[tuple[Request, Rejection]]:
+        """Return running requests whose chance to end before their deadlines is below the minimum.
 
-        Checked at intervals; empty in between.
+        The check runs at intervals; in between the list is empty.
         """
         if not (self._is_able and self._completion.is_check_due(now)):
             return []
         load = self._contention.load()
-        token_s = self._completion.token_time.beside(load, now)
+        token_s = self._completion.token_time.under_load(load, now)
         found: list[tuple[Request, Rejection]] = []
         for request, chance in self._completion.running_late(token_s, now):
             demand = self._demand(request, [])
@@ -263,11 +269,11 @@ class DeadlinePredictor:
         return found
 
     def urgent(self, under_way: Iterable[Request], now: float) -> dict[int, float]:
-        """Return slot and deadline of prompts that will be late unless they get whole steps from
-        now on.
+        """Return, by slot, the TTFT deadlines of prompts in progress that need the whole prefill
+        budget from now on to be in time.
 
-        Several long prompts that share every step may all be late where, one after the other, some
-        would be in time.
+        If several long prompts share every step, all of them may be late; computed one after the
+        other, some are in time.
         """
         due = {request.slot: deadlines_of(request).ttft_s for request in under_way}
         due = {slot: due_s for slot, due_s in due.items() if due_s != NO_TIME}
@@ -285,7 +291,7 @@ class DeadlinePredictor:
         return urgent
 
     def _is_far(self, request: Request, deadlines: Deadlines, now: float) -> bool:
-        """Whether a deadline is so far away that no prediction is needed, to save its cost."""
+        """Whether the deadline is so far away that no prediction is needed."""
         num_tokens, spec = len(request.tokens), request.spec
         is_judged = deadlines.total_s != NO_TIME and self._completion.min_chance > 0.0
         num_output = spec.max_tokens if is_judged else spec.min_tokens
@@ -293,18 +299,21 @@ class DeadlinePredictor:
         left_s = deadlines.earliest_s - now
         return left_s > _FAR * num_steps * self._sizing.last_step_s
 
-    @property
-    def _has_place(self) -> bool:
-        return len(self._running) < self._sizing.max_num_running
+    def _has_room(self, request: Request) -> bool:
+        """Whether a request can be admitted now, even if none of its blocks is cached."""
+        is_below_limit = len(self._running) < self._sizing.max_num_running
+        return is_below_limit and self._blocks.num_held(request) <= self._blocks.num_left
 
     @property
     def _is_able(self) -> bool:
         return self._is_predicting and self._sizing.has_cost
 
     def _is_trial(self, request: Request, now: float) -> bool:
-        """Whether this request is admitted to measure whether the machine's speed has changed.
+        """Whether this request is exempt from rejection, for example to measure the machine's
+        current speed; recorded in its `is_trial`.
 
-        If old measurements refused all requests, no request would run to correct the measurements.
+        Otherwise outdated measurements could cause every request to be rejected, and no step would
+        correct them.
         """
         is_idle = not (len(self._running) or len(self._queue))
         is_due = is_idle and now - self._sizing.last_step_at_s >= _TRIAL_AFTER_S
@@ -312,17 +321,19 @@ class DeadlinePredictor:
         return request.is_trial
 
     def _is_exploring(self, request: Request, rejection: Rejection) -> bool:
-        """Whether this request is admitted to measure whether output lengths have changed."""
+        """Whether this request is admitted to measure the current output lengths; recorded in its
+        `is_trial`.
+        """
         chance, judge = rejection.chance, self._completion
         is_learned = chance is not None and 0.0 < chance < judge.min_chance
         request.is_trial = is_learned and judge.exploration.takes_unlikely(request.spec.tenant)
         return request.is_trial
 
-    def _hopeless_s(self, request: Request, matched: list[int]) -> float:
+    def _latest_admission_s(self, request: Request, matched: list[int]) -> float:
         deadlines = deadlines_of(request)
         if not (deadlines.is_any and self._is_able) or request.is_trial:
             return deadlines.earliest_s
-        return hopeless_at_s(
+        return latest_admission_s(
             self._machine(),
             self._demand(request, matched),
             ttft_deadline_s=deadlines.ttft_s,
@@ -333,12 +344,14 @@ class DeadlinePredictor:
         self,
         request: Request,
         demand: Demand,
-        load: Load,
+        load: RunningLoad,
         likely: Forecast,
         optimistic: Forecast,
         now: float,
     ) -> Rejection | None:
-        """Return the rejection of a request whose best case is `optimistic`; None to admit it."""
+        """Return the rejection of a request, None to admit it. `optimistic`: the lower bound of its
+        times.
+        """
         if not deadlines_of(request).are_met(optimistic, now):
             return self._late(request, demand, likely, optimistic, now)
         if request.spec.deadline_s == NO_TIME:
@@ -347,7 +360,7 @@ class DeadlinePredictor:
             request,
             queue_s=optimistic.queue_s,
             prefill_s=likely.prefill_left * likely.prefill_s,
-            token_s=self._completion.token_time.beside(load, now),
+            token_s=self._completion.token_time.under_load(load, now),
             now=now,
         )
         if completion is None or completion.chance >= completion.required:
@@ -377,8 +390,8 @@ class DeadlinePredictor:
     def _late(
         self, request: Request, demand: Demand, likely: Forecast, optimistic: Forecast, now: float
     ) -> Rejection:
-        """Return the rejection of a request that is late even with `optimistic`. The reported
-        values are those of `likely`.
+        """Return the rejection of a request that is late even in the `optimistic` forecast. The
+        reported values are those of `likely`.
         """
         deadlines, arrival_s = deadlines_of(request), request.spec.arrival_s
         is_ttft = now + optimistic.ttft_s >= deadlines.ttft_s
@@ -394,7 +407,7 @@ class DeadlinePredictor:
                 request, deadlines.total_s - now - optimistic.ttft_s
             )
             if chance is not None:
-                # The output length that has the minimum chance is late already by the forecast.
+                # The forecast is already late for the output length at the minimum chance.
                 chance = min(chance, self._completion.min_chance)
         wait_s = retry_after_s(
             likely, now, ttft_deadline_s=deadlines.ttft_s, deadline_s=deadlines.total_s
@@ -422,26 +435,23 @@ class DeadlinePredictor:
     def _demand(self, request: Request, matched: list[int]) -> Demand:
         spec = request.spec
         num_tokens = len(request.tokens)
-        num_cached = 0
-        if spec.sampling.num_prompt_logprobs < 0:
-            num_cached = len(matched) * self._cache.block_size
+        num_cached = len(matched) * self._cache.block_size
         num_known = num_tokens - spec.num_original_prompt_tokens
         num_least = max(spec.min_tokens - num_known, 1)
         if spec.deadline_s != NO_TIME:
             num_least = max(num_least, self._completion.least_tokens(request))
-        kept = self._info.num_kept_tokens(spec.max_total_tokens)
         return Demand(
             num_prefill_tokens=num_tokens - num_cached,
             num_cached_tokens=num_cached,
-            num_blocks=self._cache.num_taken(
-                matched if num_cached else [], kept if self._is_guaranteed else num_tokens
-            ),
+            num_blocks=self._blocks.num_taken(request, matched),
             min_output_tokens=num_least,
             expected_output_tokens=self._expected_tokens(request),
         )
 
     def _expected_tokens(self, request: Request) -> float:
-        """Return how many tokens it is still expected to generate, at least the certain ones."""
+        """Return how many more tokens the request is expected to generate; at least 1, and enough
+        to reach `min_tokens`.
+        """
         spec, num_tokens = request.spec, len(request.tokens)
         num_certain = spec.num_original_prompt_tokens + spec.min_tokens - num_tokens
         expected = self._completion.lengths.expected(spec.max_total_tokens - num_tokens)

@@ -1,20 +1,21 @@
-"""Which waiting requests are displaced when the queue is full.
+"""Selects the waiting requests that are displaced when the queue is full.
 
-Owns each tenant's part of the queue and the order in which its requests are displaced. Does not end
-them. A tenant's part is its dominant share (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011)
-of the two bounds of the queue, requests and prompt tokens, divided by its weight.
+Computes each tenant's share of the queue and the order in which its requests are displaced. Does
+not end them. A tenant's share is its dominant share (Ghodsi et al., "Dominant Resource Fairness",
+NSDI 2011) of the two bounds of the queue, requests and prompt tokens, divided by its weight.
 
-An arriving request displaces requests of the tenant with the largest part, as long as that part
-afterwards is at least as large as the arriving tenant's becomes, or as long as the displaced
-request alone exceeds its tenant's fair part while the arriving tenant stays within its own: one
-request of many outputs does not block others. The fair part is a tenant's weighted share, among all
-tenants that wait or arrive, of the exceeded bound, at least one place. Where no other tenant is
-displaced, it displaces requests of the same tenant of a lower class. Within a tenant, the lowest
-class is displaced first, and within the class the request submitted last. So a flood takes places
-from its own tenant only, and a tenant is rejected only if no other has a larger part.
+An arriving request displaces requests of the tenant with the largest share, as long as that
+tenant's share stays at least as large as the new share of the arriving tenant. It also displaces a
+single request that is larger than its tenant's fair share, if the arriving tenant stays within its
+fair share, so that one request with many outputs does not block others. The fair share is the
+tenant's weighted part of the exceeded bound, among all waiting tenants and the arriving one; it is
+at least one request. If no other tenant's request can be displaced, the arriving request displaces
+requests of the same tenant in a lower class. Within a tenant, the lowest class is displaced first,
+and within the class the request submitted last. So a flood displaces only requests of the tenant
+that sends it, and a tenant is rejected only if no other tenant has a larger share.
 
-A request of which an output was admitted keeps its place. At most `MAX_DISPLACED` requests are
-displaced by one, so the work for an arrival is bounded.
+A request is not displaced after one of its outputs was admitted. One arriving request displaces at
+most `MAX_DISPLACED` requests, which bounds the work.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,31 +25,31 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.request import Request
-from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.tenant_counters import TenantCounters
 
 MAX_DISPLACED = 32
 
 
 class Displacement:
-    """The parts of all tenants with waiting requests."""
+    """Tracks each tenant's share of the queue, and the waiting requests that may be displaced."""
 
-    def __init__(self, config: SchedulerConfig, tenants: Tenants) -> None:
+    def __init__(self, config: SchedulerConfig, tenants: TenantCounters) -> None:
         self._limits = (config.max_num_waiting, config.max_num_waiting_tokens)
         self._tenants = tenants
         # Waiting requests and prompt tokens, by tenant: float64 [2, capacity].
         self._held: NDArray[np.float64] = np.zeros((2, len(tenants.service)))
-        # The outputs of each request of which none was admitted, by tenant, class and leader's key.
+        # The outputs of each request without an admitted output, by tenant, class and leader's key.
         self._fresh: dict[int, dict[int, dict[int, tuple[Request, ...]]]] = {}
         self._leader_of: dict[int, int] = {}
 
     def join(self, request: Request) -> None:
-        """Add an output that waits, for the first time or again."""
+        """Add an output that starts to wait, on arrival or after a preemption."""
         while request.tenant >= self._held.shape[1]:
             self._held = np.concatenate((self._held, np.zeros_like(self._held)), axis=1)
         self._held[:, request.tenant] += (1.0, len(request.tokens))
 
     def note_submitted(self, outputs: Sequence[Request]) -> None:
-        """Record the outputs of one request, leader first; while all of them wait, they may be
+        """Record the outputs of one request, in order; while all of them wait, they may be
         displaced together.
         """
         leader = outputs[0]
@@ -57,8 +58,9 @@ class Displacement:
         self._leader_of.update((output.spec.key, leader.spec.key) for output in outputs)
 
     def leave(self, request: Request) -> None:
-        """Remove an output that stops waiting; the others of its request are not displaced any
-        more.
+        """Remove `request` (one output of a client request), which no longer waits.
+
+        The other outputs of the client request may no longer be displaced either.
         """
         self._held[:, request.tenant] -= (1.0, len(request.tokens))
         leader_key = self._leader_of.get(request.spec.key)
@@ -76,10 +78,11 @@ class Displacement:
     def displaced_by(
         self, outputs: Sequence[Request], num_requests: int, num_tokens: int
     ) -> list[tuple[Request, ...]] | None:
-        """Return the requests to displace, so that `num_requests` places, and as many tokens, are
-        free for `outputs`.
+        """Return the requests to displace, each as its outputs, so that the arriving `outputs` fit,
+        or None if `outputs` must be rejected.
 
-        None if `outputs`, an arriving request, must be rejected.
+        The displaced requests free at least `num_requests` entries and `num_tokens` prompt tokens
+        of the queue.
         """
         spec = outputs[0].spec
         own = self._tenants.index_of(spec.tenant)
@@ -92,14 +95,14 @@ class Displacement:
             held[:, own] = 0.0
         own_weight = self._tenants.weight_of(spec.tenant)
         own_part = float((wanted / limits[:, 0]).max()) / own_weight
-        # Requests and tokens for each unit of weight.
+        # Requests and tokens per unit of weight.
         fair = limits[:, 0] / (own_weight + float(weight[held[0] > 0.0].sum()))
         is_modest = not _exceeds(wanted, fair * own_weight).any()
         chosen: list[tuple[Request, ...]] = []
         keys: set[int] = set()
         while num_requests > 0 or num_tokens > 0:
             parts = (held / limits).max(axis=0) / weight
-            # A tenant whose requests all keep their places has none to displace.
+            # A tenant without displaceable requests is skipped.
             parts[
                 [index for index in np.flatnonzero(parts).tolist() if self._is_kept(index, keys)]
             ] = 0.0
@@ -129,7 +132,7 @@ class Displacement:
         return next(self._in_turn(tenant, chosen), None) is None
 
     def _in_turn(self, tenant: int, chosen: set[int]) -> Iterator[tuple[Request, ...]]:
-        """Yield the requests of a tenant that may be displaced, in that order."""
+        """Yield the requests of a tenant that may be displaced, in order of displacement."""
         by_class = self._fresh.get(tenant, {})
         for priority in sorted(by_class):
             for key, unit in reversed(by_class[priority].items()):
@@ -137,16 +140,16 @@ class Displacement:
                     yield unit
 
     def faults(self, waiting: Sequence[Request]) -> list[str]:
-        """Return the inconsistencies of the account, given every waiting request."""
+        """Return the inconsistencies of the recorded shares, given every waiting request."""
         held = np.zeros_like(self._held)
         for request in waiting:
             held[:, request.tenant] += (1.0, len(request.tokens))
         found: list[str] = []
         if not np.array_equal(held, self._held):
-            found.append("the tenants' parts of the queue are miscounted")
+            found.append("the tenants' shares of the queue are miscounted")
         keys = {request.spec.key for request in waiting}
         if not self._leader_of.keys() <= keys:
-            found.append("a request that does not wait may give way")
+            found.append("a request that does not wait is listed as displaceable")
         return found
 
 
@@ -155,7 +158,8 @@ def _size(unit: Sequence[Request]) -> NDArray[np.float64]:
 
 
 def _exceeds(size: NDArray[np.float64], fair: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return whether requests, and prompt tokens, exceed the fair part, which is at least one
-    request.
+    """Return which of `size` (requests, prompt tokens) exceed a tenant's `fair` share, bool [2].
+
+    The fair share is at least one request.
     """
     return size > np.maximum(fair, (1.0, 0.0))

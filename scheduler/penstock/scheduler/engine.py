@@ -1,8 +1,9 @@
 """The engine: schedule, launch, collect, update, repeat.
 
-Owns the parts of the core, the sequence of a step, and the connection with one executor. One thread
-calls it. The clock is injected; it must be the one that fronts use for deadlines. `schedule`,
-`update` and `submit_at` are pure: `now` is an argument, seconds on that clock.
+Owns the components of the core, defines the sequence of a step, and calls one executor. It is
+called from one thread. The clock is injected and must be the one that front-end processes use for
+deadlines. `schedule`, `update` and `submit_at` do not read it: `now` is an argument, seconds on
+that clock.
 
     submit ─► queue ─► plan ─► Batch ─► (executor) ─► StepResult ─► apply ─► StepEvents
 """
@@ -10,6 +11,7 @@ calls it. The clock is injected; it must be the one that fronts use for deadline
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from penstock.scheduler.admission_blocks import AdmissionBlocks
 from penstock.scheduler.admission_control import AdmissionControl
 from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.batch_admission import BatchAdmission
@@ -23,7 +25,7 @@ from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.integrity import CheckedParts, IntegrityCheck
 from penstock.scheduler.kv_cache import cache_of
 from penstock.scheduler.launched_step import LaunchedSteps
-from penstock.scheduler.listener import EngineListener
+from penstock.scheduler.listener import EngineListener, StepWatch
 from penstock.scheduler.live_view import LiveView, live_views
 from penstock.scheduler.planner import Planner
 from penstock.scheduler.quotas import QuotaAccounts, TenantQuota
@@ -34,8 +36,7 @@ from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestState
 from penstock.scheduler.step_sizing import StepSizing
-from penstock.scheduler.step_watch import StepWatch
-from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.tenant_counters import TenantCounters
 from penstock.scheduler.transitions import LiveRequests, Transitions, failed
 from penstock.scheduler.victims import VictimSelection
 from penstock.scheduler.waiting_queue import WaitingQueue
@@ -44,12 +45,20 @@ from penstock.scheduler.waiting_queue import WaitingQueue
 class Engine:
     """Runs requests on one executor.
 
-    `listener` is called for every request and step, before `step` returns the events. ValueError
-    when the token budget is less than one token for every slot.
+    `listener` is called for every request and every step, before `step` returns its events. Raises
+    ValueError if `max_num_batched_tokens` is less than the number of slots, or if there is an
+    inter-token latency target with a self-paced executor (see `ExecutorInfo`).
 
-    Owners: `queue` has the PENDING requests; `running`, `arrays` and `cache` the slots and blocks
-    of the PROCESSING ones; `tenants` and `quotas` the accounts; `sizing` the cost model of a step;
-    `launched` the steps in flight; `events` the events to return. `transitions` moves requests.
+    Attributes:
+        requests: The live requests by key, PENDING and PROCESSING.
+        queue: The PENDING requests.
+        running, arrays, cache: The slots and blocks of the PROCESSING requests.
+        tenants, quotas: The service that each tenant has received, and the use of its quotas.
+        sizing: The cost model of a step, and the limits computed from it.
+        completion, predictor: Predict complete outputs, and missed deadlines and queue times.
+        launched: The steps in flight.
+        events: The events that `step` has not returned yet.
+        transitions: Moves requests between states.
     """
 
     def __init__(
@@ -72,21 +81,22 @@ class Engine:
         self.arrays = _arrays_of(info)
         self.cache = cache_of(info, config, self.arrays)
         self.running = RunningSet(self.arrays)
-        self.tenants = Tenants(config)
+        self.tenants = TenantCounters(config)
         self.quotas = QuotaAccounts({}, config.tenant_quota)
         is_fair = config.order is SchedulingOrder.FAIR
-        self.queue = WaitingQueue(config, self.tenants, info.block_size)
+        self.queue = WaitingQueue(config, self.tenants)
         self.sizing = StepSizing(info, config)
         self.completion = CompletionPredictor(
             config.min_deadline_chance, self.sizing.fit, arrays=self.arrays, running=self.running
         )
+        blocks = AdmissionBlocks(info, config, self.cache, self.running)
         self.predictor = DeadlinePredictor(
-            info,
             config,
             sizing=self.sizing,
             completion=self.completion,
             arrays=self.arrays,
             cache=self.cache,
+            blocks=blocks,
             running=self.running,
             queue=self.queue,
             tenants=self.tenants,
@@ -102,7 +112,7 @@ class Engine:
             predictor=self.predictor,
             requests=self.requests,
         )
-        self._planner = self._planner_of(info, config)
+        self._planner = self._planner_of(info, config, blocks)
         self._results = Results(
             info,
             arrays=self.arrays,
@@ -128,7 +138,9 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do or report anything; with a self-paced executor, now or later."""
+        """Whether a call of `step` is needed: requests are live, a step is in flight, or released
+        slots or events have not been reported yet.
+        """
         return bool(
             self.requests
             or len(self.launched)
@@ -139,17 +151,21 @@ class Engine:
 
     @property
     def queue_size(self) -> tuple[int, int]:
-        """The number of waiting requests, and the tokens that they would prefill."""
+        """The number of waiting requests, and the number of their tokens, cached ones included."""
         return len(self.queue), self.queue.num_tokens
 
     @property
     def occupancy(self) -> tuple[int, int]:
-        """The number of running requests, and the blocks that they use, without cached ones."""
+        """The number of running requests, and the number of blocks that they use; unused cached
+        blocks are not counted.
+        """
         return len(self.running), self.cache.num_used
 
     @property
     def retention_cuts(self) -> tuple[int, int]:
-        """Requests whose retention the budget shortened, and blocks that lost theirs to it."""
+        """The number of requests whose retention was shortened, and of blocks that lost or did not
+        get one, because of the retention limits.
+        """
         retention = self._retention
         cuts = self.cache.retention_cuts if retention is None else retention.cuts
         return cuts.num_shortened, cuts.num_dropped_blocks
@@ -164,9 +180,9 @@ class Engine:
         return self.executor.ready_fd
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """Queue the outputs of one request, leader first, all of them or none.
+        """Submit the specs of one request's outputs, in order; all of them join the queue or none.
 
-        A refusal becomes one `Failed` event per spec in the next step.
+        If the request is rejected, the next step returns one `Failed` event per spec.
         """
         self._integrity.restart()
         if self._watch is not None:
@@ -174,7 +190,7 @@ class Engine:
         self.submit_at(specs, self._clock())
 
     def submit_at(self, specs: tuple[RequestSpec, ...], now: float) -> None:
-        """Submit at a given time; see `submit`."""
+        """Submit at time `now`, without notifying the listener; see `submit`."""
         if self._retention is not None:
             specs = self._retention.limit(specs, now)
         outputs = [
@@ -192,13 +208,14 @@ class Engine:
             self.events.ends.extend(failed(spec, now, estimate.rejection) for spec in specs)
             return
         for request in estimate.displaced:
-            rejection = self.predictor.crowded(request, FailureReason.QUEUE_FULL, now)
+            rejection = self.predictor.limit_rejection(request, FailureReason.QUEUE_FULL, now)
+            self.quotas.refund(request.spec)
             self.transitions.fail(request, rejection, now)
         self._next_sequence += len(specs)
         self.transitions.enqueue(outputs, estimate, now)
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
-        """End a live request now, in any state; return False if there is none."""
+        """End the live request with this key now, in any state; return False if there is none."""
         self._integrity.restart()
         request = self.requests.get(key)
         if request is None:
@@ -207,9 +224,9 @@ class Engine:
         return True
 
     def cancel_by_id(self, request_id: str) -> RequestState | None:
-        """End every live output of a request.
+        """End every live output of a request as CANCELLED.
 
-        Return its state, PROCESSING if any output was running, None if there is none.
+        Return the state that it had: PROCESSING if any output was running, None if none was live.
         """
         keys = self.requests.keys_of(request_id)
         state = max((self.requests[key].state for key in keys), default=None)
@@ -218,14 +235,14 @@ class Engine:
         return state
 
     def step(self) -> StepEvents:
-        """Run one step; return all events since the last one.
+        """Run one step; return all events since the last call.
 
-        Returns at once when no request can run. Exceptions of the executor propagate: the executor
-        and this engine have failed.
+        Returns immediately when no request can run. Exceptions of the executor propagate: the
+        executor and this engine have failed.
         """
         self._integrity.restart()
         if self._is_self_paced:
-            # Arrived results free resources for waiting requests.
+            # Results that have arrived may free slots and blocks for waiting requests.
             self._collect()
             self._launch()
         else:
@@ -235,7 +252,7 @@ class Engine:
                 self._collect()
         events = self.events.take(self._num_steps, self._clock())
         if self._watch is not None:
-            self._watch.turned(events)
+            self._watch.iteration_ended(events)
         return events
 
     def schedule(self, now: float) -> Batch | None:
@@ -253,12 +270,14 @@ class Engine:
         return step.batch
 
     def update(self, result: StepResult, now: float) -> None:
-        """Apply the result of the oldest launched step."""
+        """Apply the result of the oldest launched step; raise ValueError if it does not fit the
+        batch.
+        """
         self._results.apply(self.launched.pop_oldest(), result, now)
 
     def note_duration(self, batch: Batch, seconds: float, now: float) -> None:
-        """Record the duration of a step, from its start or the end of the step before to its
-        result.
+        """Record the duration of a step, and learn the cost model from it. `seconds`: from the
+        start of the step, or the end of the previous one if later, to its result.
         """
         has_prefill = batch.num_rows > batch.num_decodes
         self.completion.token_time.note_step(seconds, now, has_paused=batch.num_paused > 0)
@@ -291,7 +310,9 @@ class Engine:
             self._watch.collected(now, self._clock())
 
     def _measure(self, now: float) -> None:
-        """Record the duration of the step that was just collected, before it is removed."""
+        """Record the duration of the step that was just collected; call it before the step is
+        removed.
+        """
         begun_s = max(self._begun_s.popleft(), self._collected_s)
         self._collected_s = now
         batch = self.launched.oldest.batch
@@ -299,22 +320,22 @@ class Engine:
             self.note_duration(batch, now - begun_s, now)
 
     def next_wakeup_s(self) -> float:
-        """Return when the next deadline or time limit passes, on the engine clock; NO_TIME without
-        one.
+        """Return the next time, engine clock, at which a request may expire or be dropped for its
+        deadlines; NO_TIME without one.
         """
         return self.transitions.next_expiry_s()
 
     def set_quotas(self, quotas: Mapping[str, TenantQuota], default: TenantQuota) -> None:
-        """Replace the tenants' limits; `default` applies to those that `quotas` does not name.
+        """Replace the tenants' limits; `default` applies to tenants that are not in `quotas`.
 
-        Live requests stay; from now on new requests are checked against the new limits.
+        Live requests are not affected; new requests are checked against the new limits.
         """
         self.quotas.set_quotas(quotas, default)
 
     def set_weights(self, weights: Mapping[str, float], default: float = 1.0) -> None:
-        """Replace the tenants' weights; `default` applies to those that `weights` does not name.
+        """Replace the tenants' weights; `default` applies to tenants that are not in `weights`.
 
-        Past service keeps its value. Raises ValueError.
+        Recorded service is not recomputed. Raises SettingError for a weight out of range.
         """
         check_weights(weights)
         check_weights({"": default})
@@ -322,7 +343,8 @@ class Engine:
         self.queue.set_weights(weights, default)
 
     def enable_cache_index(self) -> CacheIndex:
-        """Start to index cached blocks. Call it before anything is submitted.
+        """Start to index cached blocks; return the index. Call it before the first request is
+        submitted.
 
         Raises ValueError for a self-paced executor, which has its own cache.
         """
@@ -331,9 +353,10 @@ class Engine:
         return self.cache.enable_cache_index()
 
     def look(self) -> tuple[LiveView, ...]:
-        """Return all live requests: running ones, most senior first, then waiting ones, in order.
+        """Return a view of every live request: running ones, the highest class and earliest arrival
+        first, then waiting ones, in order.
 
-        May take milliseconds: for operators, not for every step.
+        May take milliseconds; meant for operators, not for every step.
         """
         return live_views(self.arrays, self.running, self.queue)
 
@@ -342,10 +365,11 @@ class Engine:
         self._integrity.check_all()
 
     def check_next_piece(self) -> bool:
-        """Run a part of `check_integrity`, under a millisecond; return True once everything is
-        checked.
+        """Run the next part of `check_integrity`, under a millisecond; return True once everything
+        is checked. Raises IntegrityError if an invariant does not hold.
 
-        After a busy period the check starts again, except that blocks continue where it stopped.
+        After a busy period the check starts again, except that the check of blocks continues at the
+        block where it stopped.
         """
         return self._integrity.advance()
 
@@ -369,12 +393,15 @@ class Engine:
             events=self.events,
         )
 
-    def _planner_of(self, info: ExecutorInfo, config: SchedulerConfig) -> Planner:
+    def _planner_of(
+        self, info: ExecutorInfo, config: SchedulerConfig, blocks: AdmissionBlocks
+    ) -> Planner:
         victims = VictimSelection(self.arrays, self.cache, self.running, self.tenants)
         admission = BatchAdmission(
             info,
             config,
             cache=self.cache,
+            blocks=blocks,
             running=self.running,
             queue=self.queue,
             sizing=self.sizing,
@@ -423,8 +450,8 @@ class Engine:
 def _arrays_of(info: ExecutorInfo) -> SlotArrays:
     return SlotArrays(
         num_slots=info.max_num_seqs,
-        # No row is longer than the whole cache and the token that is never computed, even if the
-        # model's limit is.
+        # A row is never longer than the whole cache plus the last token, which is not computed,
+        # even if the model's limit is higher.
         max_seq_len=min(info.max_seq_len, info.num_blocks * info.block_size + 1),
         block_size=info.block_size,
     )

@@ -1,9 +1,9 @@
 """The events of a step.
 
-Owns the events that the engine returns, and those not returned yet (`EventBuffer`). Tokens of all
-requests are arrays; an event of one request (admission, preemption, end) is one small value. `Wait`
-and `Stay` are named tuples: they are made for every request during a step, in a third of the time
-of a frozen dataclass.
+Defines the events that the engine returns, and buffers those not returned yet (`EventBuffer`).
+Tokens of all requests are stored in arrays; an admission, a preemption or an end is one small
+object. `Wait` and `Stay` are named tuples because steps create one for every request, in a third of
+the time of a frozen dataclass.
 """
 
 import enum
@@ -24,27 +24,30 @@ NO_TOKENS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
 
 class WaitReason(enum.IntEnum):
-    """What a step lacked to admit a waiting request."""
+    """Why a step did not admit the first request of the queue."""
 
     BLOCKS = 1
-    """Blocks of the KV cache; or running requests lacked blocks and one was preempted."""
+    """KV cache blocks: too few are free, or a running request was preempted for lack of them."""
     SLOTS = 2
     """No slot is free, or the inter-token latency target allows no more running requests."""
     TOKEN_BUDGET = 3
-    """Running and previously admitted requests took the token budget of the step."""
+    """The token budget of the step is used up by running and previously admitted requests."""
     FAIRNESS = 4
     """Other tenants are ahead by fair share, or the tenant is at its running limit."""
 
 
 class Wait(NamedTuple):
-    """One wait of a request in the queue, by reason.
+    """Queue time of a request by reason, seconds, from joining the queue to leaving it.
 
-    `blocks_s` .. `token_budget_s`: how long each `WaitReason` blocked the next request in the queue
-    while it waited; `fairness_s`: the same for FAIRNESS, and how long later requests of another
-    tenant were preferred (wait_clock.py defines it; that time is not part of the other reasons);
-    `other_s`: nothing was lacking, no step was planned yet, or outputs after the first waited for
-    their prompt. The parts add up to the queue time within nanoseconds. `num_passed_by`: how many
-    later requests were admitted in that time.
+    The parts add up to the queue time within nanoseconds. `blocks_s` .. `token_budget_s`: how long
+    each `WaitReason` blocked the head of the queue while this request waited.
+
+    Attributes:
+        fairness_s: The same for FAIRNESS, plus the time in which later requests of another tenant
+            were preferred (see wait_clock.py); that time is not counted under the other reasons.
+        other_s: The time in which no resource was short, no step was planned yet, or further
+            outputs of a request waited for the shared prompt.
+        num_passed_by: Number of later requests that were admitted while this request waited.
     """
 
     blocks_s: float = 0.0
@@ -56,12 +59,17 @@ class Wait(NamedTuple):
 
 
 class Stay(NamedTuple):
-    """One residency of a request in the running batch.
+    """Statistics of one residency of a request in the running batch: from admission to preemption
+    or end.
 
-    `num_chunks`: steps that computed its prompt (or recomputed it); `num_steps`: steps with tokens
-    of it (engine iterations for a self-paced executor). `min_batch_size` and `max_batch_size`:
-    requests with tokens in a step, over its steps. All 0 for a request that was preempted before it
-    had tokens.
+    All fields are 0 for a request that left the batch before its first step.
+
+    Attributes:
+        num_chunks: Number of steps that computed or recomputed its prompt.
+        num_steps: Number of steps that it took part in (engine iterations for a self-paced
+            executor, see `ExecutorInfo`).
+        min_batch_size, max_batch_size: The smallest and largest number of requests in one of these
+            steps.
     """
 
     num_chunks: int = 0
@@ -72,9 +80,9 @@ class Stay(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """The request is in the queue.
+    """The request joined the queue.
 
-    `num_ahead`: requests ahead of it, if nothing changes. `estimated_queue_s`: the estimated queue
+    `num_ahead`: current number of requests ahead of it. `estimated_queue_s`: the estimated queue
     time from `at_s` on, None without an estimate.
     """
 
@@ -86,7 +94,9 @@ class Queued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """The request got a slot. `num_cached_tokens` of its prompt need not be computed."""
+    """The request got a slot. `num_cached_tokens` of its tokens are cached and are not computed.
+    `wait`: its queue time since it was submitted or last preempted.
+    """
 
     key: int
     at_s: float
@@ -97,7 +107,9 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preempted:
-    """The request lost its blocks and waits again; its tokens are kept and recomputed later."""
+    """The request lost its blocks and waits again; its tokens are kept, their keys and values are
+    recomputed later. `stay`: the residency that ends.
+    """
 
     key: int
     at_s: float
@@ -106,7 +118,9 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixFound:
-    """The executor found prompt tokens in its cache; their number replaces the predicted one."""
+    """The executor found prompt tokens in its own cache. Their number replaces the scheduler's
+    prediction.
+    """
 
     key: int
     at_s: float
@@ -114,10 +128,11 @@ class PrefixFound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class Completed:
     """The request is COMPLETED. `stop_id` is the stop token that ended it, -1 for none.
 
-    `wait` if it was waiting, `stay` if it was running.
+    `wait`: its last wait in the queue, if it was waiting. `stay`: its last residency in the batch,
+    if it was running.
     """
 
     key: int
@@ -130,16 +145,22 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The request is ERROR, or was refused.
+    """The request ended in ERROR, or was rejected.
 
-    `request_id`, `trace_id` and `detail` are set if the executor failed it, for the server log
-    only. For a request refused or dropped from the queue: `estimate_s`, seconds from its arrival to
-    its predicted end (or first token), `deadline_s`, seconds from its arrival to that deadline, and
-    `retry_after_s`, seconds from now until a retry may succeed, infinite if an idle machine would
-    be too slow; None without a deadline or an estimate. `chance`: the probability that the whole
-    answer would have met its deadline, if it was too small; such a request may also have run.
-    `breach`: for TENANT_OVER_QUOTA and TOO_MANY_OUTPUTS, the exceeded limit. `wait` if it was
-    waiting, `stay` if it was running.
+    Attributes:
+        request_id, trace_id, detail: The request's ids and the executor's error, for the server log
+            only; empty unless the executor failed the request.
+        estimate_s: For a request rejected or dropped from the queue: seconds from its arrival to
+            its predicted end (or first token); None without a deadline or an estimate.
+        deadline_s: Likewise, seconds from its arrival to the deadline that it would miss.
+        retry_after_s: Likewise, seconds from `at_s` until a retry may succeed, infinite if even an
+            idle machine would be too slow.
+        chance: The probability that the complete output would have met its deadline, if that was
+            too small; such a request may also have run.
+        breach: The tenant's limit that was exceeded, for TENANT_OVER_QUOTA and TOO_MANY_OUTPUTS;
+            None if the queue itself is too small.
+        wait: Its last wait in the queue, if it was waiting.
+        stay: Its last residency in the batch, if it was running.
     """
 
     key: int
@@ -159,12 +180,12 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepEvents:
-    """All events of one step, in order of effect: `changes`, tokens, `ends`.
+    """All events since the previous step, in order of effect: `changes`, tokens, `ends`.
 
     `keys` int64 [m] and `tokens` int32 [m]: new tokens; a key may occur several times, in order.
-    `logprobs` aligned with `tokens`, None when none were requested. `prompt_logprobs`: (key, first
-    position, logprobs), positions as in `StepResult`. A stop token that ends a request is among the
-    tokens.
+    `logprobs`: aligned with `tokens`, None if none were requested. `prompt_logprobs`: (key, first
+    position, logprobs), positions as in `StepResult`. `tokens` includes the stop token that ended a
+    request.
     """
 
     step: int
@@ -174,7 +195,7 @@ class StepEvents:
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[tuple[int, int, TokenLogprobs], ...] = ()
     changes: tuple[Queued | Admitted | Preempted | PrefixFound, ...] = ()
-    ends: tuple[Finished | Failed, ...] = ()
+    ends: tuple[Completed | Failed, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -183,11 +204,13 @@ class StepEvents:
 
 
 class EventBuffer:
-    """The events since the last `take`; tokens as one entry per group, in order."""
+    """Collects events until `take`. The tokens of one `add_tokens` call are stored as one entry;
+    each kind of event keeps its order.
+    """
 
     def __init__(self) -> None:
         self.changes: list[Queued | Admitted | Preempted | PrefixFound] = []
-        self.ends: list[Finished | Failed] = []
+        self.ends: list[Completed | Failed] = []
         self.prompt_logprobs: list[tuple[int, int, TokenLogprobs]] = []
         self._keys: list[NDArray[np.int64]] = []
         self._tokens: list[NDArray[np.int32]] = []
@@ -196,14 +219,14 @@ class EventBuffer:
     def add_tokens(
         self, keys: NDArray[np.int64], tokens: NDArray[np.int32], logprobs: TokenLogprobs | None
     ) -> None:
-        """Add one token for each of `keys` [m]."""
+        """Add one token for each of `keys` [m]; `tokens` and `logprobs` are in the same order."""
         self._keys.append(keys)
         self._tokens.append(tokens)
         if logprobs is not None:
             self._logprobs.append(logprobs)
 
     def take(self, step: int, now: float) -> StepEvents:
-        """Return all events since the last call."""
+        """Remove and return all collected events, as the events of `step` at time `now`."""
         events = StepEvents(
             step=step,
             at_s=now,

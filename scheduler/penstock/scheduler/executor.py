@@ -1,7 +1,6 @@
-"""The executor interface, owned by its consumer.
+"""The interface between the scheduler and an executor.
 
-Every engine under the scheduler implements this protocol. Implementations are in
-`penstock.executor` and are chosen in the server's composition root.
+Implementations are in `penstock.executor`; the server's start-up code selects one.
 """
 
 import enum
@@ -12,8 +11,8 @@ from penstock.scheduler.batch import Batch, StepResult
 
 
 class Feature(enum.Enum):
-    """Features of an executor beyond plain sampling. Requests for a missing feature are refused; it
-    is never ignored.
+    """Features of an executor beyond plain sampling. A request that needs a missing feature is
+    rejected; the feature is never ignored.
     """
 
     SEED = "seed"
@@ -33,18 +32,23 @@ class Feature(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorInfo:
-    """The limits of an executor as built, not its settings.
+    """The limits and properties of a constructed executor, as opposed to its settings. Raises
+    ValueError if a self-paced executor has a pipeline depth other than 1.
 
-    `block_size` is in tokens. `max_seq_len` bounds prompt and output together, in tokens;
-    `max_prompt_tokens` a prompt alone, None for no separate bound. `adapters`: names of its
-    adapters. `pipeline_depth`: steps that may be launched before the oldest is collected (1 or 2).
-    `resources`: its device, number format and memory use, for logs. `quantization`: that of
-    the weights, "none" if they are not quantized; `kv_cache_dtype`: the number format of keys and
-    values; both are "" if unknown.
-
-    `is_self_paced`: it wraps an engine with its own batching. It gets whole prompts, a step passes
-    admissions and releases to it, and the result of a step is everything that arrived since the
-    last one: `collect` never waits, and a slot without tokens in a result is still running.
+    Attributes:
+        block_size: Tokens of one KV cache block.
+        max_num_seqs: Number of slots.
+        max_seq_len: The bound on prompt and output together, in tokens.
+        max_prompt_tokens: The bound on the prompt alone; None: no separate bound.
+        adapters: Names of the adapters that requests may use.
+        pipeline_depth: Steps that may be launched before the oldest is collected, 1 or 2.
+        resources: Device, number format and memory use, for logs.
+        quantization: The quantization of the weights, "none" if they are not quantized, "" if
+            unknown.
+        kv_cache_dtype: The number format of keys and values, "" if unknown.
+        is_self_paced: The executor wraps an engine with its own batching. It gets whole prompts. A
+            step passes admissions and releases to it. `collect` never waits: it returns what has
+            arrived since the last call, and a slot without tokens in a result is still running.
     """
 
     name: str
@@ -67,20 +71,21 @@ class ExecutorInfo:
             raise ValueError("a self-paced executor has a pipeline_depth of 1")
 
     def num_kept_tokens(self, num_total_tokens: int) -> int:
-        """Return how many tokens a request of that final length needs room for in the cache.
+        """Return the number of tokens that the cache must hold for a request of this final length.
 
-        The last token is sampled and never computed; a self-paced engine still reserves room for it
-        before it runs a request.
+        The last token is sampled and never computed, so it needs no space. A self-paced engine
+        reserves space for it all the same.
         """
         return num_total_tokens if self.is_self_paced else num_total_tokens - 1
 
 
 class ExecutorDied(Exception):
-    """The executor as a whole has failed; all its requests are lost."""
+    """The executor has failed as a whole; all of its requests are lost."""
 
 
 class Executor(Protocol):
-    """One model on one device group. One thread calls it.
+    """The interface of an executor, which runs one model on one group of devices. Called from one
+    thread.
 
     Steps take effect in launch order: a later step sees every key and value that an earlier one
     wrote. A request that fails alone is reported in `StepResult.failures`; an exception from
@@ -98,13 +103,13 @@ class Executor(Protocol):
         ...
 
     def launch(self, batch: Batch) -> None:
-        """Start one step; return at once where the device allows it."""
+        """Start one step. If the device is asynchronous, return before the step is done."""
         ...
 
     def collect(self) -> StepResult:
-        """Wait for the oldest launched step and return its outcome.
+        """Wait for the oldest launched step and return its result.
 
-        A self-paced executor returns at once, and may be called when nothing is launched.
+        A self-paced executor returns immediately, and may be called when nothing is launched.
         """
         ...
 

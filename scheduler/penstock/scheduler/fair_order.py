@@ -1,34 +1,35 @@
-"""The fair order: priority classes, tenants by service, deadlines; and age, to prevent starvation.
+"""The fair order of the queue: by priority class, tenant, deadline and age (against starvation).
 
-Owns the order. Does not know which requests fit (batch_admission.py) nor what was served
-(tenants.py).
+Defines only the order: batch_admission.py decides which requests fit, and tenant_counters.py
+counts the service of each tenant.
 
 - **Class.** A higher priority goes first.
 - **Tenant.** Inside a class the tenant with the least weighted service goes next (virtual token
   counters: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). While two tenants
   have requests waiting in the same class, and none is admitted by age or past a blocked head, their
-  counters differ by at most B + (w_p * P + w_q * S * O) / w: P the longest prompt, S the slots, O
-  the longest output, w the smaller of their weights, and B `tenant_burst_tokens`, the credit of a
-  tenant that was served less before. (At its last admission the leading tenant did not lead yet;
-  since then it was charged one prompt and the remaining outputs of its slots.)
+  counters differ by at most B + (w_p * P + w_q * S * O) / w: P the longest prompt, S the number of
+  slots, O the longest output, w the smaller of their weights, and B `tenant_burst_tokens`, the
+  credit of a tenant that was idle. (Proof: at its last admission the tenant with the higher counter
+  did not have the higher counter yet. Since then it was charged one prompt and the remaining
+  outputs of its slots.)
 - **Deadline.** Inside a tenant's part of a class, preempted requests go first, then the earliest
-  deadline. A deadline counts as at most arrival + `aging_s`, so that requests which arrive after
-  that never overtake; ties go by arrival.
-- **Age.** Priority rises by one for each `aging_s` of waiting, so the request with the least
-  arrival - priority * aging_s goes first by age. If age always decided, a tenant that floods the
-  engine would outrank all others as soon as its queue is long; so age decides one in `aging_stride`
-  admissions, while the first by age has waited for `aging_s`. Requests of tenants under their share
-  (fair_share.py) do not wait for such an admission: at most `aging_stride` of them go before it
-  once it is due.
+  deadline. A deadline counts as at most arrival + `aging_s`, so that requests that arrive after
+  that time never overtake it; ties are broken by arrival.
+- **Age.** Priority rises by one for each `aging_s` of waiting, so the first request by age is the
+  one with the least arrival - priority * aging_s. If age always decided, a tenant that floods the
+  engine would outrank all others as soon as its queue is long. So age decides only one in
+  `aging_stride` admissions, and only while the first request by age has waited for `aging_s`. Once
+  an admission by age is due, at most `aging_stride` requests of tenants under their share
+  (fair_share.py) still go before it.
 
-**Bound.** A request r of priority p that arrived at a, while no priority above P arrives. At a + (P
-- p + 1) * aging_s the first by age has waited long enough as long as r waits, because every request
-  that precedes r by age arrived before a + (P - p) * aging_s. From then on at most 2 * aging_stride
-  * (N + 1) admissions go before r's own, where N is the number of requests that precede r by age;
-  half of that without tenants under their share. From then on N does not grow: later arrivals do
-  not precede r. (Two kinds of requests are not counted: preempted ones, which go before new ones of
-  their tenant and had been admitted before, and those that overtake a blocked head, which
-  batch_admission.py bounds. A tenant at its running limit waits for its own requests.)
+**Bound.** Let request r have priority p and arrive at time a, and let P be the highest priority of
+any arrival. Every request that precedes r by age arrived before a + (P - p) * aging_s. So from time
+a + (P - p + 1) * aging_s on, while r waits, the first request by age has waited for `aging_s`. From
+then on at most 2 * aging_stride * (N + 1) admissions precede r's, where N is the number of requests
+that precede r by age; half of that without tenants under their share. N does not grow, because
+later arrivals do not precede r. (Not counted: preempted requests, which go before new ones of their
+tenant and were admitted before, and requests that overtake a blocked head, which batch_admission.py
+bounds. A tenant at its running limit waits for its own requests.)
 
 Every heap drops stale entries when they reach the top and corrects keys that have only grown, so a
 call costs as much as a heap operation, however many requests wait.
@@ -43,22 +44,24 @@ from typing import TypeAlias
 
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.request import Request
-from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.tenant_counters import TenantCounters
 
 MAX_PASSED_PER_LINE = 4
-"""Requests of one tenant skipped in a round before those of the next tenant are tried."""
+"""Requests of one tenant that are skipped (`pass_over`) before those of the next tenant are tried.
+"""
 
-# Fresh, due, sequence, ticket; arrival, sequence, ticket. Tickets are unique: requests themselves
-# are never compared.
+# Keys: is new, due time, sequence, ticket; and arrival, sequence, ticket. Tickets are unique, so
+# requests themselves are never compared.
 _ByDeadline: TypeAlias = tuple[bool, float, int, int, Request]
 _ByArrival: TypeAlias = tuple[float, int, int, Request]
 
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """Waiting requests of one tenant in one class.
+    """The waiting requests of one tenant in one class (a line).
 
-    `turn_ticket` and `age_ticket` identify its live entries in the heaps of lines, -1 for none.
+    `turn_ticket` and `age_ticket` identify its valid entries in the two heaps of lines; -1 for
+    none.
     """
 
     priority: int
@@ -89,9 +92,9 @@ class _Line:
 
 
 class FairOrder:
-    """The `QueueOrder` by the counters of `tenants`."""
+    """A `QueueOrder` that implements the fair order, using the service counters of `tenants`."""
 
-    def __init__(self, tenants: Tenants, config: SchedulerConfig) -> None:
+    def __init__(self, tenants: TenantCounters, config: SchedulerConfig) -> None:
         self._tenants = tenants
         self._aging_s = config.aging_s
         self._is_aging = math.isfinite(config.aging_s)
@@ -108,7 +111,7 @@ class FairOrder:
         self._epoch = tenants.epoch
         self._num_requests = 0
         self._num_since_aged = 0
-        # Requests admitted in turn while an admission by age was due.
+        # Number of requests admitted in fair order while an admission by age was due.
         self._num_before_age = 0
         self._goes_before_age = False
         self._aged: Request | None = None
@@ -121,7 +124,7 @@ class FairOrder:
         return self._num_requests
 
     def push(self, request: Request) -> None:
-        """Add a request that has just got its ticket."""
+        """Add a request, whose `ticket` was just set."""
         spec = request.spec
         key = (spec.priority, request.tenant)
         line = self._lines.get(key)
@@ -137,13 +140,14 @@ class FairOrder:
         line.num_requests += 1
         self._num_requests += 1
         heapq.heappush(line.by_arrival, (spec.arrival_s, request.sequence, request.ticket, request))
-        # A later arrival is found when the line reaches the top; an earlier one is recorded now.
+        # If the oldest arrival became later, the entry is corrected when it reaches the top; if it
+        # became earlier, a new entry is pushed now.
         is_earlier = self._is_aging and self._age_key(line, request) < line.age_key
         if is_earlier and not line.is_held_back:
             self._queue_age(line, request)
 
     def discard(self, request: Request) -> None:
-        """Remove a request whose ticket was just taken."""
+        """Remove a request, whose `ticket` was just cleared."""
         line = self._lines[request.spec.priority, request.tenant]
         line.num_requests -= 1
         self._num_requests -= 1
@@ -169,26 +173,26 @@ class FairOrder:
             heapq.heapify(self._ages)
 
     def note_admission(self, request: Request) -> bool:
-        """Count admissions up to the next one by age; return whether this one was by age."""
+        """Record an admission; return whether it was decided by age."""
         is_aged = request is self._aged
         self._num_since_aged = 0 if is_aged else self._num_since_aged + 1
         self._num_before_age = 0 if is_aged else self._num_before_age + self._goes_before_age
         self._goes_before_age = False
         return is_aged
 
-    def eldest_beside(self, request: Request) -> Request | None:
-        """Return the first request to arrive of its tenant and class, itself included; None if its
-        class has no other tenant.
+    def eldest_of_tenant(self, request: Request) -> Request | None:
+        """Return the earliest arrival among the waiting requests of the same tenant and class,
+        itself included; None if no other tenant waits in that class.
         """
         if self._num_lines[-request.spec.priority] < 2:
             return None
         return self._lines[request.spec.priority, request.tenant].oldest()
 
     def first(self, max_num: int) -> list[Request]:
-        """Return the next requests in turn, with each tenant charged for the prompts of its earlier
-        ones.
+        """Return the next requests in order, as if each prompt were added to its tenant's service
+        before the next request is chosen.
 
-        Admissions by age, tenants under their share and generated tokens are not predicted.
+        Ignores admissions by age, tenants under their share, and tokens generated meanwhile.
         """
         found: list[Request] = []
         service: dict[int, float] = {}
@@ -198,8 +202,8 @@ class FairOrder:
         return found
 
     def _first_of_class(self, rank: int, max_num: int, service: dict[int, float]) -> list[Request]:
-        """Return the next requests of a class. `service`: of tenants already charged in this list;
-        updated.
+        """Return the next requests of a class. `service`: counters of the tenants already charged
+        for this list, updated in place.
         """
         found: list[Request] = []
         turns: list[tuple[float, int, list[_ByDeadline]]] = []
@@ -222,7 +226,7 @@ class FairOrder:
         return found
 
     def peek(self, now: float) -> Request | None:
-        """Return the next request, None if none is admissible."""
+        """Return the next admissible request that is not skipped; None if there is none."""
         if self._epoch != self._tenants.epoch:
             self._rebuild()
         self._aged = None
@@ -245,8 +249,8 @@ class FairOrder:
         return None
 
     def peek_in_turn(self, now: float) -> Request | None:
-        """Return the next request by class, tenant and deadline; None if an admission by age is
-        overdue.
+        """Return the next request by class, tenant and deadline; None if an admission by age must
+        come first or none is admissible.
         """
         if self._epoch != self._tenants.epoch:
             self._rebuild()
@@ -258,14 +262,14 @@ class FairOrder:
         return self._next_in_turn()
 
     def pass_over(self, request: Request) -> None:
-        """Skip the request that `peek` returned until `end_round`."""
+        """Skip a request that `peek` returned, until `end_round`."""
         self._passed.add(request.ticket)
         line = self._lines[request.spec.priority, request.tenant]
         line.num_passed += 1
         self._touched.append(line)
 
     def end_round(self) -> None:
-        """Return skipped requests to their places."""
+        """Put skipped requests back in their places."""
         if not self._passed:
             return
         for line, entry in self._stash:
@@ -279,7 +283,9 @@ class FairOrder:
             one.clear()
 
     def release(self, tenant: int) -> None:
-        """Return the lines of a tenant that was at its running limit to their places."""
+        """Make the lines (`_Line`) of a tenant available again, if its running limit had excluded
+        them.
+        """
         for line in self._held_back.pop(tenant, ()):
             line.is_held_back = False
             if line.num_requests:
@@ -308,7 +314,9 @@ class FairOrder:
         return request.spec.arrival_s - line.priority * self._aging_s
 
     def _front(self, line: _Line) -> Request | None:
-        """Return the first request of a line that was not skipped."""
+        """Return the first request of a line (`_Line`) by deadline, preempted ones first, without
+        those that were skipped; None if all were.
+        """
         heap = line.by_deadline
         while heap:
             entry = heap[0]
@@ -321,7 +329,9 @@ class FairOrder:
         return None
 
     def _first_in_turn(self, rank: int) -> _Line | None:
-        """Return the line of a class whose tenant has had least service."""
+        """Return the line (`_Line`) of the least served tenant of a class; None if no line has an
+        admissible request.
+        """
         heap = self._turns[rank]
         while heap:
             service, ticket, line = heap[0]
@@ -341,8 +351,8 @@ class FairOrder:
         return None
 
     def _first_by_age(self, now: float) -> _Line | None:
-        """Return the line with the smallest arrival - priority * aging_s, if its first request
-        waited long enough.
+        """Return the line (`_Line`) with the smallest arrival - priority * aging_s, if its oldest
+        request has waited for `aging_s`; else None.
         """
         heap = self._ages
         while heap:
@@ -362,7 +372,9 @@ class FairOrder:
         return None
 
     def _hold_back(self, line: _Line) -> bool:
-        """Set a line aside until its tenant is below its limit; return whether it had to be."""
+        """If the tenant of a line is at its running limit, exclude the line until it is below;
+        return whether it was excluded.
+        """
         if not self._tenants.is_at_limit(line.tenant):
             return False
         line.turn_ticket = line.age_ticket = -1
@@ -372,7 +384,7 @@ class FairOrder:
         return True
 
     def _rebuild(self) -> None:
-        """Rebuild the heaps, whose keys are invalid after counters were rebased."""
+        """Rebuild the heaps: their keys are invalid after the service counters were rebased."""
         self._epoch = self._tenants.epoch
         for rank, heap in self._turns.items():
             self._turns[rank] = [

@@ -1,17 +1,17 @@
-"""The share of slots and blocks that each tenant holds, and which tenants hold far less than
-others.
+"""The share of slots and blocks that each tenant holds, and which tenants are far below others.
 
-Owns the measure: dominant shares (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011) over the
-two resources of a running request, a slot and blocks. A snapshot of one moment: past service is in
-tenants.py. Does not decide anything.
+Computes dominant shares (Ghodsi et al., "Dominant Resource Fairness", NSDI 2011) over the two
+resources of a running request: slots and blocks. Only current use counts; past service is in
+tenant_counters.py.
 
-A tenant is *light* while the amount that it holds and requests, times `yield_ratio` is at most what
-another tenant holds, both divided by the tenants' weights. So two tenants are never light relative
-to each other, and of several that hold about the same none is light. The ratio keeps tenants from
-preempting each other alternately: with the usual 2, being light brings a tenant to half of what the
-largest holds, and the order of the queue (fair_order.py) does the rest. Where no tenant holds more
-than all others together, the threshold is half of that: among many tenants there are always tenants
-that hold much less than the largest one, and every preemption costs compute that is lost.
+A tenant is *under its share* (in identifiers: *light*) if its dominant share, including the new
+request and multiplied by `yield_ratio`, is at most the dominant share of another tenant. Shares are
+divided by the tenants' weights. So two tenants are never light relative to each other, and among
+tenants with about equal shares none is light. The ratio keeps tenants from preempting each other in
+alternation: with the default ratio of 2, a light tenant gets up to half of what the largest tenant
+holds, and the order of the queue (fair_order.py) balances the rest. If every tenant holds less than
+all others together, `yield_ratio` is doubled: among many tenants some always hold much less than
+the largest, and every preemption wastes compute.
 """
 
 import numpy as np
@@ -21,17 +21,18 @@ from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.request import Request
 from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
-from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.tenant_counters import TenantCounters
 
 _CROWD = 2.0
-"""Factor of the threshold where no tenant holds more than all others together."""
+"""Factor of `yield_ratio` if every tenant holds less than all others together."""
 
 
 class FairShare:
     """Dominant shares of the tenants with running requests, at present.
 
-    `dominant` float64 [capacity of the tenants' table]: the greater of a tenant's shares of slots
-    and of blocks (held or reserved; a shared block counts with each holder), over its weight.
+    `dominant` float64 [capacity of `TenantCounters`], by tenant index: the greater of a tenant's
+    shares of slots and of blocks (held or reserved; a shared block counts for each tenant that
+    holds it), divided by its weight.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class FairShare:
         arrays: SlotArrays,
         cache: KVCache,
         running: RunningSet,
-        tenants: Tenants,
+        tenants: TenantCounters,
         yield_ratio: float,
     ) -> None:
         columns = slice(0, running.high_water)
@@ -57,11 +58,15 @@ class FairShare:
         self._ratio = yield_ratio if is_flood else _CROWD * yield_ratio
 
     def is_light(self, tenant: int, *, num_slots: int = 0, num_blocks: int = 0) -> bool:
-        """Whether a tenant is light with `num_slots` and `num_blocks` in addition to its own."""
+        """Whether a tenant is under its share with `num_slots` and `num_blocks` added to what it
+        holds.
+        """
         return self._limit(tenant, num_slots, num_blocks) <= self._greatest
 
     def would_be_light(self, weight: float, *, num_slots: int, num_blocks: int) -> bool:
-        """Whether a tenant of this weight that has no requests yet would be light."""
+        """Whether a tenant of this weight without requests would be under its share with these
+        slots and blocks.
+        """
         slots, blocks = num_slots / self._all_slots, num_blocks / self._all_blocks
         return self._ratio * max(slots, blocks) / weight <= self._greatest
 
@@ -71,23 +76,24 @@ class FairShare:
         return light
 
     def must_yield(self, tenant: int, to: int, *, num_slots: int, num_blocks: int) -> bool:
-        """Whether one tenant holds so much that another would be light relative to it.
+        """Whether `tenant` holds so much that `to`, with these slots and blocks added, is under its
+        share relative to it.
 
-        False if it has a single running request.
+        False if both are the same, or if `tenant` has fewer than two running requests.
         """
         if tenant == to or self._num_slots[tenant] < 2:
             return False
         return self._limit(to, num_slots, num_blocks) <= float(self.dominant[tenant])
 
     def give_back(self, request: Request, num_blocks: int) -> None:
-        """Record that a running request is about to release its slot and `num_blocks` blocks."""
+        """Subtract a running request that is about to release its slot and `num_blocks` blocks."""
         tenant = request.tenant
         self._num_slots[tenant] -= 1
         self._num_blocks[tenant] -= num_blocks
         self._measure(tenant)
 
     def take(self, tenant: int, num_blocks: int) -> None:
-        """Record that a request of a tenant got a slot and `num_blocks` blocks."""
+        """Add a request of a tenant that got a slot and `num_blocks` blocks."""
         self._num_slots[tenant] += 1
         self._num_blocks[tenant] += num_blocks
         self._measure(tenant)

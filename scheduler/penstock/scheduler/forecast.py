@@ -1,24 +1,25 @@
 """Predicts when a request will get its first and its last token, before it runs.
 
-Owns the formulas, and which deadlines of a request are open. Pure functions of the cost model, the
-machine's limits, the running requests and the requests ahead; does not know the queue, its order,
-or how a rejection is reported.
+Contains pure functions of the cost model, the machine's limits, the running requests and the
+requests ahead; they do not read the queue. Also defines which deadlines of a request are still
+open.
 
-It is a fluid model: work is conserved, all requests ahead go first, and they need a number of steps
-n and a number of prefill tokens T, so that they take
+The forecast is a fluid model: the machine is never idle while requests wait, and all requests ahead
+go first. Their n steps and T prefill tokens take
 
-    n (cost of a step with the decodes next to it) + T prefill_token_s.
+    n x (cost of a step with the running decodes) + T x prefill_token_s.
 
-n is set by whichever is scarcer, the prefill budget or slots and blocks: max(T / budget, departures
-needed x steps between departures) (the bottleneck law of operational analysis: Lazowska et al.,
-*Quantitative System Performance*, chapter 5).
+n is limited by the prefill budget or by slots and blocks: max(T / budget, departures needed x steps
+between departures) (the bottleneck law of operational analysis: Lazowska et al., *Quantitative
+System Performance*, chapter 5).
 
-Two forecasts, and their purposes:
+There are two forecasts:
 
-- `forecast`: running requests keep their rate and leave at the rate of the mean output length.
-  RetryInfo and estimates for clients use this one.
-- `forecast_alone`: no request is ahead and none runs. A lower bound that holds whatever is
-  cancelled, ends or is overtaken, as long as the cost model holds; `hopeless_at_s` uses it.
+- `forecast`: running requests keep their rate and leave at the rate of the mean output length. Used
+  for rejections, for RetryInfo and for estimates reported to clients.
+- `forecast_alone`: no request is ahead and none runs. This lower bound stays valid when other
+  requests end, are cancelled or are overtaken, as long as the cost model is valid. Used by
+  `latest_admission_s`.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ class Machine:
 
     `prices`: cost model of a step, fitted or fixed. `max_prefill_tokens`: the token budget of a
     step. `prefill_error`, `decode_error`: the error of the cost model for steps with prefill and
-    without. ValueError names the invalid field.
+    without. Raises ValueError naming the invalid field.
     """
 
     prices: StepCost
@@ -49,15 +50,18 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """The running requests, in sums; all zero if there are none.
+class RunningLoad:
+    """Sums over the running requests; all 0 if there are none.
 
-    `num_running`: requests with a slot, `num_decodes` of them past their prefill.
-    `num_context_tokens`: sum over the running requests. `num_prefill_tokens`: tokens that the
-    requests in prefill must still compute. `num_output_tokens`: tokens that all running requests
-    are expected to generate (see `output_lengths.py`). `num_used_blocks`; `num_free_blocks` and
-    `num_free_slots`: as many as admission may take. `prefill_budget_tokens`: the present prefill
-    budget of a step, 0 for the whole of the machine's budget.
+    Attributes:
+        num_running, num_decodes: Requests with a slot, and those of them past their prefill.
+        num_context_tokens: Context tokens of all running requests.
+        num_prefill_tokens: Tokens that the requests in prefill must still compute.
+        num_output_tokens: Tokens that all running requests are still expected to generate (see
+            `output_lengths.py`).
+        num_free_blocks, num_free_slots: Blocks and slots that admission may take.
+        prefill_budget_tokens: The current prefill budget of a step, 0 for the machine's full
+            budget.
     """
 
     num_running: int = 0
@@ -73,11 +77,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedAhead:
-    """The waiting requests ahead, in sums that a queue can maintain.
+    """Sums over the waiting requests ahead.
 
-    `num_prefill_tokens`: tokens they have to compute, without known cached prefixes. `num_blocks`:
-    blocks that their admission takes. `num_output_tokens`: tokens they are expected to generate, 0
-    for the mean of the running requests.
+    `num_prefill_tokens`: tokens to compute, without known cached prefixes. `num_blocks`: blocks
+    that their admission takes. `num_output_tokens`: tokens they are expected to generate; 0: use
+    the mean of the running requests.
     """
 
     num_requests: int = 0
@@ -88,13 +92,19 @@ class QueuedAhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """The demand of the request itself.
+    """The demand of one request, input of a forecast.
 
-    `num_prefill_tokens`: tokens to compute before its first token, at least 1. To decide on a
-    refusal, pass the lower bound: a prefix that may be computed by then counts as found.
-    `num_cached_tokens`: cached context. `num_blocks`: blocks that its admission takes.
-    `min_output_tokens`: it cannot end with fewer; `expected_output_tokens`: see
-    `output_lengths.py`. ValueError names the invalid field.
+    Raises ValueError naming the invalid field.
+
+    Attributes:
+        num_prefill_tokens: Tokens to compute before the request's first token, at least 1. To
+            decide on a rejection, pass the lower bound, in which a prefix that may be computed by
+            then counts as cached.
+        num_cached_tokens: Prompt tokens found in the cache.
+        num_blocks: Blocks that its admission takes.
+        min_output_tokens: The minimum number of tokens still to generate.
+        expected_output_tokens: The expected number of tokens still to generate (see
+            `output_lengths.py`).
     """
 
     num_prefill_tokens: int
@@ -116,10 +126,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Seconds from now, one phase after the other.
+    """The predicted durations of queue, prefill and decode, in seconds.
 
-    `queue_left`, `prefill_left`: the share of each that remains after subtracting the cost model's
-    error.
+    `queue_left`, `prefill_left`: the fraction of the duration that remains after subtracting the
+    cost model's error.
     """
 
     queue_s: float
@@ -139,15 +149,17 @@ class Forecast:
         return self.queue_s + self.prefill_s + self.decode_s
 
 
-def forecast(machine: Machine, demand: Demand, load: Load, ahead: QueuedAhead) -> Forecast:
+def forecast(machine: Machine, demand: Demand, load: RunningLoad, ahead: QueuedAhead) -> Forecast:
     """Return the expected times of a request that joins now.
 
-    With P = `demand.num_prefill_tokens`, B the prefill budget and t the cost of a step next to the
+    With P = `demand.num_prefill_tokens`, B the prefill budget and t the cost of a step with the
     running decodes:
 
         prefill = ceil(P / B) t + P prefill_token_s + context of the chunks
 
-        decode = (expected output - 1) (t with one decode more)
+        decode = (expected output - 1) (t with one more decode)
+
+    Both are multiplied by the mean ratio of measured to predicted step time (`StepError.mean`).
     """
     queue = _expected_queue(machine, demand, load, ahead)
     num_chunks, _ = _chunks(demand, _budget_tokens(machine, load))
@@ -161,9 +173,9 @@ def forecast(machine: Machine, demand: Demand, load: Load, ahead: QueuedAhead) -
 
 
 def forecast_alone(machine: Machine, demand: Demand) -> Forecast:
-    """Return the forecast of the request alone on the machine from now on, with its minimum output.
+    """Return the forecast for an otherwise idle machine and the minimum output length.
 
-    The error of the cost model is subtracted.
+    Times are reduced by the cost model's error.
     """
     return Forecast(
         queue_s=0.0,
@@ -174,29 +186,32 @@ def forecast_alone(machine: Machine, demand: Demand) -> Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Queue:
-    """The queue's length in time and in steps, and the error for steps of its kind."""
+    """The expected queue time, in seconds and in steps, and the prediction error of these steps."""
 
     seconds: float
     num_steps: float
     error: StepError
 
 
-def _expected_queue(machine: Machine, demand: Demand, load: Load, ahead: QueuedAhead) -> _Queue:
+def _expected_queue(
+    machine: Machine, demand: Demand, load: RunningLoad, ahead: QueuedAhead
+) -> _Queue:
     """Return the expected time until the request is admitted.
 
-    T = prefill tokens running and ahead, D = decodes, W = tokens that they are still expected to
-    generate. Departures come every W / D**2 steps, if outputs are memoryless (each of D ends within
-    a step with probability D / W). k departures are needed, so that slots and blocks suffice:
+    T = prefill tokens running and ahead, D = decodes, W = tokens the decodes are still expected to
+    generate. A request departs every W / D**2 steps, if outputs are memoryless (each of the D
+    decodes ends within a step with probability D / W). k departures are needed until slots and
+    blocks suffice:
 
         k = max(ahead + 1 - free slots, (blocks ahead + own - free blocks) running / used blocks)
 
-        n = max(T / B, k W / D**2) + half a step, the rest of the one that runs
+        n = max(T / B, k W / D**2) + half a step for the current one
 
         queue = n (step_s + D decode_slot_s + C context_token_s) + T prefill_token_s
 
-    Departures beyond the first D are those of requests ahead, with their own mean output in place
-    of W / D; where slots are free, requests ahead take them first and count in D. For departures, D
-    includes requests in prefill, which will decode. Zero if no request runs or is ahead.
+    After the first D departures, requests ahead depart, with their own mean output length instead
+    of W / D. If slots are free, requests ahead take them first and count in D. For departures, D
+    includes requests in prefill. Zero if no request runs or is ahead.
     """
     num_tokens = load.num_prefill_tokens + ahead.num_prefill_tokens
     prefill_steps = num_tokens / _budget_tokens(machine, load)
@@ -206,7 +221,7 @@ def _expected_queue(machine: Machine, demand: Demand, load: Load, ahead: QueuedA
         num_steps += 0.5
     # Where slots or blocks are scarce, requests ahead have filled the free ones by then.
     is_for_places = place_steps > prefill_steps
-    beside_s = _beside_s(machine, _filled(load, ahead) if is_for_places else load)
+    beside_s = _decode_step_s(machine, _filled(load, ahead) if is_for_places else load)
     error = machine.decode_error if is_for_places else machine.prefill_error
     seconds = num_steps * beside_s + num_tokens * machine.prices.prefill_token_s
     return _Queue(seconds=error.mean * seconds, num_steps=num_steps, error=error)
@@ -227,19 +242,19 @@ def prefill_alone_s(machine: Machine, demand: Demand) -> float:
     )
 
 
-def hopeless_at_s(
+def latest_admission_s(
     machine: Machine,
     demand: Demand,
     *,
     ttft_deadline_s: float = NO_TIME,
     deadline_s: float = NO_TIME,
 ) -> float:
-    """Return the time from which a waiting request cannot meet its deadlines, engine clock.
+    """Return the latest time, on the engine clock, at which a waiting request can be admitted and
+    be in time.
 
-    min(ttft_timeout, deadline - decode alone) - prefill alone: even if it were admitted at once and
-    had the machine to itself (`forecast_alone`). Valid while the cost model is, so check again at
-    that time; NO_TIME if there is no deadline. Pass NO_TIME for a TTFT deadline that was met before
-    a preemption.
+    min(TTFT deadline, deadline - decode alone) - prefill alone, with the times of `forecast_alone`.
+    The cost model may change until then, so check again at that time. NO_TIME if there is no
+    deadline. Pass NO_TIME for a TTFT deadline that was met before a preemption.
     """
     latest_s = min(ttft_deadline_s, deadline_s - _decode_alone_s(machine, demand))
     return latest_s - prefill_alone_s(machine, demand)
@@ -247,8 +262,10 @@ def hopeless_at_s(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """The deadlines for the first token, until it is sent, and for the complete output; engine
-    clock.
+    """The deadlines of a request that are still open, seconds on the engine's clock; NO_TIME for
+    none.
+
+    `ttft_s`: for the first token. `total_s`: for the complete output.
     """
 
     ttft_s: float
@@ -256,27 +273,31 @@ class Deadlines:
 
     @property
     def earliest_s(self) -> float:
-        """The earlier of the two."""
+        """The earlier of the two deadlines, on the engine clock."""
         return min(self.ttft_s, self.total_s)
 
     @property
     def is_any(self) -> bool:
-        """Whether there is a deadline at all."""
+        """Whether there is any deadline."""
         return self.earliest_s != NO_TIME
 
     def are_met(self, predicted: Forecast, now: float) -> bool:
-        """Whether a forecast made now meets both."""
+        """Whether a forecast made now meets both deadlines."""
         return now + predicted.ttft_s < self.ttft_s and now + predicted.total_s < self.total_s
 
     def passed_by(self, now: float) -> FailureReason:
-        """Return the failure reason of the deadline that has passed."""
+        """Return DEADLINE_EXCEEDED if the deadline of the complete output has passed, else
+        TTFT_DEADLINE_EXCEEDED. Call it only if one of the two has passed.
+        """
         if self.total_s <= now:
             return FailureReason.DEADLINE_EXCEEDED
         return FailureReason.TTFT_DEADLINE_EXCEEDED
 
 
 def deadlines_of(request: Request) -> Deadlines:
-    """Return the open deadlines; a first token sent before a preemption has met its deadline."""
+    """Return the open deadlines of a request: after its first token, even if it was preempted
+    since, only that of the complete output.
+    """
     spec = request.spec
     is_first_due = request.first_token_s == NO_TIME
     return Deadlines(
@@ -293,13 +314,14 @@ def retry_after_s(
     min_s: float = 0.1,
     max_s: float = 60.0,
 ) -> float:
-    """Return how many seconds a refused client should wait: until the backlog has shrunk enough.
+    """Return the retry delay, in seconds, for a rejected request: until the backlog has shrunk
+    enough.
 
-    `expected`: the `forecast` of the refused request. The same request with the same time to its
-    deadlines would be likely to meet them once the queue is shorter by its present shortfall:
-    max(now + ttft - ttft_timeout, now + total - deadline), but not by more than the whole queue.
-    Without deadlines (the queue was full): the time until the head of the queue may move, from a
-    forecast with no request ahead. Within `min_s` .. `max_s`; the caller adds the jitter.
+    `expected`: the `forecast` of the rejected request. The same request, sent again with the same
+    timeouts, is likely to succeed once the queue time has fallen by the present excess: max(now +
+    TTFT - TTFT deadline, now + total - deadline), at most the whole queue time. Without deadlines
+    (the queue was full): the time until the head of the queue may move, from a forecast with no
+    request ahead. Within `min_s` .. `max_s`; the caller adds the jitter.
     """
     if ttft_deadline_s == NO_TIME and deadline_s == NO_TIME:
         lacking_s = expected.queue_s
@@ -310,14 +332,14 @@ def retry_after_s(
     return min(max(min(lacking_s, expected.queue_s), min_s), max_s)
 
 
-def _budget_tokens(machine: Machine, load: Load) -> int:
+def _budget_tokens(machine: Machine, load: RunningLoad) -> int:
     if load.prefill_budget_tokens:
         return min(load.prefill_budget_tokens, machine.max_prefill_tokens)
     return machine.max_prefill_tokens
 
 
-def _beside_s(machine: Machine, load: Load) -> float:
-    """Return the seconds of a step of the running requests, without prefill."""
+def _decode_step_s(machine: Machine, load: RunningLoad) -> float:
+    """Return the seconds of a step with the running decodes and without prefill."""
     return machine.prices.step_time_s(
         num_prefill_tokens=0,
         num_decodes=load.num_decodes,
@@ -325,8 +347,10 @@ def _beside_s(machine: Machine, load: Load) -> float:
     )
 
 
-def _filled(load: Load, ahead: QueuedAhead) -> Load:
-    """Return the load after requests ahead took the free slots, each as long as its prompt."""
+def _filled(load: RunningLoad, ahead: QueuedAhead) -> RunningLoad:
+    """Return the load after requests ahead have taken the free slots, each with its prompt as
+    context.
+    """
     num_joining = _num_joining(load, ahead)
     if not num_joining:
         return load
@@ -338,16 +362,16 @@ def _filled(load: Load, ahead: QueuedAhead) -> Load:
     )
 
 
-def _num_joining(load: Load, ahead: QueuedAhead) -> int:
-    """Return how many requests ahead are admitted without a departure."""
+def _num_joining(load: RunningLoad, ahead: QueuedAhead) -> int:
+    """Return how many requests ahead can be admitted before any running request ends."""
     if not ahead.num_requests:
         return 0
     blocks_each = max(ahead.num_blocks / ahead.num_requests, 1.0)
     return min(load.num_free_slots, ahead.num_requests, int(load.num_free_blocks / blocks_each))
 
 
-def _steps_until_place(demand: Demand, load: Load, ahead: QueuedAhead) -> float:
-    """Return the steps until enough requests have ended for all ahead and this one."""
+def _steps_until_place(demand: Demand, load: RunningLoad, ahead: QueuedAhead) -> float:
+    """Return the number of steps until all requests ahead and this one have slots and blocks."""
     blocks_each, steps_each = 1.0, 1.0
     if load.num_running:
         blocks_each = max(load.num_used_blocks / load.num_running, 1.0)
@@ -369,10 +393,12 @@ def _steps_until_place(demand: Demand, load: Load, ahead: QueuedAhead) -> float:
 
 
 def _chunks(demand: Demand, budget_tokens: int) -> tuple[int, int]:
-    """Return the steps m that the prefill takes, and the minimum sum of the chunks' ends.
+    """Return the number of prefill steps, and the minimum sum of the context lengths at the ends of
+    their chunks.
 
-    The short chunk comes first, since a step in progress may have little room left: the ends are
-    then P, P - B, P - 2 B, ..., and the cached part precedes each.
+    With P tokens to prefill and a budget of B per step, the short chunk comes first, since a step
+    in progress may have little budget left. The chunks end, last one first, after P, P - B,
+    P - 2 B, ... of these tokens; the cached tokens are added to each end.
     """
     num_tokens = demand.num_prefill_tokens
     num_steps = -(-num_tokens // budget_tokens)
@@ -380,22 +406,22 @@ def _chunks(demand: Demand, budget_tokens: int) -> tuple[int, int]:
     return num_steps, ends + num_steps * demand.num_cached_tokens
 
 
-def _expected_prefill_s(machine: Machine, demand: Demand, load: Load) -> float:
+def _expected_prefill_s(machine: Machine, demand: Demand, load: RunningLoad) -> float:
     prices = machine.prices
     num_steps, num_context = _chunks(demand, _budget_tokens(machine, load))
     return machine.prefill_error.mean * (
-        num_steps * _beside_s(machine, load)
+        num_steps * _decode_step_s(machine, load)
         + demand.num_prefill_tokens * prices.prefill_token_s
         + num_context * prices.context_token_s
     )
 
 
-def _expected_decode_s(machine: Machine, demand: Demand, load: Load) -> float:
+def _expected_decode_s(machine: Machine, demand: Demand, load: RunningLoad) -> float:
     num_own = (
         demand.num_prefill_tokens + demand.num_cached_tokens + demand.expected_output_tokens / 2.0
     )
     own_s = machine.prices.decode_slot_s + num_own * machine.prices.context_token_s
-    step_s = machine.decode_error.mean * (_beside_s(machine, load) + own_s)
+    step_s = machine.decode_error.mean * (_decode_step_s(machine, load) + own_s)
     return max(demand.expected_output_tokens - 1.0, 0.0) * step_s
 
 
@@ -409,8 +435,9 @@ def _decode_alone_s(machine: Machine, demand: Demand) -> float:
 
 
 def _least(error: StepError, num_steps: float) -> float:
-    """Return the minimum of actual over predicted time for `num_steps` steps of the request itself.
+    """Return the lower bound of the ratio of actual to predicted time for `num_steps` steps of a
+    request.
 
-    It must not overestimate: steps that took longer may have done so because of other requests.
+    It is capped so that it does not overestimate: past errors may be due to other requests.
     """
     return min(error.mean, 1.0) * error.left_of(num_steps)

@@ -1,27 +1,28 @@
-"""Eviction by expected hits for the occupied memory.
+"""Eviction by expected hits per unit of memory and time.
 
-Owns the value of a block by its class and age, learned from earlier blocks (`HitDensity`), and the
-order of eviction (`HitDensityOrder`). The class of a block is its number of uses (use_history.py).
+The value of a block depends on its class and age and is learned from earlier blocks (`HitDensity`).
+`HitDensityOrder` evicts blocks with the lowest value first. The class of a block is its number of
+uses (use_history.py).
 
-**Value.** The best rate of hits per turn in the cache that keeping a block can have: the maximum,
-over all ages e up to which it may be kept, of the hits expected until e divided by the turns that
-it is expected to occupy until then. This is the Gittins index of a job that may be abandoned
-(Gittins, 1979); hit density as the eviction measure is from LHD (Beckmann, Chen and Cidon, NSDI
-2018), which averages up to the end of a residency, while this takes the best stop. A class has at
-least the value of a lower one at the same age: blocks used more often are the head of those used
-less often, which are not found without their head. Counts are integers, so the same history gives
-the same table everywhere.
+**Value.** The highest rate of hits per turn (one released block, see cached_blocks.py) that a kept
+block can have: the maximum, over all ages e up to which it may be kept, of the expected hits until
+e divided by the expected number of turns in the cache until then. This is the Gittins index of a
+job that may be abandoned (Gittins, 1979); hit density as the eviction measure is from LHD
+(Beckmann, Chen and Cidon, NSDI 2018), which averages over the whole time in the cache, while this
+maximizes over the stopping age. The value of a class is at least that of a lower class at the same
+age: blocks used more often are the head of those used less often, which cannot be found without
+their head. Counts are integers, so the same history gives the same values on every machine.
 
 **Order.** The blocks of one class that one request releases form a segment: they have the same age
-and are evicted from the tail, because the rest of a prefix is not found without its head. A choice
-compares the oldest and the newest segment of each class: the value usually falls or rises
-monotonically with age, and these are at most two values per class. The least value is evicted, the
-oldest of equal ones, so that without statistics the order is LRU. A choice is used for up to
-MAX_RUN blocks.
+and are evicted from the tail, because the rest of a prefix cannot be found without its head. A
+choice compares the oldest and the newest segment of each class, at most two values per class,
+because the value usually falls or rises monotonically with age. Blocks are evicted from the segment
+with the lowest value, the oldest among equal ones, so that without statistics the order is LRU.
+Each choice evicts up to MAX_RUN blocks.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -47,14 +48,16 @@ def bin_of(age: int) -> int:
 
 
 def _widths() -> NDArray[np.int64]:
-    """Return the turns that each bin spans; the last, open bin counts as half an octave too."""
+    """Return the number of turns that each bin spans; the last, open bin counts as half an octave
+    too.
+    """
     edges = [0] + [(2 + half) * _FIRST_EDGE << octave for octave in range(24) for half in (0, 1)]
     return np.diff(np.array(edges[: NUM_BINS + 1], dtype=np.int64) // 2)
 
 
 class HitDensity:
-    """Counts of `num_classes` classes, halved whenever they contain `half_life` residencies, so
-    that old residencies decay.
+    """Hit statistics of `num_classes` classes of blocks (class: number of uses). The counts are
+    halved when they cover more than `half_life` released blocks, so that old ones decay.
     """
 
     def __init__(self, num_classes: int, half_life: int) -> None:
@@ -69,11 +72,15 @@ class HitDensity:
         self._begun[kind] += count
 
     def hit(self, kind: int, age: int, count: int = 1) -> None:
-        """Record that `count` blocks of class `kind` were hit at `age`, or would have been."""
+        """Record that `count` blocks of class `kind` were used again at `age`, or would have been
+        had they been kept.
+        """
         self._hits[kind][bin_of(age)] += count
 
     def refit(self) -> None:
-        """Recompute the table from the counts."""
+        """Recompute the table of values from the counts, and halve the counts if `half_life` is
+        exceeded.
+        """
         hits = np.array(self._hits, dtype=np.int64)
         begun = np.array(self._begun, dtype=np.int64)[:, None]
         # Of the blocks that began: how many were not hit before each bin, and after it.
@@ -88,7 +95,8 @@ class HitDensity:
         spent = turns_to[:, None, 1:] - turns_to[:, :-1, None]
         is_ahead = _IS_AHEAD & (spent > 0)
         rates = np.where(is_ahead, gained / np.maximum(spent, 1), 0.0)
-        # The head of a prefix was used no less often than its tail, which is lost without it.
+        # The head of a prefix is used at least as often as its tail, which is useless without the
+        # head.
         self.table = np.maximum.accumulate(rates.max(axis=2), axis=0).tolist()
         if int(begun.sum()) > self._half_life:
             self._begun = [count // 2 for count in self._begun]
@@ -102,10 +110,13 @@ _IS_AHEAD = np.triu(np.ones((NUM_BINS, NUM_BINS), dtype=np.bool_))
 MAX_RUN = 32
 REFIT_EVERY = 200
 _POOLS_TO_HALF = 64
+_POOLS_TO_REMEMBER = 4
 
 
 class _Segment:
-    """`blocks`: an ordered set, the tail last. `turn`: when they were released."""
+    """Blocks of one class released together. `blocks`: an ordered set, the tail last. `turn`:
+    logical time of their release.
+    """
 
     __slots__ = ("blocks", "kind", "turn")
 
@@ -114,11 +125,15 @@ class _Segment:
 
 
 class HitDensityOrder:
-    """See `EvictionOrder`. The table is recomputed after every `refit_every` additions."""
+    """An `EvictionOrder` that evicts the blocks with the lowest expected hits per time first (see
+    the module's docstring).
+
+    The table of values is recomputed after every `refit_every` calls of `extend`.
+    """
 
     def __init__(self, num_blocks: int, *, refit_every: int = REFIT_EVERY) -> None:
         self.num_turns = 0
-        self._history = UseHistory(num_blocks, max_num_remembered=num_blocks)
+        self._history = UseHistory(num_blocks, max_num_remembered=_POOLS_TO_REMEMBER * num_blocks)
         self._density = HitDensity(MAX_USES + 1, half_life=_POOLS_TO_HALF * num_blocks)
         self._segments: list[OrderedDict[int, _Segment]] = [
             OrderedDict() for _ in range(MAX_USES + 1)
@@ -141,12 +156,14 @@ class HitDensityOrder:
         return block in self._segment_of[block].blocks or block in self._moved
 
     def blocks(self) -> list[int]:
-        """See `EvictionOrder`."""
+        """Return all blocks of this order, unsorted."""
         there = [block for each in self._segments for one in each.values() for block in one.blocks]
         return there + self._moved.blocks()
 
     def extend(self, blocks: Sequence[int]) -> None:
-        """See `EvictionOrder`."""
+        """Add released blocks, from the last of their chain to the first, and set their turns (see
+        the module's docstring).
+        """
         if not blocks:
             return
         kinds = bytes(map(self._history.uses.__getitem__, blocks))
@@ -164,11 +181,14 @@ class HitDensityOrder:
             self._density.refit()
 
     def insert(self, block: int, turn: int) -> None:
-        """See `EvictionOrder`."""
+        """Add a block from another level; it keeps its turn."""
         self._moved.insert(block, turn)
 
     def take(self, block: int) -> int:
-        """See `EvictionOrder`; blocks of one segment have the same turn."""
+        """Remove a block that moves to another level; return its turn.
+
+        Its turn is that of its segment.
+        """
         segment = self._segment_of[block]
         if block not in segment.blocks:
             return self._moved.take(block)
@@ -176,7 +196,7 @@ class HitDensityOrder:
         return segment.turn
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """See `EvictionOrder`."""
+        """Remove those of `blocks` that are in this order: they are used again."""
         segment_of, now = self._segment_of, self.num_turns
         for block in blocks:
             segment = segment_of[block]
@@ -187,33 +207,29 @@ class HitDensityOrder:
             self._moved.discard(blocks)
 
     def pop(self, count: int) -> list[int]:
-        """See `EvictionOrder`."""
+        """Remove and return the `count` blocks to evict next; at least as many must exist."""
         popped: list[int] = []
         while len(popped) < count:
             popped += self._pop_some(count - len(popped))
         return popped
 
-    def note_named(
-        self,
-        table: NDArray[np.int32],
-        digests: Sequence[bytes],
-        places: range,
-        block_of: Mapping[bytes, int],
-    ) -> None:
-        """See `EvictionOrder`."""
-        for known in self._history.name(table, digests, places, block_of):
+    def note_named(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
+        """Record the digests of used blocks whose content became known, in order of their chain."""
+        for known in self._history.name(blocks, digests):
             self._density.hit(known.num_uses, self.num_turns - known.turn, known.num_blocks)
 
     def note_shared(self, blocks: Sequence[int]) -> None:
-        """See `EvictionOrder`."""
+        """Record one more use of each of `blocks`, whose digests are recorded; called before
+        `discard`.
+        """
         self._history.share(blocks)
 
     def note_lost(self, blocks: Sequence[int]) -> None:
-        """See `EvictionOrder`."""
+        """Record that blocks outside this order (used, or of another level) lost their content."""
         self._history.lose(blocks)
 
     def _append(self, blocks: Sequence[int], kind: int) -> None:
-        """Add one segment; `blocks` are of one class, the tail first."""
+        """Append a segment of class `kind`; `blocks`: the last of their chain first."""
         turn = self.num_turns + 1
         segment = _Segment(dict.fromkeys(reversed(blocks)), kind, turn)
         segment_of = self._segment_of
@@ -231,7 +247,9 @@ class HitDensityOrder:
             del self._segments[segment.kind][segment.turn]
 
     def _pop_some(self, most: int) -> list[int]:
-        """Remove and return the blocks of one choice, at least one."""
+        """Remove and return 1 to `most` blocks of one segment (`_Segment`), or one block that came
+        from another level.
+        """
         segment = self._chosen
         if segment is None or not segment.blocks or not self._num_left_of_choice:
             segment = self._chosen = self._choose()
@@ -255,7 +273,9 @@ class HitDensityOrder:
         return gone
 
     def _choose(self) -> _Segment | None:
-        """Return the segment to evict next; None for the oldest moved block."""
+        """Return the segment (`_Segment`) to evict from next; None if the oldest of the blocks that
+        came from another level is evicted instead.
+        """
         table, now = self._density.table, self.num_turns
         least: tuple[float, int] | None = None
         chosen: _Segment | None = None
@@ -275,7 +295,7 @@ class HitDensityOrder:
         return chosen
 
     def faults(self) -> Faults:
-        """See `EvictionOrder`."""
+        """Check the order in small parts; yield each part's fault, or an empty string."""
         yield from self._moved.faults()
         yield "a moved block was added" if self._moved.added else ""
         yield from self._history.faults()
@@ -306,7 +326,7 @@ class HitDensityOrder:
 
 
 def eviction_order_of(config: SchedulerConfig, info: ExecutorInfo) -> EvictionOrder:
-    """Return the order that `config` sets for the pool of an executor."""
+    """Create the eviction order that `config` sets for the pool of an executor."""
     match config.eviction:
         case EvictionPolicy.HIT_DENSITY:
             return HitDensityOrder(info.num_blocks)

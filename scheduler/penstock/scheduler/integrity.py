@@ -1,8 +1,9 @@
-"""The invariants of the core, checked from outside.
+"""Checks the invariants of the scheduler core.
 
-Owns the list of invariants that hold between any two calls, and the progress of a check: a large
-pool is checked in pieces, because a new request waits for the current piece. Tests check everything
-after every step; in production the engine is checked while idle. Changes nothing.
+Contains the invariants that hold between any two calls of the engine, and `IntegrityCheck`, which
+continues a check over several calls: a large pool is checked in small parts (check_pieces.py), so
+that a new request waits only for the current part. Tests check everything after every step; in
+production the engine is checked while idle. Read-only.
 """
 
 from collections import Counter
@@ -19,7 +20,7 @@ from penstock.scheduler.quotas import QuotaAccounts
 from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestState
-from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.tenant_counters import TenantCounters
 from penstock.scheduler.transitions import LiveRequests
 from penstock.scheduler.waiting_queue import WaitingQueue
 
@@ -27,12 +28,12 @@ _NO_BLOCKS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
 
 class IntegrityError(AssertionError):
-    """An invariant does not hold; the message lists every fault found."""
+    """An invariant is violated; the message lists every fault found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedParts:
-    """The parts of an engine that must agree."""
+    """The components of an engine whose consistency is checked."""
 
     requests: LiveRequests
     arrays: SlotArrays
@@ -40,16 +41,17 @@ class CheckedParts:
     running: RunningSet
     launched: LaunchedSteps
     queue: WaitingQueue
-    tenants: Tenants
+    tenants: TenantCounters
     quotas: QuotaAccounts
     predictor: DeadlinePredictor
 
 
 class IntegrityCheck:
-    """Checks an engine repeatedly, all at once or one piece at a time.
+    """Checks an engine repeatedly, completely or in small parts.
 
-    Blocks are checked one by one, so they may change between pieces. After an interruption the next
-    check resumes with the block at which the last one stopped; all other checks start over.
+    Blocks are checked independently, so other blocks may have changed since they were checked.
+    After an interruption the next check resumes with the block at which the last one stopped; all
+    other checks start over.
     """
 
     def __init__(self, parts: CheckedParts) -> None:
@@ -58,18 +60,20 @@ class IntegrityCheck:
         self._rest: Faults | None = None
 
     def check_all(self) -> None:
-        """Raise IntegrityError naming every invariant that does not hold."""
-        # Start at the first block, whatever was checked before.
+        """Raise IntegrityError naming every violated invariant."""
+        # Start at the first block, not where the last check stopped.
         found = [fault for fault in IntegrityCheck(self._parts).faults() if fault]
         if found:
             raise IntegrityError("; ".join(found))
 
     def restart(self) -> None:
-        """Restart the check, because the engine is about to change."""
+        """Make the next `advance` start a new check, because the engine is about to change; the
+        check of blocks continues where it stopped.
+        """
         self._rest = None
 
     def advance(self) -> bool:
-        """Check the next piece; return True if it was the last one.
+        """Check the next part of the engine; return True if all parts had been checked already.
 
         Raises IntegrityError as `check_all` does.
         """
@@ -84,13 +88,13 @@ class IntegrityCheck:
         return fault is None
 
     def faults(self) -> Faults:
-        """Yield all inconsistencies, piece by piece."""
+        """Check the engine in small parts; yield each part's fault, or an empty string."""
         parts, pool = self._parts, self._parts.cache.pool
         yield from (*_block_faults(parts), "")
         yield from (*_state_faults(parts), "")
         yield from (*_progress_faults(parts), "")
         yield from (*_tenant_faults(parts), "")
-        # Alternate the two: a short idle period must advance the blocks too.
+        # Alternate the two checks, so that a short idle period also advances the check of blocks.
         totals = pool.total_faults()
         for _ in range(0, pool.num_blocks, PIECE):
             start = self._next_place
@@ -109,24 +113,24 @@ def _block_faults(parts: CheckedParts) -> list[str]:
         slot = request.slot
         table = arrays.block_table[slot, : arrays.num_blocks[slot]]
         if len(set(table.tolist())) != len(table):
-            faults.append(f"slot {slot} holds a block twice")
+            faults.append(f"slot {slot} has a block twice in its table")
         tables.append(table)
-        # The block of the next token must have one owner.
+        # The block that the next token is written to must have one owner.
         writable = int(arrays.num_computed[slot]) // arrays.block_size
         if writable < len(table) and pool.ref_counts[table[writable]] != 1:
-            faults.append(f"slot {slot} shares a block it writes to")
+            faults.append(f"slot {slot} shares the block that it writes to")
         if int(parts.cache.capacity[slot]) != len(table) * arrays.block_size:
-            faults.append(f"slot {slot} misjudges its capacity")
+            faults.append(f"slot {slot} has a wrong capacity")
         is_over = int(arrays.num_computed[slot]) > int(parts.cache.capacity[slot])
         if is_over and not parts.running.is_behind:
-            faults.append(f"slot {slot} computed more than its blocks hold")
-    # Allocate nothing as large as the pool: the allocation takes longer than all of the rest.
+            faults.append(f"slot {slot} computed more tokens than its blocks can hold")
+    # Avoid a temporary array of the pool's size: its allocation takes longer than the whole check.
     held, counts = np.unique(np.concatenate([_NO_BLOCKS, *tables]), return_counts=True)
     is_counted = np.array_equal(pool.ref_counts[held], counts)
     if not is_counted or np.count_nonzero(pool.ref_counts) != len(held):
         faults.append("reference counts differ from the block tables")
     if int(parts.cache.reserved.sum()) != parts.cache.num_reserved or parts.cache.num_reserved < 0:
-        faults.append("reservations do not add up")
+        faults.append("the total of reservations is not the sum over slots")
     if not len(parts.running) and pool.num_used:
         faults.append("no request runs but blocks are used")
     return faults
@@ -141,15 +145,15 @@ def _state_faults(parts: CheckedParts) -> list[str]:
     for key, request in parts.requests.items():
         state = RequestState.PROCESSING if key in running else RequestState.PENDING
         if request.state is not state:
-            faults.append(f"request {key} is {request.state.name}, its place is of {state.name}")
+            faults.append(f"request {key} is {request.state.name}, but is stored as {state.name}")
         if (request.slot >= 0) is not (key in running):
-            faults.append(f"request {key} disagrees about its slot")
+            faults.append(f"request {key} has another slot than the slot's record")
         if (request.queue_mark is None) is not (key in running):
-            faults.append(f"request {key} disagrees about its account of waiting")
+            faults.append(f"request {key} has a wait account that does not match its state")
         if key in running and parts.arrays.key[request.slot] != key:
-            faults.append(f"slot {request.slot} names another request")
+            faults.append(f"slot {request.slot} has the key of another request")
     if np.count_nonzero(parts.arrays.key) != len(running):
-        faults.append("a free slot names a request")
+        faults.append("a free slot has a request key")
     return faults
 
 
@@ -163,9 +167,9 @@ def _progress_faults(parts: CheckedParts) -> list[str]:
         if not 0 <= in_flight <= num_launched:
             faults.append(f"slot {slot} has {in_flight} tokens in flight")
         if computed > known + in_flight:
-            faults.append(f"slot {slot} computed tokens that do not exist")
+            faults.append(f"slot {slot} computed more tokens than it has")
         if known + in_flight > int(arrays.max_total[slot]):
-            faults.append(f"slot {slot} exceeds its length")
+            faults.append(f"slot {slot} exceeds its maximum length")
     if not parts.requests and not num_launched and arrays.num_in_flight.any():
         faults.append("idle, but tokens are in flight")
     return faults
@@ -182,9 +186,9 @@ def _tenant_faults(parts: CheckedParts) -> list[str]:
             faults.append(f"tenant {index} is miscounted")
     for request in parts.running:
         if int(parts.arrays.tenant[request.slot]) != request.tenant:
-            faults.append(f"slot {request.slot} names another tenant")
+            faults.append(f"slot {request.slot} has the index of another tenant")
         if request.ticket >= 0:
-            faults.append(f"slot {request.slot} still stands in the queue")
+            faults.append(f"slot {request.slot} is still in the queue")
     live = Counter(request.spec.tenant for request in parts.requests.values())
     faults.extend(parts.quotas.faults(live))
     faults.extend(parts.queue.faults())

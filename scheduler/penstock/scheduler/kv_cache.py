@@ -1,7 +1,7 @@
-"""Block tables of the running requests: prefix match, admit, extend, free.
+"""Block tables of the running requests: prefix match, admission, growth, release.
 
-Owns the rows of `SlotArrays.block_table` and `num_blocks`, and the account of reservations. Does
-not know why a request gets blocks: policies pass a number of tokens.
+Writes `SlotArrays.block_table` and `num_blocks`, and records how many blocks are reserved. Callers
+decide how much a request gets: they pass a number of tokens.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,9 @@ class KVCache:
         self._arrays = arrays
 
     def enable_cache_index(self) -> CacheIndex:
-        """Start to index hashed blocks; call it before the first block is hashed."""
+        """Start to index hashed blocks; return the index. Call it before the first block is
+        registered.
+        """
         cache_index = self.pool.cache_index = CacheIndex(self.block_size)
         return cache_index
 
@@ -56,7 +58,9 @@ class KVCache:
 
     @property
     def num_available(self) -> int:
-        """Number of blocks that can be allocated: free ones, then cached ones by eviction."""
+        """Number of blocks that can be allocated: free blocks, and cached blocks, which are
+        evicted.
+        """
         return self.pool.num_available
 
     @property
@@ -71,30 +75,37 @@ class KVCache:
 
     @property
     def retention_cuts(self) -> RetentionCuts:
-        """What the retention budget has cut so far."""
+        """Counts of the retention limits applied so far."""
         return self.pool.retention_cuts
 
     def expire(self, now: float) -> None:
-        """Expire retention claims and sessions."""
+        """End the retention claims and sessions that have expired."""
         self.pool.expire(now)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks hold `num_tokens` tokens."""
+        """Return the number of blocks for `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def match(self, request: Request) -> list[int]:
-        """Return the cached blocks of the longest known prefix that leaves a token to compute."""
+        """Return the cached blocks that the request reuses: those of its longest cached prefix.
+
+        At least one token is left to compute. Empty if the request needs its whole prompt computed.
+        """
+        if request.spec.sampling.needs_whole_prompt:
+            return []
         most = (len(request.tokens) - 1) // self.block_size
         return self.pool.match(request.block_hashes[:most])
 
     def num_taken(self, matched: Sequence[int], num_tokens: int) -> int:
-        """Return how many blocks a table for `num_tokens` takes from the pool if it begins with
+        """Return how many available blocks a table for `num_tokens` tokens takes if it begins with
         `matched`.
         """
         return self.blocks_for(num_tokens) - len(matched) + self.pool.num_unused(matched)
 
     def admit(self, slot: int, matched: Sequence[int], num_tokens: int) -> None:
-        """Start a table with `matched` blocks and reserve the rest of `num_tokens`."""
+        """Start the block table of a slot with the `matched` blocks, whose tokens count as
+        computed; reserve blocks for the rest of `num_tokens`.
+        """
         arrays = self._arrays
         self.pool.share(matched)
         arrays.block_table[slot, : len(matched)] = matched
@@ -110,7 +121,7 @@ class KVCache:
         return max(0, self.blocks_for(num_tokens) - int(self._arrays.num_blocks[slot]))
 
     def extend(self, slot: int, count: int) -> None:
-        """Append `count` blocks to one table; check `pool.num_available` first."""
+        """Append `count` blocks to the table of a slot; check `pool.num_available` first."""
         arrays = self._arrays
         held = int(arrays.num_blocks[slot])
         arrays.block_table[slot, held : held + count] = self.pool.allocate(count)
@@ -133,9 +144,10 @@ class KVCache:
             self.num_reserved -= int(kept.sum())
 
     def register(self, request: Request, num_tokens: int) -> None:
-        """Make the full blocks among the first `num_tokens` computed tokens reusable.
+        """Register the full blocks among the first `num_tokens` computed tokens for reuse.
 
-        No-op for a request without a salt; after the prompt's digests, the output is hashed.
+        No-op for a request without a salt. The request has the digests of its prompt; those of its
+        output are computed here.
         """
         if not request.spec.hash_salt:
             return
@@ -163,25 +175,31 @@ class KVCache:
             request.num_registered_blocks = num_full
 
     def forget(self, slot: int) -> None:
-        """Remove the digests of blocks that only this slot uses: their content is not trusted."""
+        """Remove the digests of the blocks that only this slot uses: their content is invalid."""
         table = self._table(slot)
         self.pool.forget(table[self.pool.ref_counts[table] == 1])
 
     def renew(self, request: Request, now: float) -> None:
-        """Extend a session whose next turn was submitted and will use its blocks soon."""
+        """Restart the time to live of the request's session, whose next turn was submitted; a no-op
+        without a session.
+        """
         key = session_key(request.spec)
         if key is not None:
             self.pool.sessions.renew(key, now)
 
     def hold(self, request: Request, now: float) -> None:
-        """Let the session of an ending request hold its registered blocks."""
+        """Keep the registered blocks of an ending request for its session; a no-op without a
+        session.
+        """
         key = session_key(request.spec)
         if key is not None:
             turn = request.spec.leader_key or request.spec.key
             self.pool.hold(key, turn, self.pool.match(request.block_hashes), now)
 
     def free(self, request: Request, now: float) -> None:
-        """Release the blocks and reservations of a running request, with its retention."""
+        """Release the blocks and reservations of a running request, and apply its retention to the
+        blocks.
+        """
         slot = request.slot
         spec = request.spec
         self.pool.release(self._table(slot), spec.retention, now, spec.tenant)
@@ -191,12 +209,12 @@ class KVCache:
         self.reserved[slot] = 0
 
     def num_shared_tokens(self, slot: int) -> int:
-        """Return the number of tokens in blocks of a slot that others use too."""
+        """Return the number of tokens of a slot in blocks that other requests also use."""
         return self.block_size * int(np.count_nonzero(self.pool.ref_counts[self._table(slot)] > 1))
 
     def num_freed(self, slot: int, matched: Sequence[int]) -> int:
-        """Return how many blocks and reservations only this slot has, without those in
-        `matched`.
+        """Return how many blocks would be freed by releasing this slot: its unshared blocks and its
+        reservations, without those in `matched`.
         """
         table = self._table(slot)
         is_freed = self.pool.ref_counts[table] == 1
@@ -209,7 +227,7 @@ class KVCache:
 
 
 def cache_of(info: ExecutorInfo, config: SchedulerConfig, arrays: SlotArrays) -> KVCache:
-    """Return the cache that `config` sets over the blocks of an executor."""
+    """Create the cache for the blocks of an executor."""
     return KVCache(
         arrays,
         info.num_blocks,

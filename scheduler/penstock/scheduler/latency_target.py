@@ -1,25 +1,25 @@
-"""Step limits that keep the time between tokens of running requests within a target.
+"""Limits of a step that keep the inter-token latency of running requests within a target.
 
-Owns two limits that follow the fitted cost model: the prefill budget of each step (`PrefillLimit`)
-and how many requests may run at once (`BatchLimit`). Pure: measures nothing, sees no clock, and
-only limits admissions; it never takes anything from running requests.
+Two limits are computed from the fitted cost model: the prefill budget of each step (`PrefillLimit`)
+and how many requests may run together (`BatchLimit`). They take no measurements and read no clock.
+Only prefill and admissions are limited; running requests keep their slots and blocks.
 
 Decodes go first in every step, and prefill takes the remaining time, in chunks: stall-free batching
 (Agrawal et al., *Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve*, OSDI
-2024), with the fixed token budget of that paper replaced by one computed from the step's own
-decodes and context.
+2024), with the fixed token budget of that paper replaced by one computed from the decodes and
+context of the step.
 
-Why neither limit can oscillate: both are feed-forward. A limit is a function of the cost model and
-of the step's content, not of the last error, so there is no integrator to overshoot. The remaining
-loop goes through the fit: the cost model is learned from the admitted steps, and on a machine that
-is not linear (kernels that pad rows to tiles) it could learn one cost below a limit and another
-above. So the budget falls at once and is never above what the cost model allows; it rises only past
-a dead band, by a share of itself at a time; and a rise that is reversed under the same load doubles
-the wait before the next rise to the same level. Under a steady load changes become rare until the
-budget is constant. The batch limit is slower, since running requests stay: it stays within a
-sixteenth of what the cost model allows, above or below, and holds the context near its peak,
-because requests that started together grow together, and a limit that followed their context would
-admit too many while it is short.
+Both limits are feed-forward: a limit is a function of the cost model and of the step's content, not
+of the last error, so there is no integrator to overshoot, and no oscillation with constant
+coefficients. One feedback path remains, through the fit: the cost model is learned from the planned
+steps. On a machine with nonlinear costs (kernels that pad rows to tiles) it could learn one cost
+below a limit and another above. So the budget falls immediately and never exceeds what the cost
+model allows. It rises only past a dead band, by a fraction of itself at a time. A rise that is
+reversed under the same load doubles the wait before the next rise to the same level. Under a steady
+load, changes become rare until the budget is constant. The batch limit changes more slowly, since
+running requests are not removed. It stays within a sixteenth of what the cost model allows, and
+uses the recent peak of the context length: contexts of requests that started together grow
+together, so a limit based on the current length would admit too many at first.
 """
 
 import math
@@ -46,9 +46,10 @@ class StepBudget:
     """The prefill budget of one step. `predicted_step_s`: duration of the whole step if the budget
     is used up.
 
-    `is_over_target`: the decodes leave less time than the minimum prefill takes. The excess
-    (`predicted_step_s` less the target) is at most the cost of `min_prefill_tokens`, plus any
-    excess of the decodes alone.
+    `is_over_target`: the step has decodes and `predicted_step_s` exceeds the target: the decodes
+    leave less time than the minimum prefill takes, or the cost model is not trusted. In the first
+    case the excess is at most the cost of `min_prefill_tokens`, plus any excess of the decodes
+    alone.
     """
 
     num_prefill_tokens: int
@@ -57,26 +58,26 @@ class StepBudget:
 
 
 class PrefillLimit:
-    """The prefill budget of each step for a target inter-token time.
+    """The prefill budget of each step for a target inter-token latency.
 
-    The aim leaves room for the error of the cost model, so that fewer than half of the steps miss
-    the target: aim = target / (1 + m), with m the smoothed margin (pass `StepFit.error_p90`; at
-    most 0.5). A prefill token costs its coefficient and, as the end of its chunk, that of one
-    context token:
+    The aim leaves a margin for the error of the cost model, so that fewer than half of the steps
+    miss the target: aim = target / (1 + m), with m the smoothed margin (pass `StepFit.error_p90`;
+    at most 0.5). A prefill token costs its own coefficient plus that of one context token, because
+    it lengthens its chunk:
 
         ideal = (aim - cost of decodes and context) / (prefill_token_s + context_token_s)
 
     in whole multiples of `quantum_tokens`, within `min_prefill_tokens` .. `max_prefill_tokens`. The
-    budget falls to the ideal at once; it rises towards 16/17 of the ideal, by a quarter of itself
+    budget falls to the ideal directly; it rises towards 16/17 of the ideal, by a quarter of itself
     (and at least one quantum) a step. A rise that is reversed within 64 steps, with no more decodes
-    or context than at the rise, is a failed probe: the next rise to that level under such a load
+    or context than at the rise, is a failed probe: the next rise to that level under a similar load
     waits 64 steps, and twice as long after each further failure. A step without decodes gets the
     maximum, since no request waits for tokens. The budget starts at the fixed `max_prefill_tokens`.
     When the cost model is no longer trusted, the budget is held for 64 steps so that the fit can
     adapt to a changed machine, and then rises to the fixed limit in the same way.
 
     `target_itl_s`: seconds. `min_prefill_tokens`: tokens that a step may always prefill, so that
-    prompts never stall: one block. ValueError names the invalid parameter.
+    prompts never stall. Raises ValueError naming the invalid parameter.
     """
 
     __slots__ = (
@@ -115,11 +116,13 @@ class PrefillLimit:
         self._held = max_prefill_tokens
         self._margin = 0.0
         self._num_distrusted = 0
-        self._probes = _Probes()
+        self._probes = Probes()
 
     @property
     def held_tokens(self) -> int:
-        """The budget of the last step that had decodes."""
+        """The prefill budget of the last step that had decodes, in tokens; the maximum before the
+        first one.
+        """
         return self._held
 
     def budget(
@@ -131,10 +134,11 @@ class PrefillLimit:
         num_context_tokens: int,
         margin: float = 0.0,
     ) -> StepBudget:
-        """Return the prefill budget of a step with these decodes; call it once per step.
+        """Return the prefill budget of a step with this many decodes; call it once per step.
 
-        `num_context_tokens`: context of the decodes, and the start positions of the current
-        prefills.
+        `prices`, `is_trusted`: the cost model, and whether it is accurate. `num_context_tokens`:
+        context of the decodes, and the start positions of the current prefills. `margin`: the error
+        of the cost model (`StepFit.error_p90`), which is smoothed here.
         """
         self._margin += _MARGIN_SMOOTHING * (min(max(margin, 0.0), _MAX_MARGIN) - self._margin)
         base_s = prices.step_time_s(
@@ -153,10 +157,12 @@ class PrefillLimit:
         )
 
     def _ideal(self, base_s: float, token_s: float, is_trusted: bool) -> float:
-        """Return the budget that the cost model allows; infinite for no limit."""
+        """Return the budget that the cost model allows; infinite if it sets no limit. While it is
+        not trusted: the current budget for 64 steps, then infinite.
+        """
         if not is_trusted:
             self._num_distrusted += 1
-            # Holding the budget is neither a rise nor a fall.
+            # A held budget counts as neither a rise nor a fall.
             return self._held if self._num_distrusted <= _PATIENCE_STEPS else math.inf
         self._num_distrusted = 0
         left_s = self._target_s / (1.0 + self._margin) - base_s
@@ -178,18 +184,18 @@ class PrefillLimit:
         return risen
 
     def _whole(self, ideal: float) -> int:
-        """Round to whole quanta, within the limits."""
+        """Return `ideal` tokens rounded down to whole quanta, within the limits."""
         if ideal >= self._max:
             return self._max
         num_tokens = int(ideal)
         return max(num_tokens - num_tokens % self._quantum, self._min)
 
 
-class _Probes:
-    """Increases of a limit, and how long to wait after a reversed one.
+class Probes:
+    """Tracks rises of a limit, and how long to wait after a rise that was reversed.
 
-    More load justifies a fall. A fall without more load than at the last rise shows that the rise
-    changed the cost model.
+    A fall is expected when the load grows. A fall without more load than at the last rise shows
+    that the rise changed the cost model.
     """
 
     __slots__ = (
@@ -213,18 +219,18 @@ class _Probes:
         self._wait_until = 0
 
     def begin_step(self, num_decodes: int, num_context_tokens: int) -> None:
-        """Begin a step with these decodes and this context."""
+        """Begin a step with these counts of decodes and context tokens."""
         self._num_steps += 1
         self._load = (num_decodes, num_context_tokens)
         if 0 <= self._rose_at < self._num_steps - _PATIENCE_STEPS:
-            # The rise lasted.
+            # The rise was not reversed in time: it succeeded.
             self._rose_at = -1
             if self._level >= self._failed_level:
                 self._wait = 0
 
     def may_rise(self, level: int) -> bool:
-        """Whether a rise to `level` is allowed; always under a lighter load than that of the failed
-        one.
+        """Whether a rise to `level` is allowed: if it is below the level that last failed, if the
+        wait is over, or if the load is lighter than at the last rise.
         """
         return (
             level < self._failed_level or self._num_steps >= self._wait_until or self._is_lighter()
@@ -240,7 +246,7 @@ class _Probes:
         """Record that the limit falls in this step."""
         if self._rose_at < 0:
             return
-        # The rise did not last, whatever reversed it.
+        # The rise was reversed: it failed, whatever the cause.
         self._rose_at = -1
         if self._is_heavier():
             return
@@ -261,18 +267,18 @@ class _Probes:
 
 
 class BatchLimit:
-    """How many requests may run at once so that a step of decodes alone meets the target.
+    """Limits how many requests run together, so that a step of decodes alone meets the target.
 
-    With c the mean context of a running request, held near its peak, and r the minimum prefill of a
-    step, for which time is reserved:
+    With c the recent peak of the mean context of a running request, r the minimum prefill of a
+    step, for which time is reserved, and aim = target / (1 + margin), the margin at most 0.5:
 
         ideal = (aim - step_s - r prefill_token_s) / (decode_slot_s + c context_token_s)
 
     Every `period_steps` the limit moves towards the ideal by at most a sixteenth of itself (at
-    least 1), and not while within a sixteenth of the ideal (for a rise: at least 1). It limits
-    admission: running requests stay, so after a fall the batch shrinks as they end. It starts at
-    `max_num_seqs`, and moves back there in the same way while the cost model is not trusted.
-    ValueError names the invalid parameter.
+    least 1), unless it is at most a sixteenth of itself away from the ideal, or at most 1 below it
+    (an ideal at a bound is always reached). It limits admission: running requests stay, so after a
+    fall the batch shrinks as they end. It starts at `max_num_seqs`, and moves back there in the
+    same way while the cost model is not trusted. Raises ValueError naming the invalid parameter.
     """
 
     __slots__ = (
@@ -315,7 +321,7 @@ class BatchLimit:
 
     @property
     def num_seqs(self) -> int:
-        """Number of requests that may run at once."""
+        """Number of requests that may run together."""
         return self._limit
 
     def observe(
@@ -327,9 +333,11 @@ class BatchLimit:
         num_context_tokens: int,
         margin: float = 0.0,
     ) -> int:
-        """Adjust the limit to a step of these decodes and contexts; return the new limit.
+        """Record a step with these decodes; in every `period_steps`th call adjust the limit. Return
+        the limit.
 
-        `margin`: as in `PrefillLimit`.
+        Arguments as in `PrefillLimit.budget`, but the context is that of the decodes only and the
+        margin is not smoothed.
         """
         if num_decodes:
             mean = num_context_tokens / num_decodes

@@ -1,9 +1,9 @@
-"""A launched step, until its result is collected, and the rows that it samples.
+"""A launched step whose result is not collected yet, and the rows that it samples.
 
-Owns the data of a batch that `update` needs and the arrays no longer contain: which rows sample, at
-which positions, and which prefill chunks they finish. `Rows` are copies from `SlotArrays` that are
-constant while a request runs, so those of a decode batch are gathered when membership changes and
-reused every step.
+Keeps the data of a batch that `Engine.update` needs and that the slot arrays no longer contain:
+which rows sample, at which positions, and which prefill chunks end. `SamplingRows` copies values
+from `SlotArrays` that are constant while a request runs. The rows of a decode batch are copied when
+its membership changes and reused in every step.
 """
 
 from collections import deque
@@ -18,13 +18,14 @@ from penstock.scheduler.slot_arrays import NO_TOKEN, SlotArrays
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """The m slots that sample. `slots` int32 [m] and `index` intp [m] have the same numbers.
+class SamplingRows:
+    """The m slots that sample a token in a step.
 
-    `offsets` intp [m]: start of a slot's tokens in the flat token array. `stop_ids`: int32 [m]
-    arrays, as many as the request with the most stop ids has. `max_total`, `min_total` int32 [m];
-    `has_min`: whether stop ids are barred at first in any row. `keys` int64 [m]; `tenants` int32
-    [m].
+    `slots` int32 [m] and `index` intp [m]: the same slot numbers in two types. `offsets` intp [m]:
+    start of a slot's tokens in the flat token array. `stop_ids`: int32 [m] arrays, at most as many
+    as the largest number of stop ids of a request. `max_total`, `min_total` int32 [m]; `has_min`:
+    whether any row has a minimum length, up to which stop ids are barred. `keys` int64 [m];
+    `tenants` int32 [m].
     """
 
     slots: NDArray[np.int32]
@@ -40,9 +41,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.index)
 
-    def take(self, keep: NDArray[np.intp]) -> "Rows":
+    def take(self, keep: NDArray[np.intp]) -> "SamplingRows":
         """Return the rows at `keep`, in that order."""
-        return Rows(
+        return SamplingRows(
             self.slots[keep],
             self.index[keep],
             self.offsets[keep],
@@ -57,10 +58,10 @@ class Rows:
     def ended(
         self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return which rows end when `tokens` [m] make them `num_tokens` [m] long, and which of
-        them by a stop.
+        """Return two masks, bool [m]: which rows end with these `tokens` [m], and which of them by
+        a stop id.
 
-        Two bool [m]: ended, ended by a stop id.
+        `num_tokens` [m]: lengths including these tokens.
         """
         is_stop: NDArray[np.bool_] = np.zeros(len(tokens), dtype=np.bool_)
         for column in self.stop_ids:
@@ -70,14 +71,14 @@ class Rows:
         return is_stop | (num_tokens >= self.max_total), is_stop
 
 
-def gather_rows(arrays: SlotArrays, index: NDArray[np.intp], num_stop_columns: int) -> Rows:
-    """Return the rows for the slots of `index`; `num_stop_columns`: the most stop ids that any
-    has.
+def gather_rows(arrays: SlotArrays, index: NDArray[np.intp], num_stop_columns: int) -> SamplingRows:
+    """Return the rows for the slots of `index`; `num_stop_columns`: at least the number of stop ids
+    of each of their requests.
     """
     columns = arrays.stop_ids[:num_stop_columns, index]
     max_total = arrays.max_total[index]
     min_total = arrays.min_total[index]
-    return Rows(
+    return SamplingRows(
         slots=index.astype(np.int32),
         index=index,
         offsets=index * arrays.max_seq_len,
@@ -91,10 +92,10 @@ def gather_rows(arrays: SlotArrays, index: NDArray[np.intp], num_stop_columns: i
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chunk:
+class PrefillChunk:
     """A prefill row: `count` tokens of `request` from position `start` on.
 
-    `completes`: no known token is left, so the row samples the next one.
+    `completes`: the chunk ends with the last known token, so the row samples the next one.
     """
 
     request: Request
@@ -106,23 +107,27 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaunchedStep:
-    """One batch in flight.
+    """A launched batch.
 
-    `rows`: the m slots that sample; `positions` int32 [m]: position of the token that each samples.
-    `ones` int32 [high_water]: as in DecodeRoster if the rows are exactly those of a decode roster,
-    else None. `dropped`: slots released since the launch.
+    Attributes:
+        rows: The m slots that sample.
+        positions: int32 [m]; position of the token that each samples.
+        ones: int32 [high_water]; see `running.DecodeRoster`. None if the rows are not exactly those
+            of a decode roster.
+        chunks: The prefill rows, including those that do not sample.
+        dropped: Slots released since the launch.
     """
 
     batch: Batch
-    rows: Rows
+    rows: SamplingRows
     positions: NDArray[np.int32]
     ones: NDArray[np.int32] | None
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[PrefillChunk, ...]
     dropped: set[int] = field(default_factory=set[int])
 
 
 class LaunchedSteps:
-    """Launched steps whose results were not collected yet, oldest first."""
+    """Launched steps whose results have not been collected yet, oldest first."""
 
     def __init__(self) -> None:
         self._steps: deque[LaunchedStep] = deque()
@@ -132,29 +137,30 @@ class LaunchedSteps:
 
     @property
     def oldest(self) -> LaunchedStep:
-        """The step whose result is due next; there must be one."""
+        """The oldest launched step, whose result is collected next; there must be at least one."""
         return self._steps[0]
 
     @property
     def newest(self) -> LaunchedStep:
-        """The step that was planned last; there must be one."""
+        """The step that was planned last; there must be at least one."""
         return self._steps[-1]
 
     def append(self, step: LaunchedStep) -> None:
-        """Add a step that is launched."""
+        """Append a step that is being launched."""
         self._steps.append(step)
 
     def pop_oldest(self) -> LaunchedStep:
-        """Remove the oldest step, whose result has arrived."""
+        """Remove and return the oldest step, whose result has arrived."""
         return self._steps.popleft()
 
     def drop(self, slot: int, num_computed: int) -> int:
-        """Record in every step that a slot is released, so that its late tokens are dropped.
+        """Record in every step that a slot is released, so that the tokens that these steps return
+        for it are dropped.
 
-        Return how many of its `num_computed` tokens were computed by steps that were collected.
+        Return how many of its `num_computed` tokens were computed by collected steps.
         """
         for step in self._steps:
-            # Once dropped, a row belongs to an earlier request in the same slot.
+            # A row that is already dropped belongs to an earlier request in the same slot.
             if slot not in step.dropped:
                 starts = step.batch.starts[step.batch.slots == slot]
                 num_computed = min([num_computed, *starts.tolist()])

@@ -1,7 +1,7 @@
-"""Blocks of prompts that live requests are about to compute.
+"""Prompt blocks that live requests are about to compute.
 
-Owns the map from the first uncached block to the requests. Does not know which blocks have been
-computed since: the cache is searched first.
+Maps the first uncached block of a prompt to the requests that start there. Does not record which
+blocks have been computed since: callers search the cache first.
 """
 
 from collections.abc import Mapping
@@ -10,13 +10,15 @@ from itertools import islice
 from penstock.scheduler.request import Request
 
 MAX_LOOKED_AT = 32
-"""Most requests checked per start block; of further ones, one is assumed to match."""
+"""Maximum number of requests checked per start block. If there are more, one of the others is
+assumed to have the block.
+"""
 
 
 class LivePrefixes:
     """Prompts of live requests, by the digest of the first block that was not cached.
 
-    Adding and removing cost the same for any prompt; the query does the work.
+    Adding and removing take constant time; a query takes longer.
     """
 
     def __init__(self) -> None:
@@ -24,7 +26,9 @@ class LivePrefixes:
         self._first_of: dict[int, bytes] = {}
 
     def add(self, request: Request, num_matched: int) -> None:
-        """Add a request whose first `num_matched` blocks are cached."""
+        """Add a request; the first `num_matched` blocks of its prompt are cached. A no-op if all
+        are.
+        """
         spec = request.spec
         if num_matched >= len(spec.block_hashes):
             return
@@ -43,19 +47,24 @@ class LivePrefixes:
             del self._begun_at[first]
 
     def is_wanted(self, request: Request, index: int) -> bool:
-        """Whether another request may compute block `index` of this one's prompt.
+        """Whether another live request may compute block `index` of this request's prompt first.
 
-        Only requests whose first block to compute is this one or an earlier one may.
+        This request can then reuse the block. Considers only requests whose first uncached block is
+        this block or an earlier one.
         """
+        if request.spec.sampling.needs_whole_prompt:
+            return False
         hashes = request.spec.block_hashes
         return index < len(hashes) and any(
-            self._goes_on(begun, request, index)
+            self._has_block(begun, request, index)
             for digest in hashes[: index + 1]
             if (begun := self._begun_at.get(digest)) is not None
         )
 
-    def _goes_on(self, begun: dict[int, Request], request: Request, index: int) -> bool:
-        """Whether one of `begun` has the same block at `index`."""
+    def _has_block(self, begun: dict[int, Request], request: Request, index: int) -> bool:
+        """Whether another of the `begun` requests has the same digest at `index` of its prompt;
+        assumed if there are more than MAX_LOOKED_AT.
+        """
         key, digest = request.spec.key, request.spec.block_hashes[index]
         for other in islice(reversed(begun.values()), MAX_LOOKED_AT):
             hashes = other.spec.block_hashes
@@ -64,9 +73,9 @@ class LivePrefixes:
         return len(begun) > MAX_LOOKED_AT
 
     def faults(self, live: Mapping[int, Request]) -> list[str]:
-        """Return the inconsistencies."""
+        """Return the inconsistencies of this index, given the live requests."""
         begun = {key: first for first, each in self._begun_at.items() for key in each}
         found = [] if begun == self._first_of else ["live prefixes are miscounted"]
         if not begun.keys() <= live.keys():
-            found.append("a request that ended still counts among the live prefixes")
+            found.append("a request that has ended is still in the index of live prefixes")
         return found

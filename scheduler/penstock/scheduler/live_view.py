@@ -1,7 +1,6 @@
 """Lists all live requests, for operators.
 
-Owns the value, which contains no token and no text, the list and its order. Reads everything,
-changes nothing; may take milliseconds.
+The view of a request contains no token ids and no text. Read-only; may take milliseconds.
 """
 
 from dataclasses import dataclass
@@ -18,11 +17,16 @@ from penstock.scheduler.waiting_queue import WaitingQueue
 class LiveView:
     """The state of one output of a request. Times are absolute seconds on the engine's clock.
 
-    `waits_for` and `queue_position` (requests ahead of it) are set only while PENDING; the position
-    is None where counting it would cost too much. `slot`: -1 while PENDING. `deadline_s`: the
-    earliest open deadline, infinite for none. `num_prompt_tokens`: tokens of the client's prompt;
-    replayed output counts as output. `num_computed_tokens`: tokens whose keys and values are
-    written once every launched step is done.
+    Attributes:
+        waits_for: Why it is not admitted yet; only while PENDING.
+        queue_position: The number of requests ahead, only while PENDING; None if it was not
+            computed (see `live_views`).
+        slot: Its slot in the running batch, -1 while PENDING.
+        deadline_s: The earliest deadline still open, or its time limit if earlier; infinite without
+            any.
+        num_prompt_tokens: Tokens of the client's prompt; replayed output counts as output.
+        num_computed_tokens: Tokens whose keys and values will have been written when all launched
+            steps are done.
     """
 
     key: int
@@ -45,15 +49,17 @@ class LiveView:
 
 
 MAX_POSITIONS = 1000
-"""How many waiting requests get a position."""
+"""Maximum number of waiting requests with a queue position."""
 
 
 def live_views(
     arrays: SlotArrays, running: RunningSet, queue: WaitingQueue
 ) -> tuple[LiveView, ...]:
-    """Return running requests, most senior first, then waiting ones in order, then other waiting
-    ones. The others have no position: those behind the first thousand, outputs that wait for their
-    prompt, and requests of tenants at their running limit.
+    """Return the views of the running requests, the highest class and earliest arrival first, then
+    of the waiting ones in order.
+
+    Waiting requests without a position come last: those after the first `MAX_POSITIONS`, outputs
+    that wait for their prompt, and requests of tenants at their running limit.
     """
     first = queue.order.first(MAX_POSITIONS)
     keys = {request.spec.key for request in first}

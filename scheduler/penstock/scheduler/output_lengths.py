@@ -1,8 +1,8 @@
 """Output lengths: a distribution learned from ended requests.
 
-Owns the estimates: the mean, which predicts when running requests end, and the distribution by
-tenant and limit, which predicts whether a deadline is met; and which requests are admitted so that
-lengths are learned (`Exploration`). Does not know requests, or how an estimate is used.
+Contains the mean, used to predict when running requests end; the distribution by tenant and limit,
+used to predict whether a deadline is met; and the selection of requests that are admitted only to
+learn output lengths (`Exploration`).
 """
 
 import math
@@ -18,9 +18,9 @@ _PER_OCTAVE = 8
 _NUM_BUCKETS = _NUM_EXACT + 18 * _PER_OCTAVE
 """Buckets for lengths up to 4 million tokens, 6 to 12 % each; the last has all longer ones."""
 _BACK_OFF_REQUESTS = 8.0
-"""With this many outputs, a group weighs as much as the more general group."""
+"""With this many outputs, a group has the same weight as the more general group."""
 _MIN_SEEN = 16
-"""No estimate before this many outputs have ended."""
+"""There is no distribution before this many outputs have ended."""
 _MAX_HAZARD = 1.0 - 1e-9
 _RENEW_AFTER = 8
 """A distribution is recomputed after this many more outputs."""
@@ -49,9 +49,7 @@ _WIDTHS = np.diff(_BOUNDS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputBounds:
-    """The bounds that a request sets on its own length. `num_known`: tokens that it has generated
-    already.
-    """
+    """Bounds of one output's length, in tokens. `num_known`: tokens generated so far."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -59,14 +57,15 @@ class OutputBounds:
 
     @property
     def least(self) -> int:
-        """The minimum length of the output."""
+        """The minimum length of the output, in tokens."""
         return min(max(self.min_tokens, self.num_known + 1), self.max_tokens)
 
 
 class LengthDistribution:
-    """The distribution of one output's length, within the bounds that its request sets.
+    """Distribution of output lengths, evaluated within the bounds of one output.
 
-    `log_survival`: the logarithm of the probability that an output reaches each bucket.
+    `log_survival`: for each bucket, the logarithm of the probability that an output reaches it;
+    interpolated inside a bucket.
     """
 
     __slots__ = ("_log_survival",)
@@ -77,7 +76,7 @@ class LengthDistribution:
     def chance_within(self, num_tokens: int, bounds: OutputBounds) -> float:
         """Return the probability that the output has at most `num_tokens` tokens in total.
 
-        0 below `bounds.least` and 1 from `bounds.max_tokens` on, whatever was learned.
+        Always 0 below `bounds.least`, and 1 from `bounds.max_tokens` on.
         """
         if num_tokens >= bounds.max_tokens:
             return 1.0
@@ -87,13 +86,15 @@ class LengthDistribution:
         return -math.expm1(min(self._log_reach(num_tokens + 1) - reached, 0.0))
 
     def tokens_with(self, chance: float, bounds: OutputBounds) -> int:
-        """Return the smallest length within which the output ends with this probability."""
+        """Return the smallest total number of tokens, within the bounds, with which the output ends
+        with a probability of at least `chance`.
+        """
         if chance <= 0.0:
             return bounds.least
         if chance >= 1.0:
             return bounds.max_tokens
         target = self._log_reach(bounds.least) + math.log1p(-chance)
-        # Descending, so it is searched negated.
+        # The values are descending, but searchsorted needs ascending ones.
         index = bisect_left(self._log_survival, -target, key=lambda value: -value)
         if index >= len(self._log_survival):
             return bounds.max_tokens
@@ -114,15 +115,15 @@ class LengthDistribution:
 
 
 UNENDING = LengthDistribution([0.0] * (_NUM_BUCKETS + 1))
-"""The distribution of an output that only its limit ends: its length is certain."""
+"""The distribution of an output that only its limit can end: it always has the maximum length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunningOutputs:
-    """Lengths so far of running outputs, int32 [n].
+    """The current lengths of the running outputs, `num_tokens` int32 [n].
 
-    `is_of_tenant`, `has_limit` bool [n]: which outputs have the tenant, and a limit in the octave,
-    of the requested distribution.
+    `is_of_tenant`, `has_limit` bool [n]: which of them belong to the tenant of the requested
+    distribution, and which have a limit in the same octave as that distribution's.
     """
 
     num_tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
@@ -130,7 +131,7 @@ class RunningOutputs:
     has_limit: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
 
     def of(self, group: "_Group") -> NDArray[np.int32]:
-        """Return the outputs that belong to a group."""
+        """Return the lengths of the outputs that belong to a group (see `_groups_of`)."""
         chosen = np.ones(len(self.num_tokens), dtype=np.bool_)
         if group[0] is not None:
             chosen &= self.is_of_tenant
@@ -142,7 +143,7 @@ class RunningOutputs:
 class _Histogram:
     """Decayed counts of complete and of truncated outputs, by length.
 
-    Instead of decaying all counts, each new output gets a higher weight.
+    Decay is implemented by a growing weight of new outputs, so that old counts need no update.
     """
 
     __slots__ = ("_cuts", "_ends", "_growth", "_weight", "num_seen")
@@ -155,7 +156,9 @@ class _Histogram:
         self._growth = 1.0 / (1.0 - 1.0 / memory) if memory > 1 else 2.0
 
     def observe(self, num_tokens: int, *, is_cut: bool) -> None:
-        """Record an output that ended, or was truncated, at this length."""
+        """Record an output of this length; `is_cut`: it was truncated instead of ending at a stop
+        token.
+        """
         self.num_seen += 1
         counts = self._cuts if is_cut else self._ends
         counts[_bucket_of(num_tokens)] += self._weight
@@ -168,8 +171,8 @@ class _Histogram:
     def at_risk(
         self, running: NDArray[np.int32]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return, for each bucket, how many outputs reached it and could end there, and how many
-        ended there.
+        """Return for each bucket the number of outputs that could end there, and the number that
+        did.
 
         Outputs truncated within a bucket count as half (the actuarial estimate). `running`: lengths
         so far of running outputs, which count as truncated.
@@ -183,11 +186,11 @@ class _Histogram:
 
 
 class OutputLengths:
-    """Estimates of how many tokens requests generate until they end by themselves.
+    """Estimates how many tokens a request generates until a stop token ends it.
 
-    An output that reached its limit or ran out of time was truncated: it gives a lower bound of its
-    length, and all estimates count it as one. Long outputs are truncated first: without them
-    outputs would seem the shorter, the more of them are late.
+    An output that reached its limit or a deadline was truncated. It gives a lower bound of the
+    length, and is treated as a censored sample. Ignoring such outputs would bias the estimates,
+    since long outputs are truncated most often.
 
     - `mean_tokens`, `expected`, `expected_remaining`: outputs assumed memoryless. The mean is all
       tokens over all ends (the maximum likelihood for censored lifetimes: Cox and Oakes, *Analysis
@@ -195,10 +198,11 @@ class OutputLengths:
     - `of`: the distribution, as hazards by length (Kaplan and Meier, "Nonparametric Estimation from
       Incomplete Observations", 1958), of the tenant's outputs with a limit of the same octave. Each
       hazard is shrunk towards that of a more general group, in the order: tenant and limit, tenant,
-      limit, all. So for a length without observations in the group, the hazard is that of the more
-      general group.
+      limit, all. So at a length without observations in a group, the hazard of the more general
+      group applies.
 
-    Observations from `memory` requests ago have weight 1/e. ValueError names the invalid parameter.
+    Observations from `memory` requests ago have weight 1/e. Raises ValueError naming the invalid
+    parameter.
     """
 
     def __init__(self, prior_tokens: float = 256.0, *, memory: int = 256) -> None:
@@ -206,7 +210,7 @@ class OutputLengths:
             raise ValueError(f"prior_tokens must be finite and at least 1, not {prior_tokens}")
         if memory < 1:
             raise ValueError(f"memory must be at least 1, not {memory}")
-        # The prior weighs as much as one request.
+        # The prior has the weight of one request.
         self._num_tokens = prior_tokens
         self._num_ends = 1.0
         self._keep = 1.0 - 1.0 / memory
@@ -226,10 +230,10 @@ class OutputLengths:
     ) -> None:
         """Record a request that ended after `num_tokens`; `is_cut`: it was truncated.
 
-        `max_tokens`: its limit.
+        `max_tokens`: the limit of its output.
         """
         self._num_tokens = self._keep * self._num_tokens + max(num_tokens, 1)
-        # Never 0: where no output ends by itself the mean grows, and every limit is reached.
+        # Never 0: if no output ends by itself, the mean grows until every limit is below it.
         self._num_ends = max(self._keep * self._num_ends + (not is_cut), 1e-6)
         self._num_seen += 1
         for group in _groups_of(tenant, max_tokens):
@@ -241,20 +245,18 @@ class OutputLengths:
             del self._groups[next(iter(self._groups))]
 
     def num_seen_of(self, tenant: str) -> int:
-        """Return how many outputs of a tenant ended or were truncated, as far as they are
-        remembered.
-        """
+        """Return the number of recorded outputs of a tenant, truncated ones included."""
         histogram = self._groups.get((tenant, None))
         return 0 if histogram is None else histogram.num_seen
 
     def of(
         self, tenant: str, max_tokens: int, running: Callable[[], RunningOutputs] = RunningOutputs
     ) -> LengthDistribution | None:
-        """Return the distribution of a tenant's outputs with this limit; None while too few were
-        seen.
+        """Return the distribution of a tenant's outputs with this limit; None while there are too
+        few samples.
 
-        `running`: called when the distribution is recomputed. Without running outputs, the outputs
-        of the last seconds would be only the short ones.
+        `running`: called when the distribution is recomputed. Running outputs are included because
+        the recent outputs that have ended are mostly short ones.
         """
         key = (tenant, max_tokens.bit_length())
         num_seen, known = self._known.get(key, (-_RENEW_AFTER, None))
@@ -270,7 +272,8 @@ class OutputLengths:
     ) -> LengthDistribution | None:
         if self._num_seen < _MIN_SEEN:
             return None
-        # Beyond all observed lengths: memoryless, and bounded even where no output ends by itself.
+        # Beyond all observed lengths: memoryless, with a finite mean even if no output ends by
+        # itself.
         mean = min(self.mean_tokens, self._prior_tokens)
         hazards, weight = -np.expm1(-_WIDTHS / mean), 1.0
         for group in _groups_of(tenant, max_tokens):
@@ -290,8 +293,8 @@ class OutputLengths:
     def expected_remaining(self, num_requests: int, num_tokens_to_limit: int) -> float:
         """Return how many tokens all running requests together are still expected to generate.
 
-        Each counts as a new request, whatever it has generated; `num_tokens_to_limit`: the sum of
-        the tokens up to their limits.
+        Outputs are assumed memoryless, so tokens already generated do not matter.
+        `num_tokens_to_limit`: the sum of the tokens up to their limits.
         """
         if not num_requests:
             return 0.0
@@ -299,7 +302,9 @@ class OutputLengths:
 
 
 def _groups_of(tenant: str, max_tokens: int) -> tuple[_Group, ...]:
-    """Return the groups, most general first; limits of one octave are one group."""
+    """Return the groups of an output with this tenant and limit, most general first; limits of one
+    octave are one group.
+    """
     octave = max_tokens.bit_length()
     return ((None, None), (None, octave), (tenant, None), (tenant, octave))
 
@@ -307,7 +312,9 @@ def _groups_of(tenant: str, max_tokens: int) -> tuple[_Group, ...]:
 _OWN_SEEN = 16
 """A tenant with fewer observed outputs is new."""
 _MAX_NEW = 16.0
-"""Requests of a new tenant for which only certain bounds are used, decaying over a minute."""
+"""Maximum number of requests of a new tenant that are judged by their bounds alone; the count
+decays over a minute.
+"""
 _MAX_NEW_OF_ALL = 64.0
 _MEMORY_S = 60.0
 _EVERY = 64
@@ -315,8 +322,10 @@ _MAX_TENANTS = 4096
 
 
 @dataclass(slots=True)
-class _Account:
-    """`num_new`: admitted requests of a new tenant, decaying, as of `at_s`."""
+class _ExplorationAllowance:
+    """The exploration allowance of one tenant. `num_new`: decayed number of requests admitted while
+    the tenant was new, as of time `at_s`. `num_unlikely`: see `Exploration.takes_unlikely`.
+    """
 
     num_new: float = 0.0
     at_s: float = -math.inf
@@ -329,17 +338,20 @@ class _Account:
 
 
 class Exploration:
-    """The allowances of all tenants; of too many tenants, the most recently used ones."""
+    """Limits, per tenant and in total, how many requests are admitted only to learn output lengths.
+
+    Tracks a bounded number of tenants, the most recently active.
+    """
 
     __slots__ = ("_accounts", "_of_all")
 
     def __init__(self) -> None:
-        self._accounts: dict[str, _Account] = {}
-        self._of_all = _Account()
+        self._accounts: dict[str, _ExplorationAllowance] = {}
+        self._of_all = _ExplorationAllowance()
 
     def takes_new(self, tenant: str, num_seen: int, now: float) -> bool:
-        """Count a request as one of a new tenant if there is room; return whether it was counted.
-        `num_seen`: observed outputs of that tenant.
+        """Return whether to judge a request by its bounds alone because its tenant is new; if so,
+        count it. `num_seen`: observed outputs of that tenant.
         """
         if num_seen >= _OWN_SEEN:
             return False
@@ -351,15 +363,15 @@ class Exploration:
         return True
 
     def takes_unlikely(self, tenant: str) -> bool:
-        """Count a request that learned lengths would reject; return whether it is admitted
-        anyway.
+        """Count a request that would be rejected by the learned lengths; return whether to admit it
+        all the same, as every `_EVERY`th of a tenant.
         """
         account = self._account_of(tenant)
         account.num_unlikely += 1
         return account.num_unlikely % _EVERY == 0
 
-    def _account_of(self, tenant: str) -> _Account:
-        account = self._accounts.pop(tenant, None) or _Account()
+    def _account_of(self, tenant: str) -> _ExplorationAllowance:
+        account = self._accounts.pop(tenant, None) or _ExplorationAllowance()
         self._accounts[tenant] = account
         if len(self._accounts) > _MAX_TENANTS:
             del self._accounts[next(iter(self._accounts))]

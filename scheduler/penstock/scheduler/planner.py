@@ -1,13 +1,14 @@
 """Plans each step: which requests run and how many tokens each computes.
 
-Owns the order of decisions: running decodes first, then the prompts of tenants under their share
-(fair_share.py), then other prefills in progress, and then other admissions, none in a step that
-preempted. Every request has a number of computed tokens and must catch up with its total (as in
-vLLM), so chunked prefill, prefix hits and recomputation after a preemption are the same. A
-self-paced executor takes prompts whole. A prompt without a response is planned again in every step,
-so it uses budget while the wrapped engine computes it; the budget is that of two steps, because a
-response arrives after the next step has begun, which would otherwise have nothing new to compute.
-Does not read results.
+The order is: running decodes, prompts of tenants under their share (fair_share.py), other prefills
+in progress, other admissions. A step that preempted a request admits only requests of tenants under
+their share. Every request has a number of computed tokens, which must reach its number of known
+tokens (as in vLLM), so chunked prefill, prefix hits and recomputation after a preemption are
+handled in the same way. A self-paced executor (see `ExecutorInfo`) gets whole prompts. A prompt
+without a response is planned again in every step, so that it uses budget while the wrapped engine
+computes it. The budget is then that of two steps: the response to a step arrives after the next
+step has begun, which would otherwise have no new prompt. Results are applied elsewhere
+(results.py).
 """
 
 import math
@@ -24,12 +25,12 @@ from penstock.scheduler.events import WaitReason
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.fair_share import FairShare
 from penstock.scheduler.kv_cache import KVCache
-from penstock.scheduler.launched_step import Chunk, LaunchedStep
+from penstock.scheduler.launched_step import LaunchedStep, PrefillChunk
 from penstock.scheduler.request import NO_TIME, Request
 from penstock.scheduler.running import DecodeRoster, RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.step_sizing import StepSizing
-from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.tenant_counters import TenantCounters
 from penstock.scheduler.token_budget import TokenBudget
 from penstock.scheduler.transitions import Transitions
 from penstock.scheduler.victims import VictimSelection
@@ -51,7 +52,7 @@ class Planner:
         cache: KVCache,
         running: RunningSet,
         queue: WaitingQueue,
-        tenants: Tenants,
+        tenants: TenantCounters,
         sizing: StepSizing,
         predictor: DeadlinePredictor,
         victims: VictimSelection,
@@ -78,7 +79,7 @@ class Planner:
         self._has_preempted = False
         # Classes and tenants of requests preempted in this step for lack of blocks.
         self._preempted: list[tuple[int, int]] = []
-        self._serves_light = (
+        self._prefills_under_share = (
             self._is_fair and not info.is_self_paced and math.isfinite(config.yield_ratio)
         )
         self._yield_ratio = config.yield_ratio
@@ -90,10 +91,10 @@ class Planner:
         self._step = 0
 
     def plan(self, now: float) -> LaunchedStep | None:
-        """Return the next step, with its tokens accounted as launched.
+        """Return the next step, with its tokens counted as launched.
 
-        Without running requests: a step without rows if slots were released, since the executor
-        must be notified of releases even if nothing follows; else None.
+        If no request can run, return a step without rows if slots were released, because the
+        executor must be notified of releases in any case; else None.
         """
         self._has_preempted = False
         self._preempted.clear()
@@ -105,21 +106,17 @@ class Planner:
             max_share=self._max_prefill_share,
             is_whole=self._takes_whole_prompts,
         )
-        serves_all = self._serve_light(budget, now)
-        light = budget.requests if self._serves_light else []
-        if serves_all:
-            self._continue_prefills(budget, now)
-            if self._has_preempted:
-                waits_for = WaitReason.BLOCKS if len(self._order) else None
-            else:
-                waits_for = self._admission.admit(budget, now)
-            budget.top_up(self._cache)
+        light: list[Request] = []
+        waits_for: WaitReason | None = None
+        # Most steps of a lightly loaded engine only decode.
+        if self._running.num_prefilling or len(self._order):
+            light, waits_for = self._serve_prompts(budget, now)
         else:
-            waits_for = WaitReason.FAIRNESS if len(self._order) else None
+            self._has_left_out = False
         self._queue.note_reason(waits_for, now)
         self._pause_decodes(light)
         chunks = list(budget.chunks())
-        # Gathered again if a prefill preempted a decode.
+        # Built again if a prefill preempted a decode.
         roster = self._running.decodes(self._cache.capacity)
         if not chunks and not len(roster.rows) and not self._running.has_released:
             return None
@@ -127,8 +124,28 @@ class Planner:
         self._running.resume_decoding()
         return flight
 
+    def _serve_prompts(
+        self, budget: TokenBudget, now: float
+    ) -> tuple[list[Request], WaitReason | None]:
+        """Give `budget` to prompts in progress and to new requests.
+
+        Return the requests of tenants under their share that got tokens, and why the next request
+        in the queue was not admitted (None if none is left).
+        """
+        serves_all = self._serve_under_share(budget, now)
+        light = budget.requests if self._prefills_under_share else []
+        if not serves_all:
+            return light, WaitReason.FAIRNESS if len(self._order) else None
+        self._continue_prefills(budget, now)
+        if self._has_preempted:
+            waits_for = WaitReason.BLOCKS if len(self._order) else None
+        else:
+            waits_for = self._admission.admit(budget, now)
+        budget.top_up(self._cache)
+        return light, waits_for
+
     def _prefill_tokens(self, num_decodes: int) -> int:
-        """Return how many prefill tokens the step may have in addition to `num_decodes` decodes."""
+        """Return the prefill token budget of a step with `num_decodes` decodes."""
         sizing = self._sizing
         if not sizing.has_target:
             return sizing.budget(num_decodes)
@@ -141,7 +158,9 @@ class Planner:
         )
 
     def _make_room_for_decodes(self, now: float) -> int:
-        """Ensure that every decode row has a block for its token; return the number of rows."""
+        """Ensure that every decode row has a block for its token, by preemption if necessary;
+        return the number of rows.
+        """
         running, cache = self._running, self._cache
         while True:
             roster = running.decodes(cache.capacity)
@@ -159,21 +178,20 @@ class Planner:
             else:
                 self._preempt(self._victim(set()), now)
 
-    def _serve_light(self, budget: TokenBudget, now: float) -> bool:
-        """Serve prompts of light tenants (fair_share.py) first, in progress or new, with all the
-        budget that they can use.
+    def _serve_under_share(self, budget: TokenBudget, now: float) -> bool:
+        """Give budget first to prompts, in progress or new, of tenants under their share
+        (fair_share.py).
 
-        Return whether others may use the rest. A step that ends such a prompt gives no tokens to
-        prompts of others, so that its first token does not wait for them; the next step does. No
-        light prompt goes before a prompt of a higher class that is in progress.
+        Return whether other requests may use the remaining budget. A step that ends such a prompt
+        computes no other prompts, so that its first token is not delayed. Prompts in progress of a
+        higher class go before such prompts.
 
-        **Bound.** While prompts of others are in progress, one step in `aging_stride` serves them
-        as if no tenant were light, whatever light tenants request.
+        **Bound.** While other prompts are in progress, one step in `aging_stride` serves all of
+        them as if no tenant were under its share.
         """
         running, has_left_out = self._running, self._has_left_out
         self._has_left_out = False
-        is_useful = running.num_prefilling or len(self._queue)
-        if not (self._serves_light and is_useful and self._tenants.num_live > 1):
+        if not self._prefills_under_share or self._tenants.num_live < 2:
             return True
         shares = self._shares()
         light: list[Request] = []
@@ -194,12 +212,14 @@ class Planner:
         return not self._has_left_out
 
     def _pause_decodes(self, light: Sequence[Request]) -> None:
-        """Leave the decodes of tenants over their share out of a step for a light tenant's prompt.
+        """Leave the decodes of tenants over their share out of a step that computes prompts of
+        tenants under their share.
 
-        Next to a full batch of decodes such a prompt takes up to twice as long. `light`: the light
-        prompts of this step. Only tenants with more past service than the light ones are paused, so
-        that a tenant of many short requests delays others only until it has as much; decodes of a
-        higher class continue, and none is left out of more than `MAX_PAUSED_STEPS` steps in a row.
+        With a full batch of decodes such a prompt would take up to twice as long. `light`: the
+        requests with these prompts. Only tenants that have received more service than the tenants
+        of `light` are paused, so that a tenant with many short requests delays others only until it
+        has received as much service. Decodes of a higher class continue, and none is paused for
+        more than `MAX_PAUSED_STEPS` steps in a row.
         """
         num_paused, self._num_paused_steps = self._num_paused_steps, 0
         arrays, tenants = self._arrays, self._tenants
@@ -231,7 +251,7 @@ class Planner:
         for request in under_way:
             if budget.num_left <= 0 and not self._takes_whole_prompts:
                 break
-            # An earlier one of this loop may have preempted it.
+            # An earlier iteration may have preempted it.
             if request.slot < 0 or request.slot in served:
                 continue
             start = int(arrays.num_computed[request.slot])
@@ -241,11 +261,11 @@ class Planner:
                 budget.add(request, start, count, remaining)
 
     def _urgent(self, under_way: list[Request], now: float) -> dict[int, float]:
-        """Return the slots of prompts that go first in their class with the whole budget, and their
-        deadlines.
+        """Return the urgent prompts: by slot, the TTFT deadlines of prompts that get the whole
+        budget first.
 
-        See forecast.py. A prompt is not urgent while a request of a higher class waits, which needs
-        budget to be admitted.
+        See `DeadlinePredictor.urgent`. They go first within their class. No prompt is urgent while
+        a request of a higher class waits, because that request needs budget to be admitted.
 
         **Bound.** One step in `aging_stride` serves all prompts as if none were urgent.
         """
@@ -261,10 +281,10 @@ class Planner:
     def _make_room(
         self, request: Request, num_tokens: int, budget: TokenBudget, now: float
     ) -> bool:
-        """Allocate blocks for a running request, by preemption if necessary; return False if it was
-        preempted itself.
+        """Allocate blocks for a running request, preempting others if necessary.
 
-        Requests that got tokens in this step keep them.
+        Return False if the request itself was preempted. Requests that got tokens in this step are
+        not preempted.
         """
         cache = self._cache
         missing = cache.num_missing(request.slot, num_tokens)
@@ -281,7 +301,8 @@ class Planner:
         if self._is_fair:
             shares = self._shares() if self._tenants.num_live > 1 else None
             return self._victims.choose_victim(spared, shares)
-        # In order of seniority, requests that got tokens are never the most junior.
+        # Prompts are served in order of seniority, so requests with tokens are never the most
+        # junior.
         return self._running.most_junior()
 
     def _shares(self) -> FairShare:
@@ -292,8 +313,10 @@ class Planner:
         self._preempted.append((int(self._arrays.level[victim.slot]), victim.tenant))
         self._transitions.preempt(victim, now)
 
-    def _commit(self, roster: DecodeRoster, chunks: list[Chunk]) -> LaunchedStep:
-        """Advance all requests as if the step were done, and return the launched step."""
+    def _commit(self, roster: DecodeRoster, chunks: list[PrefillChunk]) -> LaunchedStep:
+        """Advance the progress of all rows as if the step were done, and return the launched
+        step.
+        """
         arrays, running = self._arrays, self._running
         starts, num_decodes = roster.starts, len(roster.rows)
         running.note_step(chunks, num_decodes)

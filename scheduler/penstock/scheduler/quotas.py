@@ -1,18 +1,22 @@
 """Quotas of a tenant: live requests, requests per minute, tokens per minute, and their use.
 
-Owns the limits as one validated value, the value that names an exceeded limit, the accounts, and
-the check whether one more request fits. Pure: `now` is an argument. Does not know the source of the
-limits, nor fronts: there is one account per tenant, so a limit applies over all fronts.
+Contains the limits of a tenant, the description of an exceeded limit, the accounts of use, and the
+check of a new request. They read no clock: `now` is an argument. There is one account per tenant,
+so a limit applies over all front-end processes.
 
 The two limits per minute are the Generic Cell Rate Algorithm in its virtual scheduling form (ITU-T
-Recommendation I.371): an account is the time at which the tenant has its full minute's allowance
-again. Use advances that time by its share of a minute, and a request fits if the time is then at
-most a minute ahead. So a quiet tenant may use a minute's allowance at once and then continues at
-the rate: in any interval of w seconds it gets at most (1 + w / 60) times its limit.
+Recommendation I.371): an account is the time at which the tenant's allowance for a minute is full
+again. Each use moves that time forward in proportion to the limit, and a request fits if the time
+is then at most a minute ahead. So an idle tenant may use a minute's allowance in a burst and then
+continue at the configured rate: in any interval of w seconds it gets at most (1 + w / 60) times its
+limit.
 
-Output length is not known beforehand: output is charged as it is generated and may put the account
-more than a minute ahead. The tenant must wait until this debt has elapsed before its next request
-is admitted. A prompt larger than a minute's allowance fits if the allowance is unused.
+The output length is not known in advance: output is charged as it is generated and may put the
+account more than a minute ahead. The tenant's next request is admitted only after that excess has
+elapsed. A prompt larger than a minute's allowance fits if the allowance is unused.
+
+A request that is displaced from the queue is refunded, at most up to the full allowance. The bound
+above is on charges less refunds.
 """
 
 import enum
@@ -27,12 +31,12 @@ from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.setting import check, setting
 
 MAX_QUOTA = 10**12
-"""Largest limit: up to here sums of tokens are exact in floating point."""
+"""Largest limit: up to this value sums of tokens are exact in floating point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantQuota:
-    """The limits of one tenant, over all fronts together; None for no limit.
+    """The limits of one tenant, over all front-end processes together; None for no limit.
 
     A request of n outputs counts as n requests: each takes a slot and is generated separately.
     `max_num_live`: requests that wait or run. `max_requests_per_minute`: admitted requests.
@@ -79,22 +83,25 @@ NO_QUOTA = TenantQuota()
 
 
 class QuotaKind(enum.IntEnum):
-    """The kinds of limits of a tenant."""
+    """The kinds of limit: live requests, waiting requests, requests per minute, tokens per
+    minute.
+    """
 
     NUM_LIVE = 1
     """`TenantQuota.max_num_live`."""
     REQUESTS_PER_MINUTE = 2
     TOKENS_PER_MINUTE = 3
     NUM_WAITING = 4
-    """`SchedulerConfig.max_num_waiting_per_tenant`: one tenant's part of the queue."""
+    """`SchedulerConfig.max_num_waiting_per_tenant`: waiting requests of one tenant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaBreach:
-    """Why a tenant's request is not admitted: the exceeded limit.
+    """The limit that a rejected request exceeds.
 
-    `retry_after_s`: delay after which the request would be admitted if the tenant sends nothing
-    else, None if that depends on the end of its other requests.
+    `retry_after_s`: seconds after which the request fits if the tenant sends no other request;
+    infinite if it never fits; predicted for NUM_WAITING; None if unknown, because the tenant's
+    other requests must end first.
     """
 
     kind: QuotaKind
@@ -107,16 +114,19 @@ _ROUNDING_S = 1e-6
 """Tolerance, so that a retry after exactly the returned delay does not fail by rounding."""
 _FIRST_CAPACITY = 16
 _MAX_SWEPT = 2
-"""Idle accounts checked for each new one, so that accounts are dropped faster than added."""
+"""Number of idle accounts checked for each new account, so that accounts are dropped faster than
+added.
+"""
 
 
 def minute_breach(
     quota: TenantQuota, num_requests: int, num_tokens: int, full_s: tuple[float, float], now: float
 ) -> QuotaBreach | None:
-    """Return the exceeded limit per minute, of several the one with the longest wait; None if none
-    is.
+    """Return the exceeded limit per minute, the one with the longest wait if there are several;
+    None if no limit is exceeded.
 
-    `full_s`: the tenant's accounts of requests and of tokens.
+    `num_requests`, `num_tokens`: what the new request would use. `full_s`: the times at which the
+    tenant's allowances of requests and of tokens are full again.
     """
     worst: QuotaBreach | None = None
     for kind, limit, count, account_s in (
@@ -133,15 +143,18 @@ def minute_breach(
 
 
 def charged(full_s: float, count: int, limit: int, now: float) -> float:
-    """Return an account of `limit` per minute after a use of `count`."""
+    """Return the account (see the module's docstring) after a use of `count` against a `limit` per
+    minute.
+    """
     return max(full_s, now) + count * (_MINUTE_S / limit)
 
 
 class QuotaAccounts:
-    """Accounts by tenant, kept while a tenant has live requests or a debt.
+    """Per-tenant quota accounts, kept while a tenant has live requests or an allowance that is not
+    full.
 
-    Limits may be replaced at any time. The used part of a minute is kept in seconds of waiting, so
-    that a smaller limit does not become a debt of hours.
+    Limits may be replaced at any time. Usage is stored as the time at which the allowance is full
+    again, so that a lowered limit does not block a tenant for hours.
     """
 
     def __init__(self, quotas: Mapping[str, TenantQuota], default: TenantQuota) -> None:
@@ -157,7 +170,7 @@ class QuotaAccounts:
         # Seconds that one token costs, 0 without a limit.
         self._token_s: NDArray[np.float64] = np.zeros(_FIRST_CAPACITY)
         self._is_counting = False
-        # By the index in the table of tenants, of tenants with live requests.
+        # By tenant index, for tenants with live requests.
         self._row_at: NDArray[np.intp] = np.zeros(_FIRST_CAPACITY, dtype=np.intp)
 
     def __len__(self) -> int:
@@ -177,10 +190,10 @@ class QuotaAccounts:
     def breach_of(
         self, tenant: str, num_tokens: int, num_outputs: int, now: float
     ) -> QuotaBreach | None:
-        """Return the quota that a request of `num_outputs` outputs, with a prompt of `num_tokens`,
-        exceeds.
+        """Return the quota that a request exceeds; None if it fits.
 
-        Of several, the one with the longest wait; None if it fits.
+        `num_tokens`: length of the prompt. If several are exceeded: the limit per minute with the
+        longest wait, before the number of live requests.
         """
         quota = self.quota_of(tenant)
         if quota == NO_QUOTA:
@@ -197,11 +210,12 @@ class QuotaAccounts:
         return minute_breach(quota, num_outputs, num_tokens, full_s, now) or over_live
 
     def take_in(self, spec: RequestSpec, num_outputs: int, index: int, now: float) -> None:
-        """Charge an admitted request, with the leader `spec`.
+        """Charge a request that joins the queue, with `num_outputs` outputs; `spec`: its first
+        output.
 
-        `index`: index of its tenant in the table of tenants. The prompt is computed once and
-        charged once; every output counts as live and as a request of the minute. A replay was
-        charged when it was first admitted: now only its outputs count as live.
+        `index`: the tenant's index in `TenantCounters`. The prompt is charged once. Every output
+        counts as a live request and as one of the minute's requests. A replayed request was charged
+        when it first joined, so it counts only as live.
         """
         tenant = spec.tenant
         row = self._row_of.get(tenant)
@@ -223,6 +237,19 @@ class QuotaAccounts:
             full_s = max(float(self._tokens_full_s[row]), now)
             self._tokens_full_s[row] = full_s + spec.num_prompt_tokens * float(self._token_s[row])
 
+    def refund(self, spec: RequestSpec) -> None:
+        """Refund one output of a live request of which nothing was computed.
+
+        Call it for every output; the call for the first output also refunds the prompt.
+        """
+        row = self._row_of[spec.tenant]
+        most = self.quota_of(spec.tenant).max_requests_per_minute
+        # A time in the past means a full allowance, just like `now`.
+        if most is not None:
+            self._requests_full_s[row] -= _MINUTE_S / most
+        if not spec.leader_key:
+            self._tokens_full_s[row] -= spec.num_prompt_tokens * float(self._token_s[row])
+
     def release(self, tenant: str) -> None:
         """Record that one output of an admitted request has ended."""
         row = self._row_of[tenant]
@@ -231,8 +258,8 @@ class QuotaAccounts:
             self._resting[tenant] = None
 
     def charge_outputs(self, indices: NDArray[np.int32], now: float) -> None:
-        """Charge one generated token for each entry of `indices` int32 [m]: tenants as in
-        `take_in`.
+        """Charge one generated token to each tenant in `indices` int32 [m] (tenant indices; may
+        repeat). A no-op while no tenant has a limit of tokens.
         """
         if not self._is_counting:
             return
@@ -255,7 +282,7 @@ class QuotaAccounts:
         if any(name not in self._row_of for name in num_live):
             found.append("a tenant with live requests has no quota account")
         if not np.isfinite(self._tokens_full_s).all():
-            found.append("a quota account is not a number")
+            found.append("a quota account is NaN")
         return found
 
     def _token_price_s(self, tenant: str) -> float:
@@ -280,7 +307,9 @@ class QuotaAccounts:
         return row
 
     def _forget_some(self, now: float) -> None:
-        """Drop accounts without live requests or debt."""
+        """Drop up to `_MAX_SWEPT` accounts of tenants without live requests whose allowances are
+        full.
+        """
         for _ in range(min(_MAX_SWEPT, len(self._resting))):
             name, _ = self._resting.popitem(last=False)
             row = self._row_of[name]

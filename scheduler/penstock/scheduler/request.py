@@ -1,11 +1,11 @@
 """A request: its specification (`RequestSpec`, immutable), its options and its progress
 (`Request`).
 
-Owns the values that pass from the front to the scheduler and to the executor. Does not know text,
-protobuf, or the origin of the request: `key` is an opaque number that its sender chose. An
-executor's features list the options that it supports; the front refuses the others, so the
-scheduler passes options on without reading them. It applies only retention itself, where it owns
-the blocks (block_pool.py).
+Defines the values that pass from the front-end process to the scheduler and to the executor. They
+contain no prompt or output text and no protobuf; `key` is an opaque number chosen by the sender. An
+executor's features list the options that it supports; the front-end process rejects other options,
+so the scheduler passes options on unread. The exception is retention, which the scheduler applies
+itself if it manages the blocks (block_pool.py).
 """
 
 import enum
@@ -20,7 +20,7 @@ from penstock.scheduler.state import RequestEvent, RequestState, transition
 
 
 class ConstraintKind(enum.IntEnum):
-    """The languages of a constraint."""
+    """Kind of an output constraint: JSON_SCHEMA, REGEX, GRAMMAR (EBNF) or CHOICE (fixed texts)."""
 
     JSON_SCHEMA = 1
     REGEX = 2
@@ -30,10 +30,10 @@ class ConstraintKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """The format an output must have.
+    """The format that an output must have.
 
-    `texts`: the schema, the pattern or the EBNF grammar (start symbol `root`), one text; for CHOICE
-    the allowed outputs.
+    `texts`: one text with the schema, the pattern or the EBNF grammar (start symbol `root`); for
+    CHOICE all allowed outputs. Raises ValueError for an empty text or a wrong number of texts.
     """
 
     kind: ConstraintKind
@@ -52,9 +52,11 @@ DEFAULT_RETENTION_LEVEL: Final = 35
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRetention:
-    """How long a request's cached blocks are kept: a lower `level` (0 to 100) is evicted earlier.
+    """Eviction priority of the blocks that a request leaves in the prefix cache.
 
-    `duration_s`: how long the level holds after the request, seconds; infinite for no end.
+    `level`: 0 to 100, lower levels are evicted first. `duration_s`: how long the level applies
+    after the request has released its blocks, seconds; may be infinite. Raises ValueError for a
+    value out of range.
     """
 
     level: int = DEFAULT_RETENTION_LEVEL
@@ -68,13 +70,13 @@ class CacheRetention:
 
 
 NO_TIME = math.inf
-"""A deadline that never comes, seconds on the engine's clock."""
+"""No deadline: a time on the engine's clock, seconds, that is never reached."""
 MAX_STOP_IDS = 32
 """Maximum stop ids per request, end-of-sequence ids included."""
 
 
 class FinishReason(enum.IntEnum):
-    """Why a COMPLETED request ended."""
+    """Why a COMPLETED request ended: STOP, LENGTH, TIME_LIMIT or CANCELLED."""
 
     STOP = 1
     LENGTH = 2
@@ -83,7 +85,7 @@ class FinishReason(enum.IntEnum):
 
 
 class FailureReason(enum.IntEnum):
-    """Why a request ended in ERROR, or was refused."""
+    """Why a request ended in ERROR, or was rejected."""
 
     QUEUE_FULL = 1
     REQUEST_ID_IN_USE = 2
@@ -109,19 +111,20 @@ UNTRUSTED_ENDS = frozenset(
         FailureReason.CONSTRAINT_REFUSED,
     }
 )
-"""Failures of the executor: no block that the request wrote may be reused."""
+"""Executor failures, after which no block that the request wrote may be reused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the next token is sampled. Every value is validated before.
+    """How the next token is sampled. All values have been validated.
 
     `temperature` 0 means greedy. `top_k` 0, `top_p` 1 and `min_p` 0 mean off. Penalties follow the
     usual definitions: `repetition_penalty` divides (or multiplies, when negative) the logits of
     tokens seen in prompt or output, `presence_penalty` and `frequency_penalty` are subtracted for
-    tokens seen in the output. The random number of the token at absolute position p (prompt
-    included) is a function of (`seed`, p) alone. `num_logprobs` is -1 for none, 0 for the chosen
-    token only, k for the k most likely in addition; `num_prompt_logprobs`: the same for the prompt.
+    tokens seen in the output. `logit_bias`: pairs of a token id and the value added to its logit.
+    The random number of the token at absolute position p (prompt included) is a function of
+    (`seed`, p) alone. `num_logprobs` is -1 for none, 0 for the chosen token only, k for the k most
+    likely in addition to it; `num_prompt_logprobs`: the same for the prompt.
     """
 
     temperature: float = 1.0
@@ -136,28 +139,43 @@ class SamplingParams:
     num_logprobs: int = -1
     num_prompt_logprobs: int = -1
 
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether cached blocks cannot be used: prompt log probabilities need the logits of every
+        prompt token.
+        """
+        return self.num_prompt_logprobs >= 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RequestSpec:
-    """One requested output: one slot when it runs.
+    """One requested output, which takes one slot while it runs.
 
     A client's request for n outputs is n specs: the first is the leader, the others name it in
-    `leader_key` and wait until its prompt is computed, so that they share the prompt's blocks.
+    `leader_key` and wait until its prompt is computed, so that they can share the prompt's full
+    blocks. (They do not wait if it has no full block.)
 
-    `key`: unique among live requests, 0 < key < 2**63. `prompt_ids`: int32 [num_prompt].
-    `num_replayed`: how many of `prompt_ids`, counted from the end, were generated before a replay:
-    they count as output for penalties, `max_tokens` and `min_tokens`. `num_replays`: how often the
-    request was lost with an engine and resubmitted: it was admitted before, so no limit, forecast
-    or quota refuses it now. `hash_salt`: the salt that prefix hashes start from (see
-    block_hash.py); empty for no prefix reuse. `block_hashes`: one digest per full block of the
-    prompt, chained from that salt. `stop_ids`: token ids that end the output (end-of-sequence ids
-    included unless ignored). `min_tokens`: minimum output length; `max_tokens` if nothing else ends
-    the output. Times are absolute seconds on the engine's clock, `NO_TIME` for none. Higher
-    `priority` is more urgent. `adapter`: name of an adapter, empty for none; the salt must differ
-    between adapters. `tenant`: its tenant; tenants share the engine by their past service.
-    `session_id`: the tenant's name of the session that this is a turn of; its blocks are kept for
-    the next turn (see sessions.py); empty for none. `trace_id`: 16 bytes for traces, or none; no
-    decision depends on it.
+    Times are absolute seconds on the engine's clock, `NO_TIME` for none. Raises ValueError for
+    numbers that are out of range or inconsistent.
+
+    Attributes:
+        key: Unique among live requests, 0 < key < 2**63.
+        prompt_ids: Prompt tokens, int32 [num_prompt].
+        min_tokens: Minimum output length; set to `max_tokens` if nothing else can end the output.
+        num_replayed: How many of `prompt_ids`, counted from the end, were generated before a
+            replay. They count as output for penalties, `max_tokens` and `min_tokens`.
+        num_replays: How often the request was resubmitted after its engine died. A replayed request
+            was admitted before, so no limit, forecast or quota rejects it.
+        stop_ids: Token ids that end the output (end-of-sequence ids included unless ignored).
+        block_hashes: One digest per full block of the prompt, chained from `hash_salt`.
+        hash_salt: The salt that prefix hashes start from (see block_hash.py); empty to disable
+            prefix reuse.
+        priority: Higher is more urgent.
+        adapter: Name of an adapter, empty for none; the salt must differ between adapters.
+        tenant: The tenant; the fair order shares the engine among tenants.
+        session_id: The session of the tenant that this request is a turn of, empty for none; its
+            blocks are kept for the next turn (see sessions.py).
+        trace_id: 16 bytes, or empty; used for traces only.
     """
 
     key: int
@@ -189,29 +207,29 @@ class RequestSpec:
         if not 0 < self.key < 2**63:
             raise ValueError("key must be in 1 .. 2**63 - 1")
         if not 0 <= self.num_replayed < len(self.prompt_ids):
-            raise ValueError("prompt_ids must hold a token that was not replayed")
+            raise ValueError("prompt_ids must contain a token that was not replayed")
         if self.num_replays < 0:
-            raise ValueError("num_replays must be 0 or more")
+            raise ValueError("num_replays must not be negative")
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise ValueError("min_tokens must be in 0 .. max_tokens")
         if self.num_replayed >= self.max_tokens:
             raise ValueError("max_tokens must exceed num_replayed")
         if len(self.stop_ids) > MAX_STOP_IDS:
-            raise ValueError(f"stop_ids may hold at most {MAX_STOP_IDS}")
+            raise ValueError(f"stop_ids may have at most {MAX_STOP_IDS} entries")
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens that the request was submitted with, replayed ones included."""
+        """Number of prompt tokens as submitted, replayed output included."""
         return len(self.prompt_ids)
 
     @property
     def num_original_prompt_tokens(self) -> int:
-        """Tokens of the client's prompt, which penalties do not count as output."""
+        """Number of tokens in the client's own prompt, without replayed output."""
         return len(self.prompt_ids) - self.num_replayed
 
     @property
     def num_barred_tokens(self) -> int:
-        """Number of output tokens before any stop id is allowed; 0 without stop ids."""
+        """Number of output tokens during which stop ids are not allowed; 0 without stop ids."""
         return self.min_tokens if self.stop_ids else 0
 
     @property
@@ -221,7 +239,11 @@ class RequestSpec:
 
 
 class PredictedTime(NamedTuple):
-    """The predicted times at an admission: to the next token, and per further token."""
+    """The times predicted for a waiting request.
+
+    `at_s`: when they were predicted, on the engine's clock. `prefill_s`: seconds from admission to
+    the next token. `token_s`: seconds per further token.
+    """
 
     at_s: float
     prefill_s: float
@@ -232,20 +254,32 @@ class PredictedTime(NamedTuple):
 class Request:
     """The scheduler's record of one live request. Only the scheduler writes to it.
 
-    `tokens` int32 [n]: all tokens while the request is PENDING (prompt, and output after a
-    preemption); stale while PROCESSING, when they are in the slot arrays. `block_hashes` are the
-    digests of its full blocks as far as they are known. `tenant`: the tenant's index while the
-    request is live. `ticket`: its place in the order of the queue, -1 without one. `num_overtaken`
-    and `blocked_since_s`: how many requests overtook it since it first was at the head without
-    fitting, and since when; `num_blocks_short`: how many blocks it needed when it last did not fit.
-    `num_tenant_preemptions`: how often it was preempted for another tenant. `recheck_s`: while it
-    waits, when to check whether it can still meet its deadlines. `num_uncached_tokens`: tokens that
-    it had to compute when it joined the queue; `num_kept_tokens`: blocks that its admission takes,
-    in tokens; `num_expected_tokens`: its expected output. `is_trial`: it runs despite predictions,
-    as a replay does. `is_new`: few outputs of its tenant were seen, so only its certain bounds are
-    used. `predicted_time`: None unless its completion was predicted. While it waits, `place`: its
-    place in the columns of wait_clock.py; `queue_mark`: the time when it joined the queue, and the
-    counters at that time.
+    Attributes:
+        tokens: int32 [n]; all tokens while the request is PENDING (prompt, and output after a
+            preemption); stale while PROCESSING, when they are in the slot arrays.
+        block_hashes: The digests of its full blocks: those of the prompt, then those of output as
+            it is registered.
+        tenant: The tenant's index in `TenantCounters` while the request is live, before that -1.
+        ticket: Identifies its valid entries in the heaps of the queue order; -1 while it is not in
+            the order.
+        blocked_since_s: When it first was at the head of the queue and did not fit.
+        num_overtaken: How many requests have overtaken it since `blocked_since_s`.
+        num_blocks_short: How many blocks it needed when it last did not fit.
+        num_tenant_preemptions: How often it was preempted for another tenant.
+        recheck_s: While it waits, when to check whether it can still meet its deadlines.
+        num_uncached_tokens: Number of tokens to compute, as of when it joined the queue.
+        num_blocks: Number of blocks that its admission takes, as of when it joined the queue.
+        num_expected_tokens: The expected number of tokens still to generate, as of when it joined
+            the queue.
+        is_trial: It is exempt from rejection by predictions: a replay, or a request admitted to
+            measure the machine's speed or output lengths.
+        is_new: Its tenant has too few ended outputs to predict from, so only the bounds of its
+            output are used.
+        predicted_time: The last prediction while it waited; compared with the actual times at its
+            end. None without a prediction.
+        place: While the request waits, its index in the columns of wait_clock.py.
+        queue_mark: While the request waits, the time when it joined the queue, and the counters of
+            wait_clock.py at that time.
     """
 
     spec: RequestSpec
@@ -264,7 +298,7 @@ class Request:
     num_tenant_preemptions: int = 0
     recheck_s: float = NO_TIME
     num_uncached_tokens: int = 0
-    num_kept_tokens: int = 0
+    num_blocks: int = 0
     num_expected_tokens: int = 0
     is_trial: bool = False
     is_new: bool = False
@@ -280,16 +314,22 @@ class Request:
 
     @property
     def seniority(self) -> tuple[int, int]:
-        """Sort key by class and arrival: smaller goes first and is preempted last."""
+        """Sort key by class and arrival, smallest for the highest class and earliest arrival. Under
+        FCFS, requests are admitted in this order and preempted in the opposite one.
+        """
         return (-self.spec.priority, self.sequence)
 
     @property
     def expiry_s(self) -> float:
-        """Time at which a waiting request is no longer worth running, engine clock."""
+        """When the request expires, on the engine's clock: its earliest deadline or its time limit.
+        The TTFT deadline counts only until the first token.
+        """
         spec = self.spec
         ttft = spec.ttft_deadline_s if self.first_token_s == NO_TIME else NO_TIME
         return min(spec.deadline_s, spec.time_limit_s, ttft)
 
     def apply(self, event: RequestEvent) -> None:
-        """Change the state as the table allows, or raise IllegalTransition and change nothing."""
+        """Apply the transition that `event` causes; raise IllegalTransition, and change nothing, if
+        there is none (see state.py).
+        """
         self._state = transition(self._state, event)

@@ -1,7 +1,7 @@
 """Applies an executor's results to the requests.
 
-Owns the conversion of a `StepResult` to longer requests, first tokens and ends. Works on whole
-columns; Python loops over requests only for events that occur once per request. Does not plan.
+Appends the tokens of a `StepResult` and detects first tokens and ends. Uses array operations over
+all rows; loops over requests in Python only for events that occur once per request.
 """
 
 import numpy as np
@@ -12,20 +12,20 @@ from penstock.scheduler.deadline_predictor import Rejection
 from penstock.scheduler.events import EventBuffer, PrefixFound
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.kv_cache import KVCache
-from penstock.scheduler.launched_step import Chunk, LaunchedStep, Rows
+from penstock.scheduler.launched_step import LaunchedStep, PrefillChunk, SamplingRows
 from penstock.scheduler.quotas import QuotaAccounts
 from penstock.scheduler.request import NO_TIME, FailureReason, FinishReason, Request
 from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
-from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.tenant_counters import TenantCounters
 from penstock.scheduler.transitions import Transitions
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 
 class Results:
-    """Applies results to the running requests; tokens go to `events`.
+    """Applies results to the running requests, and adds the resulting events to `events`.
 
-    `tenants`: None where service is not counted.
+    `tenants`: None to skip the accounting of service.
     """
 
     def __init__(  # noqa: PLR0913 - each is one thing that a result changes
@@ -36,7 +36,7 @@ class Results:
         cache: KVCache,
         running: RunningSet,
         queue: WaitingQueue,
-        tenants: Tenants | None,
+        tenants: TenantCounters | None,
         quotas: QuotaAccounts,
         transitions: Transitions,
         events: EventBuffer,
@@ -54,16 +54,16 @@ class Results:
         self._flat_tokens = arrays.token_ids.reshape(-1)
 
     def apply(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
-        """Advance the requests of `flight` by `result`.
+        """Advance the requests of a launched step by its result.
 
-        Raises ValueError if the result does not fit the batch, which is an executor bug.
+        Raises ValueError if the result does not match the batch, because of an executor bug.
         """
         if result.counts is not None and self._depth > 1:
-            raise ValueError("counts need a pipeline depth of 1")
+            raise ValueError("token counts require a pipeline depth of 1")
         for failure in result.failures:
             request = self._live(flight, failure.slot)
             if request is not None:
-                # Its own row must not come back in this very step.
+                # The failed request's row must not be planned again by this call.
                 flight.dropped.add(failure.slot)
                 rejection = Rejection(reason=_reason_of(failure))
                 self._transitions.fail(request, rejection, now, failure.detail)
@@ -99,14 +99,16 @@ class Results:
                 )
 
     def _note_first_token(self, request: Request, now: float) -> None:
-        """Record that the TTFT deadline is met."""
+        """Record the time of a request's first token, after which its TTFT deadline no longer
+        applies; a no-op for later tokens.
+        """
         if request.first_token_s == NO_TIME:
             request.first_token_s = now
             self._arrays.deadline[request.slot] = request.spec.deadline_s
 
-    def _computed_chunks(self, flight: LaunchedStep, result: StepResult) -> list[Chunk]:
-        """Return the prefill rows that are done; with a self-paced executor, those that have a
-        token.
+    def _computed_chunks(self, flight: LaunchedStep, result: StepResult) -> list[PrefillChunk]:
+        """Return the prefill rows whose requests are still in their slots; for a self-paced
+        executor (see `ExecutorInfo`), only those that returned a token.
         """
         chunks = [chunk for chunk in flight.chunks if chunk.slot not in flight.dropped]
         if not self._is_self_paced or not chunks:
@@ -115,7 +117,9 @@ class Results:
         return [chunk for chunk in chunks if chunk.slot in answered]
 
     def _append_all(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
-        """Append one token for every row except released slots: the usual case."""
+        """Handle the usual case: append one token to every row, except rows whose slot was
+        released.
+        """
         rows, positions, tokens, logprobs = (
             flight.rows,
             flight.positions,
@@ -135,14 +139,16 @@ class Results:
 
     def _append(
         self,
-        rows: Rows,
+        rows: SamplingRows,
         positions: NDArray[np.int32],
         tokens: NDArray[np.int32],
         logprobs: TokenLogprobs | None,
         ones: NDArray[np.int32] | None,
         now: float,
     ) -> NDArray[np.bool_]:
-        """Append one token to every row; return bool [m], which rows ended."""
+        """Append one token to every row, charge it to its tenant, and finish the requests that it
+        ends; return which rows ended, bool [m].
+        """
         arrays = self._arrays
         self._flat_tokens[rows.offsets + positions] = tokens
         if ones is None:
@@ -163,7 +169,7 @@ class Results:
 
     def _finish(
         self,
-        rows: Rows,
+        rows: SamplingRows,
         tokens: NDArray[np.int32],
         which: NDArray[np.intp],
         is_stop: NDArray[np.bool_],
@@ -179,8 +185,8 @@ class Results:
                 self._transitions.finish(request, FinishReason.LENGTH, now)
 
     def _append_some(self, flight: LaunchedStep, result: StepResult, now: float) -> None:
-        """Append in the general case: rows released since the launch, rows missing, or several
-        tokens per row.
+        """Handle the general case: rows released since the launch, missing rows, several tokens per
+        row.
         """
         row_of = {slot: row for row, slot in enumerate(flight.rows.slots.tolist())}
         slots = result.slots.tolist()
@@ -193,7 +199,7 @@ class Results:
         if unknown:
             raise ValueError(f"tokens for slots {unknown} that did not sample")
         answered = {slots[i] for i in alive if counts[i]}
-        self._ask_again(flight, answered)
+        self._replan_unsampled(flight, answered)
         for slot in answered:
             request = self._running.request_at(slot)
             if request is not None:
@@ -215,8 +221,10 @@ class Results:
             )
             alive = [i for i, is_over in zip(alive, ended.tolist(), strict=True) if not is_over]
 
-    def _ask_again(self, flight: LaunchedStep, answered: set[int]) -> None:
-        """Undo the progress of rows that sampled nothing, so that they are planned again."""
+    def _replan_unsampled(self, flight: LaunchedStep, answered: set[int]) -> None:
+        """Undo the progress of rows that sampled nothing, so that they are planned again; raise
+        ValueError if there is such a row at a pipeline depth above 1.
+        """
         silent = [
             slot
             for slot in flight.rows.slots.tolist()
@@ -229,13 +237,13 @@ class Results:
         self._arrays.num_computed[silent] -= 1
         self._arrays.num_in_flight[silent] -= 1
         if self._is_self_paced:
-            self._wait_on(flight, set(silent))
+            self._replan_unanswered(flight, set(silent))
         else:
             self._running.prefill_again(silent)
 
-    def _wait_on(self, flight: LaunchedStep, silent: set[int]) -> None:
-        """Undo the progress of whole prompts without a result, and plan them again; keep
-        decodes.
+    def _replan_unanswered(self, flight: LaunchedStep, silent: set[int]) -> None:
+        """Undo the progress of whole prompts without a result, so that they are planned again;
+        decodes are not affected.
         """
         unanswered = [chunk for chunk in flight.chunks if chunk.slot in silent]
         for chunk in unanswered:

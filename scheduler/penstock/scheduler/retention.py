@@ -1,21 +1,21 @@
-"""Retention: the priority that requests set for the blocks that they leave in the prefix cache.
+"""Retention: the eviction priority that requests set for the blocks they leave in the prefix cache.
 
-Owns the claims, their budget and their expiry, here (`BlockClaims`) and for an executor with its
-own prefix cache (`EngineRetention`). Does not know which blocks are cached.
+Manages these settings ("claims"), their budget and their expiry, for the scheduler's block pool
+(`BlockClaims`) and for an executor with its own prefix cache (`EngineRetention`).
 
-A block that several requests left has the highest level of their claims, for as long as that claim
-lasts; among equal levels the longest duration counts. A claim below the default holds only while no
-other request has left the block: a request that releases its own prompt early must not lower the
-prefix that it shares with others.
+If several requests leave the same block in the cache, the claim with the highest level applies, for
+its duration; among equal levels the one with the longest duration. A claim below the default
+applies only while no other request has left the block in the cache, so that one request cannot
+lower the priority of a shared prefix.
 
-Claims above the default have a budget, in total and per tenant: such blocks are evicted after
-everything else in the cache, so without a budget a tenant could take the whole cache. Over its own
-budget, a tenant loses its oldest claims; over the total budget, the tenant with most claims does.
-The blocks stay cached at the default level.
+Claims above the default have a budget, in total and per tenant: such blocks are evicted after all
+other cached blocks, so without a budget a tenant could take the whole cache. When a tenant exceeds
+its budget, it loses its oldest claims; when the total budget is exceeded, the tenant with the most
+claims loses its oldest. The blocks stay cached at the default level.
 
-An executor with its own cache gets a retention in place of a session, which it does not support. It
-evicts by itself, so a claim cannot be revoked: a request beyond the budget is sent without
-retention, and the blocks of the others count for the requested duration.
+An executor with its own cache does not support sessions: it gets a retention instead. Since it
+manages eviction, a claim cannot be revoked. So a request that exceeds the budget is sent without
+retention, and the blocks of accepted claims count for the requested duration.
 """
 
 import heapq
@@ -32,21 +32,23 @@ from penstock.scheduler.request import CacheRetention, RequestSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionBudget:
-    """Blocks that may have a claim above the default, and seconds that a claim may last."""
+    """Limits of claims above the default level: number of blocks, in total and per tenant, and
+    duration of a claim, seconds.
+    """
 
     max_num_blocks: int
     max_num_of_tenant: int
     max_duration_s: float
 
     def limit(self, retention: CacheRetention) -> CacheRetention:
-        """Return the retention, shortened to what the budget allows."""
+        """Return the retention, shortened to `max_duration_s` if its level is above the default."""
         if retention.level <= DEFAULT_LEVEL or retention.duration_s <= self.max_duration_s:
             return retention
         return CacheRetention(level=retention.level, duration_s=self.max_duration_s)
 
 
 def retention_budget(config: SchedulerConfig, num_blocks: int) -> RetentionBudget:
-    """Return the budget that `config` allows over a pool of `num_blocks`."""
+    """Return the budget that `config` sets for a pool of `num_blocks` blocks."""
     return RetentionBudget(
         max_num_blocks=int(config.max_retention_share * num_blocks),
         max_num_of_tenant=int(config.max_tenant_retention_share * num_blocks),
@@ -56,10 +58,10 @@ def retention_budget(config: SchedulerConfig, num_blocks: int) -> RetentionBudge
 
 @dataclass(slots=True)
 class RetentionCuts:
-    """What the budget has cut so far.
+    """Counts of the retention limits applied so far.
 
-    `num_shortened`: requests whose retention was longer than the budget allows.
-    `num_dropped_blocks`: blocks that lost their retention because of it, or got none.
+    `num_shortened`: requests whose duration was reduced to the maximum. `num_dropped_blocks`:
+    blocks that lost or did not get a retention because the budget was exhausted.
     """
 
     num_shortened: int = 0
@@ -67,7 +69,7 @@ class RetentionCuts:
 
 
 class BlockClaims:
-    """Blocks with a level other than the default."""
+    """The claims of requests on blocks of the prefix cache, at levels other than the default."""
 
     def __init__(self, budget: RetentionBudget) -> None:
         self.cuts = RetentionCuts()
@@ -91,17 +93,17 @@ class BlockClaims:
         return self._num_low
 
     def level(self, block: int) -> int:
-        """Return the level that is claimed for a block, else the default."""
+        """Return the claimed level of a block; the default level without a claim."""
         claim = self._claims.get(block)
         return DEFAULT_LEVEL if claim is None else claim[0]
 
     def make(
         self, blocks: Iterable[int], retention: CacheRetention, tenant: str, now: float
     ) -> list[int]:
-        """Claim a level other than the default for each block, most valuable last.
+        """Make a claim on each of `blocks`, the most valuable last; return the blocks whose claims
+        were dropped because the budget was exceeded, the oldest claims first.
 
-        A claim that does not exceed the existing one has no effect. Return the blocks that lost
-        their claim because of the budget.
+        A claim that does not exceed the existing one (by level, then by expiry) has no effect.
         """
         limited = self._budget.limit(retention)
         self.cuts.num_shortened += limited is not retention
@@ -139,14 +141,14 @@ class BlockClaims:
             heapq.heappush(self._ends, (expires_s, block))
 
     def _keep_budget(self, tenant: str) -> list[int]:
-        """Drop claims over the budget after `tenant` made new ones; return their blocks."""
+        """Drop claims over the budget after `tenant` made new claims; return their blocks."""
         lost: list[int] = []
         budget, high_of = self._budget, self._high_of
         while len(high_of.get(tenant, ())) > budget.max_num_of_tenant:
             lost.append(self._drop_oldest(tenant))
         while len(self._tenant_of) > budget.max_num_blocks:
-            # On a tie `tenant` counts as the larger: it must not take from others with an equal
-            # share.
+            # On a tie `tenant` counts as the larger, so that it cannot drop claims of a tenant with
+            # as many.
             largest = max(high_of, key=lambda name: (len(high_of[name]), name == tenant))
             lost.append(self._drop_oldest(largest))
         self.cuts.num_dropped_blocks += len(lost)
@@ -158,8 +160,8 @@ class BlockClaims:
         return block
 
     def drop_low(self, blocks: Iterable[int]) -> None:
-        """Drop claims below the default for blocks left by a request with at least the default
-        retention.
+        """Drop the claims below the default on `blocks`, which another request has left with at
+        least the default level.
         """
         for block in blocks:
             if self.level(block) < DEFAULT_LEVEL:
@@ -177,7 +179,7 @@ class BlockClaims:
         return lapsed
 
     def faults(self) -> Faults:
-        """Yield the inconsistencies of the account, piece by piece."""
+        """Check the claims in small parts; yield each part's fault, or an empty string."""
         num_low, ends = 0, set[tuple[float, int]]()
         for known in pieces(self._ends):
             ends.update(known)
@@ -185,9 +187,9 @@ class BlockClaims:
         for piece in pieces(self._claims.items()):
             num_low += sum(level < DEFAULT_LEVEL for _, (level, _) in piece)
             if any((until_s, block) not in ends for block, (_, until_s) in piece):
-                yield "a claim never ends"
+                yield "a claim has no expiry"
             if any(level == DEFAULT_LEVEL for _, (level, _) in piece):
-                yield "a claim asks for nothing"
+                yield "a claim has the default level"
             yield ""
         if num_low != self._num_low:
             yield "low claims are miscounted"
@@ -197,11 +199,11 @@ class BlockClaims:
     def _budget_faults(self) -> Faults:
         by_tenant = {block: name for name, high in self._high_of.items() for block in high}
         if by_tenant != self._tenant_of or not all(self._high_of.values()):
-            yield "claims and their tenants disagree"
+            yield "claims and their tenants are inconsistent"
         if by_tenant.keys() != {
             b for b, (level, _) in self._claims.items() if level > DEFAULT_LEVEL
         }:
-            yield "a claim above the default has no tenant, or the other way round"
+            yield "a claim and its tenant's list of claims are inconsistent"
         sizes = [len(high) for high in self._high_of.values()]
         budget = self._budget
         if max(sizes, default=0) > budget.max_num_of_tenant or sum(sizes) > budget.max_num_blocks:
@@ -209,9 +211,10 @@ class BlockClaims:
 
 
 class EngineRetention:
-    """The account of retained blocks: each counts once, for the tenant that requested it first.
+    """Counts retained blocks of an executor with its own cache against the budget.
 
-    Turns of a session, and prompts with a common prefix, share blocks.
+    Turns of a session, and prompts with a common prefix, share blocks. A shared block counts once,
+    for the tenant that claimed it first.
     """
 
     def __init__(self, config: SchedulerConfig, info: ExecutorInfo) -> None:
@@ -220,12 +223,16 @@ class EngineRetention:
         self._block_size = info.block_size
         self._budget = retention_budget(config, info.num_blocks)
         self._retained: dict[bytes, _Retained] = {}
-        # One entry per block; a block that was requested again expires later than its entry.
+        # One entry per block. If a block was claimed again, its actual expiry is later than its
+        # entry.
         self._expiries: list[tuple[float, bytes]] = []
         self._num_of: defaultdict[str, int] = defaultdict(int)
 
     def limit(self, specs: tuple[RequestSpec, ...], now: float) -> tuple[RequestSpec, ...]:
-        """Return the outputs of one request with the retention that the budget allows."""
+        """Return the specs of one request's outputs with the retention that the budget allows, if
+        any, and without their session, which is replaced by a retention (see `as_retention`). All
+        get the retention of the first.
+        """
         self._expire(now)
         leader = as_retention(specs[0], self._config)
         wanted = leader.retention
@@ -239,15 +246,15 @@ class EngineRetention:
         return tuple(replace(spec, retention=wanted, session_id="") for spec in specs)
 
     def _blocks_of(self, spec: RequestSpec) -> list[bytes]:
-        """Return names of the prompt's blocks; those without a hash belong to this request
-        alone.
-        """
+        """Return identifiers of the prompt's blocks; a block without a hash gets a unique one."""
         num_blocks = -(-spec.num_prompt_tokens // self._block_size)
         names = list(spec.block_hashes[:num_blocks])
         return names + [b"%d/%d" % (spec.key, index) for index in range(len(names), num_blocks)]
 
     def _take(self, tenant: str, blocks: list[bytes], until_s: float) -> bool:
-        """Count the blocks if they fit the budget; return whether they do."""
+        """Count the blocks until `until_s` if those not counted yet fit into the budget; return
+        whether they fit.
+        """
         budget, retained = self._budget, self._retained
         added = [block for block in blocks if block not in retained]
         if (
@@ -285,9 +292,10 @@ class _Retained:
 
 
 def as_retention(spec: RequestSpec, config: SchedulerConfig) -> RequestSpec:
-    """Return the request with its session replaced by a retention of the same duration and level.
+    """Return the spec with its session, if any, replaced by a retention of the same duration and
+    level.
 
-    A retention of the request is kept if its level is the same or higher.
+    The request's own retention is kept if its level is at least as high.
     """
     if not spec.session_id:
         return spec

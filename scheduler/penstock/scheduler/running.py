@@ -1,8 +1,10 @@
-"""The running requests, their slots, and the statistics of each residency.
+"""The running requests, their slots, and the statistics of each residency (from an admission to the
+preemption or end).
 
-Owns the slots: which are free, the request in each, which of them decode and which still prefill,
-and the decode rows of the next step (gathered again only when membership changes). Statistics are
-recorded at events of one request, so a step costs the same however many run. Decides nothing.
+Tracks the free slots, the request in each slot, which slots decode and which are in prefill, and
+the decode rows of the next step (built again only when membership changes). Statistics are updated
+only at events of a request, so their cost per step does not grow with the number of running
+requests.
 """
 
 import heapq
@@ -13,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.events import Stay
-from penstock.scheduler.launched_step import Chunk, Rows, gather_rows
+from penstock.scheduler.launched_step import PrefillChunk, SamplingRows, gather_rows
 from penstock.scheduler.request import Request
 from penstock.scheduler.slot_arrays import SlotArrays
 
@@ -21,10 +23,11 @@ _NOT_DECODING = -1
 _MAX_SIZE = np.iinfo(np.int32).max
 
 
-class _Account:
-    """The account of one slot: prefill rows, how many of them repeat a sample, and decode steps.
+class _SlotStatistics:
+    """The statistics of one slot: its prefill rows, how many of them repeat a step that sampled
+    nothing, and its decode steps.
 
-    `is_again`: the next prefill row repeats a sample.
+    `is_again`: the next prefill row is such a repetition.
     """
 
     __slots__ = (
@@ -47,22 +50,22 @@ class _Account:
 
 
 class Residencies:
-    """The accounts of all slots. Steps are counted from 0; `num_steps` is the number of the next
-    one.
+    """The statistics of all slots. `num_steps`: number of steps so far, which is the index of the
+    next step.
     """
 
     def __init__(self, num_slots: int) -> None:
-        self._accounts = [_Account() for _ in range(num_slots)]
+        self._accounts = [_SlotStatistics() for _ in range(num_slots)]
         self._size = 0
-        # Over the steps since each slot was taken; undefined for a free slot.
+        # Minimum and maximum batch size since each slot was taken; undefined for a free slot.
         self._least: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._greatest: NDArray[np.int32] = np.zeros(num_slots, dtype=np.int32)
         self._has_new = False
         self.num_steps = 0
 
-    def note_step(self, size: int, chunks: Sequence[Chunk]) -> None:
+    def note_step(self, size: int, chunks: Sequence[PrefillChunk]) -> None:
         """Record that a step is planned; `chunks`: its prefill rows."""
-        # A step without rows has no residents.
+        # A step without rows does not count.
         if size and (size != self._size or self._has_new):
             self._size, self._has_new = size, False
             np.minimum(self._least, size, out=self._least)
@@ -76,29 +79,29 @@ class Residencies:
                 account.is_again = False
 
     def begin(self, slot: int) -> None:
-        """Record that a request enters a slot, and has tokens in the next step."""
-        self._accounts[slot] = _Account()
+        """Record that a request has entered a slot, and has tokens in the next step."""
+        self._accounts[slot] = _SlotStatistics()
         self._least[slot], self._greatest[slot] = _MAX_SIZE, 0
         self._has_new = True
 
     def start_decoding(self, slot: int) -> None:
-        """Record that the slot has one token in each step from the next one on."""
+        """Record that the slot decodes, one token per step, from the next step on."""
         self._accounts[slot].decoding_since = self.num_steps
 
     def prefill_again(self, slot: int) -> None:
-        """Record that the last step sampled nothing for the slot; its row is planned again, as
-        prefill.
+        """Record that the last step sampled nothing for the slot, so that its row is planned again,
+        as prefill.
         """
         account = self._accounts[slot]
         account.is_again = True
         self._stop_decoding(account)
 
     def pause_decoding(self, slot: int) -> None:
-        """Record that the slot has no token in the next step, and decodes again later."""
+        """Record that the slot is left out of the next step and decodes again later."""
         self._stop_decoding(self._accounts[slot])
 
     def stop_decoding(self, slot: int) -> None:
-        """Record that the last step of the slot is launched."""
+        """Record that the last step of the slot was launched."""
         account = self._accounts[slot]
         self._stop_decoding(account)
         account.sizes = self._sizes(slot)
@@ -113,7 +116,7 @@ class Residencies:
         least, greatest = account.sizes or self._sizes(slot)
         return Stay(account.num_prefills - account.num_repeats, num_steps, least, greatest)
 
-    def _stop_decoding(self, account: _Account) -> None:
+    def _stop_decoding(self, account: _SlotStatistics) -> None:
         if account.decoding_since != _NOT_DECODING:
             account.num_decodes += self.num_steps - account.decoding_since
             account.decoding_since = _NOT_DECODING
@@ -127,20 +130,21 @@ class DecodeRoster:
     """The slots that take one token each in a step.
 
     `starts` int32 [m]: position of the token that each slot computes next; `capacity` int32 [m]:
-    tokens that fit into its blocks; `ones` int32 [high_water]: 1 where a slot is in the roster, so
-    that whole columns advance in one addition.
+    tokens that fit into its blocks; `ones` int32 [high_water, see `RunningSet`]: 1 for slots in the
+    roster, else 0, so that one array addition advances all of them.
     """
 
-    rows: Rows
+    rows: SamplingRows
     starts: NDArray[np.int32]
     capacity: NDArray[np.int32]
     ones: NDArray[np.int32]
 
 
 class RunningSet:
-    """Slots and their requests; the lowest free slot is taken first to keep columns short.
+    """Slots and their requests; the lowest free slot is taken first, so that `high_water`, one more
+    than the highest slot in use, stays low.
 
-    `is_behind`: an executor returned several tokens of a slot at once, and the block tables are
+    `is_behind`: an executor returned several tokens for a slot, so the block tables must be
     extended when the next step is planned.
     """
 
@@ -167,15 +171,15 @@ class RunningSet:
 
     @property
     def has_free_slot(self) -> bool:
-        """Whether another request may enter."""
+        """Whether a slot is free."""
         return bool(self._free)
 
     def request_at(self, slot: int) -> Request | None:
-        """Return the request in a slot."""
+        """Return the request in a slot, None if the slot is free."""
         return self._request_of[slot]
 
     def enter(self, request: Request) -> int:
-        """Give a request the lowest free slot; prefill comes first."""
+        """Give a request the lowest free slot; return the slot. The request starts in prefill."""
         slot = heapq.heappop(self._free)
         self._request_of[slot] = request
         self._prefilling[slot] = request
@@ -212,19 +216,19 @@ class RunningSet:
         self._released.clear()
         return changes
 
-    def note_step(self, chunks: Sequence[Chunk], num_decodes: int) -> None:
-        """Record a planned step of these rows."""
+    def note_step(self, chunks: Sequence[PrefillChunk], num_decodes: int) -> None:
+        """Record that a step with these rows is planned."""
         self._residencies.note_step(num_decodes + len(chunks), chunks)
 
     def start_decoding(self, slot: int) -> None:
-        """Record that every known token of this slot is computed or in flight."""
+        """Move a slot from prefill to decode: every known token of it is computed or in flight."""
         del self._prefilling[slot]
         self._is_decoding[slot] = True
         self._residencies.start_decoding(slot)
         self._roster = None
 
     def prefill_again(self, slots: list[int]) -> None:
-        """Compute the last known token of these slots again, because they sampled nothing."""
+        """Move these slots from decode back to prefill, because they sampled nothing."""
         for slot in slots:
             request = self._request_of[slot]
             if request is not None:
@@ -246,7 +250,7 @@ class RunningSet:
         return len(self._paused)
 
     def pause_decoding(self, slots: NDArray[np.intp]) -> None:
-        """Leave these decodes out until `resume_decoding`."""
+        """Leave these decoding slots out of steps until `resume_decoding`."""
         for slot in slots.tolist():
             self._residencies.pause_decoding(slot)
             self._paused.add(slot)
@@ -254,7 +258,7 @@ class RunningSet:
         self._roster = None
 
     def resume_decoding(self) -> None:
-        """Include the paused decodes that still run in the next step."""
+        """Include the paused decodes in steps again, from the next step on."""
         for slot in self._paused:
             self._residencies.start_decoding(slot)
             self._is_decoding[slot] = True
@@ -262,13 +266,15 @@ class RunningSet:
         self._paused.clear()
 
     def prefilling(self) -> list[Request]:
-        """Return the requests whose tokens are not all computed, most senior first."""
+        """Return the requests in prefill, the most senior first (see `Request.seniority`)."""
         if len(self._prefilling) < 2:
             return list(self._prefilling.values())
         return sorted(self._prefilling.values(), key=lambda request: request.seniority)
 
     def prefilling_by_level(self) -> list[Request]:
-        """Return prefilling requests by their class at admission, then in order of admission."""
+        """Return the requests in prefill by their class at admission, then in the order in which
+        they entered prefill.
+        """
         if len(self._prefilling) < 2:
             return list(self._prefilling.values())
         levels = self._arrays.level
@@ -280,11 +286,10 @@ class RunningSet:
         return len(self._prefilling)
 
     def most_junior(self) -> Request:
-        """Return the request to preempt next; raise ValueError if none runs.
-
-        Constrained outputs are spared while there are others: they may not be resumable.
+        """Return the request that arrived last among the running requests of the lowest class;
+        raise ValueError if none runs.
         """
-        return max(self, key=lambda request: (request.spec.constraint is None, request.seniority))
+        return max(self, key=lambda request: request.seniority)
 
     def decodes(self, capacity: NDArray[np.int32]) -> DecodeRoster:
         """Return the decode rows of the next step; `capacity` int32 [S] as in KVCache."""
@@ -300,10 +305,10 @@ class RunningSet:
             )
         return self._roster
 
-    def rows_of(self, slots: NDArray[np.intp]) -> Rows:
-        """Return the gathered rows of some slots."""
+    def rows_of(self, slots: NDArray[np.intp]) -> SamplingRows:
+        """Return the values of these slots that are constant while their requests run."""
         return gather_rows(self._arrays, slots, self._num_stop_columns)
 
     def rewind(self) -> None:
-        """Invalidate the gathered rows, because progress was changed outside a step."""
+        """Discard the cached decode rows, because progress was changed outside a step."""
         self._roster = None

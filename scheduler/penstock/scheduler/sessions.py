@@ -1,24 +1,24 @@
-"""Sessions: the blocks of a conversation are kept for its next turn.
+"""Sessions keep the blocks of a conversation for its next turn (request).
 
-Owns which blocks each session holds, for how long, and how many all sessions may hold. Does not
-know requests or the order of cached blocks: it reports whether a block is held.
+Records which blocks each session holds and for how long, limits how many all sessions may hold, and
+reports whether a block is held.
 
-A held block that is not used is cached like any other, at a higher level: it is evicted after all
-blocks of lower levels, and before any running request is preempted. So a session is a preference
-and never a reservation: admission counts its blocks as available.
+A held block that is not used is cached like any other, at a higher retention level: it is evicted
+after all blocks of lower levels, and before any running request is preempted. A session reserves
+nothing: admission counts its blocks as available.
 
 - A session holds the full blocks of its latest turn, prompt and output, or only their head when
   they exceed the bound of one session: the next turn can reuse the head.
 - It is renewed by every turn, when the turn is submitted and when it ends. It expires `ttl_s` after
-  the last renewal: its blocks return to their level without a session.
+  the last renewal: its blocks revert to the level they would have without the session.
 - While all sessions together hold more than `max_num_blocks`, the least recently used one expires.
   A block that two sessions hold counts once and is held while one of them remains.
 - While the sessions of one tenant hold more than `max_num_of_tenant`, its oldest expires: otherwise
   a tenant with a new session per request would take the whole cache. Shared blocks count for each
-  session. A tenant without a name is the only tenant and has no bound.
+  session. The tenant without a name has no bound, because it is the only tenant.
 - A block that is evicted is lost to its sessions; a session without blocks is dropped.
 
-There are never more sessions than held blocks, so the account is bounded by the pool.
+There are never more sessions than held blocks, so their number is bounded by the pool.
 """
 
 from collections import OrderedDict
@@ -32,12 +32,14 @@ from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import RequestSpec
 
 SessionKey: TypeAlias = tuple[str, str, bytes]
-"""Tenant, session id, hash salt: keys that differ in one of them share no session."""
+"""Key of a session: tenant, session id, hash salt."""
 
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """`turn`: the request that left these blocks; `blocks`: in order of the conversation."""
+    """The blocks held for a session. `turn`: key of the request of the last turn; `until_s`: when
+    it expires; `blocks`: in order of the conversation.
+    """
 
     key: SessionKey
     turn: int
@@ -48,9 +50,9 @@ class _Session:
 class Sessions:
     """The sessions over one pool.
 
-    `level`: the level of held blocks. `max_num_blocks` bounds the blocks of all sessions together,
-    `max_num_of_tenant` those of each named tenant (None: no bound), `max_num_each` those of one
-    session.
+    `level`: the retention level of held blocks. `ttl_s`: time to live, seconds. `max_num_blocks`
+    bounds the blocks of all sessions together, `max_num_of_tenant` those of each named tenant
+    (None: no bound), `max_num_each` those of one session.
     """
 
     def __init__(
@@ -66,12 +68,13 @@ class Sessions:
         self._ttl_s = ttl_s
         self._max_num_blocks = max_num_blocks
         self._max_num_each = min(max_num_each, max_num_blocks)
-        # Least recently used first; all have the same time to live, so this is also the order of
+        # Least recently used first. All have the same time to live, so this is also the order of
         # expiry.
         self._sessions: OrderedDict[SessionKey, _Session] = OrderedDict()
         self._holders: dict[int, set[_Session]] = {}
         self._max_num_of_tenant = max_num_of_tenant
-        # Number of blocks by tenant, and its sessions in the same order as `_sessions`.
+        # By tenant: the number of held blocks, and the sessions in the same order as in
+        # `_sessions`.
         self._num_of: dict[str, int] = {}
         self._keys_of: dict[str, OrderedDict[SessionKey, None]] = {}
 
@@ -82,10 +85,11 @@ class Sessions:
         return block in self._holders
 
     def hold(self, key: SessionKey, turn: int, blocks: Sequence[int], now: float) -> list[int]:
-        """Hold the blocks of an ended turn in place of those of the previous turn.
+        """Hold the blocks of an ended turn instead of those of the previous turn.
 
-        Several outputs of one turn (the same `turn`) are held together, up to the bound of one
-        session. Return the blocks that became held or are not held any more.
+        `turn`: the key of the request (of its first output). The blocks of several outputs of one
+        turn are held together, up to the bound of one session. Return the blocks that became held
+        or are no longer held.
         """
         session = self._take(key) or _Session(key, turn, 0.0, {})
         before, holders = session.blocks, self._holders
@@ -106,11 +110,13 @@ class Sessions:
             self._put(session)
         changed += self._keep_share(key[0])
         while len(self._holders) > self._max_num_blocks:
-            changed += self._lapse()
+            changed += self._expire_oldest()
         return changed
 
     def renew(self, key: SessionKey, now: float) -> None:
-        """Extend a session whose next turn was submitted."""
+        """Restart the time to live of a session whose next turn was submitted; a no-op if it is
+        unknown.
+        """
         session = self._sessions.get(key)
         if session is not None:
             session.until_s = now + self._ttl_s
@@ -118,14 +124,16 @@ class Sessions:
             self._keys_of[key[0]].move_to_end(key)
 
     def expire(self, now: float) -> list[int]:
-        """Expire sessions; return the blocks that are not held any more."""
+        """End the sessions whose time to live has passed; return the blocks that are no longer
+        held.
+        """
         freed: list[int] = []
         while self._sessions and next(iter(self._sessions.values())).until_s <= now:
-            freed += self._lapse()
+            freed += self._expire_oldest()
         return freed
 
     def lose(self, block: int) -> None:
-        """Remove a block that lost its content from its sessions."""
+        """Remove a block from all sessions, because its content is lost."""
         for session in self._holders.pop(block, ()):
             del session.blocks[block]
             self._num_of[session.key[0]] -= 1
@@ -133,26 +141,26 @@ class Sessions:
                 self._take(session.key)
 
     def faults(self) -> Faults:
-        """Yield the inconsistencies of the account, piece by piece."""
+        """Check the sessions in small parts; yield each part's fault, or an empty string."""
         for named in pieces(self._sessions.items()):
             if any(session.key != key for key, session in named):
-                yield "a session is filed under another name"
+                yield "a session is stored under another key"
             if any(not 0 < len(session.blocks) <= self._max_num_each for _, session in named):
-                yield "a session holds nothing or too much"
+                yield "a session is empty or exceeds its bound"
             yield ""
         num_held = 0
         for held in pieces((b, one) for one in self._sessions.values() for b in one.blocks):
             num_held += len(held)
             if any(session not in self._holders.get(block, ()) for block, session in held):
-                yield "sessions and held blocks disagree"
+                yield "sessions and held blocks are inconsistent"
             yield ""
         for holders in pieces(self._holders.values()):
             num_held -= sum(map(len, holders))
-            yield "" if all(holders) else "sessions and held blocks disagree"
+            yield "" if all(holders) else "sessions and held blocks are inconsistent"
         if num_held:
-            yield "sessions and held blocks disagree"
+            yield "sessions and held blocks are inconsistent"
         if len(self._holders) > self._max_num_blocks:
-            yield "sessions hold more than they may together"
+            yield "all sessions together exceed their bound"
         yield self._fault_of_tenants()
         for is_in_order in is_sorted(session.until_s for session in self._sessions.values()):
             yield "" if is_in_order else "sessions are out of order"
@@ -160,19 +168,20 @@ class Sessions:
     def _fault_of_tenants(self) -> str:
         most = self._max_num_of_tenant
         if most is not None and any(num > most for name, num in self._num_of.items() if name):
-            return "a tenant's sessions hold more than they may"
+            return "a tenant's sessions exceed the tenant's bound"
         counted = dict.fromkeys(self._keys_of, 0)
         for key, session in self._sessions.items():
             counted[key[0]] += len(session.blocks)
         return "" if counted == self._num_of else "blocks of a tenant's sessions are miscounted"
 
-    def _lapse(self) -> list[int]:
-        """Expire the least recently used session; return the blocks that are not held any more."""
+    def _expire_oldest(self) -> list[int]:
+        """Expire the least recently used session; return the blocks that are no longer held."""
         return self._let_go(next(iter(self._sessions)))
 
     def _keep_share(self, tenant: str) -> list[int]:
-        """Expire a tenant's oldest sessions beyond its share; if only one is left, shorten its
-        tail.
+        """Expire a tenant's oldest sessions beyond its share; return the blocks no longer held.
+
+        The newest session only loses blocks at its end; it expires if none are left.
         """
         most = self._max_num_of_tenant
         if most is None or not tenant:
@@ -212,7 +221,7 @@ class Sessions:
         return session
 
     def _release(self, session: _Session, block: int) -> bool:
-        """Remove a holder of the block; return whether no session holds it any more."""
+        """Remove a session from the holders of a block; return True if it was the last holder."""
         holders = self._holders[block]
         if len(holders) == 1:
             del self._holders[block]
@@ -222,7 +231,7 @@ class Sessions:
 
 
 def sessions_of(config: SchedulerConfig, info: ExecutorInfo) -> Sessions:
-    """Return the sessions that `config` allows over the pool of an executor."""
+    """Create the sessions for the pool of an executor, with the limits of `config`."""
     return Sessions(
         level=config.session_retention_level,
         ttl_s=config.session_ttl_s,
@@ -233,7 +242,9 @@ def sessions_of(config: SchedulerConfig, info: ExecutorInfo) -> Sessions:
 
 
 def session_key(spec: RequestSpec) -> SessionKey | None:
-    """Return the session of a request; None if it has none or leaves no blocks."""
+    """Return the key of a request's session; None without a session, or without a salt, since its
+    blocks are then not cached.
+    """
     if not spec.session_id or not spec.hash_salt:
         return None
     return spec.tenant, spec.session_id, spec.hash_salt

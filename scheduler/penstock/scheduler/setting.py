@@ -1,7 +1,7 @@
-"""Declares a setting next to its field: default, group, help, name and bounds.
+"""Declares settings at their dataclass fields, and checks their values.
 
-Owns the declaration and the check of bounds. Flags, environment variables and files are read
-elsewhere.
+A declaration has a group, a help text, a name and bounds. Flags, environment variables and files
+are read elsewhere.
 """
 
 import functools
@@ -18,9 +18,9 @@ _MAX_SHOWN_CHARS = 80
 
 
 class SettingError(ValueError):
-    """A refused value. `message` has `{}` in place of field names.
+    """An invalid value. `message` has `{}` in place of field names.
 
-    A caller that knows the user's spelling of the names inserts it with `spelled`.
+    Callers insert the names that users see (flags, keys of a file) with `spelled`.
     """
 
     def __init__(self, message: str, *names: str) -> None:
@@ -28,7 +28,7 @@ class SettingError(ValueError):
         super().__init__(self.spelled(str))
 
     def spelled(self, spell: Callable[[str], str]) -> str:
-        """Return the message with other names."""
+        """Return the message, with each field name replaced by `spell(name)`."""
         # Not str.format: the text after the names may quote a value with braces.
         first, *rest = self.message.split("{}", len(self.names))
         return first + "".join(
@@ -38,15 +38,21 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Declares a field; made by `setting`, `made_by` and `required`.
+    """Metadata of a settings field; created by `setting`, `made_by` and `required`.
 
-    `group`: the heading of its flag and its table in a file; if empty, users cannot set it and only
-    its bounds apply. `name`: the user-facing name, if it differs from the field's. `shown`: a
-    description of the default, where None or the class's value is unclear. `scale`: factor from the
-    user's unit to the field's, such as MiB to bytes. `may_be_off`: `off` means None. `is_everyday`:
-    shown first. `kind`: the type of the user's value, if it is not the field's. `base`: defaults
-    for keys that users leave out of a table. `needs_all`: a table must have every key. Numbers must
-    be finite unless `may_be_infinite`.
+    Numbers must be finite; with `may_be_infinite`, positive infinity is valid too.
+
+    Attributes:
+        group: The heading of its flag and its table in a file; if empty, users cannot set it and
+            only its bounds apply.
+        name: The user-facing name, if it differs from the field's.
+        shown: A description of the default, if the value itself would be unclear.
+        scale: Factor from the user's unit to the field's, such as MiB to bytes.
+        may_be_off: `off` means None.
+        is_everyday: A common setting, listed first.
+        kind: The type of the user's value, if it differs from the field's.
+        base: Defaults for keys that users leave out of a table.
+        needs_all: A table must have every key.
     """
 
     group: str = ""
@@ -70,7 +76,7 @@ class Setting:
 
     @property
     def bounds(self) -> str:
-        """A description of the bounds; empty without bounds."""
+        """A description of the choices or bounds for help texts; empty without any."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.at_least is not None and self.at_most is not None:
@@ -82,8 +88,8 @@ class Setting:
         return " and ".join(words) + (" or off" if self.may_be_off and words else "")
 
     def fault(self, value: object, kind: Any = None) -> str:
-        """Return what is wrong with a value of this kind, to follow its name; empty if it is
-        valid.
+        """Return what is wrong with a value, as text to follow its name; empty if it is valid.
+        `kind`: the type of the field; only `int` is checked.
         """
         if kind is int and (isinstance(value, bool) or not isinstance(value, Integral | None)):
             return f"must be an integer, not {_shortened(value)}"
@@ -113,7 +119,7 @@ class Setting:
 def setting(default: T, group: str = "", text: str = "", **more: Any) -> T:
     """Declare a field: `block_size: int = setting(16, "cache", "tokens per block", at_least=1)`.
 
-    `text`: its help. `more`: further fields of `Setting`.
+    `text`: the help text. `more`: other attributes of `Setting`.
     """
     return field(default=default, metadata={_KEY: Setting(group, text, **more)})
 
@@ -121,20 +127,20 @@ def setting(default: T, group: str = "", text: str = "", **more: Any) -> T:
 def made_by(
     factory: Callable[[], T], group: str, text: str, *, is_hashed: bool = True, **more: Any
 ) -> T:
-    """Declare a field whose default a factory creates. `is_hashed`: the field is part of the
-    hash.
+    """Declare a field with a default factory. `is_hashed`: the field is part of the dataclass's
+    hash. `text`, `more`: as in `setting`.
     """
     metadata = {_KEY: Setting(group, text, **more)}
     return field(default_factory=factory, hash=is_hashed, metadata=metadata)
 
 
 def required(group: str = "", text: str = "", **more: Any) -> Any:
-    """Declare a field without a default."""
+    """Declare a field without a default. Arguments as in `setting`."""
     return field(metadata={_KEY: Setting(group, text, **more)})
 
 
 def check(config: object) -> None:
-    """Raise SettingError if the value of a field of a dataclass is out of bounds."""
+    """Raise SettingError for the first declared field of a dataclass whose value is invalid."""
     for name, (kind, setting) in declarations(cast(Hashable, type(config))).items():
         fault = setting.fault(getattr(config, name), kind) if setting else ""
         if fault:
@@ -154,7 +160,9 @@ def declarations(kind: Any) -> Mapping[str, tuple[Any, Setting | None]]:
 
 
 def without_none(hint: Any) -> Any:
-    """Return `int` for `int | None`; return a union of several types unchanged."""
+    """Return the type without None: `int` for `int | None`. A union of several types is returned
+    unchanged.
+    """
     if get_origin(hint) not in (Union, types.UnionType):
         return hint
     inner = [arg for arg in get_args(hint) if arg is not type(None)]

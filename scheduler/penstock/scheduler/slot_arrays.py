@@ -1,7 +1,7 @@
 """The running batch as a struct of arrays, indexed by slot.
 
-Owns the memory that scheduler and executor share: one row per running request. The scheduler writes
-it; the executor reads it during `launch`. Does not know what the numbers mean for a policy.
+Holds the memory that scheduler and executor share: one row per slot. The scheduler writes it; the
+executor reads it during `launch`.
 """
 
 import numpy as np
@@ -13,21 +13,29 @@ NO_TOKEN = -1
 
 
 class SlotArrays:
-    """Preallocated arrays of `num_slots` rows; S below.
+    """Preallocated arrays of S = `num_slots` rows.
 
-    Progress (int32 [S]): `num_tokens` known tokens; `num_in_flight` tokens that launched steps
-    will add; `num_computed` tokens whose keys and values are written once every launched step is
-    done; `num_prompt` tokens of the client's prompt; `max_total` length that ends the request;
-    `min_total` length below which stop ids are barred; `num_blocks` blocks in the table.
-    Memory: `block_table` int32 [S, ceil(max_seq_len / block_size)]; `token_ids` int32
-    [S, max_seq_len].
-    Stops: `stop_ids` int32 [MAX_STOP_IDS, S], -1 where unused.
-    Times (float64 [S], engine clock): `deadline`, `time_limit`.
-    Sampling, as in `SamplingParams`: `temperature`, `top_p`, `min_p`, `repetition_penalty`,
-    `presence_penalty`, `frequency_penalty` float32 [S]; `top_k`, `num_logprobs`,
-    `num_prompt_logprobs` int32 [S]; `seed` uint64 [S].
-    `key` int64 [S]: the request's key, 0 for a free slot. `tenant` int32 [S]: its tenant's index.
-    `level` int64 [S]: its priority class, raised by its age at admission.
+    Sampling options are as in `SamplingParams`: `temperature`, `top_p`, `min_p`,
+    `repetition_penalty`, `presence_penalty`, `frequency_penalty` float32 [S]; `top_k`,
+    `num_logprobs`, `num_prompt_logprobs` int32 [S]; `seed` uint64 [S].
+
+    Attributes:
+        num_tokens: int32 [S]; known tokens, prompt and output.
+        num_in_flight: int32 [S]; tokens that launched steps will add.
+        num_computed: int32 [S]; tokens whose keys and values will have been written when all
+            launched steps are done.
+        num_prompt: int32 [S]; tokens of the client's prompt.
+        max_total: int32 [S]; the length that ends the request.
+        min_total: int32 [S]; the length up to which stop ids are barred.
+        num_blocks: int32 [S]; blocks in the table.
+        block_table: int32 [S, ceil(max_seq_len / block_size)].
+        token_ids: int32 [S, max_seq_len].
+        stop_ids: int32 [MAX_STOP_IDS, S], -1 where unused.
+        deadline, time_limit: float64 [S], times on the engine's clock; the deadline is the earliest
+            that is still open.
+        key: int64 [S]; the request's key, 0 for a free slot.
+        tenant: int32 [S]; the index of the request's tenant.
+        level: int64 [S]; the request's priority class, raised by its age if it was admitted by age.
     """
 
     __slots__ = (
@@ -102,7 +110,9 @@ class SlotArrays:
         self.seed: NDArray[np.uint64] = np.zeros(num_slots, dtype=np.uint64)
 
     def fill(self, request: Request) -> None:
-        """Write a request into its slot's row; the KV cache sets blocks and `num_computed`."""
+        """Write a request into the row of its slot, except its blocks and `num_computed`, which the
+        KV cache sets, and `level`.
+        """
         slot, spec = request.slot, request.spec
         num_tokens = len(request.tokens)
         self.num_tokens[slot] = num_tokens
@@ -130,7 +140,9 @@ class SlotArrays:
         self.seed[slot] = sampling.seed
 
     def clear(self, slot: int) -> None:
-        """Reset a row to neutral values, so that operations over whole columns need no mask."""
+        """Reset the values of a row that operations on whole columns read, so that these need no
+        mask for free slots; other values stay.
+        """
         self.num_tokens[slot] = 0
         self.num_in_flight[slot] = 0
         self.num_computed[slot] = 0

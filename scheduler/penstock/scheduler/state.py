@@ -1,11 +1,10 @@
 """The states of a request: four states, five events, one table.
 
-Owns every legal transition. Does not know why a request ended (the request stores that), nor which
-requests hold blocks; `penstock.scheduler.integrity` checks that a request is `PROCESSING` if and
-only if it owns a slot and blocks.
+Defines every legal transition. A request is PROCESSING if and only if it has a slot and blocks
+(checked by `penstock.scheduler.integrity`). Why it ended is in its last event (events.py).
 
-Prefill and decode are not states: they follow from the number of computed tokens and the request's
-total. A cancelled request is COMPLETED, so that ERROR counts server errors only.
+Prefill and decode are not states: they follow from how many of the request's tokens are computed. A
+cancelled request is COMPLETED, so that ERROR counts server errors only.
 """
 
 import enum
@@ -21,7 +20,7 @@ class RequestState(enum.IntEnum):
 
 
 class RequestEvent(enum.Enum):
-    """The events of a request."""
+    """The events that change the state of a request."""
 
     ADMIT = "admit"
     PREEMPT = "preempt"
@@ -48,7 +47,7 @@ TRANSITIONS: dict[RequestState, dict[RequestEvent, RequestState]] = {
 
 
 class IllegalTransition(Exception):
-    """The table has no transition for this state and event: a bug, never a client error."""
+    """`TRANSITIONS` has no entry for this state and event. Always a bug, never a client error."""
 
     def __init__(self, state: RequestState, event: RequestEvent) -> None:
         super().__init__(f"{state.name} cannot take {event.name}")
@@ -57,7 +56,7 @@ class IllegalTransition(Exception):
 
 
 def transition(state: RequestState, event: RequestEvent) -> RequestState:
-    """Return the next state; raise IllegalTransition on an empty cell."""
+    """Return the next state; raise IllegalTransition if there is none."""
     try:
         return TRANSITIONS[state][event]
     except KeyError:

@@ -1,22 +1,22 @@
 """Fits the cost model of a step at run time.
 
-Owns the online fit and its quality. Does not measure time or know how the coefficients are used.
-Deterministic: the same observations give the same coefficients.
+Contains the online fit and the measure of its quality. Takes no measurements itself. Deterministic:
+the same observations give the same coefficients.
 
 The method is recursive least squares on relative residuals (Ljung, *System Identification*, 2nd
-ed., chapter 11), with four changes that a serving machine needs:
+ed., chapter 11), with four changes:
 
 - Forgetting only in observed directions (directional forgetting in information form: Cao and
   Schwartz, *Automatica* 36, 2000), so that an unobserved coefficient keeps its last value
   (initially the prior) instead of drifting, and the information never decays to zero (wind-up).
 - Huber's weights on the residuals against their recent median (Huber and Ronchetti, *Robust
-  Statistics*), so that a pause of the garbage collector or a compilation weighs no more than an
+  Statistics*), so that a pause by the garbage collector or a compilation has no more weight than an
   ordinary slow step.
 - Projection onto coefficients that are not negative, in the metric of the information matrix
   (Goodwin and Sin, *Adaptive Filtering, Prediction and Control*).
 - A shorter memory while the fit is wrong (variable forgetting after Fortescue, Kershenbaum and
   Ydstie, *Automatica* 17, 1981), and one jump of all coefficients together when most recent steps
-  show that the machine is slower or faster by a quarter or more.
+  show a change of the machine's speed by a quarter or more.
 """
 
 import math
@@ -40,7 +40,9 @@ DEFAULT_PRIOR = CostModel()
 
 _NUM_PRICES = 4
 _PRIOR_INFORMATION = 0.0001
-"""Weight of the prior per coefficient, in steps: small, so that observed ones are learned soon."""
+"""Weight of the prior per coefficient, in steps: small, so that the coefficients of observed steps
+are learned quickly.
+"""
 _MEMORY_WHILE_WRONG = 50.0
 _JUMP_WINDOW = 16
 """Residuals whose median shows that the machine's speed changed: nine steps that agree suffice,
@@ -50,39 +52,44 @@ _HUBER_SIGMAS = 2.5
 _SIGMA_OF_MEDIAN = 1.4826
 """Standard deviation of a normal distribution over the median of its absolute values."""
 _MIN_SIGMA = 0.02
-"""Minimum, so that a change of a few per cent is no outlier on a very quiet machine."""
+"""Minimum of sigma, so that a change of a few per cent is no outlier where step times hardly vary.
+"""
 _MIN_STEP_S = 1e-6
 """Residuals are relative to at least this time, to avoid a division by zero."""
 _JUMP_FACTOR = 1.25
 _MAX_EXCESS = 0.9
 _MIN_PIVOT_SHARE = 1e-12
 _JUMP_FADE = 4.0
-"""Divisor of the information at a jump: coefficients may change by different factors."""
+"""Divisor of the information matrix at a jump, because coefficients may change by different
+factors.
+"""
 
 
 class StepFit:
     """The cost model of a step, fitted at run time; a `StepCost`.
 
-    Model: y = step_s + prefill_token_s P + decode_slot_s D + context_token_s C + noise that grows
-    with the step, so the fit uses, with the prediction f of a step with features x, the relative
-    residual e = (y - f) / f and the relative features z = x / f. The weight of each step is w =
-    min(1, b / |e|), b = 2.5 sigma, sigma = 1.4826 median(|e| of the last 64 steps of its kind, with
-    prefill or without):
+    The coefficients are called prices. Model of a step of y seconds with P prefill tokens, D decode
+    rows and C context tokens: y = step_s + prefill_token_s P + decode_slot_s D + context_token_s C
+    + noise that grows with the step. So the fit uses the relative residual e = (y - f) / f and the
+    relative features z = x / f, where f is the prediction for a step with features x. The weight of
+    each step is w = min(1, b / |e|), b = 2.5 sigma, sigma = 1.4826 median(|e| of the last 64 steps
+    of its kind, with prefill or without), at least 0.02:
 
         R <- R - (1 - l) w (R z)(R z)' / (z' R z) + w z z'        information
-        d = R^-1 z w e, shortened so that |z' d| <= b             one step moves no further
+        d = R^-1 z w e, shortened so that |z' d| <= b             bounds the effect of one step
         prices <- project(prices + d)                             in the metric of R, all >= 0
 
     l = 1 - 1/memory_steps, and 1 - 1/50 while the median error is above `max_error`. When g = 1 +
     median(the last 16 e) is at least 1.25 or at most 0.8, all coefficients are multiplied by g, R
-    is divided by 4 g**2 (a quarter of the certainty, relative to the new ones) and trust starts
-    again; unless one kind of step is predicted as well as before.
+    is divided by 4 g**2 (a quarter of the certainty, relative to the new coefficients) and the
+    steps with prefill for `is_trusted` are counted again from 0, unless one kind of step is
+    predicted as well as before.
 
     `prior`: the initial coefficients. `memory_steps`: after how many steps along a direction
-    earlier observations have weight 1/e; different steps share the forgetting, so that the memory
-    of a mixed load is up to four times as long. `is_trusted` begins after `min_steps` steps (0 for
-    a prior that was measured) once the median error is under 0.8 `max_error`, and ends when it is
-    over `max_error`. ValueError names the invalid parameter.
+    earlier observations have weight 1/e; under a mixed load the memory is up to four times as long,
+    since each direction is forgotten only by its own steps. `is_trusted` begins after `min_steps`
+    steps, a quarter of them with prefill, once the median error is under 0.8 `max_error`, and ends
+    when it is over `max_error`. Raises ValueError naming the invalid parameter.
     """
 
     __slots__ = (
@@ -119,16 +126,17 @@ class StepFit:
         self._min_steps = min_steps
         self._max_error = max_error
         self._prices = list(_prices_of(prior))
-        # Coefficients in units of their prior are of similar size, which keeps the equations well
-        # scaled; one with a prior near zero may turn out as large as on other machines.
+        # Coefficients are scaled by their prior, which keeps the equations well conditioned. The
+        # scale has a minimum, so that a coefficient with a prior near zero can still become large.
         pace = max(prior.step_s / DEFAULT_PRIOR.step_s, 1.0)
         self._scales = [
             max(price, default * pace)
             for price, default in zip(self._prices, _prices_of(DEFAULT_PRIOR), strict=True)
         ]
         self._information = _of_prior()
-        # Steps without prefill, and with: the quality of one kind is no evidence of the other, and
-        # the errors of a rare kind would count as outliers.
+        # Errors by kind of step, without and with prefill: the quality for one kind implies nothing
+        # for the other, and in a common window the errors of the rarer kind would count as
+        # outliers.
         self._kinds = (RecentErrors(max_error), RecentErrors(max_error))
         self._begin_recent()
         self._model = prior
@@ -179,12 +187,16 @@ class StepFit:
 
     @property
     def prefill_error(self) -> StepError:
-        """The error of predictions for steps with prefill."""
+        """The error of predictions for steps with prefill; `UNKNOWN_ERROR` if it is large or too
+        few steps were observed.
+        """
         return self._error_of(self._kinds[1])
 
     @property
     def decode_error(self) -> StepError:
-        """The error of predictions for steps without prefill."""
+        """The error of predictions for steps without prefill; `UNKNOWN_ERROR` if it is large or too
+        few steps were observed.
+        """
         return self._error_of(self._kinds[0])
 
     def _error_of(self, kind: RecentErrors) -> StepError:
@@ -195,7 +207,7 @@ class StepFit:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether enough steps were seen and the recent ones were predicted well."""
+        """Whether enough steps were observed and the recent predictions were accurate."""
         return (
             all(kind.is_good for kind in self._seen_kinds())
             and self.has_seen_enough
@@ -204,15 +216,17 @@ class StepFit:
 
     @property
     def has_seen_enough(self) -> bool:
-        """Whether the coefficients were learned on this machine, good or bad, and are not the
-        prior.
+        """Whether enough steps were observed for the coefficients to reflect this machine instead
+        of the prior.
+
+        They need not be accurate yet; see `is_trusted`.
         """
         return self.num_steps >= self._min_steps
 
     def step_time_s(
         self, *, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int
     ) -> float:
-        """Return the seconds of a step; `num_context_tokens` is the sum over all rows."""
+        """Return the predicted seconds of a step; `num_context_tokens` is the sum over all rows."""
         step_s, prefill_token_s, decode_slot_s, context_token_s = self._prices
         return (
             step_s
@@ -229,7 +243,7 @@ class StepFit:
         num_decodes: int,
         num_context_tokens: int,
     ) -> None:
-        """Learn from one step: its duration and its content.
+        """Learn from one step: its duration in seconds and its content, counted as in `CostModel`.
 
         Raises ValueError if `measured_s` is not finite or negative, or a count is negative.
         """
@@ -261,7 +275,7 @@ class StepFit:
         self._learn(features, residual, limit, memory_steps)
         factor = 1.0 + self._sorted_recent[_JUMP_WINDOW // 2]
         is_jump = factor >= _JUMP_FACTOR or 0.0 < factor <= 1.0 / _JUMP_FACTOR
-        if is_jump and self._is_of_all(factor):
+        if is_jump and self._affects_all_steps(factor):
             self._jump(factor)
         self.num_steps += 1
         self._is_stale = True
@@ -269,9 +283,9 @@ class StepFit:
     def _seen_kinds(self) -> list[RecentErrors]:
         return [kind for kind in self._kinds if kind.num_seen]
 
-    def _is_of_all(self, factor: float) -> bool:
-        """Whether all recent kinds of steps are predicted worse; otherwise one coefficient is
-        wrong.
+    def _affects_all_steps(self, factor: float) -> bool:
+        """Whether the speed change affects all recently observed kinds of steps. If not, a single
+        coefficient is wrong.
         """
         return all(
             kind.agrees(factor)
@@ -280,30 +294,33 @@ class StepFit:
         )
 
     def _begin_recent(self) -> None:
-        """Fill the window with high and low values, so that half of it must agree on a jump."""
+        """Reset the window to alternating high and low values, so that a jump needs new values in
+        half of it.
+        """
         size = SEEDED_SHARE * self._max_error
         self._recent: deque[float] = deque((size, -size) * (_JUMP_WINDOW // 2))
         self._sorted_recent = sorted(self._recent)
 
     def _note(self, kind: RecentErrors, residual: float) -> None:
-        """Record a residual in the windows."""
+        """Add a residual to the two windows of recent residuals: those of its kind of step, and
+        those of all steps.
+        """
         kind.note(residual, self.num_steps)
         del self._sorted_recent[bisect_left(self._sorted_recent, self._recent.popleft())]
         self._recent.append(residual)
         insort(self._sorted_recent, residual)
 
     def _jump(self, factor: float) -> None:
-        """Rescale all coefficients when most recent steps show another speed."""
+        """Rescale all coefficients when most recent steps show a different machine speed."""
         self._prices = [min(price * factor, MAX_PRICE_S) for price in self._prices]
         fade = 1.0 / (_JUMP_FADE * factor * factor)
         self._information = [[value * fade for value in row] for row in self._information]
-        # Directions that no step observes would decay to zero, jump by jump, and leave no
-        # solution.
+        # Repeated jumps would decay unobserved directions to zero and make the matrix singular.
         for index, row in enumerate(self._information):
             row[index] += (1.0 - fade) * _PRIOR_INFORMATION
         self._begin_recent()
         for kind in self._kinds:
-            kind.begin_anew()
+            kind.restart()
             kind.is_good = False
 
     def _learn(self, features: _Row, residual: float, limit: float, memory_steps: float) -> None:
@@ -312,7 +329,7 @@ class StepFit:
         shown = [row[0] * z0 + row[1] * z1 + row[2] * z2 + row[3] * z3 for row in information]
         s0, s1, s2, s3 = shown
         weight = limit / max(limit, abs(residual))
-        # An outlier adds little, so little is forgotten for it.
+        # An outlier adds little information, so little is forgotten for it.
         fade = weight / (memory_steps * (z0 * s0 + z1 * s1 + z2 * s2 + z3 * s3))
         for row, z, s in zip(information, features, shown, strict=True):
             gained, faded = weight * z, fade * s
@@ -326,7 +343,7 @@ class StepFit:
             self._information = _of_prior()
             return
         m0, m1, m2, m3 = moves
-        # How far this step may change its own prediction.
+        # Bounds the change of this step's own prediction.
         leverage = z0 * m0 + z1 * m1 + z2 * m2 + z3 * m3
         pull = min(max(weight * residual, -limit / leverage), limit / leverage)
         scaled = [
@@ -346,7 +363,7 @@ def _prices_of(model: CostModel) -> tuple[float, float, float, float]:
 
 
 def _of_prior() -> list[_Row]:
-    """Return the information before any step."""
+    """Return the initial information matrix, before any step."""
     return [
         [_PRIOR_INFORMATION if row == column else 0.0 for column in range(_NUM_PRICES)]
         for row in range(_NUM_PRICES)
@@ -354,10 +371,10 @@ def _of_prior() -> list[_Row]:
 
 
 def _solved(matrix: list[_Row], right: _Row) -> _Row | None:
-    """Return x of matrix x = right; None if the matrix is no longer positive definite.
+    """Solve `matrix` x = `right`; return x, None if the matrix is not positive definite.
 
-    The matrix is symmetric and should be positive definite, so pivoting is not needed. Plain
-    floats: with four unknowns they take a third of the time of numpy's calls.
+    The matrix is symmetric and should be positive definite, so pivoting is not needed. Plain floats
+    are used, because with four unknowns they take a third of the time of numpy's calls.
     """
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     size = len(rows)
@@ -381,11 +398,10 @@ def _solved(matrix: list[_Row], right: _Row) -> _Row | None:
 
 
 def _projected(information: list[_Row], values: _Row) -> _Row:
-    """Return the point without negative values that fits the observations about as well.
+    """Return a nearby point without negative values, in the metric of `information`.
 
-    Negative values become zero and the others take over their share, until none is negative: this
-    is the nearest point in the metric of `information` if one value is negative, and close to it
-    otherwise.
+    Negative values are set to zero and the others solved again, until none is negative. If one
+    value is negative, this is the nearest point; otherwise it is close to it.
     """
     nearest = list(values)
     while min(nearest) < 0.0:

@@ -1,8 +1,8 @@
-"""The machine's speed, and the step limits that follow from it.
+"""Step limits computed from the cost model.
 
-Owns the fit of the cost model, and the two limits that follow it if there is an inter-token latency
-target: the prefill budget of a step and the number of running requests. Without a target both
-limits are fixed. Does not know which requests run.
+Contains the fit of the cost model and, if there is an inter-token latency target, the two limits
+computed from it: the prefill budget of a step and the number of running requests. Without a target
+both limits are fixed.
 """
 
 from penstock.scheduler.config import SchedulerConfig
@@ -17,11 +17,11 @@ _CONFIRMING_STEPS = 16
 
 
 class StepSizing:
-    """Learns from the steps of one executor and limits the next ones.
+    """Learns the cost model from the steps of one executor and sets the limits of the next steps.
 
     `fit`: the cost model; `last_step_s`: the duration of the last step, seconds, and
-    `last_step_at_s`: when it ended, engine clock. ValueError for a target together with a
-    self-paced executor: the scheduler does not determine its steps.
+    `last_step_at_s`: when it ended, engine clock. Raises ValueError for a target together with a
+    self-paced executor (see `ExecutorInfo`), because the scheduler does not determine its steps.
     """
 
     def __init__(self, info: ExecutorInfo, config: SchedulerConfig) -> None:
@@ -46,8 +46,8 @@ class StepSizing:
             return
         if info.is_self_paced:
             raise ValueError(
-                f"target_itl_s needs an executor whose steps are planned here; {info.name} paces"
-                " itself"
+                f"target_itl_s requires an executor whose steps the scheduler plans; {info.name} is"
+                " self-paced"
             )
         least = min(info.block_size, self._max_tokens)
         self._prefill = PrefillLimit(
@@ -60,23 +60,23 @@ class StepSizing:
 
     @property
     def has_cost(self) -> bool:
-        """Whether enough steps were seen for estimates."""
+        """Whether enough steps were observed for estimates; never with a self-paced executor."""
         return not self._is_self_paced and self.fit.has_seen_enough
 
     @property
     def max_num_running(self) -> int:
-        """Number of requests that may run at once, as of the last step."""
+        """Number of requests that may run together, as of the last step."""
         return self._max_num_seqs if self._batch is None else self._batch.num_seqs
 
     @property
     def prefill_budget_tokens(self) -> int:
-        """The present prefill budget of steps with decodes."""
+        """The current prefill budget of steps with decodes."""
         return self._max_tokens if self._prefill is None else self._prefill.held_tokens
 
     def note_step(self, seconds: float, now: float, *, has_prefill: bool) -> bool:
-        """Record a timed step; return whether to learn from it.
+        """Record the duration of a step; return whether to call `learn` for it.
 
-        Once the machine is known well, not every step adds information.
+        Once the fit is accurate, only some of the steps are used for learning.
         """
         self.last_step_s, self.last_step_at_s = seconds, now
         self._num_unlearnt += 1
@@ -103,9 +103,10 @@ class StepSizing:
     def budget(
         self, num_decodes: int, num_context_tokens: int = 0, num_decode_context_tokens: int = 0
     ) -> int:
-        """Return the prefill tokens of a step with these decodes; call it once for each step.
+        """Return the prefill token budget of a step with these decodes; call it once per step.
 
-        The context sums, of all running requests and of decodes, are used only with a target.
+        `num_context_tokens`: context of all running requests; `num_decode_context_tokens`: that of
+        the decodes. Both are used only with a latency target.
         """
         left = self._max_tokens - num_decodes
         if self._prefill is None or self._batch is None:

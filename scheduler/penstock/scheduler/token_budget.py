@@ -1,24 +1,24 @@
-"""Prefill tokens granted in a step that is being planned.
+"""The prefill tokens of a step that is being planned.
 
-Owns how the budget is split among prompts. Does not know which requests may run.
+Splits the budget among prompts; which requests may run is decided elsewhere.
 
-One long prompt must not take whole steps while short ones wait behind it: a prompt that does not
-end in this step takes at most a share of the remaining budget. At the end, the budget that later
-prompts did not need goes to the first.
+A long prompt must not take whole steps while short ones wait behind it. So a prompt that does not
+end in this step takes at most a fraction of the remaining budget. Finally, budget that later
+prompts did not need goes to the earlier prompts.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.scheduler.kv_cache import KVCache
-from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.launched_step import PrefillChunk
 from penstock.scheduler.request import Request
 
 MIN_SHARE = 0.125
 """Minimum chunk of a longer prompt, as a share of the whole prefill budget of a step.
 
-With the usual half, a prompt behind one, two, three long ones finds a half, a quarter, an eighth of
-the step's budget left; behind more than three it waits until one of them is done.
+With `max_share` 0.5, a prompt behind one, two or three long prompts has a half, a quarter or an
+eighth of the step's budget available; behind more than three it waits until one of them is done.
 """
 
 
@@ -31,10 +31,11 @@ class _Grant:
 
 
 class TokenBudget:
-    """The remaining budget, and the grants.
+    """The remaining budget of a step, and the tokens granted to each prompt.
 
-    `max_share`: the part of the remaining budget that one prompt may take at first. `is_whole`:
-    prompts are taken whole, beyond the budget if necessary.
+    `max_share`: the fraction of the remaining budget that one prompt may take at first, but at
+    least `MIN_SHARE` of the whole. `is_whole`: prompts are not split, even if they exceed the
+    budget.
     """
 
     def __init__(self, budget_tokens: int, *, max_share: float, is_whole: bool) -> None:
@@ -49,21 +50,23 @@ class TokenBudget:
 
     @property
     def slots(self) -> set[int]:
-        """Slots that got tokens."""
+        """The slots that got tokens in this step."""
         return {grant.request.slot for grant in self._grants}
 
     @property
     def requests(self) -> list[Request]:
-        """The requests that got tokens."""
+        """The requests that got tokens in this step."""
         return [grant.request for grant in self._grants]
 
     @property
     def ends_any(self) -> bool:
-        """Whether a prompt ends in this step."""
+        """Whether this step computes the last token of any prompt."""
         return any(grant.count == grant.remaining for grant in self._grants)
 
     def size(self, num_remaining: int, *, is_shared: bool = True) -> int:
-        """Return how many tokens a prompt with `num_remaining` to compute gets now."""
+        """Return how many tokens to grant to a prompt with `num_remaining` tokens to compute.
+        `is_shared`: a prompt that does not end in this step leaves a part of the budget to others.
+        """
         if self._is_whole or num_remaining <= self.num_left:
             return num_remaining
         if not is_shared:
@@ -72,14 +75,14 @@ class TokenBudget:
         return min(most, self.num_left)
 
     def add(self, request: Request, start: int, count: int, num_remaining: int) -> None:
-        """Grant `count` of `num_remaining` tokens from position `start` on; blocks are
+        """Grant `count` of `num_remaining` tokens from position `start` on; their blocks must be
         allocated.
         """
         self._grants.append(_Grant(request, start, count, num_remaining))
         self.num_left -= count
 
     def top_up(self, cache: KVCache) -> None:
-        """Grant the remaining budget, first come first served, as far as blocks are free."""
+        """Grant the remaining budget to the prompts in order, as far as blocks are available."""
         for grant in self._grants:
             if self.num_left <= 0:
                 return
@@ -92,8 +95,8 @@ class TokenBudget:
             grant.count += more
             self.num_left -= more
 
-    def chunks(self) -> Iterator[Chunk]:
-        """Return the prefill rows, in order."""
+    def chunks(self) -> Iterator[PrefillChunk]:
+        """Yield the prefill rows, in order."""
         for grant in self._grants:
             is_done = grant.count == grant.remaining
-            yield Chunk(grant.request, grant.request.slot, grant.start, grant.count, is_done)
+            yield PrefillChunk(grant.request, grant.request.slot, grant.start, grant.count, is_done)

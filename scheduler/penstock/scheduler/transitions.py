@@ -1,8 +1,8 @@
 """The live requests and their transitions.
 
-Owns the table of live requests and every transition of the state table, together with the memory it
-takes or releases and the event that follows: enqueue, admit, preempt, finish, fail, expire. Does
-not choose which request is admitted or preempted, nor how many tokens each computes.
+Holds the table of live requests and performs every state transition, with the change of memory and
+the event that belong to it: enqueue, admit, preempt, finish, fail, expire. Which request is
+admitted or preempted is decided elsewhere.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +14,9 @@ from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.deadline_predictor import DeadlinePredictor, QueueEstimate, Rejection
 from penstock.scheduler.events import (
     Admitted,
+    Completed,
     EventBuffer,
     Failed,
-    Finished,
     Preempted,
     Queued,
     Stay,
@@ -36,7 +36,7 @@ from penstock.scheduler.request import (
 from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.scheduler.state import RequestEvent, RequestState
-from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.tenant_counters import TenantCounters
 from penstock.scheduler.waiting_queue import WaitingQueue
 
 _TRUNCATED = {FinishReason.LENGTH, FinishReason.TIME_LIMIT, FinishReason.CANCELLED}
@@ -64,7 +64,7 @@ class LiveRequests(Mapping[int, Request]):
         return request_id in self._keys_of
 
     def keys_of(self, request_id: str) -> tuple[int, ...]:
-        """Return the keys of the live outputs of a request, in order of output."""
+        """Return the keys of the live outputs of a request, ascending."""
         return tuple(sorted(self._keys_of.get(request_id, ())))
 
     def add(self, request: Request) -> None:
@@ -84,7 +84,9 @@ class LiveRequests(Mapping[int, Request]):
 
 
 class Transitions:
-    """Moves requests between the queue, the running set and their end, and updates all accounts."""
+    """Moves requests from the queue to the running set and back, ends them, and updates all counts
+    of tenants and quotas.
+    """
 
     def __init__(  # noqa: PLR0913 - each is one thing that a transition changes
         self,
@@ -96,7 +98,7 @@ class Transitions:
         running: RunningSet,
         launched: LaunchedSteps,
         queue: WaitingQueue,
-        tenants: Tenants,
+        tenants: TenantCounters,
         quotas: QuotaAccounts,
         predictor: DeadlinePredictor,
         completion: CompletionPredictor,
@@ -118,7 +120,7 @@ class Transitions:
         self._next_deadline_s = NO_TIME
 
     def enqueue(self, outputs: Sequence[Request], estimate: QueueEstimate, now: float) -> None:
-        """Queue the outputs of one request, leader first."""
+        """Add the outputs of one request to the queue, in order, and charge its tenant's quota."""
         leader = outputs[0]
         self._events.changes.append(
             Queued(
@@ -139,7 +141,7 @@ class Transitions:
         self._requests.add(request)
         self._cache.renew(request, now)
         self._predictor.prepare(request)
-        # A leader from another `submit` may have released its followers already.
+        # The leader may come from an earlier `submit` and have released its followers already.
         if spec.leader_key == leader_key and spec.block_hashes:
             self._queue.hold(request, leader_key, now)
         else:
@@ -154,12 +156,15 @@ class Transitions:
         *,
         is_past_blocked: bool = False,
     ) -> None:
-        """Give a waiting request a slot, the blocks of its cached prefix and a reservation.
+        """Give a waiting request a slot, the blocks of its cached prefix and a reservation. In fair
+        order, its uncached prompt is charged to its tenant's service, but not again after a
+        preemption.
 
+        `matched`: the blocks of the prefix. `reserve_tokens`: tokens to reserve blocks for.
         `is_past_blocked`: it overtakes a request that lacks blocks.
         """
         arrays = self._arrays
-        # Before it leaves the queue: a tenant without requests may be dropped.
+        # First, because a tenant that leaves the queue without running requests may be dropped.
         self._tenants.start(request.tenant)
         wait, is_aged = self._queue.admit(request, now, is_past_blocked=is_past_blocked)
         request.apply(RequestEvent.ADMIT)
@@ -187,8 +192,8 @@ class Transitions:
         )
 
     def preempt(self, request: Request, now: float) -> None:
-        """Preempt a running request: it loses its blocks and waits again with its seniority and its
-        tokens.
+        """Preempt a running request: it loses its blocks and waits again; it keeps its seniority
+        and its tokens.
         """
         slot = request.slot
         num_tokens = int(self._arrays.num_tokens[slot])
@@ -201,7 +206,7 @@ class Transitions:
         self._events.changes.append(Preempted(key=request.spec.key, at_s=now, stay=stay))
 
     def finish(self, request: Request, reason: FinishReason, now: float, stop_id: int = -1) -> None:
-        """Complete a live request; a waiting one is cancelled, a running one is finished."""
+        """End a live request, waiting or running, in COMPLETED for `reason`."""
         wait, stay = None, None
         if request.state is RequestState.PENDING:
             wait = self._queue.leave(request, now)
@@ -213,12 +218,14 @@ class Transitions:
             request.apply(RequestEvent.CANCEL if is_cancel else RequestEvent.FINISH)
         key = request.spec.key
         self._events.ends.append(
-            Finished(key=key, at_s=now, reason=reason, stop_id=stop_id, wait=wait, stay=stay)
+            Completed(key=key, at_s=now, reason=reason, stop_id=stop_id, wait=wait, stay=stay)
         )
         self._remove(request)
 
     def fail(self, request: Request, rejection: Rejection, now: float, detail: str = "") -> None:
-        """End a live request in ERROR; `detail` is the executor's error."""
+        """End a live request in ERROR. `rejection`: the reason and the values to report; `detail`:
+        the executor's error, for the log.
+        """
         wait, stay = None, None
         if request.state is RequestState.PENDING:
             wait = self._queue.leave(request, now)
@@ -233,13 +240,13 @@ class Transitions:
         self._remove(request)
 
     def expire(self, now: float) -> None:
-        """End requests past a deadline or time limit, and those that cannot meet their
-        deadlines.
+        """End requests past a deadline or time limit, and those that cannot meet their deadlines;
+        also expire retention and sessions in the cache.
         """
         self._cache.expire(now)
         for request in self._queue.due(now):
             self._reconsider(request, now)
-        for request, rejection in self._predictor.given_up(now):
+        for request, rejection in self._predictor.running_late(now):
             self.fail(request, rejection, now)
         if now < self._next_deadline_s:
             return
@@ -257,14 +264,18 @@ class Transitions:
         )
 
     def next_expiry_s(self) -> float:
-        """Return the next time at which a request may expire; NO_TIME without one."""
+        """Return the next time, engine clock, at which a request may expire; NO_TIME without
+        one.
+        """
         running_s = self._next_deadline_s if len(self._running) else NO_TIME
         return min(self._queue.next_recheck_s(), running_s)
 
     def _note_length(
         self, request: Request, reason: FinishReason | FailureReason, now: float
     ) -> None:
-        """Record the output length of a request that ended by a stop, at its limit or by time."""
+        """Record the output length of a request that ended by a stop token or was truncated; a
+        no-op after any other failure.
+        """
         slot, arrays = request.slot, self._arrays
         num_generated = int(arrays.num_tokens[slot]) - int(arrays.num_prompt[slot])
         is_stop = reason is FinishReason.STOP
@@ -272,9 +283,10 @@ class Transitions:
             self._completion.note_end(request, num_generated, now, is_cut=not is_stop)
 
     def _level(self, request: Request, now: float, *, is_aged: bool) -> int:
-        """Return the class of a request, raised by its age only if it was admitted for that.
+        """Return the priority class of a request at its admission.
 
-        Otherwise, in the long queue of a flood, age would raise every request.
+        `is_aged`: it was admitted by age, which raises its class. Other admissions do not, since in
+        a long queue age would raise the class of every request.
         """
         spec = request.spec
         if not is_aged:
@@ -286,11 +298,11 @@ class Transitions:
         if limit_s <= now:
             self.finish(request, FinishReason.TIME_LIMIT, now)
             return
-        hopeless_s = self._predictor.hopeless_s(request)
-        if hopeless_s <= now:
+        latest_s = self._predictor.latest_admission_s(request)
+        if latest_s <= now:
             self.fail(request, self._predictor.dropped(request, now), now)
         else:
-            self._queue.recheck(request, min(hopeless_s, limit_s))
+            self._queue.recheck(request, min(latest_s, limit_s))
 
     def _time_out(self, request: Request, now: float) -> None:
         """End a running request whose time limit or deadline has passed."""
@@ -308,7 +320,7 @@ class Transitions:
         slot, arrays, cache = request.slot, self._arrays, self._cache
         num_collected = self._launched.drop(slot, int(arrays.num_computed[slot]))
         if is_trusted:
-            # Exclude what a step in flight writes: it may still fail.
+            # Exclude tokens that a step in flight computes: it may still fail.
             num_valid = min(num_collected, int(arrays.num_tokens[slot]))
             cache.register(request, num_valid)
             if is_end:
@@ -339,7 +351,9 @@ def failed(
     wait: Wait | None = None,
     stay: Stay | None = None,
 ) -> Failed:
-    """Return the end of a request at `now`; an executor error also has the request's ids."""
+    """Return the event of a request that failed at `now`; with a `detail` it also contains the
+    request's ids.
+    """
     return Failed(
         key=spec.key,
         at_s=now,

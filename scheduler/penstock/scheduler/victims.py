@@ -1,26 +1,26 @@
 """Victim selection: which running requests are preempted.
 
-Owns both choices, computed over whole columns. Does not preempt, nor decide which tenants are under
-their share (fair_share.py).
+Computed with array operations over all running requests. Does not preempt, and does not decide
+which tenants are under their share (fair_share.py).
 
 **When blocks run out** (`choose_victim`): the lowest class first, where the class is the priority
 raised by age at admission, so that a request admitted for its age is not preempted for its
-priority. Requests of tenants under their share are spared while there are others. Then the tenant
-with the most service; then the request that loses least: the fewest computed tokens in unshared
-blocks. Among equal ones the youngest is preempted. Running only moves the best-placed request
-further ahead, so it ends, and preemptions do not cycle.
+priority. Requests of tenants under their share are preempted only if there are no others. Then the
+tenant that received the most service; then the request that loses the fewest computed tokens in
+unshared blocks; among equal ones the last to arrive. Preemptions do not cycle: the request that
+ranks best keeps its rank while it runs, so it completes.
 
 **Tenant preemption** (`choose_for_tenant`): running requests make room for a request of a tenant
-under its share. They are taken one by one from the tenant that holds most, as long as the other
-would be under its share relative to it: of the requests that free what is lacking, the one that
-loses the fewest computed tokens, or, if none frees it all, the one that frees most. No request is
-preempted unless the waiting one then fits.
+under its share. They are chosen one by one from the tenant that holds the most, as long as the
+waiting tenant is under its share relative to it: among the requests that free enough blocks, the
+one that loses the fewest computed tokens; if none frees enough, the one that frees the most. No
+request is preempted unless the waiting request then fits.
 
-**Bounds.** A tenant keeps one running request. A request is preempted for other tenants at most
-`MAX_TENANT_PREEMPTIONS` times. At most `MAX_PREEMPTED` are preempted for one request, each of the
-same class or a lower one. Preemptions do not cycle: a preempted request belongs to a tenant that
-held at least `yield_ratio` times as much as the other tenant including the new request, so it is
-not under its share relative to that tenant.
+**Bounds.** A tenant keeps at least one running request. A request is preempted for other tenants at
+most `MAX_TENANT_PREEMPTIONS` times. At most `MAX_PREEMPTED` requests are preempted for one, each of
+the same class or a lower one. Preemptions do not cycle: the tenant of a preempted request held at
+least `yield_ratio` times as much as the other tenant including the new request, so it is not under
+its share relative to that tenant.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from penstock.scheduler.kv_cache import KVCache
 from penstock.scheduler.request import Request
 from penstock.scheduler.running import RunningSet
 from penstock.scheduler.slot_arrays import SlotArrays
-from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.tenant_counters import TenantCounters
 
 MAX_TENANT_PREEMPTIONS = 2
 """Maximum number of times that one request is preempted for other tenants."""
@@ -45,11 +45,15 @@ _MAX_TRIES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """What a waiting request lacks, and what its admission adds to its tenant.
+    """What a waiting request needs before it can be admitted, and what it will then hold.
 
-    `is_slot`: it needs an occupied slot. `num_blocks_short`: used blocks that it needs;
-    `num_blocks`: total blocks that its admission takes. `matched`: cached blocks that it will
-    share, left out of `num_blocks_short` while they are used. `level`: its class.
+    Attributes:
+        is_slot: No slot is free for the request.
+        num_blocks_short: Number of used blocks that must be freed for it.
+        num_blocks: Number of blocks that it will hold, shared and reserved ones included.
+        matched: Cached blocks that it will share; not counted in `num_blocks_short` while they are
+            used.
+        level: The request's priority class.
     """
 
     tenant: int
@@ -61,10 +65,10 @@ class Shortage:
 
 
 class VictimSelection:
-    """Chooses among the running requests of one engine."""
+    """Chooses which running requests of one engine are preempted."""
 
     def __init__(
-        self, arrays: SlotArrays, cache: KVCache, running: RunningSet, tenants: Tenants
+        self, arrays: SlotArrays, cache: KVCache, running: RunningSet, tenants: TenantCounters
     ) -> None:
         self._arrays = arrays
         self._cache = cache
@@ -73,7 +77,8 @@ class VictimSelection:
 
     def choose_victim(self, spared: set[int], shares: FairShare | None = None) -> Request:
         """Return the running request to preempt next, not in the slots of `spared`; raise
-        ValueError if there is none.
+        ValueError if there is none. With `shares`, requests of tenants under their share are
+        preempted only if there are no others.
         """
         arrays, cache, running = self._arrays, self._cache, self._running
         slots = np.flatnonzero(arrays.key[: running.high_water])
@@ -81,10 +86,6 @@ class VictimSelection:
             slots = slots[~np.isin(slots, np.fromiter(spared, dtype=np.intp))]
         if not len(slots):
             raise ValueError("no request is left to preempt")
-        # Constrained outputs are spared while there are others: they may not be resumable.
-        resumable = [slot for slot in slots.tolist() if not self._is_constrained(slot)]
-        if resumable:
-            slots = np.array(resumable, dtype=np.intp)
         levels = arrays.level[slots]
         slots = slots[levels == levels.min()]
         if shares is not None:
@@ -94,7 +95,7 @@ class VictimSelection:
         service = self._tenants.service[arrays.tenant[slots]]
         slots = slots[service == service.max()]
         if len(slots) > 1:
-            # Computed tokens that must be recomputed if no other request keeps their blocks.
+            # Computed tokens in unshared blocks, which must be recomputed after a preemption.
             losses: NDArray[np.int64] = np.array(
                 [
                     max(0, int(arrays.num_computed[slot]) - cache.num_shared_tokens(slot))
@@ -109,15 +110,13 @@ class VictimSelection:
             key=lambda request: request.sequence,
         )
 
-    def _is_constrained(self, slot: int) -> bool:
-        request = self._running.request_at(slot)
-        return request is not None and request.spec.constraint is not None
-
     def choose_for_tenant(
         self, shares: FairShare, shortage: Shortage, spared: set[int]
     ) -> list[tuple[Request, int]]:
-        """Return running requests to preempt and the blocks that each frees, together enough; empty
-        if that is impossible. None is in the slots of `spared`. Updates `shares`.
+        """Return the running requests to preempt, each with the number of blocks that it frees.
+
+        Empty if they cannot free enough. Requests in the slots of `spared` are excluded. Those
+        returned are subtracted from `shares`.
         """
         arrays = self._arrays
         columns = slice(0, self._running.high_water)
@@ -165,7 +164,7 @@ class VictimSelection:
         for slot in slots[np.argsort(cost, kind="stable")[:_MAX_TRIES]].tolist():
             request = self._running.request_at(slot)
             if request is None or not _may_be_preempted(request):
-                # Tried once for all: later calls do not check it again.
+                # Each candidate is tried once: later iterations do not check it again.
                 is_candidate[slot] = False
                 continue
             num_freed = self._cache.num_freed(slot, shortage.matched)
@@ -177,7 +176,4 @@ class VictimSelection:
 
 
 def _may_be_preempted(request: Request) -> bool:
-    # A constrained output may not be resumable.
-    return (
-        request.num_tenant_preemptions < MAX_TENANT_PREEMPTIONS and request.spec.constraint is None
-    )
+    return request.num_tenant_preemptions < MAX_TENANT_PREEMPTIONS

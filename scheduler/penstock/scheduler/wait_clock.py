@@ -1,11 +1,11 @@
-"""Queue time by reason.
+"""Measures queue times by reason.
 
-Owns the account of every wait in the queue. Decides nothing: after each step the planner reports
-what the next request lacked, and this reason applies until the next step is planned.
+With each step the planner reports why the first request of the queue was not admitted. This reason
+applies until the next step is planned.
 
 **One clock.** Four counters run for all requests, one for each `WaitReason`. A request stores their
-values when it starts to wait, and the differences at the end are its own times. So a step costs
-nothing per waiting request.
+values when it starts to wait; the differences at the end of the wait are its times. So a step has
+no cost per waiting request.
 
 **Fairness.** When a request is admitted by fair share (not for age, and not past a request that
 lacks blocks), then until the next admission FAIRNESS is the reason for requests of other tenants in
@@ -16,7 +16,8 @@ class, and under FCFS, no request waits for FAIRNESS.
 
 **Passed by.** `num_passed_by` counts how often, while a request waits, a later one is admitted.
 
-Both are columns over the waiting requests: an admission is a few operations over whole columns.
+Fairness times and passed-by counts are stored in arrays over the waiting requests: an admission
+takes a few array operations.
 """
 
 import numpy as np
@@ -30,26 +31,31 @@ FIRST_CAPACITY = 256
 
 
 class WaitClock:
-    """The account of the queue; `reason`: what its first request lacks, None for nothing."""
+    """Measures the wait times of the queue. `reason`: why the first request in the queue is not
+    admitted at present, None if it is not blocked.
+    """
 
     def __init__(self) -> None:
         self.reason: WaitReason | None = None
         # Nanoseconds by reason, as of `_since_ns`.
         self._spent_ns = [0, 0, 0, 0]
         self._since_ns = 0
-        # The last request admitted by fair share: its class, its tenant, and the sequence number
-        # before which other requests had arrived.
+        # The last request admitted by fair share: its class, its tenant, and the sequence number of
+        # that tenant's earliest waiting request.
         self._turn: tuple[int, int, int] | None = None
         # Waiting requests by place; values of free places are undefined.
         self._sequence: NDArray[np.int64] = np.zeros(FIRST_CAPACITY, dtype=np.int64)
         self._level: NDArray[np.int64] = np.zeros(FIRST_CAPACITY, dtype=np.int64)
-        # Rows: by reason the nanoseconds that count as FAIRNESS instead; number passed by.
+        # Rows: for each reason, the nanoseconds that count as FAIRNESS instead; last row: number of
+        # requests that overtook it.
         self._counts: NDArray[np.int64] = np.zeros((5, FIRST_CAPACITY), dtype=np.int64)
         self._free: list[int] = []
         self._num_places = 0
 
     def note_reason(self, reason: WaitReason | None, now: float) -> None:
-        """Record what the next request lacks from now on; None for nothing."""
+        """Set why the first request of the queue is not admitted, from `now` on; None if it is not
+        blocked.
+        """
         if reason is not self.reason:
             self._advance(now)
             self.reason = reason
@@ -59,7 +65,7 @@ class WaitClock:
         self._advance(now)
         turn, priority = self._turn, request.spec.priority
         if turn is not None and turn[:2] == (priority, request.tenant):
-            # After a preemption it may have arrived before the others of its tenant.
+            # After a preemption it may be the earliest arrival of its tenant.
             self._turn = (priority, request.tenant, min(turn[2], request.sequence))
         request.place = place = self._free.pop() if self._free else self._new_place()
         self._sequence[place] = request.sequence
@@ -70,8 +76,9 @@ class WaitClock:
     def admit(self, request: Request, eldest: Request | None, now: float) -> Wait:
         """Record that a request is admitted; return its wait by reason.
 
-        `eldest`: the first to arrive of the waiting requests of its class and tenant, itself
-        included; None if no other tenant waits there, or it was not admitted by fair share.
+        `eldest`: the earliest arrival among the waiting requests of its class and tenant, including
+        itself; None if no other tenant waits in that class, or the request was not admitted by fair
+        share.
         """
         wait = self.leave(request, now)
         self._note_passed(request)
@@ -82,7 +89,9 @@ class WaitClock:
         return wait
 
     def leave(self, request: Request, now: float) -> Wait:
-        """Record that a request leaves the queue; return its wait by reason."""
+        """Record that a request leaves the queue; return its wait by reason. Raises ValueError if
+        it does not wait.
+        """
         mark, request.queue_mark = request.queue_mark, None
         if mark is None:
             raise ValueError(f"request {request.spec.key} does not wait")
@@ -107,7 +116,10 @@ class WaitClock:
         )
 
     def reason_of(self, request: Request) -> WaitReason | None:
-        """Return the current reason of a waiting request."""
+        """Return why a waiting request is not admitted at present: FAIRNESS if later requests of
+        another tenant are preferred, else the reason of the queue; None if the queue is not
+        blocked.
+        """
         turn = self._turn
         is_outrun = (
             turn is not None and turn[0] == request.spec.priority and request.sequence < turn[2]

@@ -1,7 +1,8 @@
-"""The queue: membership, totals, why each request waits, and when to check it again.
+"""The queue of PENDING requests: members, totals, reasons for waiting, and times of the next check.
 
-Owns the PENDING requests and all their counts. `order` determines which goes next; outputs of one
-request wait outside the order until their leader's prompt is computed and can be shared.
+`order` determines which request goes next. If the prompt of a request has full blocks, only its
+first output, the leader, is in the order. The other outputs, the followers, wait outside it until
+these blocks are computed and can be shared.
 
 Heaps drop stale entries lazily: an entry is live while its request has the entry's ticket.
 """
@@ -17,23 +18,23 @@ from penstock.scheduler.fair_order import FairOrder
 from penstock.scheduler.forecast import QueuedAhead
 from penstock.scheduler.queue_order import ArrivalOrder, QueueOrder
 from penstock.scheduler.request import NO_TIME, Request
-from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.tenant_counters import TenantCounters
 from penstock.scheduler.wait_clock import WaitClock
 from penstock.scheduler.waiting_sums import WaitingSums
 
 
 class WaitingQueue:
-    """PENDING requests; `num_tokens` counts the tokens they would prefill.
+    """The queue. `num_tokens`: tokens of its requests, cached ones included.
 
-    `version` changes whenever a request joins or leaves. `order`: the order of requests that may be
-    admitted.
+    `version` changes whenever a request enters `order` or leaves the queue. `order`: the order of
+    requests that may be admitted.
     """
 
-    def __init__(self, config: SchedulerConfig, tenants: Tenants, block_size: int) -> None:
+    def __init__(self, config: SchedulerConfig, tenants: TenantCounters) -> None:
         is_fair = config.order is SchedulingOrder.FAIR
         self.order: QueueOrder = FairOrder(tenants, config) if is_fair else ArrivalOrder()
         self._displacement = Displacement(config, tenants)
-        self._sums = WaitingSums(config, block_size)
+        self._sums = WaitingSums(config)
         self._waits = WaitClock()
         self._tenants = tenants
         self._tickets = itertools.count()
@@ -54,15 +55,21 @@ class WaitingQueue:
 
     @property
     def reason(self) -> WaitReason | None:
-        """What the first request of the queue lacked in the last step; None for nothing."""
+        """Why the first request of the queue was not admitted in the last step; None if it was not
+        blocked.
+        """
         return self._waits.reason
 
     def note_reason(self, reason: WaitReason | None, now: float) -> None:
-        """Record what the next request lacks from now on; None for nothing."""
+        """Set why the first request of the queue is not admitted, from `now` on; None if it is not
+        blocked.
+        """
         self._waits.note_reason(reason, now)
 
     def reason_of(self, request: Request) -> WaitReason | None:
-        """Return the current reason of a waiting request."""
+        """Return why a waiting request is not admitted at present; None if the queue is not
+        blocked.
+        """
         return self._waits.reason_of(request)
 
     def push(self, request: Request, now: float) -> None:
@@ -71,25 +78,27 @@ class WaitingQueue:
         self._enter(request)
 
     def hold(self, request: Request, leader_key: int, now: float) -> None:
-        """Add a request that waits and may not be admitted until `release_held(leader_key)`."""
+        """Add a follower, which may not be admitted until `release_held(leader_key)` or until it
+        becomes the leader.
+        """
         self._join(request, now)
         self._held.setdefault(leader_key, []).append(request)
 
     def note_submitted(self, outputs: Sequence[Request]) -> None:
-        """Record the outputs of one request, leader first; while all of them wait, they may be
+        """Record the outputs of one request, in order; while all of them wait, they may be
         displaced together.
         """
         self._displacement.note_submitted(outputs)
 
     def admit(self, request: Request, now: float, *, is_past_blocked: bool) -> tuple[Wait, bool]:
-        """Remove a request that is admitted; return its wait, and whether its age decided.
+        """Remove a request that is admitted; return its wait, and whether it was chosen by age.
 
         `is_past_blocked`: it overtakes a request that lacks blocks.
         """
         order = self.order
         is_aged = order.note_admission(request)
         is_in_turn = not (is_aged or is_past_blocked)
-        eldest = order.eldest_beside(request) if is_in_turn else None
+        eldest = order.eldest_of_tenant(request) if is_in_turn else None
         wait = self._waits.admit(request, eldest, now)
         self._remove(request)
         return wait, is_aged
@@ -100,13 +109,15 @@ class WaitingQueue:
         return self._waits.leave(request, now)
 
     def release_held(self, leader_key: int) -> None:
-        """Add the followers to the order: the prompt of their leader is computed."""
+        """Add the followers of a leader, whose prompt is computed, to the order."""
         for request in self._held.pop(leader_key, ()):
             if request in self:
                 self._enter(request)
 
     def replace_leader(self, leader_key: int) -> None:
-        """Make the next follower the leader: the leader ended before its prompt was computed."""
+        """Make the first follower the leader if the leader ended before its prompt was computed; a
+        no-op without followers.
+        """
         followers = [held for held in self._held.pop(leader_key, ()) if held in self]
         if followers:
             heir, *rest = followers
@@ -135,17 +146,23 @@ class WaitingQueue:
     def ahead_of(
         self, request: Request, num_prefill: int, *, is_light: bool = False
     ) -> QueuedAhead:
-        """Return the requests likely to precede one that does not wait yet; see `WaitingSums`."""
+        """Return sums over the requests likely to precede a new request; see
+        `WaitingSums.ahead_of`.
+        """
         return self._sums.ahead_of(request, request.expiry_s, num_prefill, is_light=is_light)
 
-    def has_line(self, request: Request) -> bool:
-        """Whether other requests of its priority wait; in fair order, also of its tenant."""
-        return self._sums.has_line(request)
+    def has_queue(self, request: Request) -> bool:
+        """Whether other requests of the same priority are in `order` (in fair order: of the same
+        priority and tenant).
+        """
+        return self._sums.has_queue(request)
 
     def displaced_by(
         self, outputs: Sequence[Request], num_requests: int, num_tokens: int
     ) -> list[tuple[Request, ...]] | None:
-        """Return the requests that arriving `outputs` displace; see `Displacement`."""
+        """Return the waiting requests that the arriving `outputs` displace, or None if `outputs`
+        must be rejected; see `Displacement.displaced_by`.
+        """
         return self._displacement.displaced_by(outputs, num_requests, num_tokens)
 
     def set_weights(self, weights: Mapping[str, float], default: float) -> None:
@@ -153,24 +170,30 @@ class WaitingQueue:
         self._sums.set_weights(weights, default)
 
     def due(self, now: float) -> list[Request]:
-        """Return waiting requests whose `recheck_s` is at or before `now`; each is returned
-        once.
+        """Return waiting requests whose `recheck_s` is at or before `now`, each only once.
+
+        They are in order of that time, then of arrival.
         """
         found: dict[int, Request] = {}
         while self._rechecks and self._rechecks[0][0] <= now:
             at_s, _, request = heapq.heappop(self._rechecks)
             if request in self and request.recheck_s == at_s:
                 found[request.spec.key] = request
-        return list(found.values())
+        # The heap may have two entries of a request for the same time, or just the later one.
+        return sorted(found.values(), key=lambda request: (request.recheck_s, request.sequence))
 
     def recheck(self, request: Request, at_s: float) -> None:
-        """Let `due` return a waiting request at `at_s`."""
+        """Set the `recheck_s` of a waiting request, the time from which `due` returns it; NO_TIME
+        for never.
+        """
         request.recheck_s = at_s
         if at_s != NO_TIME:
             heapq.heappush(self._rechecks, (at_s, next(self._tickets), request))
 
     def next_recheck_s(self) -> float:
-        """Return when the next waiting request is due, NO_TIME if none is."""
+        """Return the earliest `recheck_s` of the waiting requests, engine clock; NO_TIME without
+        one.
+        """
         rechecks = self._rechecks
         while rechecks and not (
             rechecks[0][2] in self and rechecks[0][2].recheck_s == rechecks[0][0]
@@ -179,14 +202,14 @@ class WaitingQueue:
         return rechecks[0][0] if rechecks else NO_TIME
 
     def faults(self) -> list[str]:
-        """Return the inconsistencies of the accounts."""
+        """Return the inconsistencies of the queue and its totals."""
         found = [*self._sums.faults(), *self._displacement.faults(tuple(self))]
         if sum(request.ticket >= 0 for request in self) != len(self.order):
-            found.append("the order miscounts its requests")
+            found.append("the order has a wrong number of requests")
         if len(self._sums) != len(self.order):
-            found.append("the sums of the queue miss a request")
+            found.append("the sums of the queue lack a request")
         if sum(len(request.tokens) for request in self) != self.num_tokens:
-            found.append("the queue miscounts its tokens")
+            found.append("the queue has a wrong number of tokens")
         return found
 
     def _join(self, request: Request, now: float) -> None:

@@ -1,8 +1,8 @@
-"""Sums over waiting requests: by class, by tenant, and by deadline.
+"""Totals of the waiting requests: by class, by tenant, and by deadline.
 
-Owns the account from which forecasts for new requests are made. Updated with every request that
-joins or leaves; never iterates over the queue. Does not know the order itself, only its rules:
-classes, tenants by weight, and inside a tenant the earliest deadline.
+Used to forecast queue times of new requests. The totals are updated when a request joins or leaves
+the queue, without iterating over the queue. They follow the rules of the queue order: classes,
+tenants by weight, and inside a tenant the earliest deadline.
 """
 
 import math
@@ -14,37 +14,38 @@ from penstock.scheduler.forecast import QueuedAhead
 from penstock.scheduler.request import NO_TIME, Request
 
 _BUCKET_S = 0.125
-"""Requests due within the same eighth of a second count as ahead."""
+"""Width of a deadline bucket, seconds; requests in the same bucket count as ahead."""
 
 
 @dataclass(slots=True)
 class _Sum:
-    """`num_kept_tokens`: the blocks that the admission of all requests takes, in tokens.
-
-    `num_output_tokens`: tokens that all are expected to generate.
+    """Totals of a group of requests. `num_blocks`: blocks that their admission takes;
+    `num_output_tokens`: tokens that they are expected to generate.
     """
 
     num_requests: int = 0
     num_prefill_tokens: int = 0
-    num_kept_tokens: int = 0
+    num_blocks: int = 0
     num_output_tokens: int = 0
 
     def add(self, other: "_Sum", times: float = 1.0) -> None:
         self.num_requests += math.ceil(times * other.num_requests)
         self.num_prefill_tokens += int(times * other.num_prefill_tokens)
-        self.num_kept_tokens += int(times * other.num_kept_tokens)
+        self.num_blocks += int(times * other.num_blocks)
         self.num_output_tokens += int(times * other.num_output_tokens)
 
     def take(self, other: "_Sum") -> None:
         self.num_requests -= other.num_requests
         self.num_prefill_tokens -= other.num_prefill_tokens
-        self.num_kept_tokens -= other.num_kept_tokens
+        self.num_blocks -= other.num_blocks
         self.num_output_tokens -= other.num_output_tokens
 
 
 @dataclass(slots=True)
-class _Line:
-    """One tenant's part of a class. `last_due`: no bucket of the line is later."""
+class _LineSums:
+    """The totals of one tenant's waiting requests in one priority class (a line). `last_due`: the
+    latest deadline bucket.
+    """
 
     weight: float
     last_due: int = 0
@@ -52,8 +53,9 @@ class _Line:
     by_due: dict[int, _Sum] = field(default_factory=dict[int, _Sum])
 
     def due_by(self, bucket: int) -> _Sum:
-        """Return the sum of requests due no later; cheap for the last bucket, or without a
-        deadline.
+        """Return the sum of the requests due in `bucket` or earlier.
+
+        Fast for the last bucket, or without a deadline.
         """
         if bucket >= self.last_due:
             return self.all
@@ -68,17 +70,16 @@ class _Line:
 class _Class:
     all: _Sum = field(default_factory=_Sum)
     weight: float = 0.0
-    lines: dict[str, _Line] = field(default_factory=dict[str, _Line])
+    lines: dict[str, _LineSums] = field(default_factory=dict[str, _LineSums])
 
 
 class WaitingSums:
-    """Sums over the requests in the order."""
+    """Sums over the waiting requests that may be admitted."""
 
-    def __init__(self, config: SchedulerConfig, block_size: int) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
         self._is_fair = config.order is SchedulingOrder.FAIR
         self._aging_s = config.aging_s
         self._weights, self._default_weight = config.tenant_weights, 1.0
-        self._block_size = block_size
         self._classes: dict[int, _Class] = {}
         self._entries: dict[int, tuple[_Sum, int]] = {}
 
@@ -94,18 +95,18 @@ class WaitingSums:
             of_class.weight = sum(line.weight for line in of_class.lines.values())
 
     def add(self, request: Request, due_s: float) -> None:
-        """Add a request that enters the order."""
+        """Add a request that may now be admitted; `due_s`: its earliest deadline or time limit."""
         entry = _Sum(
             1,
             request.num_uncached_tokens,
-            request.num_kept_tokens,
+            request.num_blocks,
             request.num_expected_tokens,
         )
         spec = request.spec
         of_class = self._classes.setdefault(spec.priority, _Class())
         line = of_class.lines.get(spec.tenant)
         if line is None:
-            line = of_class.lines[spec.tenant] = _Line(self._weight_of(spec.tenant))
+            line = of_class.lines[spec.tenant] = _LineSums(self._weight_of(spec.tenant))
             of_class.weight += line.weight
         bucket = self._bucket(request, due_s)
         line.last_due = max(line.last_due, bucket)
@@ -114,7 +115,7 @@ class WaitingSums:
         self._entries[spec.key] = (entry, bucket)
 
     def remove(self, request: Request) -> None:
-        """Remove a request that leaves the order; a no-op if it is not in it."""
+        """Remove a request that leaves the queue; a no-op if it is not in the sums."""
         known = self._entries.pop(request.spec.key, None)
         if known is None:
             return
@@ -132,8 +133,10 @@ class WaitingSums:
         if not of_class.all.num_requests:
             del self._classes[spec.priority]
 
-    def has_line(self, request: Request) -> bool:
-        """Whether other requests of its class wait; in fair order, also of its tenant."""
+    def has_queue(self, request: Request) -> bool:
+        """Whether other requests of the same class wait (in fair order: of the same class and
+        tenant).
+        """
         of_class = self._classes.get(request.spec.priority)
         if of_class is None:
             return False
@@ -142,13 +145,14 @@ class WaitingSums:
     def ahead_of(
         self, request: Request, due_s: float, num_prefill: int, *, is_light: bool = False
     ) -> QueuedAhead:
-        """Return the requests likely to go before one that is not in the order yet.
+        """Return totals of the requests likely to go before a new request.
 
-        These are higher classes and, within the tenant's part of the class, requests due no later
-        (in arrival order: all of the class). While these and the request's own `num_prefill` tokens
-        are served, tenants share by weight: other tenants of the class are expected to get weight
-        of the others / own weight as much, at most what they have waiting. `is_light`: no request
-        of other tenants in the class goes before those of its tenant (fair_share.py).
+        These are higher classes and, among the tenant's requests in the same class, those due at
+        the same time or earlier (in arrival order: the whole class). While these and the request's
+        own `num_prefill` tokens are served, tenants share by weight: the other tenants of the class
+        are expected to get (their weight / own weight) times as much, at most what they have
+        waiting. `is_light`: no request of other tenants in the class goes before those of its
+        tenant (fair_share.py).
         """
         total, spec = _Sum(), request.spec
         for priority, of_class in self._classes.items():
@@ -156,10 +160,10 @@ class WaitingSums:
                 total.add(of_class.all)
         mine = self._classes.get(spec.priority)
         if mine is None:
-            return self._ahead(total)
+            return _ahead(total)
         if not self._is_fair:
             total.add(mine.all)
-            return self._ahead(total)
+            return _ahead(total)
         own, own_all, weight = _Sum(), _Sum(), self._weight_of(spec.tenant)
         others_weight = mine.weight
         line = mine.lines.get(spec.tenant)
@@ -169,17 +173,17 @@ class WaitingSums:
             others_weight -= line.weight
         total.add(own)
         if is_light:
-            return self._ahead(total)
+            return _ahead(total)
         others = _Sum()
         others.add(mine.all)
         others.take(own_all)
         if others.num_prefill_tokens > 0:
             served = (own.num_prefill_tokens + num_prefill) * max(others_weight, 0.0) / weight
             total.add(others, min(1.0, served / others.num_prefill_tokens))
-        return self._ahead(total)
+        return _ahead(total)
 
     def faults(self) -> list[str]:
-        """Return the inconsistencies."""
+        """Return the inconsistencies of the sums."""
         total = _Sum()
         for entry, _ in self._entries.values():
             total.add(entry)
@@ -193,20 +197,21 @@ class WaitingSums:
                 lines.add(line.all)
                 for bucket in line.by_due.values():
                     buckets.add(bucket)
-        return [] if total == summed == lines == buckets else ["the sums of the queue are off"]
+        return [] if total == summed == lines == buckets else ["the sums of the queue are wrong"]
 
     def _weight_of(self, tenant: str) -> float:
         return self._weights.get(tenant, self._default_weight)
 
     def _bucket(self, request: Request, due_s: float) -> int:
-        # As in the fair order, a deadline counts as no later than this.
+        # As in the fair order, a deadline counts as at most this time.
         due_s = min(due_s, request.spec.arrival_s + self._aging_s)
         return int(due_s // _BUCKET_S) if due_s != NO_TIME else 2**62
 
-    def _ahead(self, total: _Sum) -> QueuedAhead:
-        return QueuedAhead(
-            num_requests=total.num_requests,
-            num_prefill_tokens=total.num_prefill_tokens,
-            num_blocks=-(-total.num_kept_tokens // self._block_size),
-            num_output_tokens=total.num_output_tokens,
-        )
+
+def _ahead(total: _Sum) -> QueuedAhead:
+    return QueuedAhead(
+        num_requests=total.num_requests,
+        num_prefill_tokens=total.num_prefill_tokens,
+        num_blocks=total.num_blocks,
+        num_output_tokens=total.num_output_tokens,
+    )

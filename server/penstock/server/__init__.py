@@ -1,4 +1,5 @@
-"""The service: its processes, the link between them, the gRPC front, text, the command line.
+"""The service: its processes, the connections between them, the gRPC front end, text processing and
+the command line.
 
-Importing this package loads nothing.
+Importing this package loads none of its modules.
 """

@@ -1,7 +1,8 @@
-"""The service's settings, and how they reach its processes.
+"""The settings of the service, and how they are passed to its processes.
 
-Owns `ServerConfig`, the groups in which settings are shown, and the launch parameters of each child
-process. Reads neither environment variables nor arguments: only the command line does, once.
+Defines `ServerConfig`, the groups in which settings are displayed, and the launch parameters of
+each child process. Does not read environment variables or arguments; the command line does that
+once.
 """
 
 from dataclasses import dataclass, field
@@ -26,9 +27,7 @@ LaunchT = TypeVar("LaunchT", "EngineLaunch", "FrontLaunch", "ObserverLaunch")
 
 
 def default_num_fronts() -> int:
-    """Return half of the usable cores, from 1 to MAX_NUM_FRONTS: the engine needs the other
-    half.
-    """
+    """Return half of the usable cores, from 1 to MAX_NUM_FRONTS. The engine uses the others."""
     return max(1, min(MAX_NUM_FRONTS, num_usable_cores() // 2))
 
 
@@ -55,13 +54,14 @@ GROUPS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Settings of one service: a model, an engine and fronts on one port. Raises SettingError
-    naming the field.
+    """Settings of one service: one model, one engine, and the fronts (front-end processes) on one
+    port.
 
-    `tokenizer_path`: the folder from which fronts read tokenizer and chat template, None for the
-    model's folder. The service ends within two seconds after `drain_grace_s`. `front.front_id` is a
-    placeholder: each front gets its own id. `record_path`: the folder in which the engine records
-    its steps and requests; `record_max_bytes` limits each of the two files.
+    `tokenizer_path` is the folder with the tokenizer and the chat template; None means the model's
+    folder. Shutdown completes within two seconds after `drain_grace_s`. `front.front_id` is a
+    placeholder that each front replaces by its own id. If `record_path` is set, the engine records
+    its steps and its requests in two files in that folder; `record_max_bytes` limits the size of
+    each file. An invalid value raises SettingError, which names the field.
     """
 
     model_path: Path = required(
@@ -187,11 +187,13 @@ class ServerConfig:
 class EngineLaunch:
     """The launch parameters of an engine process.
 
-    `listener_fd`: the inherited listening Unix socket. It outlives every engine; fronts that
-    connect while no engine runs wait in its backlog. `epoch` increases with every start.
-    `flight_fd`: the inherited memory of the flight recorder, -1 without one. `board_fd`: the
-    inherited memory of the engine's board, -1 without one. `suspects`: requests that may have
-    crashed an earlier engine.
+    Attributes:
+        listener_fd: The inherited listening Unix socket. It stays open when an engine dies; fronts
+            that connect while no engine runs wait in its backlog.
+        epoch: Number of the engine start; increases with every start.
+        flight_fd: Descriptor of the flight recorder's shared memory, -1 without a flight recorder.
+        board_fd: Descriptor of the engine's status board in shared memory, -1 without a board.
+        suspects: Requests that may have crashed an earlier engine.
     """
 
     server: ServerConfig
@@ -205,12 +207,13 @@ class EngineLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontLaunch:
-    """The launch parameters of a front process. `port`: the actual port, reserved by the
-    supervisor.
+    """The launch parameters of a front process.
 
-    `observer_path`: the socket on which the observer listens, None without an observer. `board_fd`:
-    the engine's board. `beats_fd`: the heartbeats of all fronts; this front writes row `beat_row`.
-    Both descriptors are inherited, -1 if there is none.
+    `socket_path` is the Unix socket of the engine. `port` is the actual port, already reserved by
+    the supervisor. `observer_path` is the socket on which the observer listens, None without an
+    observer. `board_fd` is the descriptor of the engine's status board. `beats_fd` is the
+    descriptor of the fronts' heartbeats in shared memory, a table in which this front writes row
+    `beat_row`. Both descriptors are inherited; -1 means that there is none.
     """
 
     server: ServerConfig
@@ -227,10 +230,14 @@ class FrontLaunch:
 class ObserverLaunch:
     """The launch parameters of an observer process.
 
-    `socket_path`: the engine's link. `listener_fd`: the inherited listening Unix socket to which
-    fronts connect. `flight_fd` and `board_fd`: as in `EngineLaunch`. The ports are the actual ones,
-    reserved by the supervisor; None: not served. `started_s`: start of the service on the monotonic
-    clock.
+    The ports are the actual ones, already reserved by the supervisor; None for a port that is not
+    opened.
+
+    Attributes:
+        socket_path: The Unix socket of the engine.
+        listener_fd: The inherited listening Unix socket to which fronts connect.
+        flight_fd, board_fd: As in `EngineLaunch`.
+        started_s: Start of the service on the monotonic clock.
     """
 
     server: ServerConfig
@@ -248,15 +255,15 @@ SETTINGS = declared(ServerConfig)
 
 
 def encode_launch(launch: EngineLaunch | FrontLaunch | ObserverLaunch) -> bytes:
-    """Encode launch parameters for the frame to the child process."""
-    # Imported here, because `penstock serve --help` works where only the client is installed.
+    """Encode launch parameters as MessagePack, to send them to the child process."""
+    # Imported here because `penstock serve --help` must work without the server's dependencies.
     import msgspec
 
     return msgspec.msgpack.encode(launch, enc_hook=str)
 
 
 def decode_launch(kind: type[LaunchT], data: bytes) -> LaunchT:
-    """Decode launch parameters that `encode_launch` encoded."""
+    """Decode launch parameters of type `kind` that `encode_launch` encoded."""
     import msgspec
 
     return msgspec.msgpack.decode(data, type=kind, dec_hook=lambda kind, text: kind(text))

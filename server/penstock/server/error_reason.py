@@ -1,13 +1,14 @@
-"""Why a call failed: the reasons of the contract, for the front, for metrics and for operators.
+"""The error reasons of the API, used by the fronts (front-end processes), the metrics and the
+operations service.
 
-Owns the names; imports nothing.
+Imports no other module of Penstock.
 """
 
 import enum
 
 
 class ErrorReason(enum.StrEnum):
-    """The names of `penstock.v1.ErrorReason` without their prefix."""
+    """The names of `penstock.v1.ErrorReason` without the prefix of the protobuf enum."""
 
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
@@ -60,4 +61,4 @@ REFUSALS = frozenset(
         ErrorReason.EXECUTOR_REFUSED,
     }
 )
-"""Reasons for which a request counts as rejected, not as failed."""
+"""A request that ends with one of these reasons is counted as rejected, not as failed."""

@@ -1,6 +1,8 @@
-"""Gateway protocols that can be served next to Penstock's own: entry points `penstock.gateways`.
+"""Discovers gateways: protocols that fronts (front-end processes) serve in addition to Penstock's
+API.
 
-Owns their discovery. An entry point names a module, which is loaded only on request.
+A gateway is an entry point of the group `penstock.gateways` that names a module. The module is
+imported only if the gateway is configured.
 """
 
 from collections.abc import Collection
@@ -20,29 +22,29 @@ _GROUP: Final = "penstock.gateways"
 
 
 class Gateway(Protocol):
-    """The module of a gateway.
-
-    `request_methods`: the methods that carry requests ("package.Service/Method"), as in metrics.
-    """
+    """The interface of a gateway's module."""
 
     @property
     def request_methods(self) -> Collection[str]:
-        """See above."""
+        """The full names ("package.Service/Method") of the RPCs that carry generation requests."""
         ...
 
     def check_installed(self) -> None:
-        """Raise ValueError naming the extra if a package is missing."""
+        """Raise ValueError if a package that the gateway needs is missing; the error names the
+        extra that installs it."""
         ...
 
     def make_service(
-        self, front: "Front", gate: "AccessControl", board: "BoardView | None"
+        self, front: "Front", access: "AccessControl", board: "BoardView | None"
     ) -> "GatewayService":
-        """Return the service over one front. `board`: the engine's load figures; may be None."""
+        """Return the gRPC service for one front. `board` has the engine's load figures; it may be
+        None."""
         ...
 
 
 def load_gateway(name: str) -> Gateway:
-    """Return the gateway with this name. Raises SettingError listing the available names."""
+    """Return the gateway with this name. Raises SettingError if there is none; the error lists the
+    available names."""
     found = {point.name: point for point in entry_points(group=_GROUP)}
     if name not in found:
         names = ", ".join([NO_GATEWAY, *sorted(found)])

@@ -1,8 +1,7 @@
-"""The number of cores that this process may use: those in its affinity mask, or fewer under a
-quota.
+"""The number of cores that this process may use.
 
-Owns the reading of the affinity mask (taskset, cpusets) and of the CPU quota of control groups,
-which `docker run --cpus` and Kubernetes limits set without narrowing the mask.
+It is limited by the affinity mask (taskset, cpusets) and by the CPU quota of the control group,
+which `docker run --cpus` and Kubernetes limits set without changing the mask.
 """
 
 import os
@@ -12,8 +11,9 @@ from penstock.executor.control_groups import GROUPS, MOUNT, ControlGroup, contro
 
 
 def num_usable_cores(groups: Path = GROUPS, mount: Path = MOUNT) -> int:
-    """Return the number of usable cores: at least one, fractions rounded down. `groups` and
-    `mount`: see `control_groups`.
+    """Return the number of usable cores, rounded down, at least 1.
+
+    `groups` and `mount`: see `control_groups`.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -22,13 +22,14 @@ def num_usable_cores(groups: Path = GROUPS, mount: Path = MOUNT) -> int:
 
 
 def _quota(group: ControlGroup) -> list[float]:
-    """Return the CPU quota in cores; empty without a quota."""
+    """Return the CPU quota of a control group in cores, as a list with one item; empty if there is
+    no quota."""
     if group.is_first_version:
         numbers = [group.read(f"cpu.cfs_{name}_us") for name in ("quota", "period")]
     else:
         numbers = group.read("cpu.max").split()
     quota, period = [number.strip() for number in (*numbers, "", "")][:2]
-    # No limit is "max", or -1 in the first version.
+    # Without a limit the value is "max" in cgroup v2 and -1 in cgroup v1.
     if quota.isdecimal() and period.isdecimal() and int(quota) and int(period):
         return [int(quota) / int(period)]
     return []

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,45 +26,38 @@ VARIABLE = "TLLM_FAKE_CONTROL"
 class Settings:
     """The settings of one engine; those that are read while it runs may be changed while it runs.
 
-    Times in seconds. Iterations count from 1. Faults by iteration fire once; faults by token fire
-    each time a prompt contains the token. `num_blocks`: the simulated GPU's capacity;
-    `free_blocks_drift` is added to the free blocks in the statistics. `stats`: "push" as before
-    NVIDIA PR #9980, "rpc" as after it: statistics are fetched, and the iterator's caller blocks.
-    `slip_token`: a prompt with it makes its result raise an AssertionError out of its iteration.
-    `guided_error`: the grammar compiler's message for a guide that it rejects, instead of the
-    stand-in's own. `is_end_token_kept`: whether the end-of-sequence token is among the tokens,
-    which could not be verified of the real engine. `shutdown_s`: maximum time that `shutdown`
-    blocks.
+    Times in seconds. Iterations count from 1. Faults by iteration fire when a request arrives in
+    it; faults by token fire each time a prompt contains the token. `num_blocks`: the simulated
+    GPU's capacity; `free_blocks_drift` is added to the free blocks in the statistics. `stats`:
+    "push" as before NVIDIA PR #9980, "rpc" as after it: statistics are fetched, and the caller
+    blocks. `slip_token`: a prompt with it makes its result raise an AssertionError out of its
+    iteration. `guided_error`: the grammar compiler's message for a guide that it rejects, instead
+    of the stand-in's own. `shutdown_s`: maximum time that `shutdown` blocks. `worker_lifetime_s`:
+    end of the `worker_process` if nothing ends it before.
     """
 
     step_s: float = 0.0
     is_paused: bool = False
     load_s: float = 0.0
-    num_gpus: int = 8
     num_blocks: int = 1024
     free_blocks_drift: int = 0
     has_stats: bool = True
     stats: str = "push"
-    stats_lag_s: float = 0.2
     shutdown_s: float = 0.0
     build_error: str = ""
-    is_end_token_kept: bool = True
     is_death_seen_by_health: bool = False
     fail_tokens: list[int] = field(default_factory=list)
     fail_at_output: int = -1
     fail_message: str = "forward failed"
-    fail_all_at: int = 0
     slip_token: int = -1
     guided_error: str = ""
     kill_loop_at: int = 0
     kill_loop_token: int = -1
     fatal_at: int = 0
     fatal_token: int = -1
-    hang_at: int = 0
     hang_token: int = -1
     worker_process: bool = False
     worker_lifetime_s: float = 60.0
-    is_worker_in_own_session: bool = False
     is_worker_death_fatal: bool = False
 
 
@@ -77,7 +69,6 @@ class View:
     waiting: tuple[int, ...]
     active: tuple[int, ...]
     num_used_blocks: int
-    num_free_blocks: int
     num_results: int
     num_unread_stats: int
     is_alive: bool
@@ -97,7 +88,7 @@ class EngineControl:
 
     @property
     def submitted(self) -> Sequence[GenerationRequest]:
-        """The last requests (at most 20,000) in the order of submission."""
+        """The last requests in the order of submission."""
         return tuple(self._proxy.submitted)
 
     @property
@@ -110,11 +101,6 @@ class EngineControl:
         """Names of the threads that have run or still run a shutdown."""
         return tuple(self._proxy.shutdown_threads)
 
-    @property
-    def worker_pid(self) -> int | None:
-        """Process id of the `worker_process`."""
-        return self._proxy.worker_pid
-
     def view(self) -> View:
         """Return the engine's current state; between iterations while it is paused."""
         engine, proxy = self._engine, self._proxy
@@ -123,7 +109,6 @@ class EngineControl:
             waiting=tuple(engine.waiting),
             active=tuple(engine.active),
             num_used_blocks=engine.pool.num_used,
-            num_free_blocks=engine.pool.num_free,
             num_results=proxy.num_results,
             num_unread_stats=proxy.num_unread_stats,
             is_alive=engine.is_alive,
@@ -143,34 +128,26 @@ class EngineControl:
         Their responses have been delivered to the results by then. Raises TimeoutError if the
         engine is dead or hangs.
         """
-        self._engine.run_turns(count, timeout_s)
+        self._engine.run_iterations(count, timeout_s)
 
     def wait_for_iteration(self, iteration: int, timeout_s: float = 30.0) -> None:
         """Return once this iteration has ended. Raises TimeoutError otherwise."""
         self._engine.wait_for_iteration(iteration, timeout_s)
 
-    def kill_loop(self) -> None:
-        """End the loop silently before its next iteration; no request gets a response."""
-        self._engine.strike("kill")
+    def inject(self, fault: str) -> None:
+        """Inject a fault into the next iteration, and run one even if idle.
 
-    def fail_fatally(self) -> None:
-        """End the engine in the next iteration, with an error that consumers receive."""
-        self._engine.strike("fatal")
-
-    def hang(self) -> None:
-        """Block the next iteration until `release`."""
-        self._engine.strike("hang")
-
-    def fail_all(self) -> None:
-        """Fail every active request in the next iteration."""
-        self._engine.strike("fail_all")
+        "kill" ends the loop silently, and no request gets a response; "fatal" ends the engine with
+        an error that consumers receive; "hang" blocks until `release`; "fail_all" fails every
+        active request.
+        """
+        self._engine.inject(fault)
 
     def release(self) -> None:
         """End a hang, and a blocking shutdown."""
         self._engine.released.set()
 
 
-_lock = threading.Lock()
 _settings = Settings()
 _engines: list[EngineControl] = []
 
@@ -181,27 +158,14 @@ def configure(**changes: Any) -> None:
     _settings = dataclasses.replace(_settings, **changes)
 
 
-def reset() -> None:
-    """Restore the defaults; forget the handles on earlier engines."""
-    global _settings
-    _settings = Settings()
-    _engines.clear()
-
-
 def settings_of_new_engine() -> Settings:
     """Return a copy for one engine: the configured settings, overridden by the environment
     variable."""
     return dataclasses.replace(_settings, **json.loads(os.environ.get(VARIABLE, "{}")))
 
 
-def environment(**changes: Any) -> dict[str, str]:
-    """Return additions to a child's environment that give its engines these settings."""
-    return {VARIABLE: json.dumps(dataclasses.asdict(Settings(**changes)))}
-
-
 def register(engine: EngineControl) -> None:
-    with _lock:
-        _engines.append(engine)
+    _engines.append(engine)
 
 
 def engine() -> EngineControl:

@@ -9,7 +9,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.pages import html_table
-from penstock.tools.simulation.settings import Policy, SimulationConfig
+from penstock.tools.simulation.settings import BatchingPolicy, SimulationConfig
 from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import summarise
 from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
@@ -19,8 +19,8 @@ TRACE = list(synthetic_trace(SyntheticConfig(rate_per_s=20.0, duration_s=3.0, se
 BASE = SimulationConfig(max_num_seqs=8, num_blocks=4096, sample_every_steps=1)
 
 
-@pytest.mark.parametrize("policy", [Policy.FCFS, Policy.FAIR])
-def test_asking_for_more_than_is_generated_changes_no_length(policy: Policy) -> None:
+@pytest.mark.parametrize("policy", [BatchingPolicy.FCFS, BatchingPolicy.FAIR])
+def test_asking_for_more_than_is_generated_changes_no_length(policy: BatchingPolicy) -> None:
     exact = simulate(TRACE, dataclasses.replace(BASE, policy=policy))
     asking = simulate(TRACE, dataclasses.replace(BASE, policy=policy, max_tokens=4000))
 
@@ -66,7 +66,11 @@ def test_the_scheduler_knows_lengths_or_learns_them(
         for index in range(200)
     ]
     config = dataclasses.replace(
-        ONE_AT_A_TIME, policy=Policy.FAIR, max_num_seqs=4, num_blocks=256, max_tokens=max_tokens
+        ONE_AT_A_TIME,
+        policy=BatchingPolicy.FAIR,
+        max_num_seqs=4,
+        num_blocks=256,
+        max_tokens=max_tokens,
     )
 
     summary = summarise(simulate(trace, config))
@@ -82,7 +86,7 @@ def test_max_tokens_is_checked() -> None:
 
 SECOND_A_STEP = CostModel(step_s=1.0, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0)
 ONE_AT_A_TIME = SimulationConfig(
-    policy=Policy.FCFS,
+    policy=BatchingPolicy.FCFS,
     cost=SECOND_A_STEP,
     targets=Targets(ttft_s=2.0, itl_s=2.0),
     max_num_seqs=1,

@@ -75,8 +75,8 @@ def test_a_dict_is_read_as_the_message_it_describes(
         ({"role": "user", "zzz": "x"}, ".zzz: no such key; known are role, content, name,"),
         ({"content": "secret"}, ".role: missing"),
         ({"role": 1, "content": "secret"}, ".role: must be a str, not int"),
-        ({"role": "user", "content": {"secret": 1}}, ".content: must be a list, not dict"),
-        ({"role": "user", "content": 7}, ".content: must be a list, not int"),
+        ({"role": "user", "content": {"secret": 1}}, ".content: must be a str or a list, not dict"),
+        ({"role": "user", "content": 7}, ".content: must be a str or a list, not int"),
         ({"role": "user", "content": [7]}, ".content[0]: must be a dict, not int"),
         (
             {"role": "user", "content": ["a", {"type": "audio"}]},

@@ -250,7 +250,7 @@ def test_a_request_that_is_too_large_opens_no_lane() -> None:
     kept, _ = submit(calls)
     request = pb.GenerateRequest(text_prompt=pb.TextPrompt(text="x" * 100))
 
-    with pytest.raises(ResourceExhausted, match="bytes, and may have 100") as caught:
+    with pytest.raises(ResourceExhausted, match="bytes; the limit is 100") as caught:
         calls.submit(request, timeout_s=None, traceparent=None, wake=lambda: None)
 
     assert not is_passing(caught.value)

@@ -15,6 +15,7 @@ from penstock.client import (
     ChatMessage,
     ChatPrompt,
     ChoiceConstraint,
+    Client,
     Constraint,
     GenerationOptions,
     GenerationRequest,
@@ -23,6 +24,7 @@ from penstock.client import (
     JsonSchemaConstraint,
     OutputOptions,
     RegexConstraint,
+    ResumePoint,
     SamplingOptions,
     SchedulingOptions,
     StoppingOptions,
@@ -208,11 +210,16 @@ def test_an_empty_sequence_is_no_prompt() -> None:
         ({"seed": 2**64}, "sampling.seed"),
         ({"temperature": "hot"}, "sampling.temperature"),
         ({"logit_bias": {-1: 0.0}}, r"sampling.logit_bias\[0\].token_id"),
-        ({"stop": ["a", 7]}, r"stopping.stop_strings\[1\]"),
+        ({"stop": ["a", 7]}, r"stopping.stop\[1\]"),
+        ({"n": "x"}, "sampling.n"),
+        ({"max_chunk_delay_s": math.nan}, "output.max_chunk_delay_s"),
+        ({"cache_salt": 7}, "cache.cache_salt"),
+        ({"retention_level": "x"}, "cache.retention_level"),
+        ({"retention_s": math.nan}, "cache.retention_s"),
         ({"stop_token_ids": [2**32]}, r"stopping.stop_token_ids\[0\]"),
-        ({"ttft_timeout_s": math.nan}, "scheduling.ttft_timeout"),
-        ({"time_limit_s": math.inf}, "scheduling.time_limit"),
-        ({"total_timeout_s": 1e30}, "scheduling.total_timeout"),
+        ({"ttft_timeout_s": math.nan}, "scheduling.ttft_timeout_s"),
+        ({"time_limit_s": math.inf}, "scheduling.time_limit_s"),
+        ({"total_timeout_s": 1e30}, "scheduling.total_timeout_s"),
         ({"priority": 2**31}, "scheduling.priority"),
         ({"request_id": 7}, "request_id"),
     ],
@@ -242,13 +249,6 @@ def test_a_bad_prompt_is_named_and_not_repeated(prompt: Any, path: str, complain
     assert str(caught.value) == f"{path}: the prompt {complaint}"
 
 
-def test_text_that_is_not_utf8_is_named() -> None:
-    with pytest.raises(ValueError, match=r"^stopping.stop_strings\[1\]: is not valid UTF-8$"):
-        encode("hi", stop=["a", "b\udcff"])
-    with pytest.raises(ValueError, match=r"^model: is not valid UTF-8$"):
-        encode("hi", model="m\udcff")
-
-
 def test_a_long_value_that_does_not_fit_is_cut_short() -> None:
     with pytest.raises(
         ValueError, match=r"^sampling.temperature: must be a number, not the str 'hot"
@@ -266,6 +266,22 @@ def test_token_ids_that_do_not_fit_name_their_place() -> None:
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(TypeError, match=r"^temprature: no such option; did you mean temperature\?"):
         encode("hi", temprature=1.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "keyword"),
+    [
+        ("num_outputs", "n"),
+        ("stop_strings", "stop"),
+        ("resume_timeout", "resume_grace_s"),
+        ("resume_timeout_s", "resume_grace_s"),
+        ("salt", "cache_salt"),
+        ("ttft_timeout", "ttft_timeout_s"),
+    ],
+)
+def test_a_field_of_the_contract_suggests_its_keyword(field: str, keyword: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{field}: no such option; did you mean {keyword}\?$"):
+        encode("hi", **{field: 1})
 
 
 def test_a_whole_request_takes_no_options_besides() -> None:
@@ -297,3 +313,85 @@ def test_a_prompt_of_a_wrong_type_is_named(prompt: Any) -> None:
     kind = type(prompt).__name__
     with pytest.raises(TypeError, match=f"^prompt: must be a str, .*, not {kind}$"):
         encode(prompt)
+
+
+@pytest.mark.parametrize("given", [{"type": "object"}, "[0-9]+", True])
+def test_a_constraint_of_another_type_is_not_dropped(given: Any) -> None:
+    wanted = "JsonSchemaConstraint or RegexConstraint or GrammarConstraint or ChoiceConstraint"
+    with pytest.raises(TypeError, match=f"^constraint: must be {wanted}, not "):
+        encode(constraint=given)
+
+
+def test_an_option_that_is_none_is_not_set() -> None:
+    assert encode(**dict.fromkeys(EVERYTHING)) == encode()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"stop": 3}, "stop: must be a list, not int"),
+        ({"stop_token_ids": 3}, "stop_token_ids: must be a list, not int"),
+        ({"logit_bias": 3}, "logit_bias: must be a list, not int"),
+        ({"logit_bias": [5]}, "sampling.logit_bias[0]: must be a token id and its bias"),
+        ({"adapter": "foo"}, "adapter: must be Adapter, not str"),
+        ({"echo": 10**30}, "output.echo: "),
+        ({"resume_grace_s": "x"}, "resume_grace_s: "),
+        ({"constraint": ChoiceConstraint(choices=cast(Any, 3))}, "constraint.choice.choices: "),
+    ],
+)
+def test_an_option_of_another_type_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(said)}"):
+        encode(**options)
+
+
+@pytest.mark.parametrize(
+    ("fields_of_request", "said"),
+    [
+        ({"sampling": {"n": 1}}, "sampling: must be SamplingOptions, not dict"),
+        ({"output": None}, "output: must be OutputOptions, not NoneType"),
+        ({"stopping": StoppingOptions(stop=cast(Any, "abc"))}, "stopping.stop: must be a"),
+        ({"prompt": "hi"}, "prompt: must be TextPrompt or ChatPrompt or TokenPrompt, not str"),
+        ({"prompt": ChatPrompt(messages=cast(Any, 3))}, "chat_prompt.messages: must be a list"),
+        (
+            {"prompt": ChatPrompt(messages=[ChatMessage("user", cast(Any, 3))])},
+            "chat_prompt.messages[0].content: must be a str or a list, not int",
+        ),
+        (
+            {"prompt": ChatPrompt(messages=[ChatMessage("user", cast(Any, [3]))])},
+            "chat_prompt.messages[0].parts[0]: must be str or Image, not int",
+        ),
+    ],
+)
+def test_a_part_of_a_request_of_another_type_is_named(
+    fields_of_request: dict[str, Any], said: str
+) -> None:
+    request = GenerationRequest(**{"prompt": TextPrompt(text="hi"), **fields_of_request})
+    with pytest.raises(TypeError, match=f"^{re.escape(said)}"):
+        encode_request(request)
+
+
+@pytest.mark.parametrize(
+    "name", ["address", "token", "tls", "credentials", "retry", "channel", "pool", "multiplex"]
+)
+def test_an_argument_of_the_client_of_another_type_is_named(name: str) -> None:
+    arguments: dict[str, Any] = {name: 3}
+    with pytest.raises(TypeError, match=f"^{name}: must be .*, not int$"):
+        Client(**arguments)
+
+
+async def test_an_argument_of_a_call_of_another_type_is_named() -> None:
+    five: Any = 5
+    async with Client() as client:
+        for call, said in (
+            (client.cancel, "request_id: must be a str"),
+            (client.get_model, "name: must be a str"),
+            (client.health, "service: must be a str"),
+            (client.detokenize, "token_ids: must be a list"),
+            (lambda _: client.get_model(deadline_s=cast(Any, "x")), "deadline_s: must be"),
+        ):
+            with pytest.raises((TypeError, ValueError), match=f"^{said}"):
+                await call(five)
+        with pytest.raises(TypeError, match=r"^point: must be ResumePoint or str, not int$"):
+            client.resume(five)
+        with pytest.raises(ValueError, match=r"^request_id: must be a str"):
+            await anext(client.resume(ResumePoint(request_id=five)))

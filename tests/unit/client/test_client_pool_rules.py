@@ -23,7 +23,7 @@ from penstock.client import (
 from penstock.client.channel import grpc_targets
 from penstock.client.errors import Failure, error_of
 from penstock.client.own_failures import client_closed, deadline_passed
-from penstock.client.pool import Admission, ChannelPicker, is_silence
+from penstock.client.pool import Admission, ChannelPicker, is_unanswered
 from penstock.client.retry import is_passing
 from penstock.client.service_config import check_service_config, default_service_config
 
@@ -113,7 +113,7 @@ def test_when_all_fail_calls_are_spread() -> None:
 def test_silence_is_a_deadline_without_a_word(
     error: PenstockError, request_id: str, is_silent: bool
 ) -> None:
-    assert is_silence(error, request_id) is is_silent
+    assert is_unanswered(error, request_id) is is_silent
 
 
 def test_when_all_fail_the_one_that_is_due_first_is_tried() -> None:
@@ -220,7 +220,7 @@ def test_several_addresses(address: Any, targets: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("address", "complaint"),
-    [((), "there is none"), ("a:1,a:1", "named twice"), ("a:1,", "must be HOST")],
+    [((), "must not be empty"), ("a:1,a:1", "named twice"), ("a:1,", "must be HOST")],
 )
 @pytest.mark.parametrize("kind", [Client, SyncClient])
 def test_bad_lists_of_addresses(kind: Any, address: Any, complaint: str) -> None:

@@ -17,14 +17,7 @@ from penstock.client import (
 )
 from penstock.client.errors import Failure
 from penstock.client.resuming import Recovery
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from support.core import FakeClock
 
 
 def failed(kind: type[PenstockError], retry_after_s: float | None = None) -> PenstockError:
@@ -32,8 +25,8 @@ def failed(kind: type[PenstockError], retry_after_s: float | None = None) -> Pen
     return kind(Failure(code=code, message="", retry_after_s=retry_after_s))
 
 
-def recovery(grace_s: float = 10.0) -> tuple[Recovery, Clock]:
-    clock = Clock()
+def recovery(grace_s: float = 10.0) -> tuple[Recovery, FakeClock]:
+    clock = FakeClock(1.0)
     return Recovery(grace_s, clock=clock, random=lambda: 1.0), clock
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.client import NO_RETRY, PenstockError, RetryPolicy
 from penstock.client.errors import Failure, error_of
 from penstock.client.retry import Attempts, is_passing, retry_delay_s
+from support.core import FakeClock
 
 POLICY = RetryPolicy(
     max_attempts=4, initial_backoff_s=1.0, multiplier=2.0, max_backoff_s=3.0, pushback_jitter=0.5
@@ -137,24 +138,14 @@ def test_bad_policy_names_its_field(field: str, value: Any) -> None:
         RetryPolicy(**{field: value})
 
 
-class Clock:
-    """A clock in seconds that the test advances."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def open_attempts(
-    clock: Clock, deadline_s: float | None = None, policy: RetryPolicy = POLICY
+    clock: FakeClock, deadline_s: float | None = None, policy: RetryPolicy = POLICY
 ) -> Attempts:
     return Attempts(policy, deadline_s=deadline_s, clock=clock, random=lambda: 0.0)
 
 
 def test_all_attempts_share_one_deadline() -> None:
-    clock = Clock()
+    clock = FakeClock(100.0)
     attempts = open_attempts(clock, deadline_s=5.0)
 
     assert attempts.timeout_s() == 5.0
@@ -166,11 +157,11 @@ def test_all_attempts_share_one_deadline() -> None:
 
 
 def test_no_deadline_is_no_timeout() -> None:
-    assert open_attempts(Clock()).timeout_s() is None
+    assert open_attempts(FakeClock(100.0)).timeout_s() is None
 
 
 def test_attempts_count_failures() -> None:
-    attempts = open_attempts(Clock())
+    attempts = open_attempts(FakeClock(100.0))
 
     delays = [attempts.delay_after(failure()) for _ in range(5)]
 
@@ -178,13 +169,13 @@ def test_attempts_count_failures() -> None:
 
 
 def test_no_retry_means_none() -> None:
-    assert open_attempts(Clock(), policy=NO_RETRY).delay_after(failure()) is None
+    assert open_attempts(FakeClock(100.0), policy=NO_RETRY).delay_after(failure()) is None
 
 
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, math.inf, math.nan])
 def test_bad_deadline_is_refused(deadline_s: float) -> None:
     with pytest.raises(ValueError, match=r"^deadline_s:"):
-        open_attempts(Clock(), deadline_s=deadline_s)
+        open_attempts(FakeClock(100.0), deadline_s=deadline_s)
 
 
 def test_a_reason_is_kept_where_the_server_is_gone_afterwards() -> None:

@@ -19,7 +19,7 @@ DIALOGUE = [ChatMessage(role="user", content="Hi"), ChatMessage(role="user", con
     [
         (HALF, {}, "text_prompt.text"),
         (DIALOGUE, {}, "chat_prompt.messages[1].parts[0].text"),
-        ("Hi", {"stop": ["a", HALF]}, "stopping.stop_strings[1]"),
+        ("Hi", {"stop": ["a", HALF]}, "stopping.stop[1]"),
         ("Hi", {"model": HALF}, "model"),
         ("Hi", {"request_id": HALF}, "request_id"),
         ("Hi", {"adapter": Adapter(name=HALF)}, "adapter.name"),

@@ -13,17 +13,12 @@ import yaml
 from penstock.server.observe.metrics import labels
 from penstock.server.observe.metrics.catalogue import CATALOGUE
 from support.dashboards import (
-    DEPLOY,
     RULES,
     alert_queries,
     dashboard_queries,
-    rules,
     strangers,
     without_variables,
 )
-
-PAGE = DEPLOY.parent / "docs" / "metrics.md"
-RUNBOOK = PAGE.with_name("alerts.md")
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -79,33 +74,8 @@ def test_the_alert_rules_fire_when_they_should(arguments: tuple[str | Path, ...]
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
-    text = RUNBOOK.read_text(encoding="utf-8")
-    alerts = {rule["alert"] for rule in rules() if "alert" in rule}
-    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^#|\Z)", text, re.M | re.S))
-    assert set(sections) == alerts
-    for name, section in sections.items():
-        assert "\n- Look: " in section, name
-        assert "\n- Do: " in section, name
-    told = {rule["alert"]: rule["annotations"]["runbook"] for rule in rules() if "alert" in rule}
-    place = RUNBOOK.relative_to(DEPLOY.parent)
-    assert told == {alert: f"{place}#{alert.lower()}" for alert in alerts}
-    anchors = {name.lower() for name in alerts}
-    assert set(re.findall(r"\]\(#(\w+)\)", text)) <= anchors
-
-
 def test_promises_end_where_buckets_end() -> None:
     ends = {spec.name: spec.buckets for spec in CATALOGUE}
     for query in alert_queries().values():
         for name, end in re.findall(r'(penstock_\w+)_bucket\{le="([^"]+)"', query):
             assert float(end) in ends[name], query
-
-
-def test_the_page_tells_every_metric_and_no_other() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    told = set(re.findall(r"`(penstock_\w+)`", page))
-    names = {spec.name for spec in CATALOGUE}
-    assert names - told == set()
-    assert {
-        name for name in told - names if re.sub(r"_(sum|count|bucket)$", "", name) not in names
-    } == set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import tomllib
 from typing import Any
@@ -166,26 +165,6 @@ def test_pods_are_as_restricted_as_can_be(builds: Builds) -> None:
         assert "cpu" not in container["resources"]["limits"], "a throttled front is a slow one"
 
 
-def test_what_is_named_is_mounted_and_what_is_written_to_can_be(builds: Builds) -> None:
-    for name, manifests in builds.items():
-        mounts = {item["mountPath"]: item for item in container_of(manifests)["volumeMounts"]}
-        volumes = {volume["name"]: volume for volume in pod_of(manifests)["spec"]["volumes"]}
-        assert {item["name"] for item in mounts.values()} == set(volumes), name
-        for path in ("/tmp", settings_of(manifests)["PENSTOCK_FLIGHT_FOLDER"]):
-            assert "emptyDir" in volumes[mounts[path]["name"]]
-        for value in settings_of(manifests).values():
-            if value.startswith("/etc/"):
-                folder = value.rpartition("/")[0]
-                assert mounts[folder]["readOnly"] is True
-                assert "subPath" not in mounts[folder], "a new file would never be seen"
-        for volume in volumes.values():
-            if "emptyDir" in volume:
-                assert volume["emptyDir"]["sizeLimit"]
-        configs = {item["metadata"]["name"] for item in of_kind(manifests, "ConfigMap")}
-        named = {item["configMap"]["name"] for item in volumes.values() if "configMap" in item}
-        assert named <= configs
-
-
 def test_services_of_these_names_leave_no_setting_behind(builds: Builds) -> None:
     """In other pods, which keep the environment variables of Kubernetes Services."""
     made: dict[str, str] = {}
@@ -247,22 +226,3 @@ def test_the_engines_settings_fit_the_gpus() -> None:
     assert shm["emptyDir"]["medium"] == "Memory"
     own = (FOLDER.parent / "trtllm" / "compose.yaml").read_text(encoding="utf-8")
     assert f"image: {container_of(manifests)['image']}\n" in own
-
-
-def test_the_autoscaler_owns_the_number_of_pods() -> None:
-    manifests = build("overlays", "production")
-    assert "replicas" not in the(manifests, "Deployment")["spec"]
-    spec = the(manifests, "HorizontalPodAutoscaler")["spec"]
-    assert spec["scaleTargetRef"]["name"] == the(manifests, "Deployment")["metadata"]["name"]
-    budget = the(manifests, "PodDisruptionBudget")["spec"]["maxUnavailable"]
-    assert budget < spec["minReplicas"] <= spec["maxReplicas"]
-    drain_s = pod_of(manifests)["spec"]["terminationGracePeriodSeconds"]
-    (down,) = spec["behavior"]["scaleDown"]["policies"]
-    assert down["periodSeconds"] >= drain_s, "one drains after the other"
-
-
-def test_clients_have_spread_before_pods_are_taken_away() -> None:
-    age_s = config_of(build("base")).front.transport.max_connection_age_s
-    down_s = the(build_with("autoscaling"), "HorizontalPodAutoscaler")["spec"]["behavior"]
-    assert math.isfinite(age_s)
-    assert age_s <= down_s["scaleDown"]["stabilizationWindowSeconds"]

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.server.config import ServerConfig
-from support.dashboards import DASHBOARD, DEPLOY, RULES, dashboard, strangers
+from support.dashboards import DEPLOY, RULES
 
 FOLDER = DEPLOY / "observability"
 FRONTS_AFTER_GRACE_S = 2.0
@@ -84,18 +83,6 @@ def test_what_is_mounted_is_there() -> None:
     )
 
 
-def test_the_service_listens_where_it_is_reached() -> None:
-    command = SERVICES["penstock"]["command"]
-    assert command[0] == "serve"
-    assert "--host=0.0.0.0" in command
-    assert "--operations-host=0.0.0.0" in command
-    assert not [part for part in command if "-port" in part]
-    port: Any = ServerConfig.__dataclass_fields__["port"].default
-    inside = [mapping.rpartition(":")[2] for mapping in SERVICES["penstock"]["ports"]]
-    assert inside == [str(port + offset) for offset in range(3)]
-    assert listens("penstock", port + 2)
-
-
 def test_stopping_leaves_time_for_the_drain() -> None:
     service = SERVICES["penstock"]
     (grace,) = [
@@ -105,17 +92,6 @@ def test_stopping_leaves_time_for_the_drain() -> None:
     ]
     stop_s = float(service["stop_grace_period"].removesuffix("s"))
     assert stop_s >= grace + FRONTS_AFTER_GRACE_S + OBSERVER_AFTER_GRACE_S
-
-
-def test_traces_find_their_way() -> None:
-    endpoint = SERVICES["penstock"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]
-    assert endpoint == "http://collector:4317"
-    protocols = receivers(COLLECTOR)
-    assert port_of(protocols["grpc"]["endpoint"]) == port_of(endpoint)
-    assert listens("collector", port_of(protocols["http"]["endpoint"]))
-    target: str = COLLECTOR["exporters"]["otlp/tempo"]["endpoint"]
-    assert target.partition(":")[0] in SERVICES
-    assert listens("tempo", port_of(target))
 
 
 def test_prometheus_scrapes_what_is_started(tmp_path: Path) -> None:
@@ -140,31 +116,6 @@ def test_prometheus_scrapes_what_is_started(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert checked.returncode == 0, checked.stdout + checked.stderr
-
-
-def test_grafana_finds_its_data_and_its_dashboard() -> None:
-    sources = {
-        source["type"]: source for source in loaded("grafana/datasources.yaml")["datasources"]
-    }
-    assert len({source["uid"] for source in sources.values()}) == len(sources)
-    for source in sources.values():
-        host, _, port = source["url"].removeprefix("http://").partition(":")
-        assert listens(host, int(port)), source["url"]
-    assert sources["prometheus"]["isDefault"] is True, "what the dashboard takes by itself"
-    interval = sources["prometheus"]["jsonData"]["timeInterval"]
-    assert interval == loaded("prometheus.yaml")["global"]["scrape_interval"]
-    to_metrics = sources["tempo"]["jsonData"]["tracesToMetrics"]
-    assert to_metrics["datasourceUid"] == sources["prometheus"]["uid"]
-    assert [found for entry in to_metrics["queries"] if (found := strangers(entry["query"]))] == []
-
-    (provider,) = loaded("grafana/dashboards.yaml")["providers"]
-    folder = (FOLDER / mounts("grafana")[provider["options"]["path"]]).resolve()
-    assert folder == DASHBOARD.parent
-    variables = dashboard()["templating"]["list"]
-    (kind,) = [item["query"] for item in variables if item["type"] == "datasource"]
-    assert kind in sources
-    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
-    assert home == f"{provider['options']['path']}/{DASHBOARD.name}"
 
 
 def test_no_password_is_in_the_files() -> None:

@@ -2,7 +2,6 @@
 
 import ast
 import re
-import shlex
 import tomllib
 from pathlib import Path
 
@@ -18,24 +17,6 @@ PAGE = REPOSITORY / "docs" / "tensorrt-llm.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 FENCES = re.findall(r"^```([^\n]*)\n(.*?)^```$", TEXT, re.M | re.S)
 EXAMPLES = [body for kind, body in FENCES if kind == "toml test"]
-COMMANDS = [
-    line.strip()
-    for kind, body in FENCES
-    if kind.startswith("sh")
-    for line in body.replace("\\\n", " ").splitlines()
-]
-IN_CONTAINER = re.compile(
-    r"(?:docker run .* penstock-trtllm:\S+|exec penstock penstock|^penstock) +(\S.*)$"
-)
-
-
-def penstock_arguments(command: str) -> list[str] | None:
-    """Return the arguments of `penstock` in a command of the page; None for other commands."""
-    found = IN_CONTAINER.search(command)
-    return None if found is None else shlex.split(found[1])
-
-
-CALLS = [call for command in COMMANDS if (call := penstock_arguments(command)) is not None]
 
 
 def load(text: str) -> TrtllmConfig:
@@ -52,16 +33,6 @@ def test_the_file_that_compose_mounts_loads_and_fits_its_gpus(tmp_path: Path) ->
 
     counts = re.findall(r"^ +count: (\d+)$", (DEPLOY / "compose.yaml").read_text("utf-8"), re.M)
     assert counts == [str(config.world_size)]
-
-
-@pytest.mark.parametrize("arguments", CALLS, ids=" ".join)
-def test_every_command_parses(arguments: list[str]) -> None:
-    if "--help" in arguments:
-        with pytest.raises(SystemExit, match=r"^0$"):
-            build_parser().parse_args(arguments)
-        return
-
-    assert build_parser().parse_known_args(arguments)[1] == []
 
 
 def test_commands_of_the_containers_files_parse() -> None:

@@ -6,28 +6,20 @@ import ast
 import importlib
 import importlib.util
 import json
-import re
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
-from google.protobuf import json_format
-from google.protobuf.descriptor import FileDescriptor
 
-import penstock.v1 as pb
 from markdown_source import Block, blocks
+from page_commands import Command, commands
 from penstock.server.cli.serve import merge_settings
 from penstock.server.settings.sources import BadSetting
 from penstock.tools.command_line import build_parser
-from support.page_commands import Command, commands, spans, split_command
-from support.pages import REPOSITORY, markdown_pages, page_id
+from support.pages import markdown_pages, page_id
 
 PAGES = markdown_pages()
-# Languages of blocks that are shown and not checked here.
-SHOWN = {"", "text", "mermaid", "diff", "promql", "dockerfile", "make", "cmake", "html", "css"}
-FOREIGN = {"cpp", "c++", "go", "java", "javascript", "js", "typescript", "ts", "rust", "csharp"}
-CHECKED = {"python", "json", "jsonc", "yaml", "yml", "toml", "sh", "bash", "console", "shell"}
 PARSER = build_parser()
 SUBPARSERS = {
     name: parser.filled()
@@ -47,13 +39,6 @@ def blocks_in(page: Path, *languages: str) -> list[Block]:
 
 def pages_with(*languages: str) -> list[Path]:
     return [page for page in PAGES if blocks_in(page, *languages)]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_blocks_are_of_languages_that_somebody_checks(page: Path) -> None:
-    known = SHOWN | FOREIGN | CHECKED | {"proto", "protobuf"}
-
-    assert {block.language for block in blocks(read(page))} <= known
 
 
 # --- commands
@@ -120,70 +105,6 @@ def test_commands_of_ours_parse(page: Path) -> None:
     assert wrong == {}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_commands_within_the_text_name_what_there_is(page: Path) -> None:
-    wrong: dict[str, str] = {}
-    for span in spans(read(page)):
-        if not span.startswith("penstock ") or "|" in span or "..." in span:
-            continue
-        words = split_command(span)
-        subparser = SUBPARSERS.get(words[1])
-        if subparser is None:
-            if not words[1].isupper() and words[1] != "--help":
-                wrong[span] = "no such command"
-        elif reason := _unknown_option(
-            _at_double_dash(words[2:])[0], subparser._option_string_actions
-        ):
-            wrong[span] = reason
-
-    # "penstock ready on ..." is the service's output.
-    assert {span: why for span, why in wrong.items() if not span.startswith("penstock ready")} == {}
-
-
-# --- calls by reflection
-
-
-def wrong_call(words: tuple[str, ...]) -> str | None:
-    """Return what is wrong with a call of a tool such as grpcurl; None if nothing or not ours."""
-    target = words[-1].replace(".", "/").rsplit("/", 2)
-    if not words[-1].startswith("penstock.v1.") or len(target) < 3:
-        return None
-    service = pb.__dict__.get(f"{target[1]}Stub")
-    found = [
-        method
-        for file in _files()
-        for descriptor in file.services_by_name.values()
-        for method in descriptor.methods
-        if (descriptor.name, method.name) == (target[1], target[2])
-    ]
-    if service is None or not found:
-        return f"no such method: {words[-1]}"
-    if "-d" in words and (data := words[words.index("-d") + 1]) not in {"@", ""}:
-        try:
-            json_format.Parse(data, getattr(pb, found[0].input_type.name)())
-        except json_format.ParseError as error:
-            return str(error)
-    return None
-
-
-def _files() -> list[FileDescriptor]:
-    pool = pb.GenerateRequest.DESCRIPTOR.file.pool
-    paths = (REPOSITORY / "protos/penstock/v1").glob("*.proto")
-    return [pool.FindFileByName(f"penstock/v1/{path.name}") for path in paths]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_calls_by_reflection_name_what_there_is(page: Path) -> None:
-    programs = {"grpcurl", "grpcui", "evans"}
-    wrong = {
-        f"line {command.line}": reason
-        for command in commands(read(page))
-        if command.words[0].rpartition("/")[2] in programs and (reason := wrong_call(command.words))
-    }
-
-    assert wrong == {}
-
-
 # --- Python
 
 
@@ -225,28 +146,6 @@ def test_python_compiles_and_imports_what_there_is(page: Path) -> None:
 
         assert isinstance(tree, ast.Module)
         assert wrong_imports(tree) == [], where
-
-
-# --- the contract
-
-
-def wrong_fields(proto: str) -> list[str]:
-    """Return fields of our messages that do not exist or have another number."""
-    wrong: list[str] = []
-    for name, body in re.findall(r"^message (\w+) \{(.*?)^\}", proto, re.M | re.S):
-        message = getattr(pb, name, None)
-        known = {} if message is None else message.DESCRIPTOR.fields_by_name
-        for field, number in re.findall(r"(\w+) = (\d+)", body):
-            if field not in known or known[field].number != int(number):
-                wrong.append(f"{name}.{field}")
-    return wrong
-
-
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_pieces_of_the_contract_are_as_it_is(page: Path) -> None:
-    texts = [block.text for block in blocks_in(page, "proto", "protobuf")]
-
-    assert [field for text in texts for field in wrong_fields(text)] == []
 
 
 # --- files

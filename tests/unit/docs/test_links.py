@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 from markdown_source import anchors, links
 from support.pages import REPOSITORY, markdown_pages, page_id
-
-DECISIONS = REPOSITORY / "docs" / "decisions"
 
 
 def broken_links(page: Path) -> list[str]:
@@ -65,23 +62,3 @@ def test_every_page_can_be_found_from_the_first() -> None:
 @pytest.mark.parametrize("page", markdown_pages(), ids=page_id)
 def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert broken_links(page) == []
-
-
-def test_every_decision_is_listed() -> None:
-    listed = re.findall(r"^- \[(\d+)\. (.+)\]\((.+)\)$", (DECISIONS / "index.md").read_text(), re.M)
-    there = {
-        (page.name, page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# "))
-        for page in DECISIONS.glob("[0-9]*.md")
-    }
-
-    assert {(name, f"{number}. {title}") for number, title, name in listed} == there
-
-
-def test_every_picture_is_shown() -> None:
-    shown = {
-        (page.parent / link.target).resolve()
-        for page in markdown_pages()
-        for link in links(page.read_text(encoding="utf-8"))
-    }
-
-    assert set((REPOSITORY / "docs" / "pictures").iterdir()) <= shown

@@ -22,10 +22,10 @@ from penstock.executor.torch.errors import UnsupportedModel
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.kv_pages import KVPages
 from penstock.executor.torch.loading import load_configured
-from penstock.scheduler.batch import Batch
 from penstock.scheduler.slot_arrays import SlotArrays
+from support.batches import batch_of
 from support.torch_models import save_tiny_model
-from support.torch_paths import fused_of
+from unit.executor.torch_paths import fused_of
 
 PLAY = """ROMEO:
 But, soft! what light through yonder window breaks?
@@ -74,21 +74,11 @@ def logits_of(config: ExecutorConfig, token_ids: list[int]) -> Tensor:
     arrays.token_ids[0, :count] = token_ids
     arrays.num_tokens[0] = count
     arrays.block_table[0] = np.arange(32)
-    slots = np.zeros(1, dtype=np.int32)
-    steps = [(0, 100), *((start, 1) for start in range(100, count))]
-    found = []
-    for start, num_tokens in steps:
-        batch = Batch(
-            step=0,
-            arrays=arrays,
-            slots=slots,
-            num_tokens=np.array([num_tokens], dtype=np.int32),
-            starts=np.array([start], dtype=np.int32),
-            num_decodes=int(num_tokens == 1),
-            sampled_slots=slots,
-        )
-        found.append(forward.run(batch, lambda last: np.arange(last[-1] + 1)).logits.float())
-    return torch.cat(found)
+    rows = [(0, 0, 100), *((0, start, 1) for start in range(100, count))]
+    steps = [
+        forward.run(batch_of(arrays, [row]), lambda last: np.arange(last[-1] + 1)) for row in rows
+    ]
+    return torch.cat([step.logits.float() for step in steps])
 
 
 def loss(logits: Tensor, token_ids: list[int]) -> float:

@@ -302,7 +302,7 @@ def test_kernels_of_other_sources_are_reported_once(
     load_afresh()
 
     (message,) = caplog.messages
-    assert message.startswith("the CPU kernels are not compiled from their present sources")
+    assert message.startswith("the compiled CPU kernels are older than their sources")
     assert message.endswith(f"run `python {HOOK}`")
 
 
@@ -318,3 +318,42 @@ def test_a_failed_compilation_leaves_the_old_shared_object(
 
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
+
+
+_FAKE_COMPILER = """\
+#!/bin/sh
+test "$1" = --version && { cat VERSION; exit; }
+echo >>CALLS
+for out; do :; done
+if test "$1" = -shared; then cat ./*.o; else echo "$@"; fi >"$out"
+"""
+
+
+def test_an_editable_install_compiles_only_what_has_changed_and_a_wheel_always(
+    hook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version, calls, compiler = (tmp_path / name for name in ("version", "calls", "cc"))
+    script = _FAKE_COMPILER.replace("VERSION", str(version)).replace("CALLS", str(calls))
+    compiler.write_text(script)
+    compiler.chmod(0o755)
+    version.write_text("cc 1")
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setattr(hook, "_TARGET", tmp_path / "kernels.so")
+
+    def compiles(kind: str) -> bool:
+        calls.write_text("")
+        build_data: dict[str, Any] = {}
+        hook.CustomBuildHook("", {}, None, None, "", "wheel").initialize(kind, build_data)
+        assert not build_data["pure_python"]
+        return bool(calls.read_text())
+
+    assert compiles("editable")
+    assert not compiles("editable")
+    assert compiles("standard")
+
+    version.write_text("cc 2")
+    assert compiles("editable")
+
+    monkeypatch.setattr(hook, "source_digest", lambda: "0" * 16)
+    assert compiles("editable")
+    assert not compiles("editable")

@@ -20,8 +20,8 @@ from penstock.executor.torch.cuda.device_sampler import (
 )
 from penstock.executor.torch.sampler import Sampled, sample
 from penstock.scheduler.request import SamplingParams
-from support.sampling_cases import CUTS, EDITS, GREEDY, VOCAB, Case, Seated
-from support.triton_device import DEVICE, IS_INTERPRETED
+from unit.executor.sampling_cases import CUTS, EDITS, GREEDY, VOCAB, Case, Seated
+from unit.executor.triton_device import DEVICE, IS_INTERPRETED
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
 NUM_CASES = 3 if IS_INTERPRETED else 40

@@ -169,37 +169,36 @@ def test_real_executors_need_a_model(kind: ExecutorKind) -> None:
         ExecutorConfig(kind=kind)
 
 
-@pytest.mark.parametrize(
-    ("values", "field"),
-    [
-        ({"vocab_size": 1}, "vocab_size"),
-        ({"kv_bytes_per_token": 0}, "kv_bytes_per_token"),
-        ({"min_output_tokens": 0}, "min_output_tokens"),
-        ({"min_output_tokens": 5, "max_output_tokens": 4}, "max_output_tokens"),
-    ],
-)
-def test_simulated_config_refuses_by_field(values: dict[str, Any], field: str) -> None:
-    with pytest.raises(ValueError, match=f"^{field} must be"):
-        SimulatedConfig(**values)
+SLOW = {"kind": FaultKind.SLOW_STEP}
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("owner", "values", "message"),
     [
-        ({}, "at_step, at_request, at_prompt_token or at_output must be given"),
-        ({"at_step": 0}, "at_step must be at least 1"),
-        ({"at_request": 0}, "at_request must be at least 1"),
-        ({"at_prompt_token": -1}, "at_prompt_token must be at least 0"),
-        ({"at_output": -1}, "at_output must be at least 0"),
-        ({"at_step": 1, "max_times": 0}, "max_times must be at least 1"),
-        ({"at_step": 1, "seconds": -1.0}, "seconds must be finite"),
-        ({"at_step": 1, "num_extra": 0}, "num_extra must be at least 1"),
-        ({"at_step": 1, "exit_code": 256}, "exit_code must be in"),
+        (SimulatedConfig, {"vocab_size": 1}, "vocab_size must be"),
+        (SimulatedConfig, {"kv_bytes_per_token": 0}, "kv_bytes_per_token must be"),
+        (SimulatedConfig, {"min_output_tokens": 0}, "min_output_tokens must be"),
+        (
+            SimulatedConfig,
+            {"min_output_tokens": 5, "max_output_tokens": 4},
+            "max_output_tokens must be",
+        ),
+        (Fault, SLOW, "at_step, at_request, at_prompt_token or at_output must be given"),
+        (Fault, {**SLOW, "at_step": 0}, "at_step must be at least 1"),
+        (Fault, {**SLOW, "at_request": 0}, "at_request must be at least 1"),
+        (Fault, {**SLOW, "at_prompt_token": -1}, "at_prompt_token must be at least 0"),
+        (Fault, {**SLOW, "at_output": -1}, "at_output must be at least 0"),
+        (Fault, {**SLOW, "at_step": 1, "max_times": 0}, "max_times must be at least 1"),
+        (Fault, {**SLOW, "at_step": 1, "seconds": -1.0}, "seconds must be finite"),
+        (Fault, {**SLOW, "at_step": 1, "num_extra": 0}, "num_extra must be at least 1"),
+        (Fault, {**SLOW, "at_step": 1, "exit_code": 256}, "exit_code must be in"),
     ],
 )
-def test_fault_refuses_by_field(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Fault(kind=FaultKind.SLOW_STEP, **values)
+def test_what_is_simulated_is_refused_by_field(
+    owner: Any, values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        owner(**values)
 
 
 def test_create_executor_builds_the_simulated_one() -> None:

@@ -14,7 +14,7 @@ import torch
 
 from penstock.executor.torch.cuda.fixed_kernel import FixedKernel
 from penstock.executor.torch.cuda.kernels import glue
-from support.triton_device import DEVICE, IS_INTERPRETED
+from unit.executor.triton_device import DEVICE, IS_INTERPRETED
 
 KERNELS: Any = glue
 WIDTH = 32

@@ -15,11 +15,12 @@ from penstock.executor.torch.cuda.page_attention import Chunks
 from penstock.executor.torch.cuda.row_math import Product, RowMath
 from penstock.executor.torch.cuda.scratch import Scratch
 from penstock.executor.torch.cuda.small_projection import SmallProjection, project_row
-from penstock.executor.torch.cuda.tiles import MAX_LONG_ROWS
-from penstock.executor.torch.fused_weights import Projection
+from penstock.executor.torch.cuda.tiles import BUCKETS, MAX_LONG_ROWS
+from penstock.executor.torch.cuda.wide_weights import WeightWidener, with_wide_memory
+from penstock.executor.torch.fused_weights import LayerWeights, Projection
 from penstock.executor.torch.quantised_weights import FP8, quantise
-from support.fused_reference import AttentionBench, Case, relative_error
-from support.triton_device import DEVICE, IS_INTERPRETED
+from unit.executor.fused_reference import AttentionBench, Case, relative_error
+from unit.executor.triton_device import DEVICE, IS_INTERPRETED
 
 KERNELS: Any = glue  # launched by subscript, which no type shows
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -78,13 +79,24 @@ def test_a_decode_attends_to_its_own_keys(case: Case, is_long: bool) -> None:
         for _ in range(2):  # the counters are as they were
             bench.attention.decode(0, bench.layer, qkv, out, staged, rows=num_rows, tile=tile)
 
-        expected = torch.cat(
-            [
-                bench.expected(slot, qkv[row : row + 1], LENGTHS[slot])
-                for row, slot in enumerate(slots)
-            ]
-        )
+        expected = bench.expected_decodes(slots, qkv, LENGTHS)
         assert relative_error(out, expected) < tolerance(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_decodes_with_the_tile_of_every_batch_size(case: Case) -> None:
+    bench = AttentionBench(case, LENGTHS, [length + 1 for length in LENGTHS], DEVICE)
+    slots = range(len(LENGTHS))
+    staged = torch.stack((ints(*slots), ints(*LENGTHS)))
+    qkv = bench.qkv(len(LENGTHS))
+    expected = bench.expected_decodes(slots, qkv, LENGTHS)
+    for tile in {bench.attention.tile_for(rows, is_long=False) for rows in BUCKETS}:
+        out = torch.full((len(LENGTHS), case.heads * case.head_dim), float("nan"), device=DEVICE)
+        out = out.to(case.dtype)
+
+        bench.attention.decode(0, bench.layer, qkv, out, staged, rows=len(LENGTHS), tile=tile)
+
+        assert relative_error(out, expected) < tolerance(case), tile
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -259,20 +271,74 @@ def test_weights_in_eight_bits_are_widened(rows: int, quantization: str) -> None
     x = torch.randn((rows, shape[1]), generator=generator).to(DEVICE).to(dtype)
     values, scale = quantise(weight, quantization)
     exact = values.float() * scale[:, None]
+    wide = torch.full(shape, float("nan"), device=DEVICE).to(dtype)
     small = SmallProjection(dtype=dtype, device=DEVICE)
     out = torch.full((rows, shape[0]), float("nan"), device=DEVICE).to(dtype)
 
-    found = small.project(x, Projection(weight=values, bias=bias, scale=scale), out)
+    found = small.project(x, Projection(weight=values, bias=bias, scale=scale, wide=wide), out)
 
     assert relative_error(found, x.float() @ exact.T + bias.float()) < 1e-2
     assert relative_error(exact, weight) < (3e-2 if quantization == "fp8" else 1e-2)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (3, 2048), (2, 4000), (4, 2050)])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_a_wide_weight_is_the_eight_bits_times_its_scales(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    if IS_INTERPRETED and dtype == BF16:
+        pytest.skip("the interpreter rounds wrongly to bfloat16")
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    values, scale = quantise(weight, "int8")
+    guarded = torch.full((shape[0] + 1, shape[1]), 9.0, device=DEVICE).to(dtype)
+    widener = WeightWidener()
+
+    for _ in range(2):  # through Triton's launcher and directly
+        guarded[:-1] = float("nan")
+        projection = Projection(weight=values, bias=None, scale=scale, wide=guarded[:-1])
+        found = widener.widen(projection)
+
+        assert torch.equal(found, (values.float() * scale[:, None]).to(dtype).t())
+    assert (guarded[-1] == 9.0).all()
+
+
+def test_all_layers_share_the_memory_of_the_widest_weight() -> None:
+    def projection(num_out: int, num_in: int) -> Projection:
+        values, scale = quantise(torch.randn(num_out, num_in, device=DEVICE), "int8")
+        return Projection(weight=values, bias=None, scale=scale)
+
+    norm = torch.ones(32, device=DEVICE)
+    layers = tuple(
+        LayerWeights(
+            qkv=projection(48, 32),
+            out=projection(32, 32),
+            gate_up=projection(200, 32),
+            down=projection(32, 100),
+            input_norm=norm,
+            output_norm=norm,
+            query_norm=None,
+            key_norm=None,
+            window=0,
+        )
+        for _ in range(2)
+    )
+    found = with_wide_memory(layers, torch.float16)
+
+    projections = [
+        one for layer in found for one in (layer.qkv, layer.out, layer.gate_up, layer.down)
+    ]
+    shared = [one.wide for one in projections if one.wide is not None]
+    assert len(shared) == 8
+    assert {one.shape for one in shared} == {(48, 32), (32, 32), (200, 32), (32, 100)}
+    assert {one.data_ptr() for one in shared} == {shared[0].data_ptr()}
+    assert shared[0].untyped_storage().nbytes() == 200 * 32 * 2
 
 
 @pytest.mark.parametrize("quantization", ["fp8", "int8"])
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_one_row_of_weights_in_eight_bits(quantization: str, is_gated: bool) -> None:
     dtype = torch.float32 if IS_INTERPRETED else BF16
-    num_out, num_in = (50, 96) if IS_INTERPRETED else (2048, 8192)
+    num_out, num_in = (50, 96) if IS_INTERPRETED else (2048, 14336)
     generator = torch.Generator().manual_seed(3)
     weight = torch.randn(num_out, num_in, generator=generator).to(DEVICE) * num_in**-0.5
     x = torch.randn(1, num_in, generator=generator).to(DEVICE).to(dtype)

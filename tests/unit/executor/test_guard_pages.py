@@ -10,7 +10,7 @@ import pytest
 
 from penstock.executor.torch.cpu_kernels import native
 
-PROGRAM = Path(__file__).parents[2] / "support/guard_pages.py"
+PROGRAM = Path(__file__).parents[2] / "sanitize/guard_pages.py"
 SETS = [*filter(native.is_supported, native.INSTRUCTION_SETS)]
 
 

@@ -40,7 +40,7 @@ def test_a_window_is_read_from_what_the_layer_asks(tmp_path: Path) -> None:
     assert [layer.window for layer in tree.layers] == [32, 32]
 
 
-@pytest.mark.parametrize(("name", "reason"), [("gemma2", "cap"), ("gemma3", "not SiLU")])
+@pytest.mark.parametrize(("name", "reason"), [("gemma2", "cap"), ("gemma3", "other than SiLU")])
 def test_a_foreign_tree_is_refused_by_what_is_foreign(
     name: str, reason: str, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from penstock.executor.torch.module_tree import read_module_tree
 from penstock.executor.torch.prepacked_linear import uses_own_bf16
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.slot_arrays import SlotArrays
+from support.batches import batch_of
 from support.torch_differential import ALL_WAYS, NUM_SLOTS, check_way
 from support.torch_models import NaiveModel, save_tiny_model
 
@@ -39,16 +40,8 @@ def _batch(counts: tuple[int, ...], starts: tuple[int, ...]) -> Batch:
     random = np.random.default_rng(0)
     arrays.token_ids[:] = random.integers(3, 90, arrays.token_ids.shape)
     arrays.block_table[:] = np.arange(arrays.block_table.size).reshape(arrays.block_table.shape)
-    slots = np.arange(len(counts), dtype=np.int32)
-    return Batch(
-        step=0,
-        arrays=arrays,
-        slots=slots,
-        num_tokens=np.array(counts, dtype=np.int32),
-        starts=np.array(starts, dtype=np.int32),
-        num_decodes=0,
-        sampled_slots=slots,
-    )
+    rows = list(zip(range(len(counts)), starts, counts, strict=True))
+    return batch_of(arrays, rows, num_decodes=0)
 
 
 @pytest.mark.parametrize("instructions", [*filter(is_supported, INSTRUCTION_SETS)])

@@ -2,51 +2,41 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+import transformers
+from torch import Tensor
 
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch import loading
 from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
-from penstock.executor.torch.loading import load_model
-from penstock.executor.torch.quantised_weights import quantise
+from penstock.executor.torch.fused_weights import LayerWeights, fuse_weights
+from penstock.executor.torch.loading import load_configured, load_model
+from penstock.executor.torch.module_tree import read_module_tree
+from penstock.executor.torch.quantised_weights import WideLayers, quantise, quantise_layers
+from penstock.executor.torch.trial_reference import make_reference
+from penstock.executor.torch.whole_sequence import module_logits
+from support.quantised_folders import (
+    COMPRESSED,
+    FORMS,
+    change_config,
+    load_tensors,
+    save_quantised_model,
+    save_tensors,
+    store_quantised,
+)
 from support.torch_models import save_tiny_model
+from unit.executor.live_bytes import LiveBytes
 
-COMPRESSED: dict[str, Any] = {
-    "quant_method": "compressed-tensors",
-    "format": "float-quantized",
-    "ignore": ["lm_head"],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True},
-        }
-    },
-}
-MODELOPT: dict[str, Any] = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}
-
-
-def store_quantised(folder: Path, *, is_channelwise: bool) -> None:
-    """Quantise the linears of the layers in the folder's own file."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    for name in [name for name in tensors if "_proj.weight" in name]:
-        values, scale = quantise(tensors[name].float(), "fp8")
-        if not is_channelwise:
-            scale = tensors[name].float().abs().amax() / 448.0
-            values = (tensors[name].float() / scale).to(torch.float8_e4m3fn)
-        tensors[name] = values
-        tensors[f"{name}_scale"] = scale[:, None] if is_channelwise else scale
-        tensors[name.replace(".weight", ".input_scale")] = torch.tensor(1.0)
-    save_file(tensors, file, metadata={"format": "pt"})
-
-
-def change_config(folder: Path, **values: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+IDS = torch.arange(40, 64)
+QKV = [f"model.layers.1.self_attn.{name}_proj.weight" for name in "qkv"]
+DOWN = "model.layers.1.mlp.down_proj.weight"
+MAPPED = pytest.mark.skipif(
+    int(transformers.__version__.split(".")[0]) < 5, reason="transformers 4 copies what it is given"
+)
 
 
 @pytest.fixture
@@ -54,25 +44,230 @@ def folder(tmp_path: Path) -> Path:
     return save_tiny_model("llama", tmp_path)
 
 
-@pytest.mark.parametrize("form", ["compressed-tensors", "modelopt"])
-def test_a_checkpoint_is_read_as_it_is_stored(form: str, folder: Path) -> None:
+@pytest.mark.parametrize("is_narrow", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_checkpoint_is_read_as_it_is_stored(form: str, is_narrow: bool, folder: Path) -> None:
     plain = load_model(folder, device="cpu", dtype="float32")
-    store_quantised(folder, is_channelwise=form == "compressed-tensors")
-    if form == "modelopt":
-        (folder / "hf_quant_config.json").write_text(json.dumps(MODELOPT))
+    stored = load_tensors(save_quantised_model("llama", folder, form=form))
+
+    model = load_model(folder, device="cpu", dtype="float32", is_narrow=is_narrow)
+
+    exact = stored[DOWN].float() * stored[f"{DOWN}_scale"]
+    weight = model.module.get_parameter(DOWN)
+    if is_narrow:
+        assert weight.dtype == torch.float8_e4m3fn
+        assert torch.equal(weight.float(), stored[DOWN].float())
+        scale = model.module.get_buffer(DOWN.replace("weight", "scale"))
+        assert torch.equal(weight.float() * scale[:, None], exact)
     else:
-        change_config(folder, quantization_config=COMPRESSED)
+        assert torch.equal(weight, exact)
+    before = plain.module.get_parameter(DOWN)
+    assert float((exact - before).norm() / before.norm()) < 0.04
+    assert model.dtype == torch.float32
 
-    model = load_model(folder, device="cpu", dtype="float32")
 
-    name = "model.layers.1.mlp.down_proj"
-    linear: Any = model.module.get_submodule(name)
-    stored = model.stored[linear]
-    assert stored.values.dtype == torch.float8_e4m3fn
-    assert torch.equal(stored.values.float() * stored.scale[:, None], linear.weight)
-    before: Any = plain.module.get_submodule(name)
-    assert float((linear.weight - before.weight).norm() / before.weight.norm()) < 0.04
-    assert len(model.stored) == 7 * len(list(model.module.get_submodule("model.layers").children()))
+SHAPES = ("llama", "llama_tied_no_groups", "llama_biases", "qwen2", "qwen3", "phi3", "gemma3")
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_weights_that_stay_in_eight_bits_compute_what_wide_ones_do(
+    shape: str, form: str, kind: str, tmp_path: Path
+) -> None:
+    save_quantised_model(shape, tmp_path, form=form, kind=kind, dtype=torch.bfloat16)
+
+    narrow, wide = (
+        load_model(tmp_path, device="cpu", dtype="auto", is_narrow=is_narrow)
+        for is_narrow in (True, False)
+    )
+
+    assert narrow.dtype == wide.dtype == torch.bfloat16
+    assert torch.equal(module_logits(narrow, IDS), module_logits(wide, IDS))
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_tied_no_groups"])
+def test_a_head_in_eight_bits_is_widened_and_leaves_the_embedding_alone(
+    name: str, tmp_path: Path
+) -> None:
+    folder = save_quantised_model(name, tmp_path, form="modelopt")
+    tensors = load_tensors(folder)
+    embedding = tensors["model.embed_tokens.weight"]
+    values, scale = quantise(tensors.get("lm_head.weight", embedding), "fp8")
+    tensors |= {"lm_head.weight": values, "lm_head.weight_scale": scale}
+    save_tensors(folder, tensors)
+
+    module = load_model(folder, device="cpu", dtype="auto", is_narrow=True).module
+
+    assert torch.equal(module.get_parameter("model.embed_tokens.weight"), embedding)
+    head = module.get_parameter("lm_head.weight")
+    # transformers 4 ties a head to the embedding even if both are stored.
+    is_tied = head is module.get_parameter("model.embed_tokens.weight")
+    assert is_tied or torch.equal(head, values.float() * scale[:, None])
+    assert not is_tied or name == "llama_tied_no_groups"
+
+
+def quantised_layers(folder: Path, quantization: str) -> list[LayerWeights]:
+    model = load_model(folder, device="cpu", dtype="bfloat16", is_narrow=True)
+    tree = read_module_tree(model)
+    layers = fuse_weights(tree)
+    quantise_layers(tree, layers, quantization)
+    assert not any(linear.weight.numel() for layer in tree.layers for linear in layer.qkv)
+    return layers
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_fused_step_takes_weights_and_scales_as_they_are_stored(
+    form: str, kind: str, tmp_path: Path
+) -> None:
+    save_quantised_model("llama_biases", tmp_path, form=form, kind=kind)
+    stored = load_tensors(tmp_path)
+
+    layer = quantised_layers(tmp_path, kind)[1]
+
+    for found, names in ((layer.qkv, QKV), (layer.down, [DOWN])):
+        assert found.scale is not None
+        assert torch.equal(
+            found.weight.view(torch.int8),
+            torch.cat([stored[name] for name in names]).view(torch.int8),
+        )
+        assert torch.equal(found.scale, torch.cat([channel_scales(stored, name) for name in names]))
+        assert found.bias is not None
+        biases = [stored[name.replace("weight", "bias")] for name in names]
+        assert torch.equal(found.bias, torch.cat(biases).bfloat16())
+
+
+def test_weights_in_another_format_are_quantised_from_wide_ones(tmp_path: Path) -> None:
+    """In the first layer all are in fp8; in the second one of three joined weights is not."""
+    save_quantised_model("llama", tmp_path, form="modelopt")
+    stored = load_tensors(tmp_path)
+    stored[QKV[1]] = stored[QKV[1]].bfloat16()
+    save_tensors(tmp_path, stored)
+    first = [name.replace("layers.1", "layers.0") for name in QKV]
+
+    for quantization, layer, names in (("int8", 0, first), ("int8", 1, QKV), ("fp8", 1, QKV)):
+        found = quantised_layers(tmp_path, quantization)[layer].qkv
+
+        values, scale = quantise(torch.cat([wide(stored, name) for name in names]), quantization)
+        assert found.scale is not None
+        assert torch.equal(found.weight.float(), values.float())
+        assert torch.equal(found.scale, scale)
+
+
+def channel_scales(stored: dict[str, Tensor], name: str) -> Tensor:
+    return stored[f"{name}_scale"].flatten().expand(len(stored[name]))
+
+
+def wide(stored: dict[str, Tensor], name: str) -> Tensor:
+    if stored[name].dtype == torch.bfloat16:
+        return stored[name]
+    return (stored[name].float() * channel_scales(stored, name)[:, None]).bfloat16()
+
+
+NUM_LAYERS = 16
+
+
+@pytest.fixture
+def deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model whose weights are nearly all in its layers' linears."""
+    # So that transformers allocates in the thread in which allocations are counted.
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")
+    return save_quantised_model(
+        "llama",
+        tmp_path,
+        form="modelopt",
+        dtype=torch.bfloat16,
+        num_hidden_layers=NUM_LAYERS,
+        hidden_size=256,
+        intermediate_size=1024,
+    )
+
+
+def num_linear_weights(folder: Path) -> int:
+    return sum(one.numel() for name, one in load_tensors(folder).items() if "_proj.weight" in name)
+
+
+@MAPPED
+def test_the_host_holds_no_copy_of_weights_that_go_to_a_device(
+    deep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def probe(*_: object) -> None:
+        raise UnsupportedModel("not on this device")
+
+    monkeypatch.setattr(loading, "probe_model", probe)
+
+    with LiveBytes() as live, pytest.raises(UnsupportedModel, match="not on this device"):
+        load_model(deep, device="meta", dtype="auto", is_narrow=True)
+
+    assert live.peak < num_linear_weights(deep) / NUM_LAYERS
+
+
+def test_the_host_holds_wide_weights_once(deep: Path) -> None:
+    with LiveBytes() as live:
+        load_model(deep, device="cpu", dtype="auto")
+
+    num_bytes = 2 * num_linear_weights(deep)
+    assert num_bytes <= live.peak < num_bytes * (1 + 4 / NUM_LAYERS)
+
+
+@MAPPED
+@pytest.mark.parametrize("quantization", ["fp8", "int8"])
+def test_few_layers_are_wide_at_a_time_until_the_fused_step_runs(
+    quantization: str, deep: Path
+) -> None:
+    with LiveBytes() as live:
+        model = load_model(deep, device="cpu", dtype="auto", is_narrow=True)
+        tree = read_module_tree(model)
+        make_reference(model, tree, len(IDS))
+        layers = fuse_weights(tree)
+        for wide_layer in WideLayers(layers, model.dtype):
+            assert wide_layer.down.weight.dtype == model.dtype
+        quantise_layers(tree, layers, quantization)
+
+    # Joined weights are copies here and others mapped; on a device all are copies.
+    in_eight_bits = num_linear_weights(deep)
+    assert live.peak < in_eight_bits * (1 + 2 * 4 / NUM_LAYERS)
+
+
+def test_a_gpu_gets_eight_bits_where_the_setting_asks_for_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(loading, "load_model", lambda *_, is_narrow, **__: asked.append(is_narrow))
+
+    for device, quantization in (
+        ("cuda:1", "fp8"),
+        ("cuda", "int8"),
+        ("cuda", "none"),
+        ("cpu", "int8"),
+    ):
+        load_configured(ExecutorConfig(model_path=folder, device=device, quantization=quantization))
+
+    assert asked == [True, True, False, False]
+
+
+def test_too_little_memory_for_wide_weights_names_the_setting_that_keeps_them_narrow(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    save_quantised_model("llama", folder, form="modelopt")
+    monkeypatch.setattr(loading, "widen", too_large)
+
+    with pytest.raises(ModelLoadError, match=r"set quantization, which keeps .* in 8 bits, a dev"):
+        load_model(folder, device="cpu", dtype="auto")
+
+
+def test_a_weight_without_a_module_is_named(folder: Path) -> None:
+    save_quantised_model("llama", folder, form="modelopt")
+    tensors = load_tensors(folder)
+    name = "model.layers.0.mlp.experts.0.up_proj.weight"
+    save_tensors(folder, tensors | {name: tensors[DOWN].clone(), f"{name}_scale": torch.ones(1)})
+
+    with pytest.raises(UnsupportedModel, match=r"experts\.0\.up_proj\.weight is in 8 bits"):
+        load_model(folder, device="cpu", dtype="auto")
 
 
 @pytest.mark.parametrize(
@@ -118,13 +313,9 @@ def test_another_method_is_refused_by_its_name(settings: dict[str, Any], folder:
 
 def test_stored_zero_points_are_refused(folder: Path) -> None:
     store_quantised(folder, is_channelwise=True)
-    tensors = load_file(folder / "model.safetensors")
+    tensors = load_tensors(folder)
     name = "model.layers.0.self_attn.q_proj.weight_zero_point"
-    save_file(
-        tensors | {name: torch.zeros(64, 1, dtype=torch.int8)},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
+    save_tensors(folder, tensors | {name: torch.zeros(64, 1, dtype=torch.int8)})
     change_config(folder, quantization_config=COMPRESSED)
 
     with pytest.raises(UnsupportedModel, match="weight_zero_point: zero points are not read"):
@@ -140,9 +331,9 @@ def test_another_algorithm_of_modelopt_is_refused(folder: Path) -> None:
 
 def test_a_weight_without_its_scale_is_named(folder: Path) -> None:
     store_quantised(folder, is_channelwise=True)
-    tensors = load_file(folder / "model.safetensors")
+    tensors = load_tensors(folder)
     del tensors["model.layers.0.self_attn.q_proj.weight_scale"]
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_tensors(folder, tensors)
     change_config(folder, quantization_config=COMPRESSED)
 
     with pytest.raises(ModelLoadError, match=r"layers\.0\.self_attn\.q_proj\.weight_scale"):

@@ -7,11 +7,14 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import numpy as np
+import torch
 
-from penstock.executor.torch.cuda.row_staging import DRAWN, RowStaging
+from penstock.executor.torch.cuda.device_step import OutcomeMemory
+from penstock.executor.torch.cuda.row_staging import DRAWN, RowStaging, packed_size
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.slot_arrays import SlotArrays
-from support.host_queue import HostQueue
+from support.batches import batch_of
+from unit.executor.host_queue import HostQueue
 
 
 @pytest.fixture
@@ -22,16 +25,7 @@ def batch() -> Batch:
     arrays.num_tokens[:] = (15, 0, 6)
     arrays.block_table[0] = (7, 8, 9, 10, 11)
     arrays.block_table[2, :2] = (4, 5)
-    slots = np.array([2, 0], dtype=np.int32)
-    return Batch(
-        step=0,
-        arrays=arrays,
-        slots=slots,
-        num_tokens=np.array([1, 7], dtype=np.int32),
-        starts=np.array([6, 8], dtype=np.int32),
-        num_decodes=1,
-        sampled_slots=slots,
-    )
+    return batch_of(arrays, [(2, 6, 1), (0, 8, 7)])
 
 
 def staging() -> RowStaging:
@@ -59,17 +53,8 @@ def test_cells_that_a_slot_never_computed_are_sent_for_the_devices_own_table(
 
     assert rows.known_places.tolist() == [0, 1]
     assert rows.known_blocks.tolist() == [7, 8]
-    moved = np.array([2, 1], dtype=np.int32)
     batch.arrays.block_table[1] = batch.arrays.block_table[0]
-    other = Batch(
-        step=1,
-        arrays=batch.arrays,
-        slots=moved,
-        num_tokens=batch.num_tokens,
-        starts=batch.starts,
-        num_decodes=1,
-        sampled_slots=moved,
-    )
+    other = batch_of(batch.arrays, [(2, 6, 1), (1, 8, 7)])
 
     rows = staging().stage_packed(other, tokens_a_tile=4, table_width=11)
 
@@ -80,16 +65,70 @@ def test_a_decode_known_to_the_host_is_sent_and_padding_is_scratch(batch: Batch)
     own = staging()
     staged = own.empty_rows()
     batch.arrays.num_tokens[2] = 7
-    decode = Batch(
-        step=0,
-        arrays=batch.arrays,
-        slots=batch.slots[:1],
-        num_tokens=batch.num_tokens[:1],
-        starts=batch.starts[:1],
-        num_decodes=1,
-        sampled_slots=batch.slots[:1],
-    )
 
-    own.stage_decodes(decode, staged, 2)
+    own.stage_decodes(batch_of(batch.arrays, [(2, 6, 1)]), staged, 2)
 
     assert staged[:, :2].tolist() == [[2, 3], [6, 0], [46, 0], [5, 99]]
+
+
+class CountingQueue(HostQueue):
+    """Counts allocations of pinned memory."""
+
+    def __init__(self) -> None:
+        self.num_allocated = 0
+
+    def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        self.num_allocated += 1
+        return super().pinned(shape, dtype)
+
+
+@pytest.mark.parametrize(("num_chunks", "num_decodes"), [(1, 0), (6, 0), (3, 20), (40, 0), (7, 33)])
+@pytest.mark.parametrize("is_short", [False, True])
+def test_the_largest_step_allocates_no_pinned_memory(
+    num_chunks: int, num_decodes: int, is_short: bool
+) -> None:
+    num_tokens, num_rows, tile, block_size, past = 200, 40, 16, 4, 800
+    arrays = SlotArrays(num_slots=num_rows, max_seq_len=1200, block_size=block_size)
+    counts = np.ones(num_decodes + num_chunks, dtype=np.int32)
+    counts[-1] = num_tokens - len(counts) + 1
+    starts = np.full_like(counts, past)
+    slots = np.arange(len(counts), dtype=np.int32)
+    step = Batch(
+        step=0,
+        arrays=arrays,
+        slots=slots,
+        num_tokens=counts,
+        starts=starts,
+        num_decodes=num_decodes,
+        sampled_slots=slots,
+    )
+    size = packed_size(
+        num_tokens=num_tokens,
+        num_rows=num_rows,
+        tokens_a_tile=tile,
+        table_width=300,
+    )
+    queue = CountingQueue()
+    own = RowStaging(queue, max_rows=num_rows, scratch=(40, 0), num_packed=4 if is_short else size)
+    num_before = queue.num_allocated
+
+    own.stage_packed(step, tokens_a_tile=tile, table_width=300)
+    rows = own.stage_packed(step, tokens_a_tile=tile, table_width=300)
+
+    assert queue.num_allocated - num_before == int(is_short)
+    assert rows.num_tokens == num_tokens
+    assert len(rows.known_blocks) == num_chunks * past // block_size
+
+
+def test_flags_of_a_usual_step_allocate_no_pinned_memory() -> None:
+    queue = CountingQueue()
+    memory = OutcomeMemory(queue, max_rows=2, max_tokens=8)
+    num_before = queue.num_allocated
+
+    for count in (8, 3):
+        flags = torch.arange(count) % 2 == 0
+        assert torch.equal(memory.fetch_flags(flags), flags)
+
+    assert queue.num_allocated == num_before
+    assert torch.equal(memory.fetch_flags(torch.ones(9, dtype=torch.bool)), torch.ones(9).bool())
+    assert queue.num_allocated == num_before + 1

@@ -12,9 +12,10 @@ from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConf
 from penstock.executor.fault import Fault, FaultKind
 from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.simulated.shadow import DeviceCheckError
-from penstock.scheduler.batch import Batch, StepResult
+from penstock.scheduler.batch import StepResult
 from penstock.scheduler.request import Request, RequestSpec, SamplingParams
 from penstock.scheduler.slot_arrays import SlotArrays
+from support.batches import batch_of, seat
 from support.simulated_output import simulated_output
 
 VOCAB = 500
@@ -60,13 +61,9 @@ class Hand:
         self._released: list[int] = []
 
     def admit(self, spec: RequestSpec, slot: int) -> None:
-        request = Request(
-            spec=spec, sequence=spec.key, tokens=spec.prompt_ids, block_hashes=[], slot=slot
-        )
-        self.arrays.fill(request)
+        self._admitted.append(seat(self.arrays, spec, slot))
         self.arrays.num_blocks[slot] = 4
         self.arrays.block_table[slot, :4] = np.arange(4 * slot, 4 * slot + 4)
-        self._admitted.append(request)
 
     def release(self, slot: int) -> None:
         self.arrays.clear(slot)
@@ -77,21 +74,14 @@ class Hand:
         given.
         """
         self._step += 1
-        columns = np.array(rows, dtype=np.int32).reshape(-1, 3)
-        num_decodes = 0
-        for _, start, count in rows:
-            num_decodes += count == 1 and start > 0
-        slots = columns[:, 0].copy()
-        batch = Batch(
+        changes = {} if sampled is None else {"sampled_slots": np.array(sampled, dtype=np.int32)}
+        batch = batch_of(
+            self.arrays,
+            rows,
             step=self._step,
-            arrays=self.arrays,
-            slots=slots,
-            starts=columns[:, 1].copy(),
-            num_tokens=columns[:, 2].copy(),
-            num_decodes=num_decodes,
-            sampled_slots=slots if sampled is None else np.array(sampled, dtype=np.int32),
             admitted=tuple(self._admitted),
             released=tuple(self._released),
+            **changes,
         )
         self._admitted, self._released = [], []
         self.executor.launch(batch)
@@ -178,8 +168,8 @@ def test_logprobs_come_when_asked() -> None:
         (lambda hand: hand.launch((1, 0, 1)), "1 has no slot"),
         (lambda hand: hand.launch((0, 3, 1), (0, 3, 1)), "two rows"),
         (lambda hand: hand.launch((0, 3, 1), sampled=()), "sampled_slots"),
-        (lambda hand: hand.release(3) or hand.launch(), "not granted"),
-        (lambda hand: hand.admit(spec_of(2, 1), 0) or hand.launch(), "granted twice"),
+        (lambda hand: hand.release(3) or hand.launch(), "not assigned"),
+        (lambda hand: hand.admit(spec_of(2, 1), 0) or hand.launch(), "assigned twice"),
     ],
 )
 def test_strict_device_refuses_a_wrong_batch(spoil: Any, message: str) -> None:
@@ -353,5 +343,5 @@ def test_calls_out_of_turn_are_refused() -> None:
     with pytest.raises(RuntimeError, match="no step is launched"):
         hand.collect()
     hand.launch((0, 0, 3))
-    with pytest.raises(RuntimeError, match="collect first"):
+    with pytest.raises(RuntimeError, match="call collect"):
         hand.launch((0, 3, 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from penstock.executor.simulated.tokens import (
     tokens_at,
 )
 from penstock.scheduler.request import RequestSpec, SamplingParams
+from support.core import make_spec
 from support.simulated_output import simulated_output, simulated_token
 
 VOCAB = 1000
@@ -24,25 +27,9 @@ def ids(*values: int) -> NDArray[np.int32]:
     return np.array(values, dtype=np.int32)
 
 
-def spec_of(
-    prompt: NDArray[np.int32],
-    *,
-    max_tokens: int = 8,
-    min_tokens: int = 0,
-    num_replayed: int = 0,
-    stop_ids: tuple[int, ...] = (),
-    sampling: SamplingParams = GREEDY,
-) -> RequestSpec:
-    return RequestSpec(
-        key=1,
-        request_id="a",
-        prompt_ids=prompt,
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        num_replayed=num_replayed,
-        stop_ids=stop_ids,
-        sampling=sampling,
-    )
+def spec_of(prompt: NDArray[np.int32], **fields: Any) -> RequestSpec:
+    given = {"max_tokens": 8, "sampling": GREEDY, **fields}
+    return make_spec(1, prompt.tolist(), hashed=False, **given)
 
 
 def test_a_token_depends_on_all_of_the_prompt_and_on_the_position() -> None:
@@ -55,18 +42,11 @@ def test_a_token_depends_on_all_of_the_prompt_and_on_the_position() -> None:
 
 
 def test_the_seed_counts_only_when_sampling() -> None:
-    greedy = [
-        simulated_output(
-            spec_of(ids(1, 2), sampling=SamplingParams(temperature=0.0, seed=seed)), VOCAB
-        )
-        for seed in (1, 2)
-    ]
-    sampled = [
-        simulated_output(
-            spec_of(ids(1, 2), sampling=SamplingParams(temperature=0.7, seed=seed)), VOCAB
-        )
-        for seed in (1, 2)
-    ]
+    def output(temperature: float, seed: int) -> NDArray[np.int32]:
+        sampling = SamplingParams(temperature=temperature, seed=seed)
+        return simulated_output(spec_of(ids(1, 2), sampling=sampling), VOCAB)
+
+    greedy, sampled = ([output(temperature, seed) for seed in (1, 2)] for temperature in (0.0, 0.7))
 
     assert np.array_equal(greedy[0], greedy[1])
     assert not np.array_equal(sampled[0], sampled[1])

@@ -108,3 +108,19 @@ def test_a_factor_anywhere_is_found(part: str, what: str, tmp_path: Path) -> Non
 
     with pytest.raises(NotFused, match=what):
         check_structure(model, tree, IDS)
+
+
+def test_a_lack_of_memory_is_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load("llama", tmp_path, "bfloat16")
+    before = addresses(model)
+    layer: Any = model.module.get_submodule("model.layers.1")
+
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(layer, "forward", fail)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        check_structure(model, read_module_tree(model), IDS)
+
+    assert addresses(model) == before

@@ -1,15 +1,10 @@
-"""A sample of the architecture sweep, and the page that the whole sweep writes."""
+"""A sample of the architecture sweep."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from support.architecture_check import check_architecture
-from support.architecture_sweep import (
-    worker_environment,
-)
+from models.check import check_architecture
 
 EXACT = ("llama", "gpt_oss", "gemma2", "qwen2", "gpt2", "opt")
 REFUSED = {
@@ -49,9 +44,3 @@ def test_a_hidden_window_bounds_the_length() -> None:
 
 def test_a_type_that_cannot_be_built_is_a_result() -> None:
     assert check_architecture("musicgen").outcome == "not buildable"
-
-
-def test_a_worker_finds_what_its_parent_finds() -> None:
-    found = worker_environment({"PYTHONPATH": "/a:/b"})["PYTHONPATH"]
-
-    assert found.split(os.pathsep)[1:] == ["/a", "/b"]

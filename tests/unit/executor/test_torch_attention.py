@@ -18,12 +18,11 @@ from penstock.executor.torch.cpu_kernels import native
 from penstock.executor.torch.cpu_kernels.kernels import PLAIN, load
 from penstock.executor.torch.executor import keep_freed_memory
 from penstock.executor.torch.kv_pages import HeadShape, KVPages
-from penstock.executor.torch.paged_attention import PagedAttention, Scoring, Scratch
+from penstock.executor.torch.paged_attention import PagedAttention, Scoring, TileLimits
 from penstock.executor.torch.prepacked_linear import can_prepack, prepack_linears
 from penstock.executor.torch.step_inputs import StepInputs, split_by_length
-from penstock.scheduler.batch import Batch
-from penstock.scheduler.request import Request
 from penstock.scheduler.slot_arrays import SlotArrays
+from support.batches import batch_of, seat
 from support.core import make_spec
 
 BLOCK_SIZE = 16
@@ -49,20 +48,6 @@ def test_groups_cover_all_rows_and_no_cheaper_uniform_cut_exists(
     assert cost <= overhead + len(rows) * rows[-1] + 1e-6
 
 
-def make_batch(arrays: SlotArrays, rows: Sequence[tuple[int, int, int]]) -> Batch:
-    """Return a batch of rows of (slot, start, number of tokens)."""
-    slots, starts, counts = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
-    return Batch(
-        step=1,
-        arrays=arrays,
-        slots=slots,
-        num_tokens=counts,
-        starts=starts,
-        num_decodes=int((counts == 1).sum()),
-        sampled_slots=slots,
-    )
-
-
 class Paged:
     """Requests with random keys and values in shuffled pages, one layer."""
 
@@ -84,11 +69,7 @@ class Paged:
         shuffled = np.random.default_rng(0).permutation(200)
         self.keys, self.values = [], []
         for slot, length in enumerate(lengths):
-            spec = make_spec(slot + 1, [5] * length, hashed=False)
-            request = Request(
-                spec=spec, sequence=slot, tokens=spec.prompt_ids, block_hashes=[], slot=slot
-            )
-            self.arrays.fill(request)
+            seat(self.arrays, make_spec(slot + 1, [5] * length, hashed=False), slot)
             num_blocks = -(-length // BLOCK_SIZE)
             self.arrays.block_table[slot, :num_blocks] = shuffled[:num_blocks]
             shuffled = shuffled[num_blocks:]
@@ -101,7 +82,7 @@ class Paged:
     ) -> tuple[torch.Tensor, list[tuple[int, int]]]:
         """Compute one step's attention over `rows`, in packed order; write the new keys."""
         step = StepInputs(
-            make_batch(self.arrays, rows), self.pages, num_embeddings=300, overhead_blocks=4.0
+            batch_of(self.arrays, rows), self.pages, num_embeddings=300, overhead_blocks=4.0
         )
         slot_of = np.empty(step.num_tokens, dtype=int)
         for row, (slot, _, count) in enumerate(rows):
@@ -304,7 +285,7 @@ def test_no_temporary_grows_with_heads_and_chunk_and_context(name: str, is_decod
     bound = 1 << 17
     paged.attention = PagedAttention(
         paged.pages,
-        Scratch(gathered_bytes=bound, num_scores=bound // 4, num_mask_elements=bound // 4),
+        TileLimits(gathered_bytes=bound, num_scores=bound // 4, num_mask_elements=bound // 4),
         load(PLAIN),
     )
     earlier = [(slot, 0, num_keys - 1) for slot in range(6)]

@@ -21,7 +21,7 @@ from support.torch_differential import (
     run_mixed,
 )
 from support.torch_models import ARCHITECTURES, NaiveModel, save_tiny_model
-from support.torch_paths import PATHS, PathName, build_by
+from unit.executor.torch_paths import PATHS, PathName, build_by
 
 FUSED = ("llama_tied_no_groups", "qwen2", "qwen3", "mistral_window")
 Folder = Callable[[str], Path]
@@ -94,9 +94,9 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_company(by: PathName, folder:
     specs = mixed_specs(hashed=False, sampling=DRAWN)
 
     together = outputs(run_mixed(make_executor(folder("llama"), by=by), specs, budget=24))
-    alone: dict[int, list[int]] = {}
+    executor, alone = make_executor(folder("llama"), by=by), dict[int, list[int]]()
     for spec in specs:
-        alone |= outputs(run_mixed(make_executor(folder("llama"), by=by), [spec], budget=2048))
+        alone |= outputs(run_mixed(executor, [spec], budget=2048))
 
     assert alone == together
 
@@ -107,7 +107,9 @@ def test_another_seed_gives_other_tokens(folder: Folder) -> None:
         hashed=False, sampling=SamplingParams(temperature=0.9, top_p=0.95, seed=12)
     )
 
-    some = outputs(run_mixed(make_executor(folder("llama")), specs, budget=2048))
-    other = outputs(run_mixed(make_executor(folder("llama")), others, budget=2048))
+    executor = make_executor(folder("llama"))
+
+    some = outputs(run_mixed(executor, specs, budget=2048))
+    other = outputs(run_mixed(executor, others, budget=2048))
 
     assert all(some[key] != other[key] for key in some)

@@ -17,12 +17,12 @@ from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Failed, Finished, StepEvents
+from penstock.scheduler.events import Completed, Failed, StepEvents
 from penstock.scheduler.executor import ExecutorDied, Feature
 from penstock.scheduler.request import FailureReason, RequestSpec, SamplingParams
 from support.core import FakeClock, ends, make_spec, outputs, run_until_idle
 from support.torch_models import MAX_SEQ_LEN, VOCAB_SIZE, NaiveModel, save_tiny_model
-from support.torch_paths import PATHS, PathName, build_by
+from unit.executor.torch_paths import PATHS, PathName, build_by
 
 POISON = 4
 """A token whose embedding is NaN."""
@@ -97,7 +97,7 @@ def test_a_poisoned_request_fails_alone_and_leaves_nothing_behind(
         end = found.pop(9 + 10 * turn)
         assert isinstance(end, Failed)
         assert end.reason is FailureReason.EXECUTOR_REQUEST_FAILED
-        assert all(isinstance(other, Finished) for other in found.values())
+        assert all(isinstance(other, Completed) for other in found.values())
         tokens = outputs(told)
         for key, ids in good.items():
             said = tokens[key + 10 * turn]
@@ -147,7 +147,7 @@ def test_a_value_that_overflows_in_a_middle_chunk_harms_nobody_else(
     end = found.pop(1)
     assert isinstance(end, Failed)
     assert end.detail == "keys or values are not finite"
-    assert all(isinstance(other, Finished) for other in found.values())
+    assert all(isinstance(other, Completed) for other in found.values())
 
 
 @pytest.mark.parametrize("left_behind", [math.nan, math.inf, -math.inf])

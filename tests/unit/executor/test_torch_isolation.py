@@ -36,8 +36,8 @@ from support.torch_differential import (
     run_mixed,
 )
 from support.torch_models import VOCAB_SIZE, NaiveModel, save_tiny_model
-from support.torch_paths import PATHS, PathName, build_by
 from support.torch_saboteur import TorchSaboteur, for_keys
+from unit.executor.torch_paths import PATHS, PathName, build_by
 
 BAD = frozenset({2, 5, 6, 11})
 """Keys of the mixed requests: a chunked prompt, two of about a block that decode together, a long

@@ -1,7 +1,8 @@
-"""Which model folders are served, and which are rejected."""
+"""Which model folders are served, and which are rejected; the move onto a device."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +13,14 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from penstock.executor.torch.architecture import read_architecture
 from penstock.executor.torch.attention_interface import refuse_unknown
 from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
 from penstock.executor.torch.kv_pages import HeadShape
 from penstock.executor.torch.load_probe import probe_model
-from penstock.executor.torch.loading import load_model
+from penstock.executor.torch.loading import load_model, move_module, select_device
 from support.torch_models import ARCHITECTURES, save_tiny_model
 
 SANE = {"model_type": "tiny", "max_position_embeddings": 512, "num_hidden_layers": 2}
@@ -224,7 +225,7 @@ def restart_in_chunks(hidden: Tensor, positions: Tensor) -> Tensor:
         (count_places, "packed with"),
         (scale_by_longest, "packed with"),
         (bound_experts, "packed with"),
-        (restart_in_chunks, "cut into chunks"),
+        (restart_in_chunks, "split into chunks"),
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -278,3 +279,56 @@ def test_a_window_that_no_layer_asks_for_bounds_the_length() -> None:
     assert read_architecture(hidden).undeclared_window == 64
     assert read_architecture(unused).undeclared_window == 0
     assert read_architecture(layered).undeclared_window == 0
+
+
+GIB = 1 << 30
+META = torch.device("meta")
+
+
+def layers(count: int) -> nn.Module:
+    """Return layers of a GiB each by shape, without memory behind them."""
+    row = torch.empty(1, dtype=torch.uint8).expand(GIB)
+    parts = [nn.ParameterList([nn.Parameter(row, requires_grad=False)]) for _ in range(count)]
+    return nn.ModuleList(parts)
+
+
+def test_everything_moves_and_the_log_shows_how_far(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    module = layers(4)
+    seconds = itertools.count()
+
+    move_module(module, META, clock=lambda: next(seconds))
+
+    assert {parameter.device for parameter in module.parameters()} == {META}
+    assert [record.getMessage() for record in caplog.records] == [
+        "loading onto meta: 2.0 of 4.0 GiB",
+        "loading onto meta: 4.0 of 4.0 GiB",
+        "loading onto meta: 4.0 GiB in 5.0 s",
+    ]
+
+
+def test_too_little_memory_for_the_weights_names_what_to_change(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("penstock.executor.torch.loading.move_module", too_large)
+    with pytest.raises(ModelLoadError, match="set dtype bfloat16, a device with more free memory"):
+        load_model(folder, device="cpu", dtype="auto")
+
+
+def test_what_is_there_already_is_not_moved(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+    move_module(nn.Linear(2, 2), torch.device("cpu"))
+
+    assert not caplog.records
+
+
+def test_a_cuda_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+    with pytest.raises(ModelLoadError, match="cuda:1 does not exist: PyTorch finds 1 CUDA device"):
+        select_device("cuda:1")

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from penstock.executor.config import ExecutorConfig
-
-pytest.importorskip("torch")
-
 from penstock.executor.torch import num_blocks as num_blocks_module
-from penstock.executor.torch.num_blocks import num_device_blocks, num_host_blocks
+from penstock.executor.torch.loading import load_model
+from penstock.executor.torch.num_blocks import available_bytes, num_device_blocks, num_host_blocks
+from penstock.executor.torch.resources import describe_resources
+from support.torch_models import save_tiny_model
 
 MIB = 1 << 20
 
@@ -51,7 +52,7 @@ def test_a_setting_beyond_what_can_be_used_is_reported(caplog: pytest.LogCapture
     assert num_host_blocks(config, bytes_each=MIB, max_seq_len=33) == 12
     assert (
         caplog.messages
-        == ["--kv-cache-mib is 90; 12 are used: 4 sequences of 33 tokens need no more"] * 2
+        == ["--kv-cache-mib is 90; 12 are used: 4 sequences of 33 tokens do not need more"] * 2
     )
 
 
@@ -96,3 +97,72 @@ def test_pages_that_the_machine_does_not_hold_are_refused_by_their_setting(
     assert host_blocks(num_blocks=900) == host_blocks(kv_cache_bytes=900 * MIB) == 900
     monkeypatch.setattr(num_blocks_module, "available_bytes", lambda: None)
     assert host_blocks(num_blocks=901) == 901
+
+
+MACHINE = "MemTotal:        4000 kB\nMemFree:    100 kB\nMemAvailable:    3000 kB\n"
+STAT = "anon 7\ninactive_file 1000\nactive_file 500\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/\n", {}, 3000 * 1024),
+        ("0::/\n", {"memory.max": "max\n", "memory.current": "77\n"}, 3000 * 1024),
+        ("0::/\n", {"memory.max": "50000\n", "memory.current": "20000\n"}, 30_000),
+        # The page cache can be dropped.
+        (
+            "0::/pods/one\n",
+            {
+                "pods/memory.max": "50000",
+                "pods/memory.current": "20000",
+                "pods/memory.stat": STAT,
+                "pods/one/memory.max": "max",
+            },
+            31_500,
+        ),
+        ("0::/\n", {"memory.max": "50", "memory.current": "60"}, 0),
+        (
+            "2:cpu:/\n4:memory:/\n",
+            {
+                "memory/memory.limit_in_bytes": "50000",
+                "memory/memory.usage_in_bytes": "20000",
+                "memory/memory.stat": "inactive_file 1\ntotal_inactive_file 200\n",
+            },
+            30_200,
+        ),
+    ],
+)
+def test_a_control_group_limits_the_memory(
+    groups: str, files: dict[str, str], expected: int, tmp_path: Path
+) -> None:
+    for name, text in {"meminfo": MACHINE, "groups": groups}.items():
+        (tmp_path / name).write_text(text)
+    for name, text in files.items():
+        file = tmp_path / "mount" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    found = available_bytes(tmp_path / "meminfo", tmp_path / "groups", tmp_path / "mount")
+
+    assert found == expected
+
+
+def test_a_system_that_reports_none_has_no_bound(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path / "none", tmp_path / "none", tmp_path) is None
+
+
+def test_eight_bits_are_told_beside_what_they_take(tmp_path: Path) -> None:
+    model = load_model(save_tiny_model("llama", tmp_path), device="cpu", dtype="float32")
+
+    plain = describe_resources(model, page_bytes=1 << 20, path="fused", num_weight_bytes=3 << 20)
+    eight_bit = describe_resources(
+        model,
+        page_bytes=1 << 20,
+        path="fused",
+        num_weight_bytes=3 << 20,
+        quantization="int8",
+        page_dtype=torch.float8_e4m3fn,
+    )
+
+    assert plain.endswith("float32, fused path, weights 3 MiB, pages 1 MiB")
+    assert eight_bit.endswith("weights 3 MiB in int8, pages 1 MiB in float8_e4m3fn")

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from penstock.executor.torch import inverse_cdf
 from penstock.executor.torch.counter_random import uniforms
-from penstock.executor.torch.cut_search import search_threshold
 from penstock.executor.torch.inverse_cdf import draw, draw_truncated
 from penstock.executor.torch.sampler import Sampled, sample
+from penstock.executor.torch.threshold_search import search_threshold
 from penstock.executor.torch.truncation import Truncation
 from penstock.scheduler.request import SamplingParams
-from support.sampling_cases import CUTS, EDITS, GREEDY, VOCAB, Case, Seated, splitmix_uniform
+from unit.executor.sampling_cases import CUTS, EDITS, GREEDY, VOCAB, Case, Seated, splitmix_uniform
 
 
 def run(cases: Sequence[Case], dtype: torch.dtype = torch.float32) -> Sampled:

@@ -25,6 +25,14 @@ def configured(**values: Any) -> TrtllmConfig:
     return from_json_value(TrtllmConfig, values, "trtllm-config")
 
 
+def at(path: str, value: Any) -> dict[str, Any]:
+    """Return the settings with this value at a path."""
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    found: dict[str, Any] = value
+    return found
+
+
 def adapters(*names_and_ids: tuple[str, int]) -> dict[str, Any]:
     return {"adapters": [{"name": name, "path": "/a", "id": id_} for name, id_ in names_and_ids]}
 
@@ -45,47 +53,69 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert config.watch.response_timeout_s == 120.0
 
 
+OUT_OF_RANGE: list[tuple[str, Any]] = [
+    *(("max_batch_size", value) for value in (0, 65_537, 10**22, -(10**4000))),
+    *(("max_num_tokens", value) for value in (0, 2**31)),
+    *(("max_seq_len", value) for value in (1, 2**31)),
+    *(("tensor_parallel_size", value) for value in (0, 10**9)),
+    *(("pipeline_parallel_size", value) for value in (0, 10**9)),
+    *(("kv_cache_config.max_tokens", value) for value in (0, 2**63)),
+    *(("kv_cache_config.host_cache_size", value) for value in (-1, 2**63)),
+    *(("kv_cache_config.tokens_per_block", value) for value in (0, 2**99)),
+    *(("cuda_graph_config.batch_sizes", value) for value in ([0], [10**9])),
+    ("cuda_graph_config.max_batch_size", 0),
+    ("lora_config.max_lora_rank", 0),
+    *(("lora_config.max_loras", value) for value in (0, 10**9)),
+    ("lora_config.max_cpu_loras", 0),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), OUT_OF_RANGE, ids=lambda part: str(part)[:40])
+def test_what_is_out_of_range_is_named(path: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^trtllm-config\.{path}.* must be in "):
+        configured(**at(path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("max_batch_size", 0, r"must be in 1\.\..*, not 0$"),
+        ("max_batch_size", 10**22, r"must be in 1\.\.65536, not an integer of more than 64 bits$"),
+        ("dtype", "fp8", "must be one of auto, .*not 'fp8'"),
+        ("attn_backend", "", "must not be empty"),
+        ("sampler_type", "Torch", "must be one of 'auto'"),
+        ("sampler_honours", ["luck"], r"\[0\] must be one of 'penalties'"),
+        ("sampler_honours", ["seed", "seed"], " must not contain duplicates"),
+        ("guided_decoding_backend", "outlines", "must be one of"),
+        ("max_batch", 3, " is unknown"),
+        ("max_num_tokens", 255, r"must be at least .*max_batch_size \(256\)"),
+        ("kv_cache_config.free_gpu_memory_fraction", 0, "must be"),
+        ("kv_cache_config.free_gpu_memory_fraction", 1.1, "must be"),
+        ("kv_cache_config.max_tokens", 31, "must be at least one block of 32"),
+        ("kv_cache_config.tokens_per_block", 24, "must be a power of 2"),
+        ("kv_cache_config.dtype", "int3", "must be one of auto, fp8, nvfp4"),
+        (
+            "scheduler_config.capacity_scheduler_policy",
+            "STATIC_BATCH",
+            "must be one of 'GUARANTEED_NO_EVICT', 'MAX_UTILIZATION'",
+        ),
+        ("cuda_graph_config.batch_sizes", [1, 512], r"must be at most .*\(256\)"),
+        ("cuda_graph_config.max_batch_size", 257, r"must be at most .*\(256\)"),
+        ("speculative_config.decoding_type", "Medusa", "must be one of 'NGram'"),
+        ("watch.load_timeout_s", 2e9, "must be above 0 and at most 1000000000"),
+        ("watch.load_timeout_s", 10**400, "must be above 0 and at most"),
+        ("watch.response_timeout_s", 0, "must be above 0"),
+        ("watch.abort_grace_s", float("inf"), "must be above 0 and at most"),
+    ],
+)
+def test_a_value_that_is_off_is_named(path: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^trtllm-config(\.|: ){path} ?{message}"):
+        configured(**at(path, value))
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"max_batch_size": 0}, r"trtllm-config.max_batch_size must be in 1\.\..*, not 0"),
-        ({"max_num_tokens": 0}, "trtllm-config.max_num_tokens must be in"),
-        ({"max_num_tokens": 255}, r"max_num_tokens must be at least .*max_batch_size \(256\)"),
-        ({"max_seq_len": 1}, "max_seq_len must be in"),
-        ({"tensor_parallel_size": 0}, "tensor_parallel_size must be in"),
-        ({"pipeline_parallel_size": 0}, "pipeline_parallel_size must be in"),
-        ({"max_batch_size": 10**22}, "max_batch_size must be in 1..65536, not an integer of more"),
-        ({"max_batch_size": 65_537}, r"max_batch_size must be in 1\.\..*, not 65537"),
-        (
-            {"max_batch_size": -(10**4000)},
-            "must be in 1..65536, not an integer of more than 64 bits$",
-        ),
-        ({"max_num_tokens": 2**31}, r"max_num_tokens must be in 1\.\..*, not 2147483648"),
-        ({"max_seq_len": 2**31}, "max_seq_len must be in"),
-        ({"tensor_parallel_size": 10**9}, "tensor_parallel_size must be in"),
-        ({"pipeline_parallel_size": 10**9}, "pipeline_parallel_size must be in"),
-        ({"kv_cache_config": {"max_tokens": 2**63}}, "kv_cache_config.max_tokens must be in"),
-        ({"kv_cache_config": {"host_cache_size": 2**63}}, "host_cache_size must be in"),
-        (
-            {"kv_cache_config": {"tokens_per_block": 2**99}},
-            "tokens_per_block must be in",
-        ),
-        ({"cuda_graph_config": {"batch_sizes": [10**9]}}, "batch_sizes must be in"),
-        ({"lora_config": adapters(("a", 2**31))}, r"adapters\[0\]\.id must be in"),
-        ({"lora_config": {"max_loras": 10**9}}, "lora_config.max_loras must be in"),
-        ({"speculative_config": NGRAM | {"max_draft_len": 10**9}}, "max_draft_len must be in"),
-        (
-            {"watch": {"load_timeout_s": 2e9}},
-            r"load_timeout_s must be above 0 and at most 1000000000",
-        ),
-        ({"watch": {"load_timeout_s": 10**400}}, "load_timeout_s must be above 0 and at most"),
-        ({"dtype": "fp8"}, "dtype must be one of auto, .*not 'fp8'"),
-        ({"attn_backend": ""}, "attn_backend must not be empty"),
-        ({"sampler_type": "Torch"}, "trtllm-config.sampler_type must be one of 'auto'"),
-        ({"sampler_honours": ["luck"]}, r"sampler_honours\[0\] must be one of 'penalties'"),
-        ({"sampler_honours": ["seed", "seed"]}, "sampler_honours must not contain duplicates"),
-        ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend must be one of"),
-        ({"max_batch": 3}, "trtllm-config.max_batch is unknown"),
         (
             {"max_num_tokens": 16, "max_batch_size": 8},
             r"max_num_tokens must be at least kv_cache_config.tokens_per_block \(32\)",
@@ -108,79 +138,47 @@ def test_the_defaults_are_the_documented_ones() -> None:
             },
             "context_chunking_policy requires enable_chunked_prefill",
         ),
+        ({"cuda_graph_config": {"batch_sizes": [4], "max_batch_size": 8}}, "the largest of batch"),
+        ({"lora_config": adapters(("", 1))}, r"adapters\[0\]\.name must not be empty"),
+        ({"lora_config": adapters(("a", 0))}, r"adapters\[0\]\.id must be in"),
+        ({"lora_config": adapters(("a", 2**31))}, r"adapters\[0\]\.id must be in"),
+        ({"lora_config": adapters(("a", 1), ("a", 2))}, "adapters must differ in name"),
+        ({"lora_config": adapters(("a", 1), ("b", 1))}, "adapters must differ in id"),
     ],
 )
-def test_what_is_off_is_named(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_settings_that_do_not_go_together_are_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^trtllm-config.*{message}"):
         configured(**values)
 
 
 @pytest.mark.parametrize(
-    ("section", "values", "message"),
+    ("values", "message"),
     [
-        ("kv_cache_config", {"free_gpu_memory_fraction": 0}, "free_gpu_memory_fraction must be"),
-        ("kv_cache_config", {"free_gpu_memory_fraction": 1.1}, "free_gpu_memory_fraction must be"),
-        ("kv_cache_config", {"max_tokens": 0}, "max_tokens must be in"),
-        ("kv_cache_config", {"max_tokens": 31}, "max_tokens must be at least one block of 32"),
-        ("kv_cache_config", {"tokens_per_block": 24}, "tokens_per_block must be a power of 2"),
-        ("kv_cache_config", {"tokens_per_block": 0}, "tokens_per_block must be in 1"),
-        ("kv_cache_config", {"host_cache_size": -1}, "host_cache_size must be in"),
-        ("kv_cache_config", {"dtype": "int3"}, "dtype must be one of auto, fp8, nvfp4"),
+        ({}, "decoding_type is missing"),
+        ({"decoding_type": "NGram"}, "max_draft_len must be given with"),
+        ({**NGRAM, "max_draft_len": 0}, "max_draft_len must be in"),
+        ({**NGRAM, "max_draft_len": 10**9}, "max_draft_len must be in"),
         (
-            "scheduler_config",
-            {"capacity_scheduler_policy": "STATIC_BATCH"},
-            "capacity_scheduler_policy must be one of 'GUARANTEED_NO_EVICT', 'MAX_UTILIZATION'",
-        ),
-        ("cuda_graph_config", {"batch_sizes": [0]}, "batch_sizes must be in"),
-        ("cuda_graph_config", {"max_batch_size": 0}, "max_batch_size must be in"),
-        ("cuda_graph_config", {"batch_sizes": [4], "max_batch_size": 8}, "the largest of batch"),
-        ("cuda_graph_config", {"batch_sizes": [1, 512]}, r"batch_sizes must be at most .*\(256\)"),
-        ("cuda_graph_config", {"max_batch_size": 257}, r"max_batch_size must be at most .*\(256\)"),
-        ("lora_config", adapters(("", 1)), r"adapters\[0\]\.name must not be empty"),
-        ("lora_config", adapters(("a", 0)), r"adapters\[0\]\.id must be in"),
-        ("lora_config", adapters(("a", 1), ("a", 2)), "adapters must differ in name"),
-        ("lora_config", adapters(("a", 1), ("b", 1)), "adapters must differ in id"),
-        ("lora_config", {"max_lora_rank": 0}, "max_lora_rank must be in"),
-        ("lora_config", {"max_loras": 0}, "max_loras must be in"),
-        ("lora_config", {"max_cpu_loras": 0}, "max_cpu_loras must be in"),
-        ("speculative_config", {}, "decoding_type is missing"),
-        ("speculative_config", {"decoding_type": "Medusa"}, "decoding_type must be one of 'NGram'"),
-        ("speculative_config", {"decoding_type": "NGram"}, "max_draft_len must be given with"),
-        ("speculative_config", {**NGRAM, "max_draft_len": 0}, "max_draft_len must be in"),
-        (
-            "speculative_config",
             {"decoding_type": "Eagle", "max_draft_len": 3},
             "speculative_model must be given with decoding_type Eagle",
         ),
-        (
-            "speculative_config",
-            {**NGRAM, "speculative_model": "/d"},
-            "speculative_model has no effect with decoding_type NGram",
+        *(
+            ({**NGRAM, name: value}, f"{name} has no effect with decoding_type NGram")
+            for name, value in {
+                "speculative_model": "/d",
+                "num_nextn_predict_layers": 1,
+                "eagle3_one_model": False,
+            }.items()
         ),
         (
-            "speculative_config",
             {"decoding_type": "AUTO", "max_draft_len": 3},
             "max_draft_len has no effect with decoding_type AUTO",
         ),
-        (
-            "speculative_config",
-            {**NGRAM, "num_nextn_predict_layers": 1},
-            "num_nextn_predict_layers has no effect with decoding_type NGram",
-        ),
-        (
-            "speculative_config",
-            {**NGRAM, "eagle3_one_model": False},
-            "eagle3_one_model has no effect with decoding_type NGram",
-        ),
-        ("watch", {"response_timeout_s": 0}, "response_timeout_s must be above 0"),
-        ("watch", {"abort_grace_s": float("inf")}, "abort_grace_s must be above 0 and at most"),
     ],
 )
-def test_what_is_off_in_a_section_is_named(
-    section: str, values: dict[str, Any], message: str
-) -> None:
+def test_speculation_that_is_off_is_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^trtllm-config.*{message}"):
-        configured(**{section: values})
+        configured(speculative_config=values)
 
 
 def test_every_kind_of_speculation_can_be_configured() -> None:

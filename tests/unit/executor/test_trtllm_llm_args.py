@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import types
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from penstock.executor.trtllm.model_kind import recognise
 from penstock.executor.trtllm.package import Package, load_package
 from penstock.executor.unavailable import ExecutorUnavailable
 from penstock.server.settings.json_values import from_json_value
-from support.fake_trtllm import fake_trtllm as fake_trtllm
 from support.trtllm_folders import adapter_folder, engine_folder, hugging_face_folder
 
 pytestmark = pytest.mark.usefixtures("fake_trtllm")
@@ -149,8 +148,10 @@ def test_the_engine_orders_by_priority_where_it_takes_one(
 ) -> None:
     llmapi: Any = importlib.import_module("tensorrt_llm.llmapi")
 
+    @dataclass(kw_only=True)
     class Later(llmapi.SchedulerConfig):  # type: ignore[misc]  # the stand-in's, by name
         waiting_queue_policy: str = "fcfs"
+        model_fields = None  # its fields are its parameters
 
     monkeypatch.setattr(llmapi, "SchedulerConfig", Later)
     package = load_package()
@@ -316,7 +317,7 @@ def test_a_policy_that_the_version_lacks_is_refused_by_name(model: Path) -> None
 
     package = with_classes(load_package(), ContextChunkingPolicy=ContextChunkingPolicy)
 
-    with pytest.raises(ValueError, match="scheduler_config cannot ask for EQUAL_PROGRESS"):
+    with pytest.raises(ValueError, match="scheduler_config cannot be set to EQUAL_PROGRESS"):
         arguments(model, package, scheduler_config={"context_chunking_policy": "EQUAL_PROGRESS"})
 
 

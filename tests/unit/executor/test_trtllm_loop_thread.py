@@ -8,8 +8,7 @@ import threading
 import pytest
 
 from penstock.executor.trtllm.loop_thread import LoopThread, in_worker
-
-PATIENCE_S = 60.0
+from support.patience import PATIENCE_S
 
 
 def test_what_blocks_runs_beside_the_loop() -> None:

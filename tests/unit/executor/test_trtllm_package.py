@@ -16,8 +16,7 @@ import pytest
 
 from penstock.executor.trtllm.package import forget_mpi_job, load_package
 from penstock.executor.unavailable import ExecutorUnavailable
-from support.fake_trtllm import fake_trtllm as fake_trtllm
-from support.trtllm_recorder import recording_package
+from unit.executor.trtllm_recorder import recording_package
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
@@ -97,8 +96,8 @@ def test_another_line_is_warned_of_and_used(
         assert load_package().version == version
 
     assert [record.getMessage() for record in caplog.records] == is_warned_of * [
-        f"tensorrt_llm is {version}; the trtllm executor was written for line 1.2: run"
-        " `penstock verify` before trusting it"
+        f"tensorrt_llm is {version}; the trtllm executor was written for release 1.2: run"
+        " `penstock verify` before you rely on it"
     ]
 
 
@@ -127,7 +126,7 @@ def test_what_comes_after_the_recorded_line_is_told_by_its_number(
 def test_without_the_package_extra_and_container_are_named() -> None:
     with pytest.raises(
         ExecutorUnavailable,
-        match=r"install penstock\[trtllm\].*nvidia/tensorrt-llm/release",
+        match=r"pip install 'penstock\[trtllm\]'.*nvidia/tensorrt-llm/release",
     ):
         load_package()
 

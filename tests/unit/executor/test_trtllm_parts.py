@@ -1,4 +1,4 @@
-"""The parts of the TensorRT-LLM executor without an engine: accounting, audit, queue, results."""
+"""Parts of the TensorRT-LLM executor without an engine: accounting, queue, results, errors."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from penstock.executor.trtllm.block_account import BlockAccount
 from penstock.executor.trtllm.page_audit import PageAudit
+from penstock.executor.trtllm.refusals import is_fatal, is_refusal
 from penstock.executor.trtllm.response_queue import Response, ResponseQueue
 from penstock.executor.trtllm.results import result_of
 from penstock.executor.trtllm.submitted_request import SubmittedRequest
@@ -20,8 +21,6 @@ from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import FinishReason, SamplingParams
 from penstock.server.front.events import LogprobRows, TopToken
 from support.core import make_spec
-
-PATIENCE_S = 60.0
 
 
 def request_of(
@@ -326,3 +325,53 @@ def test_missing_logprobs_fail_the_request_that_asked(logprobs: Any) -> None:
     result = result_of([Response(request_of(num_logprobs=0), [5], logprobs=logprobs)])
 
     assert "log probabilit" in result.failures[0].detail
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("Token ID out of range", True),
+        ("The prompt length (900) should not be larger than max_seq_len (512)", True),
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("", False),
+        ("`default_max_tokens` (-3) must be greater than 0, `max_seq_len` 512", True),
+        ("Assertion failed: prompt length (9) exceeds max_seq_len (8)", True),
+        ("Failed to compile the JSON schema", True),
+        (
+            'Guided decoding error: [09:11:02] /project/cpp/x.cc:902: Unsupported type "strnig"',
+            True,
+        ),
+        ('Guided decoding error: Unsupported type "internal forward kernel CUDA"', False),
+        ("Guided decoding error: [TensorRT-LLM][ERROR] CUDA runtime error in cudaMemcpy", False),
+        ("Guided decoding error: CUDA error: device-side assert triggered", False),
+        ("Guided decoding error: CUDA out of memory", False),
+        ("mpi: failed to compile the grammar", False),
+    ],
+)
+def test_the_engines_words_tell_whose_fault_it_was(message: str, expected: bool) -> None:
+    assert is_refusal(message) is expected
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("CUDA error: device-side assert triggered", True),
+        ("cudaErrorIllegalAddress: an illegal memory access was encountered", True),
+        ("unspecified launch failure", True),
+        ("Guided decoding error: CUDA error: device-side assert triggered", True),
+        ("CUDA out of memory. Tried to allocate 2 GiB", False),
+        ("forward failed", False),
+    ],
+)
+def test_errors_that_no_cuda_context_survives_are_known(message: str, expected: bool) -> None:
+    assert is_fatal(message) is expected
+
+
+def test_words_of_the_request_itself_are_not_the_engines() -> None:
+    form = '{"type": "internal forward kernel CUDA device-side assert"}'
+    text = f"Guided decoding error: Unsupported type {form}"
+
+    assert is_refusal(text, form)
+    assert not is_fatal(text, form)
+    assert is_fatal(f"{text}: an illegal memory access was encountered", form)
+    assert not is_refusal(f"{text}: an illegal memory access, cublasSgemm", form)

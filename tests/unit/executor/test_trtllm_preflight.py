@@ -55,7 +55,7 @@ def test_lengths_that_do_not_fit_are_told(tmp_path: Path) -> None:
 
     assert "max_seq_len is 5000, beyond the 4096" in notices(folder, max_seq_len=5000)
     values: dict[str, Any] = {"enable_chunked_prefill": False, "max_num_tokens": 1024}
-    assert r"prompts above max_num_tokens (1024) are refused" in notices(folder, **values)
+    assert r"prompts above max_num_tokens (1024) are rejected" in notices(folder, **values)
     assert notices(folder, **values, max_seq_len=1024) == ""
 
 

@@ -19,11 +19,11 @@ from penstock.executor.trtllm.config import (
 )
 from penstock.executor.trtllm.request_mapping import NotResumable
 from penstock.scheduler.request import CacheRetention, ConstraintKind
-from support.trtllm_recorder import (
+from unit.executor.trtllm_recorder import (
     GENERATE_ARGUMENTS,
     recording_package,
 )
-from support.trtllm_requests import (
+from unit.executor.trtllm_requests import (
     FULL,
     NO_REUSE,
     VOCAB,

@@ -15,11 +15,11 @@ from penstock.executor.trtllm.config import (
     TrtllmConfig,
 )
 from penstock.scheduler.request import CacheRetention, ConstraintKind
-from support.trtllm_recorder import (
+from unit.executor.trtllm_recorder import (
     SAMPLING_FIELDS,
     recording_package,
 )
-from support.trtllm_requests import (
+from unit.executor.trtllm_requests import (
     VOCAB,
     arguments,
     constrained,

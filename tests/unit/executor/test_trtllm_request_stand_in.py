@@ -7,18 +7,22 @@ import inspect
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock.executor.trtllm.config import Adapter, LoraSettings
 from penstock.executor.trtllm.package import load_package
 from penstock.executor.trtllm.request_mapping import RequestMapping
-from penstock.scheduler.request import CacheRetention, ConstraintKind, RequestSpec, SamplingParams
-from support.fake_trtllm import FakeEngines, tokens_of
-from support.fake_trtllm import fake_engines as fake_engines  # a fixture
-from support.fake_trtllm import fake_trtllm as fake_trtllm  # a fixture
-from support.trtllm_requests import FULL, VOCAB, arguments, constrained, sampled, spec
+from penstock.scheduler.events import Completed
+from penstock.scheduler.request import (
+    CacheRetention,
+    ConstraintKind,
+    FinishReason,
+    RequestSpec,
+    SamplingParams,
+)
+from support.trtllm_engine import TrtllmHouse, greedy_spec, reference
+from unit.executor.trtllm_requests import FULL, VOCAB, arguments, constrained, sampled, spec
 
 pytestmark = pytest.mark.usefixtures("fake_trtllm")
 
@@ -58,7 +62,7 @@ def test_the_stand_in_takes_every_kind_of_request(asked: RequestSpec, tmp_path: 
 
 
 def test_retention_is_made_of_the_classes_that_the_engine_knows(tmp_path: Path) -> None:
-    from tensorrt_llm.llmapi import KvCacheRetentionConfig
+    from tensorrt_llm.llmapi.llm_configs import KvCacheRetentionConfig
 
     told = arguments(ASKED["retained"], engine=engine(tmp_path))["kv_cache_retention_config"]
     assert isinstance(told, KvCacheRetentionConfig)
@@ -72,22 +76,17 @@ def test_an_adapter_without_its_folder_is_refused_at_the_start(tmp_path: Path) -
         engine(tmp_path / "gone")
 
 
-async def test_the_stand_in_stops_at_our_end_ids(fake_engines: FakeEngines, tmp_path: Path) -> None:
-    """By the end id and by a stop id; the output contains the token that stopped it."""
-    llm, requests = fake_engines.build(), engine(tmp_path)
-    greedy = SamplingParams(temperature=0.0)
-    free = spec(max_tokens=6, sampling=greedy)
+@pytest.mark.parametrize("later_stops", [(), (4095,)], ids=["end id", "stop id"])
+def test_the_stand_in_stops_at_our_end_ids(tmp_path: Path, later_stops: tuple[int, ...]) -> None:
+    """By the end id, which is the last, and by a stop id; the output contains the token."""
+    house = TrtllmHouse(tmp_path, is_free=True)
+    prompt = [5, 6, 7]
+    free = reference(house, prompt, 6)
+    house.submit(greedy_spec(1, prompt, max_tokens=6, stop_ids=(free[2], *later_stops)))
+    house.run_free()
+    house.close()
 
-    async def run(asked: RequestSpec) -> tuple[list[int], Any]:
-        result = llm.generate_async(**arguments(asked, engine=requests))
-        fake_engines.control.step(50)
-        return await tokens_of(result), result.outputs[0]
-
-    tokens, output = await run(free)
-    assert (len(tokens), output.finish_reason) == (6, "length")
-    third = tokens[2]
-    at = tokens.index(third) + 1
-    for stop_ids, reason in (((third,), None), ((third, 127), third)):
-        stopped, output = await run(replace(free, stop_ids=stop_ids))
-        assert stopped == tokens[:at]
-        assert (output.finish_reason, output.stop_reason) == ("stop", reason)
+    end = house.outcomes[1].end
+    assert isinstance(end, Completed)
+    assert (end.reason, end.stop_id) == (FinishReason.STOP, free[2])
+    assert house.tokens(1) == free[:3]

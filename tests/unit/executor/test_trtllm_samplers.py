@@ -21,7 +21,7 @@ from penstock.executor.trtllm.config import (
 )
 from penstock.executor.trtllm.samplers import offered_features
 from penstock.scheduler.executor import Feature
-from support.trtllm_recorder import recording_package
+from unit.executor.trtllm_recorder import recording_package
 
 PLAIN = {Feature.LOGPROBS, Feature.LOGIT_BIAS, Feature.CACHE_RETENTION}
 OPTIONAL = {Feature.PENALTIES, Feature.SEED, Feature.MIN_TOKENS, Feature.MIN_P}

@@ -13,8 +13,7 @@ import pytest
 
 from penstock.executor.trtllm.page_audit import PageAudit
 from penstock.executor.trtllm.stats import EngineStats, StatsPoller, read_stats
-
-PATIENCE_S = 60.0
+from support.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize(

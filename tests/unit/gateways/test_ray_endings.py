@@ -7,7 +7,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from penstock.gateway.ray.ending_carrier import EndingCarrier, RawMessage, Way, way_of_endings
+from penstock.gateway.ray.ending_carrier import (
+    EndingCarrier,
+    EndingMethod,
+    RawMessage,
+    ending_method,
+)
 
 
 @pytest.fixture
@@ -24,13 +29,13 @@ def ray_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
 
 
 def test_without_the_class_it_is_an_exception(ray_parts: dict[str, ModuleType]) -> None:
-    assert way_of_endings() is Way.EXCEPTION
+    assert ending_method() is EndingMethod.EXCEPTION
 
 
 def test_with_the_class_it_travels_in_place_of_a_message(ray_parts: dict[str, ModuleType]) -> None:
     vars(ray_parts["proxy_request_response"])["ResponseStatus"] = SimpleNamespace
 
-    assert way_of_endings() is Way.CARRIER
+    assert ending_method() is EndingMethod.CARRIER
     end = EndingCarrier("a code", "why").SerializeToString()
     assert (end.code, end.message) == ("a code", "why")
 
@@ -39,7 +44,7 @@ def test_where_the_replica_is_the_ingress_it_just_ends(ray_parts: dict[str, Modu
     vars(ray_parts["proxy_request_response"])["ResponseStatus"] = SimpleNamespace
     vars(ray_parts["constants"])["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = True
 
-    assert way_of_endings() is Way.RETURN
+    assert ending_method() is EndingMethod.RETURN
 
 
 def test_a_message_is_what_it_was() -> None:

@@ -128,35 +128,6 @@ def test_a_session_holds_its_blocks_for_its_time() -> None:
     assert evicted(pool, [*blocks, later]) == [*reversed(blocks), later]
 
 
-def test_a_turn_takes_the_place_of_the_one_before() -> None:
-    pool = pool_of(6)
-    first = named(pool, 3)
-    pool.hold(KEY, 1, first, now=0.0)
-    leave(pool, first)
-    pool.share(first[:2])
-    second = [*first[:2], *named(pool, 1)]
-    pool.hold(KEY, 2, second, now=1.0)
-    leave(pool, second)
-    assert levels(pool, first) == [60, 60, DEFAULT_LEVEL]
-    assert blocks_of(pool.sessions, KEY) == tuple(second)
-
-
-def test_the_outputs_of_one_turn_are_held_side_by_side() -> None:
-    pool = pool_of(6, each=3)
-    shared, one, other, third = named(pool, 4)
-    pool.hold(KEY, 1, [shared, one], now=0.0)
-    pool.hold(KEY, 1, [shared, other, third], now=0.0)
-    assert blocks_of(pool.sessions, KEY) == (shared, one, other)
-
-
-def test_a_session_keeps_the_head_of_its_dialogue() -> None:
-    pool = pool_of(6, each=2)
-    blocks = named(pool, 4)
-    pool.hold(KEY, 1, blocks, now=0.0)
-    leave(pool, blocks)
-    assert levels(pool, blocks) == [60, 60, DEFAULT_LEVEL, DEFAULT_LEVEL]
-
-
 def test_over_the_budget_the_session_used_longest_ago_lapses() -> None:
     pool = pool_of(8, most=4)
     shared, *rest = named(pool, 5)
@@ -178,37 +149,3 @@ def test_a_block_that_two_sessions_hold_stays_with_the_other() -> None:
     leave(pool, [shared, own])
     pool.expire(10.0)
     assert levels(pool, [shared, own]) == [60, DEFAULT_LEVEL]
-
-
-def test_an_evicted_block_is_lost_to_its_sessions() -> None:
-    pool = pool_of(2)
-    blocks = named(pool, 2)
-    pool.hold(KEY, 1, blocks, now=0.0)
-    pool.hold(OTHER, 2, blocks[:1], now=0.0)
-    leave(pool, blocks)
-    assert pool.allocate(1).tolist() == blocks[1:], "the tail first"
-    assert blocks_of(pool.sessions, KEY) == tuple(blocks[:1])
-    pool.allocate(1)
-    assert len(pool.sessions) == 0
-    assert not any(pool.faults())
-
-
-def test_a_higher_retention_beats_the_session_and_outlives_it() -> None:
-    pool = pool_of(2)
-    (block,) = named(pool, 1)
-    pool.hold(KEY, 1, [block], now=0.0)
-    leave(pool, [block], 80, duration_s=20.0)
-    assert levels(pool, [block]) == [80]
-    pool.expire(10.0)
-    assert levels(pool, [block]) == [80]
-    pool.expire(20.0)
-    assert levels(pool, [block]) == [DEFAULT_LEVEL]
-
-
-def test_a_session_outlives_a_higher_retention() -> None:
-    pool = pool_of(2)
-    (block,) = named(pool, 1)
-    pool.hold(KEY, 1, [block], now=0.0)
-    leave(pool, [block], 80, duration_s=2.0)
-    pool.expire(2.0)
-    assert levels(pool, [block]) == [60]

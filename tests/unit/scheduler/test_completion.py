@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from penstock.scheduler.completion import PrefillCredit, Slowdown, StandingQueues, TokenTime
-from penstock.scheduler.events import Failed, Finished
-from penstock.scheduler.forecast import Load
+from penstock.scheduler.events import Completed, Failed
+from penstock.scheduler.forecast import RunningLoad
 from penstock.scheduler.output_lengths import Exploration
 from penstock.scheduler.request import FailureReason
 from penstock.scheduler.step_fit import StepFit
-from support.priced_site import PRICES, PricedSite
+from unit.scheduler.priced_site import PRICES, PricedSite
 
 
 def site_with(lengths: int, *, num: int = 60, tenant: str = "", **options: Any) -> PricedSite:
@@ -23,6 +23,12 @@ def site_with(lengths: int, *, num: int = 60, tenant: str = "", **options: Any) 
     for _ in range(num):
         site.engine.completion.lengths.observe(lengths, tenant=tenant, max_tokens=500)
     return site
+
+
+def decode_alone(site: PricedSite) -> None:
+    """Run one request for four seconds: the time between two tokens has been 10 ms."""
+    site.submit(900_000, 1, max_tokens=400)
+    site.run()
 
 
 def test_an_answer_that_is_probably_too_long_is_refused_and_told_its_chance() -> None:
@@ -49,7 +55,7 @@ def test_a_short_limit_is_certain_whatever_was_learned() -> None:
     site = site_with(200)
     assert site.submit(1, 100, max_tokens=5, deadline_s=0.2) is not None
     site.run()
-    assert isinstance(site.ends[1], Finished)
+    assert isinstance(site.ends[1], Completed)
 
 
 def test_before_outputs_have_ended_nobody_is_refused() -> None:
@@ -273,6 +279,7 @@ def test_a_slowdown_tells_when_it_has_faded() -> None:
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_request_takes_longer_than_predicted_by_what_comes_after_it(*, is_late: bool) -> None:
     site = site_with(40)
+    decode_alone(site)
     site.submit(1, 100, max_tokens=500, min_tokens=60, deadline_s=2.0 if is_late else 20.0)
     for key in range(2, 62):
         site.step()
@@ -299,6 +306,7 @@ def test_recorded_are_computed_tokens_and_the_prediction_before_its_correction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site = site_with(40)
+    decode_alone(site)
     site.submit(1, 200, max_tokens=1, hashed=True)
     site.run()
     slow(site)
@@ -323,7 +331,7 @@ def test_a_request_that_ends_in_its_prefill_counts_if_it_was_slow(
         site.clock.advance(10.0)
     site.engine.cancel(1)
     site.run()
-    assert isinstance(site.ends[1], Finished)
+    assert isinstance(site.ends[1], Completed)
     assert len(notes) == is_stalled
 
 
@@ -337,7 +345,7 @@ def test_a_preempted_request_is_not_recorded(monkeypatch: pytest.MonkeyPatch) ->
     assert request.predicted_time is not None
     site.engine.transitions.preempt(request, site.clock())
     site.run()
-    assert isinstance(site.ends[1], Finished)
+    assert isinstance(site.ends[1], Completed)
     assert notes == []
 
 
@@ -379,20 +387,20 @@ def test_a_request_is_judged_by_the_corrected_times(
 
 def test_the_time_between_tokens_is_that_of_the_last_seconds() -> None:
     time = TokenTime(StepFit(PRICES))
-    idle = Load()
-    assert time.beside(idle, 0.0) == pytest.approx(0.01)
+    idle = RunningLoad()
+    assert time.under_load(idle, 0.0) == pytest.approx(0.01)
     for step in range(1, 401):
         time.note_step(0.05, 0.05 * step)
-    assert time.beside(idle, 20.0) == pytest.approx(0.05)
-    assert time.beside(idle, 25.0) < 0.03, "idle time counts as fast"
-    assert time.beside(idle, 1000.0) == pytest.approx(0.01)
+    assert time.under_load(idle, 20.0) == pytest.approx(0.05)
+    assert time.under_load(idle, 25.0) < 0.03, "idle time counts as fast"
+    assert time.under_load(idle, 1000.0) == pytest.approx(0.01)
 
 
 def test_a_step_that_leaves_decodes_out_is_time_without_a_token() -> None:
     time = TokenTime(StepFit(PRICES))
     for step in range(1, 801):
         time.note_step(0.05, 0.05 * step, has_paused=bool(step % 4))
-    assert time.beside(Load(), 40.0) == pytest.approx(0.2, rel=0.05)
+    assert time.under_load(RunningLoad(), 40.0) == pytest.approx(0.2, rel=0.05)
 
 
 def test_a_queue_stands_by_the_time_in_which_somebody_waits() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from penstock.scheduler.config import AdmissionPolicy
-from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.request import FailureReason
-from support.priced_site import PricedSite
+from unit.scheduler.priced_site import PricedSite
 
 
 def flooded(num_prompts: int = 4, **options: Any) -> PricedSite:
@@ -29,7 +29,7 @@ def test_a_light_tenant_is_not_refused_for_the_prompts_and_the_queue_of_others(
     site.submit(100, 300, max_tokens=1, tenant="quiet", ttft_deadline_s=0.5)
     site.run_until(site.clock() + 0.5)
     site.step()
-    assert isinstance(site.ends[100], Finished)
+    assert isinstance(site.ends[100], Completed)
     told = site.queued[100][0]
     assert told.num_ahead == 0
     assert told.estimated_queue_s is not None
@@ -57,3 +57,17 @@ def test_where_nobody_yields_it_waits_for_a_place_like_all() -> None:
     site.submit(100, 300, max_tokens=1, tenant="quiet", ttft_deadline_s=0.5)
     site.step()
     assert isinstance(site.ends[100], Failed)
+
+
+def test_a_tenant_is_light_by_all_the_blocks_that_it_will_hold() -> None:
+    site = PricedSite(num_seqs=16, max_num_running_per_tenant=7)
+    for key in range(1, 21):
+        site.submit(key, 300, max_tokens=300, tenant="flood")
+    site.submit(100, 600, max_tokens=300, tenant="quiet", hashed=True)
+    while len(site.engine.running) < 8 or site.engine.running.num_prefilling:
+        site.step()
+    # It shares all but the last of its blocks, which count for each holder: twice the blocks of
+    # both, about 60, is more than the 105 or so of the others.
+    site.submit(101, 601, max_tokens=1, tenant="quiet", hashed=True)
+    site.step()
+    assert site.queued[101][0].num_ahead > 0

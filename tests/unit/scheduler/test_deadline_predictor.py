@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from penstock.scheduler.config import SchedulingOrder
-from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.request import FailureReason, FinishReason
 from support.core import make_spec
-from support.priced_site import PricedSite
+from unit.scheduler.priced_site import PricedSite
 
 
 def test_a_first_token_that_cannot_be_there_in_time_is_refused_at_once() -> None:
@@ -30,7 +30,7 @@ def test_a_first_token_that_can_just_be_there_is_not_refused() -> None:
     site = PricedSite()
     site.submit(1, 100, ttft_deadline_s=0.12)
     site.run()
-    assert isinstance(site.ends[1], Finished)
+    assert isinstance(site.ends[1], Completed)
 
 
 def test_a_total_deadline_counts_the_tokens_that_must_come() -> None:
@@ -43,7 +43,7 @@ def test_a_total_deadline_counts_the_tokens_that_must_come() -> None:
     # 110 ms of prefill and ten steps, and what outputs are expected to have on top.
     assert failure.estimate_s is not None
     assert failure.estimate_s >= 0.21 - 1e-9
-    assert isinstance(site.ends[2], Finished)
+    assert isinstance(site.ends[2], Completed)
 
 
 @pytest.mark.parametrize("order", list(SchedulingOrder))
@@ -58,7 +58,7 @@ def test_who_waits_ahead_counts(order: SchedulingOrder) -> None:
     # In the fair order it would precede requests with later deadlines.
     is_refused = isinstance(site.ends[9], Failed)
     assert is_refused is (order is SchedulingOrder.FCFS)
-    assert isinstance(site.ends[10], Finished)
+    assert isinstance(site.ends[10], Completed)
 
 
 def test_who_is_refused_is_told_to_come_back_when_the_queue_is_shorter_by_what_was_lacking() -> (
@@ -91,7 +91,7 @@ def test_in_the_queue_one_is_dropped_the_moment_it_becomes_hopeless() -> None:
     assert begun_s + 2.39 - 1e-9 <= failure.at_s <= begun_s + 2.39 + 0.0101
     assert failure.estimate_s is not None
     assert failure.retry_after_s is not None
-    assert isinstance(site.ends[1], Finished)
+    assert isinstance(site.ends[1], Completed)
 
 
 def test_no_compute_is_spent_on_one_who_would_be_late_beside_those_who_run() -> None:
@@ -112,7 +112,7 @@ def test_nothing_is_foretold_while_the_prices_are_not_known() -> None:
     assert 1 in site.queued
     assert site.queued[1][0].estimated_queue_s is None
     # The step that computed it ended too late, and it continued.
-    assert isinstance(site.ends[1], Finished)
+    assert isinstance(site.ends[1], Completed)
 
 
 def test_prices_are_learnt_from_the_steps() -> None:
@@ -142,9 +142,7 @@ def test_a_time_limit_is_no_failure_and_not_foretold() -> None:
     site = PricedSite()
     site.submit(1, 300, time_limit_s=0.15)
     site.run()
-    end = site.ends[1]
-    assert isinstance(end, Finished)
-    assert end.reason is FinishReason.TIME_LIMIT
+    assert site.ends[1].reason is FinishReason.TIME_LIMIT
 
 
 def test_a_prefix_that_somebody_may_be_computing_counts_as_found() -> None:

@@ -5,26 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
+from penstock.scheduler.config import SchedulingOrder
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed
 from penstock.scheduler.request import FailureReason, RequestSpec
-from support.core import make_engine, make_info, make_spec
+from support.core import make_engine, make_spec
 
 NUM_PLACES = 8
 
 
-def engine_of(**config: object) -> Engine:
-    settings: dict[str, object] = {
-        "max_num_batched_tokens": 16,
-        "max_num_waiting": NUM_PLACES,
-        **config,
-    }
-    made = SchedulerConfig(**settings)  # type: ignore[arg-type]  # each test gives what it means
-    engine, _ = make_engine(make_info(max_num_seqs=1), made)
+def engine_of(**config: Any) -> Engine:
+    engine, _ = make_engine(max_num_seqs=1, **{"max_num_waiting": NUM_PLACES, **config})
     return engine
 
 

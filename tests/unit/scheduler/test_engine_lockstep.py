@@ -41,19 +41,3 @@ def test_the_next_plan_is_with_the_executor_before_the_last_result_is_taken(dept
     for step in range(depth, last + 1):
         expected += [-1, step]
     assert executor.calls[: len(expected)] == expected
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-def test_rows_go_on_where_the_plan_before_ended(depth: int) -> None:
-    executor = WatchedExecutor(make_info(pipeline_depth=depth))
-    engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=16), FakeClock())
-    engine.submit((make_spec(1, 40, max_tokens=12),))
-    seen: list[int] = []
-
-    run_until_idle(engine)
-
-    for batch in executor.batches:
-        assert batch.starts.tolist() == [sum(seen)]
-        seen.extend(batch.num_tokens.tolist())
-    # The last token is reported, never computed.
-    assert sum(seen) == 40 + 12 - 1

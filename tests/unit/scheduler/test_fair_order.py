@@ -2,20 +2,20 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from penstock.scheduler import tenants as tenants_module
-from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler import tenant_counters
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Admitted, Failed, Preempted, StepEvents
+from penstock.scheduler.events import Admitted, Failed, Preempted
 from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import FailureReason
 from support.core import (
     FakeClock,
+    changed,
     ends,
     make_engine,
-    make_info,
     make_spec,
     run_until_idle,
     service_of,
@@ -23,34 +23,28 @@ from support.core import (
 )
 
 
-def admitted(told: Sequence[StepEvents]) -> list[int]:
-    return [c.key for events in told for c in events.changes if isinstance(c, Admitted)]
-
-
 def submit_all(engine: Engine, tenant: str, keys: Sequence[int], **options: object) -> None:
     for key in keys:
         engine.submit((make_spec(key, tenant=tenant, **options),))  # type: ignore[arg-type]
 
 
-def one_slot(**options: object) -> tuple[Engine, FakeClock]:
+def one_slot(**options: Any) -> tuple[Engine, FakeClock]:
     clock = FakeClock()
-    config = SchedulerConfig(max_num_batched_tokens=16, **options)  # type: ignore[arg-type]
-    engine, _ = make_engine(make_info(max_num_seqs=1), config, clock)
-    return engine, clock
+    return make_engine(clock=clock, max_num_seqs=1, **options)[0], clock
 
 
 def test_tenants_take_turns_whatever_the_length_of_their_queues() -> None:
     engine, _ = one_slot()
     submit_all(engine, "flood", range(1, 7))
     submit_all(engine, "quiet", [7, 8])
-    assert admitted(run_until_idle(engine)) == [1, 7, 2, 8, 3, 4, 5, 6]
+    assert changed(run_until_idle(engine), Admitted) == [1, 7, 2, 8, 3, 4, 5, 6]
 
 
 def test_a_tenant_of_double_weight_goes_twice_as_often() -> None:
     engine, _ = one_slot(tenant_weights={"gold": 2.0})
     submit_all(engine, "plain", range(1, 5))
     submit_all(engine, "gold", range(11, 19))
-    order = admitted(run_until_idle(engine))
+    order = changed(run_until_idle(engine), Admitted)
     assert sum(key > 10 for key in order[:6]) == 4
 
 
@@ -71,7 +65,7 @@ def test_nobody_saves_up_service_while_away() -> None:
     for _ in range(20):
         engine.step()
     submit_all(engine, "idle", range(11, 15))
-    order = admitted(run_until_idle(engine))
+    order = changed(run_until_idle(engine), Admitted)
     late = order[order.index(11) :]
     assert late[:6] in ([11, 6, 12, 7, 13, 8], [11, 7, 12, 8, 13, 14], [11, 12, 6, 13, 7, 14]), late
 
@@ -81,7 +75,7 @@ def test_the_earliest_deadline_goes_first_inside_a_tenant_alone() -> None:
     submit_all(engine, "a", [1, 2], deadline_s=900.0)
     submit_all(engine, "a", [3], deadline_s=10.0)
     submit_all(engine, "b", [4], ttft_deadline_s=2.0)
-    assert admitted(run_until_idle(engine)) == [3, 4, 1, 2]
+    assert changed(run_until_idle(engine), Admitted) == [3, 4, 1, 2]
 
 
 def test_no_deadline_is_one_at_arrival_plus_aging() -> None:
@@ -90,7 +84,7 @@ def test_no_deadline_is_one_at_arrival_plus_aging() -> None:
     clock.now_s = 1.0
     submit_all(engine, "a", [2], arrival_s=1.0, deadline_s=4.9)
     submit_all(engine, "a", [3], arrival_s=1.0, deadline_s=5.1)
-    assert admitted(run_until_idle(engine)) == [2, 1, 3]
+    assert changed(run_until_idle(engine), Admitted) == [2, 1, 3]
 
 
 def test_age_has_one_turn_in_so_many_against_higher_classes() -> None:
@@ -101,54 +95,63 @@ def test_age_has_one_turn_in_so_many_against_higher_classes() -> None:
     clock.now_s = 19.9
     submit_all(engine, "high", range(16, 19), arrival_s=19.9, priority=1)
     clock.now_s = 20.0
-    assert admitted(run_until_idle(engine))[:3] == [11, 12, 1]
+    assert changed(run_until_idle(engine), Admitted)[:3] == [11, 12, 1]
 
 
 def test_a_preempted_request_goes_before_every_fresh_one_of_its_tenant() -> None:
     clock = FakeClock()
-    config = SchedulerConfig(max_num_batched_tokens=16, watermark=0.0)
-    engine, _ = make_engine(make_info(num_blocks=6, max_num_seqs=2), config, clock)
+    engine, _ = make_engine(clock=clock, num_blocks=6, max_num_seqs=2, watermark=0.0)
     submit_all(engine, "a", [1, 2], prompt=3, max_tokens=18)
     told = [engine.step()]
     submit_all(engine, "a", [3], prompt=3, max_tokens=2, deadline_s=1.0)
     told += run_until_idle(engine)
-    thrown_out = [c.key for e in told for c in e.changes if isinstance(c, Preempted)]
-    order = admitted(told)
+    thrown_out = changed(told, Preempted)
+    order = changed(told, Admitted)
     assert thrown_out
     back = [index for index, key in enumerate(order) if key == thrown_out[0]][1]
     assert order.index(3) > back
 
 
 def test_small_requests_pass_a_huge_one_but_only_so_many() -> None:
-    config = SchedulerConfig(
-        max_num_batched_tokens=64, watermark=0.0, max_num_overtakes=3, max_overtake_s=1e9
+    engine, _ = make_engine(
+        num_blocks=16,
+        max_num_seqs=3,
+        max_num_batched_tokens=64,
+        watermark=0.0,
+        max_num_overtakes=3,
+        max_overtake_s=1e9,
     )
-    engine, _ = make_engine(make_info(num_blocks=16, max_num_seqs=3), config)
     submit_all(engine, "a", [1], prompt=20, max_tokens=20)
     engine.step()
     submit_all(engine, "a", [2], prompt=60, max_tokens=1)
     submit_all(engine, "a", range(3, 12), prompt=3, max_tokens=1)
-    order = admitted(run_until_idle(engine))
+    order = changed(run_until_idle(engine), Admitted)
     assert order == [3, 4, 5, 2, 6, 7, 8, 9, 10, 11]
 
 
 def test_nobody_passes_a_huge_one_after_its_time() -> None:
     clock = FakeClock()
-    config = SchedulerConfig(max_num_batched_tokens=64, watermark=0.0, max_overtake_s=2.0)
-    engine, _ = make_engine(make_info(num_blocks=16, max_num_seqs=2), config, clock)
+    engine, _ = make_engine(
+        clock=clock,
+        num_blocks=16,
+        max_num_seqs=2,
+        max_num_batched_tokens=64,
+        watermark=0.0,
+        max_overtake_s=2.0,
+    )
     submit_all(engine, "a", [1], prompt=20, max_tokens=20)
     engine.step()
     submit_all(engine, "a", [2], prompt=60, max_tokens=1)
     submit_all(engine, "a", [3], prompt=3, max_tokens=1, arrival_s=1.0)
-    assert admitted([engine.step()]) == [3]
+    assert changed([engine.step()], Admitted) == [3]
     clock.now_s = 2.1
     submit_all(engine, "a", [4], prompt=3, max_tokens=1, arrival_s=2.1)
     told = run_until_idle(engine)
-    assert admitted(told) == [2, 4]
+    assert changed(told, Admitted) == [2, 4]
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
-    engine, executor = make_engine(config=SchedulerConfig(max_num_batched_tokens=16))
+    engine, executor = make_engine()
     submit_all(engine, "a", [1], prompt=60, max_tokens=1)
     submit_all(engine, "a", [2], prompt=7, max_tokens=1)
     told = engine.step()
@@ -158,10 +161,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
 
 
 def test_limits_of_one_tenant() -> None:
-    config = SchedulerConfig(
-        max_num_batched_tokens=16, max_num_waiting_per_tenant=3, max_num_running_per_tenant=1
-    )
-    engine, executor = make_engine(config=config)
+    engine, executor = make_engine(max_num_waiting_per_tenant=3, max_num_running_per_tenant=1)
     submit_all(engine, "a", range(1, 5))
     submit_all(engine, "b", [5])
     told = run_until_idle(engine)
@@ -170,13 +170,12 @@ def test_limits_of_one_tenant() -> None:
         key=4, at_s=0.0, reason=FailureReason.TENANT_OVER_QUOTA, breach=breach
     )
     assert [r.spec.key for r in executor.batches[0].admitted] == [1, 5]
-    assert admitted(told) == [1, 5, 2, 3]
+    assert changed(told, Admitted) == [1, 5, 2, 3]
 
 
 def test_the_victim_is_of_the_lowest_class_then_the_greediest_then_the_cheapest() -> None:
     clock = FakeClock()
-    config = SchedulerConfig(max_num_batched_tokens=64, aging_s=10.0)
-    engine, _ = make_engine(make_info(), config, clock)
+    engine, _ = make_engine(clock=clock, max_num_batched_tokens=64, aging_s=10.0)
     submit_all(engine, "a", [1], prompt=9, priority=1)
     submit_all(engine, "a", [2], prompt=9)
     submit_all(engine, "a", [3], prompt=6)
@@ -196,19 +195,19 @@ def test_the_victim_is_of_the_lowest_class_then_the_greediest_then_the_cheapest(
 def test_counters_start_again_before_they_lose_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     orders, largest = [], [0.0]
     for rebase_at in (2.0**40, 50.0):
-        monkeypatch.setattr(tenants_module, "REBASE_AT", rebase_at)
+        monkeypatch.setattr(tenant_counters, "REBASE_AT", rebase_at)
         engine, _ = one_slot(tenant_burst_tokens=0.0)
         submit_all(engine, "a", range(1, 20))
         submit_all(engine, "b", range(21, 40), prompt=9)
         submit_all(engine, "c", range(41, 50), prompt=2)
-        orders.append(admitted(run_until_idle(engine)))
+        orders.append(changed(run_until_idle(engine), Admitted))
         largest.append(float(engine.tenants.service.max()))
     assert orders[0] == orders[1]
     assert largest[2] < 150 < largest[1]
 
 
 def test_idle_tenants_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenants_module, "MAX_IDLE_TENANTS", 3)
+    monkeypatch.setattr(tenant_counters, "MAX_IDLE_TENANTS", 3)
     engine, _ = one_slot()
     for key in range(1, 30):
         submit_all(engine, f"tenant {key}", [key], prompt=2, max_tokens=1)

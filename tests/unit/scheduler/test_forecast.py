@@ -12,13 +12,13 @@ from penstock.scheduler.forecast import (
     Deadlines,
     Demand,
     Forecast,
-    Load,
     Machine,
     QueuedAhead,
+    RunningLoad,
     _expected_queue,
     forecast,
     forecast_alone,
-    hopeless_at_s,
+    latest_admission_s,
     prefill_alone_s,
     retry_after_s,
 )
@@ -26,7 +26,7 @@ from penstock.scheduler.request import NO_TIME
 
 PRICES = CostModel(step_s=1.0, prefill_token_s=0.01, decode_slot_s=0.1, context_token_s=0.001)
 MACHINE = Machine(prices=PRICES, max_prefill_tokens=100)
-IDLE = Load(num_free_slots=8, num_free_blocks=1000)
+IDLE = RunningLoad(num_free_slots=8, num_free_blocks=1000)
 NO_TENANT = QueuedAhead()
 
 
@@ -101,7 +101,7 @@ def test_the_wait_is_forgiven_the_error_of_the_steps_it_is_made_of() -> None:
         decode_error=StepError(p90=0.4),
     )
     want = Demand(num_prefill_tokens=50)
-    full = Load(num_running=4, num_decodes=4, num_output_tokens=400.0)
+    full = RunningLoad(num_running=4, num_decodes=4, num_output_tokens=400.0)
     roomy = replace(full, num_free_slots=9, num_free_blocks=99)
     places = forecast(machine, want, full, QueuedAhead(num_requests=1))
     prompts = forecast(machine, want, roomy, QueuedAhead(num_requests=1, num_prefill_tokens=1000))
@@ -112,7 +112,7 @@ def test_the_wait_is_forgiven_the_error_of_the_steps_it_is_made_of() -> None:
     assert (places.prefill_left, prompts.prefill_left) == pytest.approx((0.8, 0.8))
 
 
-TEN = Load(
+TEN = RunningLoad(
     num_running=10,
     num_decodes=10,
     num_output_tokens=500.0,
@@ -126,7 +126,7 @@ TEN = Load(
     ("load", "ahead", "num_blocks", "queue_s"),
     [
         pytest.param(
-            Load(
+            RunningLoad(
                 num_running=4,
                 num_decodes=4,
                 num_context_tokens=500,
@@ -142,7 +142,7 @@ TEN = Load(
             id="the prefill ahead",
         ),
         pytest.param(
-            Load(
+            RunningLoad(
                 num_running=1,
                 num_decodes=1,
                 num_free_slots=100,
@@ -179,14 +179,16 @@ TEN = Load(
         ),
     ],
 )
-def test_expected_queue(load: Load, ahead: QueuedAhead, num_blocks: int, queue_s: float) -> None:
+def test_expected_queue(
+    load: RunningLoad, ahead: QueuedAhead, num_blocks: int, queue_s: float
+) -> None:
     want = Demand(num_prefill_tokens=50, num_blocks=num_blocks)
 
     assert _expected_queue(MACHINE, want, load, ahead).seconds == pytest.approx(queue_s)
 
 
 def test_expected_prefill_and_decode_share_the_machine() -> None:
-    load = Load(
+    load = RunningLoad(
         num_running=10,
         num_decodes=10,
         num_context_tokens=1000,
@@ -208,18 +210,18 @@ def test_hopeless_when_not_even_the_machine_alone_would_do() -> None:
     want = Demand(num_prefill_tokens=50, min_output_tokens=11)
     decode_s = 10 * (1.0 + 0.1 + 0.05)
 
-    assert hopeless_at_s(MACHINE, want) == math.inf
-    assert hopeless_at_s(MACHINE, want, ttft_deadline_s=100.0) == pytest.approx(98.45)
-    assert hopeless_at_s(MACHINE, want, deadline_s=100.0) == pytest.approx(98.45 - decode_s)
-    assert hopeless_at_s(MACHINE, want, ttft_deadline_s=50.0, deadline_s=100.0) == pytest.approx(
-        48.45
-    )
+    assert latest_admission_s(MACHINE, want) == math.inf
+    assert latest_admission_s(MACHINE, want, ttft_deadline_s=100.0) == pytest.approx(98.45)
+    assert latest_admission_s(MACHINE, want, deadline_s=100.0) == pytest.approx(98.45 - decode_s)
+    assert latest_admission_s(
+        MACHINE, want, ttft_deadline_s=50.0, deadline_s=100.0
+    ) == pytest.approx(48.45)
 
 
 def test_hopeless_is_what_the_door_would_refuse() -> None:
     want = Demand(num_prefill_tokens=250, min_output_tokens=3)
     deadlines = {"ttft_deadline_s": 20.0, "deadline_s": 21.0}
-    moment_s = hopeless_at_s(MACHINE, want, **deadlines)
+    moment_s = latest_admission_s(MACHINE, want, **deadlines)
     alone = forecast_alone(MACHINE, want)
 
     assert can_meet(alone, moment_s - 0.001, **deadlines)

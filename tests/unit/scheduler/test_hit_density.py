@@ -6,7 +6,6 @@ import pytest
 from penstock.scheduler.block_pool import BlockPool
 from penstock.scheduler.cached_blocks import EvictionOrder, RecencyOrder
 from penstock.scheduler.hit_density import NUM_BINS, HitDensity, HitDensityOrder, bin_of
-from penstock.scheduler.use_history import mark_after, mark_of
 
 EDGES = [0] + [edge << octave for octave in range(24) for edge in (16, 24)]
 
@@ -43,29 +42,24 @@ def test_what_was_long_ago_fades() -> None:
     assert 0.0 < density.table[0][0] < first
 
 
-def test_every_block_has_one_mark_at_or_before_it() -> None:
-    marks = sorted({mark_of(place) for place in range(200)})
-    assert marks == [0, 8, 32, 64, 96, 128, 160, 192]
-    for place in range(200):
-        assert mark_of(place) <= place < mark_after(place)
-        assert mark_of(mark_after(place)) == mark_after(place)
-
-
-def hits_of_dialogues(order: EvictionOrder | None) -> float:
-    """Return the hit share of two conversations with rare turns among prompts that occur once."""
+def hits_of_dialogues(order: EvictionOrder | None, num_common: int = 0) -> float:
+    """Return the hit share of two conversations with rare turns among prompts that occur once; all
+    begin with the same `num_common` blocks, which are not counted.
+    """
     pool = BlockPool(64, order=order)
     num_found, num_asked = 0, 0
 
     def ask(name: str, length: int) -> None:
         nonlocal num_found, num_asked
-        digests = [f"{name} {place}".encode() for place in range(length)]
+        digests = [f"common {place}".encode() for place in range(num_common)]
+        digests += [f"{name} {place}".encode() for place in range(length)]
         found = pool.match(digests)
         pool.share(found)
-        new = pool.allocate(length - len(found))
+        new = pool.allocate(len(digests) - len(found))
         table = np.concatenate((np.array(found, dtype=np.int32), new))
-        pool.register_chain(table, digests, range(len(found), length))
+        pool.register_chain(table, digests, range(len(found), len(digests)))
         pool.release(table)
-        num_found, num_asked = num_found + len(found), num_asked + length
+        num_found, num_asked = num_found + max(0, len(found) - num_common), num_asked + length
         assert pool.num_available == 64
 
     for turn in range(600):
@@ -76,11 +70,14 @@ def hits_of_dialogues(order: EvictionOrder | None) -> float:
     return num_found / num_asked
 
 
-def test_what_comes_back_is_kept_among_what_does_not() -> None:
-    assert hits_of_dialogues(None) == hits_of_dialogues(RecencyOrder()) == 0.0
-    learnt = hits_of_dialogues(HitDensityOrder(64, refit_every=20))
+@pytest.mark.parametrize("num_common", [0, 1, 5])
+def test_what_comes_back_is_kept_among_what_does_not(num_common: int) -> None:
+    assert hits_of_dialogues(None, num_common) == 0.0
+    assert hits_of_dialogues(RecencyOrder(), num_common) == 0.0
+    learnt = hits_of_dialogues(HitDensityOrder(64, refit_every=20), num_common)
     assert learnt > 0.5 * (16 / 8) / (10 + 16 / 8), "of all that could be found"
-    assert learnt == hits_of_dialogues(HitDensityOrder(64, refit_every=20)), "the same again"
+    again = hits_of_dialogues(HitDensityOrder(64, refit_every=20), num_common)
+    assert learnt == again
 
 
 def test_no_more_is_remembered_than_the_pool_has_blocks() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from penstock.scheduler import check_pieces
 from penstock.scheduler.block_pool import BlockPool
-from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
+from penstock.scheduler.config import EvictionPolicy
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.integrity import IntegrityError
 from penstock.scheduler.request import CacheRetention
 from penstock.scheduler.retention import RetentionBudget
-from support.core import FakeClock, NullExecutor, make_info, make_spec, run_until_idle
+from support.core import make_engine, make_spec, run_until_idle
 
 NUM_BLOCKS = 4 * check_pieces.PIECE
 
@@ -24,9 +24,13 @@ def engine_of(eviction: EvictionPolicy = EvictionPolicy.LRU) -> Engine:
     """Return an idle engine with blocks of every kind: free, cached at two levels, named, held by a
     session.
     """
-    info = make_info(num_blocks=NUM_BLOCKS, max_seq_len=2 * NUM_BLOCKS)
-    config = SchedulerConfig(eviction=eviction, session_ttl_s=100.0, max_num_batched_tokens=8192)
-    engine = Engine(NullExecutor(info), config, FakeClock())
+    engine, _ = make_engine(
+        num_blocks=NUM_BLOCKS,
+        max_seq_len=2 * NUM_BLOCKS,
+        eviction=eviction,
+        session_ttl_s=100.0,
+        max_num_batched_tokens=8192,
+    )
     engine.enable_cache_index()
     serve(engine, 1, NUM_BLOCKS)
     serve(engine, 100, NUM_BLOCKS, retention=CacheRetention(level=80, duration_s=50.0))
@@ -36,7 +40,8 @@ def engine_of(eviction: EvictionPolicy = EvictionPolicy.LRU) -> Engine:
 
 def serve(engine: Engine, key: int, num_prompt: int, **fields: Any) -> None:
     engine.submit((replace(make_spec(key, num_prompt), **fields),))
-    run_until_idle(engine)
+    while engine.has_work:
+        engine.step()
 
 
 def check_in_pieces(engine: Engine) -> int:

@@ -131,17 +131,6 @@ def test_step_response_falls_at_once_and_rises_without_overshoot() -> None:
     assert up[-1] == up[-10]
 
 
-def test_adversarial_alternation_never_passes_the_target() -> None:
-    paced = pacer()
-
-    steps = [budget(paced, 340 if index % 2 else 40) for index in range(400)]
-
-    assert all(step.predicted_step_s <= TARGET_S for step in steps)
-    assert not any(step.is_over_target for step in steps)
-    assert {step.num_prefill_tokens for step in steps[3::2]} == {48}
-    assert {step.num_prefill_tokens for step in steps[4::2]} == {64}
-
-
 # The closed loop.
 
 
@@ -353,10 +342,6 @@ def test_context_in_turns_does_not_swing_the_batch() -> None:
     ]
 
     assert num_turns(limits[1000:]) <= 2
-
-
-def test_the_batch_never_closes() -> None:
-    assert settle(BatchLimit(0.001, max_num_seqs=64), 5000)[-1] == 1
 
 
 def test_without_trust_the_batch_goes_back_to_its_maximum() -> None:

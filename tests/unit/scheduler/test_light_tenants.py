@@ -7,46 +7,30 @@ import pytest
 
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Admitted, Finished, Preempted, StepEvents
+from penstock.scheduler.events import Admitted, Completed, Preempted
 from penstock.scheduler.fair_share import FairShare
 from penstock.scheduler.request import NO_TIME, FinishReason
-from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.tenant_counters import TenantCounters
 from penstock.scheduler.victims import MAX_TENANT_PREEMPTIONS, Shortage
 from support.core import (
+    FakeClock,
     NullExecutor,
+    changed,
     ends,
     make_engine,
-    make_info,
     make_spec,
     run_until_idle,
     victims_of,
 )
 
 
-def build(
-    *, num_blocks: int = 64, max_num_seqs: int = 4, depth: int = 1, **options: Any
-) -> tuple[Engine, NullExecutor]:
-    settings: dict[str, Any] = {
-        "max_num_batched_tokens": 16,
-        "watermark": 0.0,
-        "yield_ratio": 2.0,
-        **options,
-    }
-    info = make_info(num_blocks=num_blocks, max_num_seqs=max_num_seqs, pipeline_depth=depth)
-    return make_engine(info, SchedulerConfig(**settings))
+def build(**options: Any) -> tuple[Engine, NullExecutor]:
+    return make_engine(**{"max_num_seqs": 4, "watermark": 0.0, "yield_ratio": 2.0, **options})
 
 
 def submit(engine: Engine, tenant: str, keys: Sequence[int], **options: Any) -> None:
     for key in keys:
         engine.submit((make_spec(key, tenant=tenant, **options),))
-
-
-def admitted(events: StepEvents) -> list[int]:
-    return [change.key for change in events.changes if isinstance(change, Admitted)]
-
-
-def preempted(events: StepEvents) -> list[int]:
-    return [change.key for change in events.changes if isinstance(change, Preempted)]
 
 
 def shares_of(engine: Engine, ratio: float = 2.0) -> FairShare:
@@ -64,15 +48,16 @@ def flooded(num_running: int = 4, **options: Any) -> tuple[Engine, NullExecutor]
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_flood_gives_a_slot_to_a_light_tenant_and_loses_nothing_but_time(depth: int) -> None:
-    engine, _ = flooded(depth=depth)
+    engine, _ = flooded(pipeline_depth=depth)
     submit(engine, "quiet", [11], prompt=3, max_tokens=2)
     told = [engine.step(), engine.step(), engine.step()]
-    assert [key for events in told for key in admitted(events)] == [11]
-    assert sum(len(preempted(events)) for events in told) == 1
+    assert changed(told, Admitted) == [11]
+    assert len(changed(told, Preempted)) == 1
     finished = ends([*told, *run_until_idle(engine)])
     assert len(finished) == 9
     assert all(
-        isinstance(end, Finished) and end.reason is FinishReason.LENGTH for end in finished.values()
+        isinstance(end, Completed) and end.reason is FinishReason.LENGTH
+        for end in finished.values()
     )
 
 
@@ -84,8 +69,8 @@ def test_blocks_come_from_the_one_who_loses_least_of_those_that_free_enough() ->
     engine.step()
     submit(engine, "quiet", [11], prompt=16, max_tokens=1)
     told = engine.step()
-    assert preempted(told) == [2], "its 3 blocks and the 1 that was free"
-    assert admitted(told) == [11]
+    assert changed([told], Preempted) == [2], "its 3 blocks and the 1 that was free"
+    assert changed([told], Admitted) == [11]
 
 
 def test_nobody_is_thrown_out_when_it_would_not_suffice() -> None:
@@ -108,7 +93,7 @@ def test_who_is_in_stays_in_where_that_is_asked_for(options: dict[str, Any]) -> 
     engine, _ = flooded(**options)
     submit(engine, "quiet", [11], prompt=3, max_tokens=2)
     told = run_until_idle(engine)
-    assert not any(preempted(events) for events in told)
+    assert not changed(told, Preempted)
 
 
 def test_equals_do_not_throw_each_other_out() -> None:
@@ -119,7 +104,7 @@ def test_equals_do_not_throw_each_other_out() -> None:
     engine.step()
     submit(engine, "a", range(5, 15), prompt=3, max_tokens=2)
     submit(engine, "b", range(25, 35), prompt=3, max_tokens=2)
-    assert not any(preempted(events) for events in run_until_idle(engine))
+    assert not changed(run_until_idle(engine), Preempted)
 
 
 def test_no_class_gives_way_to_a_lower_one() -> None:
@@ -128,7 +113,7 @@ def test_no_class_gives_way_to_a_lower_one() -> None:
     engine.step()
     submit(engine, "quiet", [11], prompt=3, max_tokens=2)
     told = run_until_idle(engine)
-    assert not any(preempted(events) for events in told)
+    assert not changed(told, Preempted)
 
 
 def test_a_request_gives_way_so_often_and_then_stays() -> None:
@@ -138,7 +123,7 @@ def test_a_request_gives_way_so_often_and_then_stays() -> None:
         if not engine.tenants.num_waiting_of("quiet"):
             key += 1
             submit(engine, "quiet", [key], prompt=3, max_tokens=1)
-        for thrown_out in preempted(engine.step()):
+        for thrown_out in changed([engine.step()], Preempted):
             counts[thrown_out] += 1
     assert max(counts.values()) == MAX_TENANT_PREEMPTIONS
     run_until_idle(engine)
@@ -203,7 +188,7 @@ def test_age_that_did_not_let_a_request_in_does_not_shield_it() -> None:
 
 
 def test_a_known_tenant_keeps_a_burst_of_what_it_left_to_others_and_a_new_name_nothing() -> None:
-    tenants = Tenants(SchedulerConfig(tenant_burst_tokens=100.0))
+    tenants = TenantCounters(SchedulerConfig(tenant_burst_tokens=100.0))
     flood, quiet = tenants.join("flood"), tenants.join("quiet")
     tenants.leave(quiet)
     tenants.charge_prompt(flood, 70)
@@ -215,24 +200,17 @@ def test_a_known_tenant_keeps_a_burst_of_what_it_left_to_others_and_a_new_name_n
     assert tenants.service[tenants.join("new")] == 1070
 
 
-@pytest.mark.parametrize("ratio", [1.0, 0.0, float("nan")])
-def test_a_ratio_that_makes_equals_yield_is_refused(ratio: float) -> None:
-    with pytest.raises(ValueError, match="yield_ratio"):
-        SchedulerConfig(yield_ratio=ratio)
-
-
 def test_a_tenant_of_few_large_requests_gets_its_second_one() -> None:
-    engine, _ = make_engine(
-        make_info(num_blocks=40, max_num_seqs=8), SchedulerConfig(max_num_batched_tokens=256)
-    )
+    engine, _ = make_engine(num_blocks=40, max_num_seqs=8, max_num_batched_tokens=256)
     submit(engine, "quiet", [11], prompt=24, max_tokens=8)
     engine.step()
     submit(engine, "flood", range(1, 9), prompt=28, max_tokens=8)
     engine.step()
     submit(engine, "quiet", [12], prompt=24, max_tokens=8)
     told = engine.step()
-    assert admitted(told) == [12], "with 12 of 40 blocks it holds less than half of the flood's 28"
-    assert len(preempted(told)) == 1
+    # With 12 of 40 blocks it holds less than half of the flood's 28.
+    assert changed([told], Admitted) == [12]
+    assert len(changed([told], Preempted)) == 1
 
 
 @pytest.mark.parametrize(("crowd", "is_light"), [(("a",), True), (("a", "b"), False)])
@@ -247,3 +225,75 @@ def test_where_nobody_holds_most_of_all_a_light_tenant_holds_less(
     assert index is not None
     # 3 blocks next to 7 of each other one.
     assert shares_of(engine).is_light(index) is is_light
+
+
+# Requests that light tenants do not pass: a higher class in progress, and aged requests.
+
+BUDGET = 16
+HIGH, LOW = 1, 0
+
+
+def ordered(clock: FakeClock | None = None, **options: Any) -> tuple[Engine, NullExecutor]:
+    return build(
+        clock=clock,
+        **{"num_blocks": 256, "max_num_seqs": 8, "max_prefill_share": 1.0, **options},
+    )
+
+
+def prefilled(engine: Engine, executor: NullExecutor) -> dict[int, int]:
+    """Return the prompt tokens that the last step computed, by key."""
+    batch, running = executor.batches[-1], engine.running
+    found: dict[int, int] = {}
+    rows = zip(batch.slots.tolist(), batch.num_tokens.tolist(), strict=True)
+    for slot, count in list(rows)[batch.num_decodes :]:
+        request = running.request_at(slot)
+        assert request is not None
+        found[request.spec.key] = count
+    return found
+
+
+def heavy(engine: Engine) -> None:
+    """Run three decodes of a flooding tenant: next to them one request is light."""
+    submit(engine, "flood", [1, 2, 3], prompt=3, max_tokens=50)
+    engine.step()
+
+
+@pytest.mark.parametrize("priority", [HIGH, LOW])
+def test_a_new_light_prompt_does_not_go_before_a_higher_class_under_way(priority: int) -> None:
+    engine, executor = ordered()
+    heavy(engine)
+    submit(engine, "flood", [4], prompt=60, max_tokens=2, priority=priority)
+    engine.step()
+    submit(engine, "quiet", [11], prompt=20, max_tokens=2)
+    engine.step()
+    assert list(prefilled(engine, executor)) == ([4] if priority == HIGH else [11])
+
+
+@pytest.mark.parametrize("priority", [HIGH, LOW])
+def test_nor_does_one_that_is_under_way_too(priority: int) -> None:
+    engine, executor = ordered(max_prefill_share=0.5)
+    heavy(engine)
+    submit(engine, "flood", [4], prompt=60, max_tokens=2, priority=HIGH)
+    submit(engine, "quiet", [11], prompt=60, max_tokens=2, priority=priority)
+    engine.step()
+    assert list(prefilled(engine, executor)) == [4, 11], "neither was under way"
+    engine.step()
+    assert next(iter(prefilled(engine, executor))) == (4 if priority == LOW else 11)
+
+
+def test_light_requests_go_before_a_turn_by_age_so_often_and_no_more() -> None:
+    stride, clock = 3, FakeClock()
+    engine, _ = ordered(clock, aging_s=10.0, aging_stride=stride, tenant_burst_tokens=1e6)
+    # Known from before, so that they are the first in turn when they come back.
+    submit(engine, "quiet", [11], prompt=1, max_tokens=1)
+    engine.step()
+    submit(engine, "flood", range(1, 7), prompt=3, max_tokens=50)
+    engine.step()
+    assert len(engine.running) == 6
+    clock.now_s = 1.0
+    submit(engine, "flood", [7], prompt=60, max_tokens=2, arrival_s=-20.0)
+    submit(engine, "quiet", range(20, 40), prompt=1, max_tokens=1, arrival_s=1.0)
+    order: list[int] = []
+    while 7 not in order:
+        order.extend(changed([engine.step()], Admitted))
+    assert 0 < order.index(7) <= 2 * stride

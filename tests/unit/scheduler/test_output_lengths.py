@@ -37,9 +37,9 @@ def test_what_is_expected_is_what_comes(mean: int, limits: tuple[int, int]) -> N
     lengths = OutputLengths(100.0, memory=2000)
     random = np.random.default_rng(3)
     real = expected = 0.0
-    for index, length in enumerate(random.geometric(1 / mean, size=20_000).tolist()):
+    for index, length in enumerate(random.geometric(1 / mean, size=8_000).tolist()):
         limit = int(random.integers(limits[0], limits[1] + 1))
-        if index > 5000:
+        if index > 3000:
             real += min(length, limit)
             expected += lengths.expected(limit)
         lengths.observe(min(length, limit), is_cut=length > limit)

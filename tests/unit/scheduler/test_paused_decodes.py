@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.forecast import Load
+from penstock.scheduler.forecast import RunningLoad
 from penstock.scheduler.planner import MAX_PAUSED_STEPS
-from support.core import NullExecutor, make_engine, make_info, make_spec
+from support.core import NullExecutor, make_engine, make_spec
 
 NUM_DECODES = 8
 
 
 def busy_engine(priority: int = 0, max_tokens: int = 400) -> tuple[Engine, NullExecutor]:
     """Return an engine in which one tenant decodes in many slots, and has received service."""
-    info = make_info(num_blocks=4096, max_num_seqs=12, max_seq_len=2048)
-    config = SchedulerConfig(max_num_batched_tokens=16, max_prefill_share=1.0)
-    engine, executor = make_engine(info, config)
+    engine, executor = make_engine(
+        num_blocks=4096, max_num_seqs=12, max_seq_len=2048, max_prefill_share=1.0
+    )
     # A tenant that is known and had little: a new one would start at the others' counters.
     engine.submit((make_spec(99, 4, max_tokens=1, tenant="light"),))
     while engine.has_work:
@@ -61,7 +60,9 @@ def test_an_answer_is_judged_by_the_time_of_pauses_too() -> None:
             num_paused += batch.num_paused > 0
             engine.note_duration(batch, 1.0, now)
     assert num_paused > 30
-    assert engine.completion.token_time.beside(Load(), now) == pytest.approx(4.0, rel=0.3)
+    assert engine.completion.token_time.under_load(RunningLoad(), now) == pytest.approx(
+        4.0, rel=0.3
+    )
 
 
 def test_a_tenant_of_many_short_requests_is_not_served_more_by_pauses() -> None:

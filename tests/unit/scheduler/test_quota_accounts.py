@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
+from penstock.scheduler.config import SchedulingOrder
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed
 from penstock.scheduler.quotas import (
@@ -19,7 +19,7 @@ from penstock.scheduler.quotas import (
     TenantQuota,
 )
 from penstock.scheduler.request import FailureReason, RequestSpec
-from support.core import FakeClock, make_engine, make_info, make_spec, num_live_of, run_until_idle
+from support.core import FakeClock, make_engine, make_spec, num_live_of, run_until_idle
 
 FIELDS = ("max_num_live", "max_requests_per_minute", "max_tokens_per_minute")
 
@@ -28,8 +28,7 @@ def engine_with(
     quota: TenantQuota, order: SchedulingOrder = SchedulingOrder.FAIR
 ) -> tuple[Engine, FakeClock]:
     clock = FakeClock()
-    config = SchedulerConfig(max_num_batched_tokens=64, tenant_quota=quota, order=order)
-    engine, _ = make_engine(make_info(), config, clock)
+    engine, _ = make_engine(clock=clock, max_num_batched_tokens=64, tenant_quota=quota, order=order)
     return engine, clock
 
 
@@ -146,6 +145,64 @@ def test_who_is_refused_for_another_reason_pays_nothing() -> None:
     assert too_long is not None
     assert too_long.reason is FailureReason.PROMPT_TOO_LONG
     assert refusal(engine, make_spec(2, 3)) is None
+
+
+def outputs_of(tenant: str, keys: range, num_prompt: int) -> tuple[RequestSpec, ...]:
+    leader = make_spec(keys[0], num_prompt, request_id=f"r{keys[0]}", tenant=tenant)
+    others = [
+        replace(leader, key=key, leader_key=leader.key, output_index=key - leader.key)
+        for key in keys[1:]
+    ]
+    return leader, *others
+
+
+@pytest.mark.parametrize(
+    "quota", [TenantQuota(max_requests_per_minute=3), TenantQuota(max_tokens_per_minute=30)]
+)
+def test_a_displaced_request_costs_nothing(quota: TenantQuota) -> None:
+    engine, _ = make_engine(max_num_waiting=3, max_num_seqs=1)
+    engine.set_quotas({"a": quota}, NO_QUOTA)
+    for key in (1, 2, 3):
+        engine.submit((make_spec(key, 10, tenant="a"),))
+    engine.submit((make_spec(4, 5, tenant="b"),))
+    ends = engine.events.take(0, 0.0).ends
+    assert [end.key for end in ends] == [3]
+    assert ends[0].wait is not None, "by which a front knows that it was queued"
+
+    accounts = engine.quotas
+    assert accounts.breach_of("a", 10, 1, 0.0) is None, "of its three it may send one again"
+    breach = accounts.breach_of("a", 20, 2, 0.0)
+    assert breach is not None
+    assert breach.retry_after_s == pytest.approx(20.0), "the two that wait are paid for"
+
+
+def test_all_outputs_of_a_displaced_request_are_refunded_and_its_prompt_once() -> None:
+    engine, _ = make_engine(max_num_waiting=6, max_num_seqs=1)
+    engine.set_quotas(
+        {"a": TenantQuota(max_requests_per_minute=6, max_tokens_per_minute=60)}, NO_QUOTA
+    )
+    accounts = engine.quotas
+    engine.submit(outputs_of("a", range(1, 3), 5))
+    engine.submit(outputs_of("a", range(3, 7), 20))
+    engine.submit((make_spec(7, 5, tenant="b"),))
+    assert sorted(end.key for end in engine.events.take(0, 0.0).ends) == [3, 4, 5, 6]
+
+    assert accounts.breach_of("a", 55, 4, 0.0) is None
+    for num_tokens, num_outputs in ((56, 1), (1, 5)):
+        assert accounts.breach_of("a", num_tokens, num_outputs, 0.0) is not None
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_request_that_its_caller_ends_in_the_queue_is_paid_for(is_cancelled: bool) -> None:
+    engine, clock = engine_with(TenantQuota(max_requests_per_minute=1))
+    engine.submit((make_spec(1, 3, time_limit_s=5.0),))
+    if is_cancelled:
+        assert engine.cancel(1)
+    else:
+        clock.now_s += 5.0
+    engine.step()
+    assert not engine.requests
+    assert refusal(engine, make_spec(2, 3)) is not None
 
 
 def test_of_two_limits_the_longer_wait_is_told() -> None:

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-import numpy as np
 import pytest
 
-from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed
 from penstock.scheduler.request import FailureReason, RequestSpec
-from support.core import FakeClock, NullExecutor, make_info
+from support.core import FakeClock, make_engine, make_spec
 
 
-def spec(key: int, **settings: object) -> RequestSpec:
-    one = RequestSpec(
-        key=key, request_id=str(key), prompt_ids=np.arange(1, 9, dtype=np.int32), max_tokens=4
-    )
-    return replace(one, **settings)  # type: ignore[arg-type]  # the test's own fields
+def spec(key: int, **settings: Any) -> RequestSpec:
+    return replace(make_spec(key, list(range(1, 9)), hashed=False), **settings)
 
 
-def engine(clock: FakeClock, **settings: object) -> Engine:
-    config = replace(SchedulerConfig(), **settings)  # type: ignore[arg-type]  # the same
-    return Engine(NullExecutor(make_info(max_num_seqs=1)), config, clock)
+def engine(clock: FakeClock, **settings: Any) -> Engine:
+    return make_engine(clock=clock, max_num_seqs=1, max_num_batched_tokens=2048, **settings)[0]
 
 
 def refusals(one: Engine) -> dict[int, FailureReason]:
@@ -61,7 +56,7 @@ def test_a_deadline_that_has_passed_does() -> None:
 def test_so_does_an_id_in_use_and_a_size_that_never_fits() -> None:
     one = engine(FakeClock())
     one.submit((spec(1),))
-    one.submit((spec(2, num_replays=1, request_id="1"),))
+    one.submit((spec(2, num_replays=1, request_id="request-1"),))
     one.submit((spec(3, num_replays=1, max_tokens=1000),))
     assert refusals(one) == {
         2: FailureReason.REQUEST_ID_IN_USE,

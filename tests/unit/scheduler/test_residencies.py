@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.events import Preempted, Stay
 from penstock.scheduler.running import Residencies
-from support.core import ends, make_engine, make_info, make_spec, run_until_idle
+from support.core import ends, make_engine, make_spec, run_until_idle
 from support.self_paced import make_self_paced
 
 
@@ -19,9 +18,7 @@ def stay_of(key: int, told: list) -> Stay | None:  # type: ignore[type-arg]  # o
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_chunks_steps_and_the_sizes_of_batches(depth: int) -> None:
-    engine, _ = make_engine(
-        make_info(pipeline_depth=depth, max_num_seqs=4), SchedulerConfig(max_num_batched_tokens=8)
-    )
+    engine, _ = make_engine(pipeline_depth=depth, max_num_seqs=4, max_num_batched_tokens=8)
     engine.submit((make_spec(1, 20, max_tokens=9),))
     engine.submit((make_spec(2, 4, max_tokens=1),))
     told = run_until_idle(engine)
@@ -32,8 +29,12 @@ def test_chunks_steps_and_the_sizes_of_batches(depth: int) -> None:
 
 def test_a_stay_ends_with_a_preemption_and_another_begins() -> None:
     engine, _ = make_engine(
-        make_info(num_blocks=6, max_seq_len=24, max_num_seqs=2),
-        SchedulerConfig(max_num_batched_tokens=32, watermark=0.0, deadline_admission=False),
+        num_blocks=6,
+        max_seq_len=24,
+        max_num_seqs=2,
+        max_num_batched_tokens=32,
+        watermark=0.0,
+        deadline_admission=False,
     )
     for key in (1, 2):
         engine.submit((make_spec(key, 8, max_tokens=14, hashed=False),))

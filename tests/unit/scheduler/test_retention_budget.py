@@ -11,11 +11,10 @@ import pytest
 
 from penstock.scheduler.cached_blocks import DEFAULT_LEVEL
 from penstock.scheduler.config import SchedulerConfig
-from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted
 from penstock.scheduler.request import CacheRetention
 from penstock.scheduler.retention import BlockClaims, EngineRetention, RetentionBudget
-from support.core import FakeClock, NullExecutor, make_info, make_spec
+from support.core import FakeClock, make_engine, make_info, make_spec
 
 HIGH = CacheRetention(level=100)
 BUDGET = RetentionBudget(max_num_blocks=6, max_num_of_tenant=4, max_duration_s=10.0)
@@ -82,9 +81,11 @@ def test_a_released_claim_leaves_the_account(claims: BlockClaims) -> None:
 
 def test_one_tenant_cannot_take_the_cache_from_another() -> None:
     """One tenant pins its prompts, used once; another uses a quarter of the cache."""
-    info = make_info(num_blocks=256, max_num_seqs=4, max_seq_len=512)
     clock = FakeClock()
-    engine = Engine(NullExecutor(info), SchedulerConfig(), clock)
+    engine, executor = make_engine(
+        clock=clock, num_blocks=256, max_num_seqs=4, max_seq_len=512, max_num_batched_tokens=2048
+    )
+    info = executor.info
     random = np.random.default_rng(0)
     keys = iter(range(1, 1000))
 

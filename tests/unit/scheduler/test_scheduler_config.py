@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
-from support.core import make_engine, make_info
+from support.core import make_engine
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,15 @@ from support.core import make_engine, make_info
         ("max_overtake_s", float("nan")),
         ("max_prefill_share", 0.0),
         ("max_prefill_share", 1.1),
+        ("yield_ratio", 1.0),
+        ("yield_ratio", float("nan")),
+        ("session_ttl_s", 0.0),
+        ("session_ttl_s", float("inf")),
+        ("session_retention_level", 35),
+        ("session_retention_level", 101),
+        ("max_session_share", 0.0),
+        ("max_session_share", 1.1),
+        ("max_session_tokens", 0),
     ],
 )
 def test_a_bad_setting_is_named(field: str, value: object) -> None:
@@ -45,4 +54,4 @@ def test_settings_that_contradict_are_named() -> None:
 
 def test_the_budget_holds_a_token_for_every_slot() -> None:
     with pytest.raises(ValueError, match="max_num_batched_tokens"):
-        make_engine(make_info(max_num_seqs=8), SchedulerConfig(max_num_batched_tokens=7))
+        make_engine(max_num_seqs=8, max_num_batched_tokens=7)

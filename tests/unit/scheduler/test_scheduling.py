@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from penstock.scheduler.batch import Batch
-from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
-from penstock.scheduler.events import Admitted, Finished, Preempted, Stay, StepEvents
+from penstock.scheduler.config import AdmissionPolicy
+from penstock.scheduler.events import Admitted, Completed, Preempted, Stay
 from penstock.scheduler.request import FinishReason, SamplingParams
 from support.core import (
-    FakeClock,
+    changed,
     ends,
     make_engine,
-    make_info,
     make_spec,
     outputs,
     run_until_idle,
@@ -26,10 +25,6 @@ def work(batch: Batch) -> dict[int, tuple[int, int]]:
     return {slot: (start, count) for slot, start, count in rows}
 
 
-def changes(told: list[StepEvents], kind: type) -> list[int]:
-    return [c.key for events in told for c in events.changes if isinstance(c, kind)]
-
-
 def test_one_request_prefills_then_decodes_one_token_a_step() -> None:
     engine, executor = make_engine()
     engine.submit((make_spec(1, 5, max_tokens=3),))
@@ -38,11 +33,11 @@ def test_one_request_prefills_then_decodes_one_token_a_step() -> None:
     assert [batch.num_decodes for batch in executor.batches] == [0, 1, 1]
     assert outputs(told) == {1: [7, 7, 7]}
     stay = Stay(num_chunks=1, num_steps=3, min_batch_size=1, max_batch_size=1)
-    assert ends(told) == {1: Finished(key=1, at_s=0.0, reason=FinishReason.LENGTH, stay=stay)}
+    assert ends(told) == {1: Completed(key=1, at_s=0.0, reason=FinishReason.LENGTH, stay=stay)}
 
 
 def test_long_prompts_are_chunked_to_the_budget_and_decodes_go_first() -> None:
-    engine, executor = make_engine(config=SchedulerConfig(max_num_batched_tokens=8))
+    engine, executor = make_engine(max_num_batched_tokens=8)
     engine.submit((make_spec(1, 2, max_tokens=5),))
     engine.step()
     engine.submit((make_spec(2, 20, max_tokens=1),))
@@ -78,10 +73,10 @@ def test_requests_join_and_leave_between_steps() -> None:
 
 
 def test_urgent_classes_go_first_and_arrival_decides_inside() -> None:
-    engine, _ = make_engine(make_info(max_num_seqs=1))
+    engine, _ = make_engine(max_num_seqs=1)
     for key, priority in [(1, 0), (2, 0), (3, 9), (4, 9)]:
         engine.submit((make_spec(key, priority=priority),))
-    assert changes(run_until_idle(engine), Admitted) == [3, 4, 1, 2]
+    assert changed(run_until_idle(engine), Admitted) == [3, 4, 1, 2]
 
 
 def test_stop_ids_end_the_output_once_min_tokens_are_out() -> None:
@@ -146,7 +141,7 @@ def test_prompt_logprobs_need_the_whole_prompt_computed() -> None:
 
 
 def test_siblings_wait_for_the_leaders_prompt_and_share_its_blocks() -> None:
-    engine, executor = make_engine(config=SchedulerConfig(max_num_batched_tokens=8))
+    engine, executor = make_engine(max_num_batched_tokens=8)
     prompt = list(range(500, 514))
     leader = make_spec(1, prompt, request_id="r", max_tokens=5)
     followers = [make_spec(key, prompt, request_id="r", leader_key=1) for key in (2, 3)]
@@ -169,7 +164,7 @@ def test_siblings_wait_for_the_leaders_prompt_and_share_its_blocks() -> None:
 
 
 def test_an_heir_computes_the_prompt_when_the_leader_is_cancelled() -> None:
-    engine, _ = make_engine(config=SchedulerConfig(max_num_batched_tokens=8))
+    engine, _ = make_engine(max_num_batched_tokens=8)
     specs = tuple(
         make_spec(key, list(range(20)), request_id="r", leader_key=0 if key == 1 else 1)
         for key in (1, 2, 3)
@@ -185,7 +180,7 @@ def test_outputs_are_the_same_at_every_pipeline_depth() -> None:
     results = []
     for depth in (1, 2):
         engine, executor = make_engine(
-            make_info(pipeline_depth=depth, max_num_seqs=3), token=lambda _s, position: position
+            token=lambda _s, position: position, pipeline_depth=depth, max_num_seqs=3
         )
         for key in range(1, 8):
             engine.submit((make_spec(key, key + 2, max_tokens=3 + key % 3, stop_ids=(8,)),))
@@ -195,7 +190,7 @@ def test_outputs_are_the_same_at_every_pipeline_depth() -> None:
 
 
 def test_with_two_steps_in_flight_late_tokens_of_the_ended_are_dropped() -> None:
-    engine, executor = make_engine(make_info(pipeline_depth=2, max_num_seqs=1))
+    engine, executor = make_engine(pipeline_depth=2, max_num_seqs=1)
     engine.submit((make_spec(1, 3, max_tokens=9, stop_ids=(7,)),))
     engine.submit((make_spec(2, 3, max_tokens=2),))
     told = run_until_idle(engine)
@@ -206,7 +201,7 @@ def test_with_two_steps_in_flight_late_tokens_of_the_ended_are_dropped() -> None
 
 
 def test_nothing_is_launched_beyond_the_last_token() -> None:
-    engine, executor = make_engine(make_info(pipeline_depth=2))
+    engine, executor = make_engine(pipeline_depth=2)
     engine.submit((make_spec(1, 3, max_tokens=3),))
     run_until_idle(engine)
     assert len(executor.batches) == 3
@@ -223,14 +218,16 @@ def test_a_replayed_request_goes_on_where_it_was() -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_preempted_request_recomputes_and_goes_on(depth: int) -> None:
     engine, executor = make_engine(
-        make_info(num_blocks=4, max_num_seqs=4, pipeline_depth=depth),
-        SchedulerConfig(max_num_batched_tokens=16, watermark=0.0),
         token=lambda _slot, position: position,
+        num_blocks=4,
+        max_num_seqs=4,
+        pipeline_depth=depth,
+        watermark=0.0,
     )
     for key in (1, 2):
         engine.submit((make_spec(key, [key * 10, 1, 2], max_tokens=11),))
     told = run_until_idle(engine)
-    assert changes(told, Preempted) == [2], "the junior goes"
+    assert changed(told, Preempted) == [2], "the junior goes"
     expected = list(range(3, 14))
     assert outputs(told) == {1: expected, 2: expected}
     assert list(ends(told)) == [1, 2]
@@ -242,35 +239,32 @@ def test_a_preempted_request_recomputes_and_goes_on(depth: int) -> None:
 
 
 def test_a_preempted_request_keeps_its_seniority() -> None:
-    engine, _ = make_engine(
-        make_info(num_blocks=4, max_num_seqs=2),
-        SchedulerConfig(max_num_batched_tokens=16, watermark=0.0),
-    )
+    engine, _ = make_engine(num_blocks=4, max_num_seqs=2, watermark=0.0)
     for key in (1, 2, 3):
         engine.submit((make_spec(key, 3, max_tokens=11),))
     told = run_until_idle(engine)
-    assert changes(told, Preempted)[0] == 2
-    order = changes(told, Admitted)
+    assert changed(told, Preempted)[0] == 2
+    order = changed(told, Admitted)
     assert order.count(2) > 1
     assert order.index(3) > max(i for i, key in enumerate(order) if key == 2), "3 overtook 2"
 
 
 def test_a_reservation_to_the_end_never_preempts() -> None:
-    guaranteed = SchedulerConfig(
-        max_num_batched_tokens=16, admission_policy=AdmissionPolicy.GUARANTEED_NO_EVICT
+    engine, executor = make_engine(
+        num_blocks=8, max_num_seqs=8, admission_policy=AdmissionPolicy.GUARANTEED_NO_EVICT
     )
-    engine, executor = make_engine(make_info(num_blocks=8, max_num_seqs=8), guaranteed)
     for key in range(1, 7):
         engine.submit((make_spec(key, 3, max_tokens=10),))
     told = run_until_idle(engine)
-    assert not changes(told, Preempted)
+    assert not changed(told, Preempted)
     assert max(batch.num_rows for batch in executor.batches) == 2
     assert len(ends(told)) == 6
 
 
 def test_admission_leaves_a_watermark_unless_nobody_runs() -> None:
-    config = SchedulerConfig(max_num_batched_tokens=64, watermark=0.25)
-    engine, executor = make_engine(make_info(num_blocks=16, max_num_seqs=4), config)
+    engine, executor = make_engine(
+        num_blocks=16, max_num_seqs=4, max_num_batched_tokens=64, watermark=0.25
+    )
     engine.submit((make_spec(1, 44, max_tokens=1),))
     engine.submit((make_spec(2, 8, max_tokens=1),))
     engine.step()
@@ -278,16 +272,6 @@ def test_admission_leaves_a_watermark_unless_nobody_runs() -> None:
     engine.submit((make_spec(3, 60, max_tokens=1),))
     told = run_until_idle(engine)
     assert set(ends(told)) == {2, 3}, "alone, a request may take all"
-
-
-def test_released_is_told_before_the_slot_is_granted_anew() -> None:
-    engine, executor = make_engine(make_info(max_num_seqs=1), clock=FakeClock())
-    for key in (1, 2):
-        engine.submit((make_spec(key, 2, max_tokens=1),))
-    run_until_idle(engine)
-    second = executor.batches[1]
-    assert second.released == (0,)
-    assert [request.spec.key for request in second.admitted] == [2]
 
 
 def test_rows_of_a_batch_share_the_arrays_without_copying() -> None:

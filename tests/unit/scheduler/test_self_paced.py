@@ -9,15 +9,12 @@ import pytest
 
 from penstock.scheduler.config import AdmissionPolicy
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Failed, Finished, PrefixFound
-from penstock.scheduler.executor import ExecutorInfo
+from penstock.scheduler.events import Completed, Failed, PrefixFound
 from penstock.scheduler.request import (
-    Constraint,
-    ConstraintKind,
     FailureReason,
     FinishReason,
 )
-from support.core import FakeClock, ends, make_spec, outputs
+from support.core import FakeClock, ends, make_info, make_spec, outputs
 from support.self_paced import SelfPacedExecutor, make_self_paced, token_of
 
 Pair = tuple[Engine, SelfPacedExecutor]
@@ -198,7 +195,7 @@ def test_an_end_of_the_executors_own_comes_after_its_tokens(pair: Pair, num_toke
 
     assert outputs(told).get(1, []) == tokens_from(1, 6, num_tokens)
     end = ends(told)[1]
-    assert isinstance(end, Finished)
+    assert isinstance(end, Completed)
     assert (end.reason, end.stop_id) == (FinishReason.STOP, 77)
 
 
@@ -211,7 +208,7 @@ def test_the_schedulers_own_finding_wins_over_the_executors_word(pair: Pair) -> 
 
     (end,) = engine.step().ends
 
-    assert isinstance(end, Finished)
+    assert isinstance(end, Completed)
     assert (end.reason, end.stop_id) == (FinishReason.STOP, 77)
 
 
@@ -275,7 +272,6 @@ def test_running_requests_wake_their_engine_at_their_deadline() -> None:
     clock.now_s = 5.0
     (end,) = engine.step().ends
 
-    assert isinstance(end, Failed)
     assert end.reason is FailureReason.DEADLINE_EXCEEDED
     engine.close()
 
@@ -291,26 +287,6 @@ def test_the_first_token_meets_its_deadline() -> None:
     clock.now_s = 6.0
     assert engine.step().ends == ()
     assert engine.next_wakeup_s() > 1e9
-    engine.close()
-
-
-def test_whose_output_has_a_form_is_not_preempted_while_there_are_others() -> None:
-    engine, executor = make_self_paced(
-        num_blocks=8, admission_policy=AdmissionPolicy.MAX_UTILIZATION, watermark=0.0
-    )
-    form = Constraint(kind=ConstraintKind.REGEX, texts=("a",))
-    engine.submit((make_spec(1, 8, max_tokens=12),))
-    engine.submit((replace(make_spec(2, 8, max_tokens=12), constraint=form),))
-    told = [engine.step()]
-    assert executor.admitted == [1, 2]
-    while engine.has_work:
-        for key in list(executor.inside):
-            executor.say(key)
-        told.append(engine.step())
-        engine.check_integrity()
-
-    assert executor.admitted == [1, 2, 1]
-    assert outputs(told) == {1: tokens_from(1, 8, 12), 2: tokens_from(2, 8, 12)}
     engine.close()
 
 
@@ -377,13 +353,4 @@ def test_pages_in_use_are_told_with_every_step(pair: Pair) -> None:
 
 def test_a_self_paced_executor_has_no_pipeline() -> None:
     with pytest.raises(ValueError, match="pipeline_depth"):
-        ExecutorInfo(
-            name="x",
-            vocab_size=2,
-            block_size=1,
-            num_blocks=1,
-            max_seq_len=2,
-            max_num_seqs=1,
-            pipeline_depth=2,
-            is_self_paced=True,
-        )
+        replace(make_info(pipeline_depth=2), is_self_paced=True)

@@ -1,6 +1,7 @@
 """Sessions and retention through the engine: what a turn keeps, and which is evicted."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,8 @@ from support.core import (
     BLOCK_SIZE,
     SALT,
     FakeClock,
-    NullExecutor,
     blocks_of,
+    make_engine,
     make_info,
     make_spec,
     run_until_idle,
@@ -27,17 +28,17 @@ TOKEN = 7
 
 
 def engine_of(
-    num_blocks: int, clock: FakeClock | None = None, *, depth: int = 1, **config: float
+    num_blocks: int, clock: FakeClock | None = None, *, depth: int = 1, **config: Any
 ) -> Engine:
-    settings = {"session_ttl_s": 100.0, "max_session_share": 1.0, **config}
-    if "max_session_tokens" in settings:
-        settings["max_session_tokens"] = int(settings["max_session_tokens"])
-    executor = NullExecutor(make_info(num_blocks=num_blocks, pipeline_depth=depth))
-    return Engine(
-        executor,
-        SchedulerConfig(watermark=0.0, **settings),  # type: ignore[arg-type]
-        clock or FakeClock(),
-    )
+    settings: dict[str, Any] = {
+        "max_num_batched_tokens": 2048,
+        "watermark": 0.0,
+        "session_ttl_s": 100.0,
+        "max_session_share": 1.0,
+    }
+    return make_engine(
+        clock=clock, num_blocks=num_blocks, pipeline_depth=depth, **(settings | config)
+    )[0]
 
 
 def turn(key: int, session_id: str = "a", prompt: list[int] | None = None) -> RequestSpec:
@@ -234,27 +235,9 @@ def test_an_executor_with_its_own_cache_is_asked_for_a_retention() -> None:
 
 
 def test_a_self_paced_engine_is_given_the_retention() -> None:
-    info = replace(make_info(), is_self_paced=True)
-    engine = Engine(NullExecutor(info), SchedulerConfig(), FakeClock())
+    engine, _ = make_engine(replace(make_info(), is_self_paced=True))
     engine.submit((turn(1),))
     batch = engine.schedule(0.0)
     assert batch is not None
     (request,) = batch.admitted
     assert request.spec.retention == CacheRetention(level=60, duration_s=300.0)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("session_ttl_s", 0.0, "session_ttl_s"),
-        ("session_ttl_s", float("inf"), "session_ttl_s"),
-        ("session_retention_level", 35, "session_retention_level must be in 36..100"),
-        ("session_retention_level", 101, "session_retention_level"),
-        ("max_session_share", 0.0, "max_session_share"),
-        ("max_session_share", 1.1, "max_session_share"),
-        ("max_session_tokens", 0, "max_session_tokens"),
-    ],
-)
-def test_settings_out_of_bounds_are_named(field: str, value: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SchedulerConfig(**{field: value})  # type: ignore[arg-type]

@@ -164,7 +164,7 @@ def test_what_was_learnt_outlasts_a_long_time_without_it() -> None:
     learn(fit, TRUTH, mixed_steps(2000))
     learnt = fit.prefill_token_s
 
-    for _ in range(20_000):
+    for _ in range(5_000):
         feed(fit, (0, 16, 16 * 300), predict(TRUTH, (0, 16, 16 * 300)))
 
     assert fit.prefill_token_s == pytest.approx(learnt, rel=0.01)
@@ -174,7 +174,7 @@ def test_what_was_learnt_outlasts_a_long_time_without_it() -> None:
 def test_a_single_kind_of_step_winds_nothing_up() -> None:
     fit = StepFit()
 
-    for _ in range(50_000):
+    for _ in range(10_000):
         feed(fit, (0, 1, 500), predict(TRUTH, (0, 1, 500)))
     feed(fit, (512, 1, 1012), 2.0 * predict(fit, (512, 1, 1012)))
 
@@ -266,8 +266,8 @@ def test_prompts_alone_never_leave_it_without_a_solution(
 ) -> None:
     random = np.random.default_rng(3)
     fit = StepFit()
-    sizes = 40 * random.choice([1, 1, 2, 2, 3, 5, 8, 13], 20_000)
-    factors = random.choice(noise, 20_000)
+    sizes = 40 * random.choice([1, 1, 2, 2, 3, 5, 8, 13], 4_000)
+    factors = random.choice(noise, 4_000)
     for num_tokens, factor in zip(sizes.tolist(), factors.tolist(), strict=True):
         # Prefill tokens and context are equal and nothing decodes: one coefficient for both.
         feed(fit, (num_tokens, 0, num_tokens), (step_s + num_tokens * token_s) * factor)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from penstock.scheduler.batch import Batch
-from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel, measure_of
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents, WaitReason
-from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.launched_step import PrefillChunk
 from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
-from support.core import FakeClock, NullExecutor, make_info, make_spec, run_until_idle
-from support.self_paced import SelfPacedExecutor
+from support.core import FakeClock, NullExecutor, make_engine, make_spec, run_until_idle
+from support.self_paced import make_self_paced
 
 
 class Notes:
@@ -29,10 +29,10 @@ class Notes:
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
         self.told.append(specs)
 
-    def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
+    def note_launch(self, batch: Batch, chunks: Sequence[PrefillChunk], launched_s: float) -> None:
         self.told.append((batch, [chunk.count for chunk in chunks], launched_s))
 
-    def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
+    def note_iteration(self, events: StepEvents, note: StepNote | None) -> None:
         self.told.append(events)
         if note is not None:
             self.notes.append(note)
@@ -49,19 +49,17 @@ class TickingClock(FakeClock):
         return self.now_s
 
 
-def noted(
-    *, depth: int = 1, prices: CostModel | None = None, clock: FakeClock | None = None
-) -> tuple[Engine, list[StepNote], NullExecutor]:
+def noted(**settings: Any) -> tuple[Engine, list[StepNote], NullExecutor]:
     listener = Notes()
-    executor = NullExecutor(make_info(pipeline_depth=depth, max_num_seqs=2))
-    config = SchedulerConfig(max_num_batched_tokens=8, known_cost=prices)
-    engine = Engine(executor, config, clock or FakeClock(), listener=listener)
+    engine, executor = make_engine(
+        listener=listener, **{"max_num_seqs": 2, "max_num_batched_tokens": 8, **settings}
+    )
     return engine, listener.notes, executor
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_every_step_with_rows_is_told_once_and_in_order(depth: int) -> None:
-    engine, notes, executor = noted(depth=depth)
+    engine, notes, executor = noted(pipeline_depth=depth)
     for key in (1, 2, 3):
         engine.submit((make_spec(key, 10, max_tokens=4),))
     run_until_idle(engine)
@@ -87,7 +85,7 @@ def test_a_note_has_the_counts_of_its_moment_and_the_reason_of_its_plan() -> Non
 
 
 def test_with_two_steps_under_way_the_reason_is_that_of_the_step() -> None:
-    engine, notes, _ = noted(depth=2)
+    engine, notes, _ = noted(pipeline_depth=2)
     engine.submit((make_spec(1, 3, max_tokens=9),))
     engine.step()
     assert not notes
@@ -124,9 +122,7 @@ def test_what_an_executor_computes_at_its_launch_is_its_own_time() -> None:
 
 def test_a_listener_is_told_in_the_order_of_what_happens() -> None:
     listener = Notes()
-    executor = NullExecutor(make_info())
-    config = SchedulerConfig(max_num_batched_tokens=8)
-    engine = Engine(executor, config, FakeClock(), listener=listener)
+    engine, executor = make_engine(listener=listener)
     specs = (make_spec(1, 3, max_tokens=1),)
     engine.submit(specs)
     events = engine.step()
@@ -136,22 +132,19 @@ def test_a_listener_is_told_in_the_order_of_what_happens() -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_what_a_note_counts_is_what_was_in_the_step(depth: int) -> None:
     """Although the sums over decodes are recomputed only when the set changes."""
-    info = make_info(pipeline_depth=depth, max_num_seqs=4, num_blocks=24)
-    listener = Notes()
-    config = SchedulerConfig(max_num_batched_tokens=8, watermark=0.0)
-    engine = Engine(NullExecutor(info), config, FakeClock(), listener=listener)
+    engine, notes, _ = noted(pipeline_depth=depth, max_num_seqs=4, num_blocks=24, watermark=0.0)
     for key, (num_prompt, max_tokens) in enumerate([(5, 20), (23, 9), (3, 30), (17, 3)] * 3, 1):
         engine.submit((make_spec(key, num_prompt, max_tokens=max_tokens, hashed=False),))
     run_until_idle(engine)
-    assert len(listener.notes) > 40
-    for note in listener.notes:
+    assert len(notes) > 40
+    for note in notes:
         measure = measure_of(note.batch, 0.0)
         assert note.num_prefill_tokens == measure.num_prefill_tokens
         assert note.num_context_tokens == measure.num_context_tokens
 
 
 def test_a_step_is_predicted_by_the_prices_known_before_it() -> None:
-    engine, notes, _ = noted(prices=PRICES, clock=TickingClock())
+    engine, notes, _ = noted(known_cost=PRICES, clock=TickingClock())
     engine.submit((make_spec(1, 3, max_tokens=60),))
     run_until_idle(engine)
     pace = engine.sizing
@@ -166,21 +159,7 @@ def test_a_step_is_predicted_by_the_prices_known_before_it() -> None:
 def test_of_a_self_paced_executor_each_turn_with_rows_is_one() -> None:
     listener = Notes()
     notes = listener.notes
-    info = make_info()
-    executor = SelfPacedExecutor(
-        type(info)(
-            name="self-paced",
-            vocab_size=1000,
-            block_size=4,
-            num_blocks=64,
-            max_seq_len=64,
-            max_num_seqs=8,
-            is_self_paced=True,
-        )
-    )
-    engine = Engine(
-        executor, SchedulerConfig(max_num_batched_tokens=16), FakeClock(), listener=listener
-    )
+    engine, executor = make_self_paced(listener=listener)
     engine.submit((make_spec(1, 6, max_tokens=2),))
     engine.step()
     assert not notes
@@ -196,8 +175,7 @@ def test_of_a_self_paced_executor_each_turn_with_rows_is_one() -> None:
 
 
 def test_nobody_asked_nobody_is_told() -> None:
-    executor = NullExecutor(make_info())
-    engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=8), FakeClock())
+    engine, _ = make_engine()
     engine.submit((make_spec(1, 3, max_tokens=2),))
     run_until_idle(engine)
     assert engine._watch is None

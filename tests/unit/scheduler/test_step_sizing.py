@@ -6,19 +6,17 @@ from typing import Any
 
 import pytest
 
-from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
-from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel, StepMeasure
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import StepEvents
-from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.launched_step import PrefillChunk
 from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.step_sizing import StepSizing
-from support.core import make_info, make_spec
+from support.core import make_info, make_spec, simulated_device
 
 PRICES = CostModel(step_s=0.01, prefill_token_s=0.001, decode_slot_s=0.001, context_token_s=1e-5)
 
@@ -33,10 +31,10 @@ class Steps:
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
         pass
 
-    def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
+    def note_launch(self, batch: Batch, chunks: Sequence[PrefillChunk], launched_s: float) -> None:
         pass
 
-    def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
+    def note_iteration(self, events: StepEvents, note: StepNote | None) -> None:
         """Record the step of a turn, if it had one."""
         if note is not None:
             begun_s = max(note.begun_s, self._ended_s)
@@ -55,17 +53,8 @@ def make_engine(
     steps: Steps, *, depth: int = 1, num_seqs: int = 32, **config: Any
 ) -> tuple[Engine, VirtualClock]:
     clock = VirtualClock(5.0)
-    executor = SimulatedExecutor(
-        ExecutorConfig(
-            kind=ExecutorKind.SIMULATED,
-            block_size=4,
-            num_blocks=4000,
-            max_num_seqs=num_seqs,
-            max_seq_len=2000,
-            pipeline_depth=depth,
-            simulated=SimulatedConfig(vocab_size=100, cost=PRICES),
-        ),
-        pacer=clock,
+    executor = simulated_device(
+        clock, PRICES, num_blocks=4000, max_num_seqs=num_seqs, pipeline_depth=depth
     )
     settings = SchedulerConfig(max_num_batched_tokens=200, known_cost=PRICES)
     engine = Engine(executor, replace(settings, **config), clock, steps)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from penstock.scheduler.events import Finished
-from support.priced_site import PricedSite
+from penstock.scheduler.events import Completed
+from unit.scheduler.priced_site import PricedSite
 
 LONG = 400
 """Prompt tokens: 440 ms with whole steps, a third more if another prompt gets its share."""
@@ -19,8 +19,8 @@ def test_a_prompt_that_would_be_late_has_the_whole_budget() -> None:
     site.step()
     site.submit(2, LONG, max_tokens=1)
     site.run()
-    assert isinstance(site.ends[1], Finished)
-    assert isinstance(site.ends[2], Finished)
+    assert isinstance(site.ends[1], Completed)
+    assert isinstance(site.ends[2], Completed)
 
 
 def test_of_two_the_one_due_first_goes_first() -> None:
@@ -29,8 +29,8 @@ def test_of_two_the_one_due_first_goes_first() -> None:
     site.step()
     site.submit(2, LONG, max_tokens=1, ttft_deadline_s=0.8)
     site.run()
-    assert isinstance(site.ends[1], Finished)
-    assert isinstance(site.ends[2], Finished)
+    assert isinstance(site.ends[1], Completed)
+    assert isinstance(site.ends[2], Completed)
     assert site.ends[2].at_s < site.ends[1].at_s
 
 
@@ -41,7 +41,7 @@ def test_while_there_is_time_they_share() -> None:
     site.submit(2, 20, max_tokens=1)
     site.step()
     site.step()
-    assert isinstance(site.ends[2], Finished)
+    assert isinstance(site.ends[2], Completed)
 
 
 def test_no_class_waits_for_a_lower_one() -> None:
@@ -65,7 +65,7 @@ def test_others_have_their_share_in_one_step_of_the_stride() -> None:
         num_before = int(num_computed[other.slot])
         site.step()
         had_some.append(int(num_computed[other.slot]) > num_before)
-    assert isinstance(site.ends[2], Finished)
+    assert isinstance(site.ends[2], Completed)
     assert False in had_some, "it was urgent for some steps"
     assert all(any(had_some[at : at + 3]) for at in range(len(had_some) - 2))
 
@@ -78,6 +78,6 @@ def test_who_would_be_late_behind_those_due_earlier_is_not_let_in() -> None:
     # 770 ms of prompts that are due before it, and 220 its own ms.
     site.submit(3, LONG // 2, max_tokens=1, ttft_deadline_s=0.8)
     site.run()
-    assert isinstance(site.ends[1], Finished)
-    assert isinstance(site.ends[2], Finished)
+    assert isinstance(site.ends[1], Completed)
+    assert isinstance(site.ends[2], Completed)
     assert 3 not in site.admitted

@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 
-from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig, SchedulingOrder
-from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, StepEvents, Wait
+from penstock.scheduler.config import AdmissionPolicy, SchedulingOrder
+from penstock.scheduler.events import Admitted, Completed, Failed, Preempted, StepEvents, Wait
 from penstock.scheduler.request import FailureReason, RequestSpec
 from support.core import (
     BLOCK_SIZE,
     FakeClock,
-    NullExecutor,
     ends,
-    make_info,
+    make_engine,
     make_spec,
 )
 from support.self_paced import make_self_paced
@@ -29,14 +27,14 @@ STEP_S = 1.0
 class Site:
     """An engine whose every turn takes a second."""
 
-    def __init__(self, *, budget: int = 64, info: dict[str, Any] | None = None, **settings: Any):
+    def __init__(self, *, budget: int = 64, **settings: Any) -> None:
         self.clock = FakeClock()
         self.clock.now_s = 100.0
-        self.executor = NullExecutor(make_info(**(info or {})))
-        config = SchedulerConfig(
-            max_num_batched_tokens=budget, **{"deadline_admission": False, **settings}
+        self.engine, self.executor = make_engine(
+            clock=self.clock,
+            max_num_batched_tokens=budget,
+            **{"deadline_admission": False, **settings},
         )
-        self.engine = Engine(self.executor, config, self.clock)
         self.told: list[StepEvents] = []
 
     def submit(self, key: int, prompt: int = 3, **options: Any) -> None:
@@ -85,7 +83,7 @@ def test_who_is_let_in_at_once_waits_for_the_next_step_alone() -> None:
 
 
 def test_slots() -> None:
-    site = Site(info={"max_num_seqs": 1})
+    site = Site(max_num_seqs=1)
     site.submit(1, max_tokens=4)
     site.submit(2)
     site.run()
@@ -94,7 +92,7 @@ def test_slots() -> None:
 
 
 def test_blocks() -> None:
-    site = Site(info={"num_blocks": 4, "max_seq_len": 16}, watermark=0.0)
+    site = Site(num_blocks=4, max_seq_len=16, watermark=0.0)
     site.submit(1, 10, max_tokens=3)
     site.submit(2, 10, max_tokens=1)
     site.run()
@@ -134,7 +132,7 @@ def test_a_tenant_at_its_limit_waits_for_fairness() -> None:
 
 
 def test_fairness_begins_when_another_tenants_later_arrival_is_let_in() -> None:
-    site = Site(info={"max_num_seqs": 1}, tenant_burst_tokens=0, yield_ratio=math.inf)
+    site = Site(max_num_seqs=1, tenant_burst_tokens=0, yield_ratio=math.inf)
     site.submit(1, 8, max_tokens=2, tenant="flood")
     site.submit(2, 8, max_tokens=2, tenant="flood")
     site.step()
@@ -146,7 +144,7 @@ def test_fairness_begins_when_another_tenants_later_arrival_is_let_in() -> None:
 
 
 def test_a_higher_class_is_no_matter_of_fairness() -> None:
-    site = Site(info={"max_num_seqs": 1}, yield_ratio=math.inf)
+    site = Site(max_num_seqs=1, yield_ratio=math.inf)
     site.submit(1, max_tokens=2, tenant="a")
     site.submit(2, tenant="b")
     site.submit(3, max_tokens=2, tenant="c", priority=1)
@@ -156,7 +154,7 @@ def test_a_higher_class_is_no_matter_of_fairness() -> None:
 
 @pytest.mark.parametrize("order", SchedulingOrder)
 def test_those_who_came_later_and_went_before_are_counted(order: SchedulingOrder) -> None:
-    site = Site(info={"max_num_seqs": 1}, order=order)
+    site = Site(max_num_seqs=1, order=order)
     site.submit(1)
     site.submit(2)
     for key in (3, 4, 5):
@@ -167,7 +165,9 @@ def test_those_who_came_later_and_went_before_are_counted(order: SchedulingOrder
 
 def test_each_stay_has_its_own_account() -> None:
     site = Site(
-        info={"num_blocks": 6, "max_seq_len": 24, "max_num_seqs": 2},
+        num_blocks=6,
+        max_seq_len=24,
+        max_num_seqs=2,
         watermark=0.0,
         admission_policy=AdmissionPolicy.MAX_UTILIZATION,
     )
@@ -211,7 +211,7 @@ def pass_deadline(site: Site) -> None:
 def test_whoever_leaves_the_queue_is_told_why_it_waited(
     options: dict[str, Any], end: Callable[[Site], None], waited_s: float
 ) -> None:
-    site = Site(info={"max_num_seqs": 1})
+    site = Site(max_num_seqs=1)
     site.submit(1, max_tokens=40)
     site.step()
     site.submit(2, **options)
@@ -228,13 +228,13 @@ def test_whoever_ends_in_the_batch_tells_of_the_stay_alone() -> None:
     site.submit(1, max_tokens=2)
     site.run()
     (end,) = ends(site.told).values()
-    assert isinstance(end, Finished)
+    assert isinstance(end, Completed)
     assert end.wait is None
     assert end.stay is not None
 
 
 def test_the_refused_did_not_wait() -> None:
-    site = Site(max_num_waiting=1, info={"max_num_seqs": 1})
+    site = Site(max_num_waiting=1, max_num_seqs=1)
     site.submit(1, 3, max_tokens=60 * BLOCK_SIZE)
     site.submit(2)
     site.submit(3)
@@ -252,7 +252,7 @@ def test_the_refused_did_not_wait() -> None:
 
 def test_the_accounts_outlive_many_arrivals() -> None:
     """Places are reused; a request that waits all the time keeps what was counted for it."""
-    site = Site(info={"max_num_seqs": 1}, aging_s=math.inf)
+    site = Site(max_num_seqs=1, aging_s=math.inf)
     num_others = 600
     old = make_spec(10**6, 3, hashed=False, arrival_s=site.clock(), priority=-1)
     site.engine.submit((old,))

@@ -1,9 +1,11 @@
 """Order, expiry, and siblings that wait for their leader."""
 
+import pytest
+
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.queue_order import ArrivalOrder
 from penstock.scheduler.request import NO_TIME, Request, RequestSpec
-from penstock.scheduler.tenants import Tenants
+from penstock.scheduler.tenant_counters import TenantCounters
 from penstock.scheduler.waiting_queue import WaitingQueue
 from support.core import make_spec
 
@@ -14,7 +16,7 @@ def waiting(spec: RequestSpec, sequence: int) -> Request:
 
 def make_queue() -> WaitingQueue:
     config = SchedulerConfig(order=SchedulingOrder.FCFS)
-    return WaitingQueue(config, Tenants(config), block_size=16)
+    return WaitingQueue(config, TenantCounters(config))
 
 
 def drain(queue: WaitingQueue) -> list[int]:
@@ -23,23 +25,6 @@ def drain(queue: WaitingQueue) -> list[int]:
         queue.leave(request, 0.0)
         keys.append(request.spec.key)
     return keys
-
-
-def test_classes_are_strict_and_first_come_first_served_inside() -> None:
-    queue = make_queue()
-    for sequence, (key, priority) in enumerate([(1, 0), (2, 5), (3, 0), (4, 5), (5, -1)]):
-        queue.push(waiting(make_spec(key, priority=priority), sequence), 0.0)
-    assert drain(queue) == [2, 4, 1, 3, 5]
-
-
-def test_seniority_survives_coming_back() -> None:
-    queue = make_queue()
-    first, second = waiting(make_spec(1), 0), waiting(make_spec(2), 1)
-    queue.push(first, 0.0)
-    queue.push(second, 0.0)
-    queue.leave(first, 0.0)
-    queue.push(first, 0.0)
-    assert drain(queue) == [1, 2]
 
 
 def test_removed_requests_are_gone_and_tokens_counted() -> None:
@@ -57,28 +42,16 @@ def test_removed_requests_are_gone_and_tokens_counted() -> None:
     assert drain(queue) == [1]
 
 
-def test_followers_wait_for_their_leader() -> None:
+def test_a_follower_that_ends_while_it_waits_for_its_leader_stays_away() -> None:
     queue = make_queue()
     queue.push(waiting(make_spec(1), 0), 0.0)
-    for key in (2, 3):
-        queue.hold(waiting(make_spec(key, leader_key=1), key), 1, now=0.0)
-    queue.push(waiting(make_spec(4), 4), 0.0)
-    assert len(queue) == 4
-    assert drain(queue) == [1, 4]
-    queue.release_held(1)
-    assert drain(queue) == [2, 3]
-
-
-def test_an_heir_leads_when_the_leader_ends() -> None:
-    queue = make_queue()
-    followers = [waiting(make_spec(key, leader_key=1), key) for key in (2, 3, 4)]
+    followers = [waiting(make_spec(key, leader_key=1), key) for key in (2, 3)]
     for follower in followers:
         queue.hold(follower, 1, now=0.0)
     queue.leave(followers[0], 0.0)
-    queue.replace_leader(1)
+    assert drain(queue) == [1]
+    queue.release_held(1)
     assert drain(queue) == [3]
-    queue.release_held(3)
-    assert drain(queue) == [4]
 
 
 def test_a_request_is_due_at_its_time_and_told_once() -> None:
@@ -103,6 +76,21 @@ def test_a_request_that_is_put_off_is_due_at_its_new_time_alone() -> None:
     assert queue.next_recheck_s() == 8.0
     assert queue.due(7.0) == []
     assert queue.due(8.0) == [request]
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_requests_due_at_one_time_come_in_order_of_arrival(is_asked: bool) -> None:
+    """Whether or not the next time is asked for, which removes outdated entries."""
+    queue = make_queue()
+    first, second, third = (waiting(make_spec(key), key) for key in (1, 2, 3))
+    first.recheck_s = third.recheck_s = second.recheck_s = 5.0
+    for request in (first, third, second):
+        queue.push(request, 0.0)
+    queue.recheck(first, 8.0)
+    if is_asked:
+        assert queue.next_recheck_s() == 5.0
+    queue.recheck(first, 5.0)
+    assert queue.due(5.0) == [first, second, third]
 
 
 def test_who_left_is_not_due() -> None:

@@ -15,13 +15,13 @@ WEIGHTS = {"heavy": 3.0}
 def waiting(key: int, num_tokens: int, *, tenant: str = "", priority: int = 0) -> Request:
     spec = make_spec(key, tenant=tenant, priority=priority)
     request = Request(spec=spec, sequence=key, tokens=spec.prompt_ids, block_hashes=[])
-    request.num_uncached_tokens, request.num_kept_tokens = num_tokens, 2 * num_tokens
+    request.num_uncached_tokens, request.num_blocks = num_tokens, -(-num_tokens // 8)
     return request
 
 
 def make_sums(order: SchedulingOrder = SchedulingOrder.FAIR) -> WaitingSums:
     config = SchedulerConfig(order=order, tenant_weights=WEIGHTS, aging_s=30.0)
-    return WaitingSums(config, block_size=16)
+    return WaitingSums(config)
 
 
 def test_in_arrival_order_all_of_the_class_and_above_go_first() -> None:
@@ -33,7 +33,7 @@ def test_in_arrival_order_all_of_the_class_and_above_go_first() -> None:
     ahead = sums.ahead_of(waiting(9, 5, tenant="c"), NO_TIME, 5)
 
     assert (ahead.num_requests, ahead.num_prefill_tokens) == (2, 30)
-    assert ahead.num_blocks == 4
+    assert ahead.num_blocks == 5
 
 
 def test_of_ones_own_those_go_first_who_are_due_earlier() -> None:

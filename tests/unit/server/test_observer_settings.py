@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.cli.serve import build_config, merge_settings, unknown_variables
+from penstock.server.cli.serve import unknown_variables
 from penstock.server.config import ObserverLaunch, decode_launch, encode_launch
 from penstock.server.observe.config import FlightConfig, ObserverConfig, TracingConfig
 from penstock.server.settings.sources import BadSetting
-from penstock.tools.command_line import build_parser
+from support.serve_config import serve_config
 
 
 def observer_of(*arguments: str, **environment: str) -> ObserverConfig:
-    args = build_parser().parse_args(["serve", *arguments])
-    return build_config(merge_settings(vars(args), environment)).observer
+    return serve_config(*arguments, **environment).observer
 
 
 @pytest.mark.parametrize(
@@ -156,9 +155,8 @@ def test_the_flight_recorder_s_settings_and_its_folder_for_its_owner_alone(tmp_p
 
 
 def test_an_observer_is_launched_with_all_it_needs() -> None:
-    args = build_parser().parse_args(["serve"])
     launch = ObserverLaunch(
-        server=build_config(merge_settings(vars(args), {})),
+        server=serve_config(),
         socket_path=Path("/s"),
         listener_fd=4,
         flight_fd=5,
@@ -189,9 +187,18 @@ def test_tenants_that_metrics_tell_apart_are_named() -> None:
             (*BEHIND_A_PROXY, "--metrics-port", "off", "--metrics-tenants", "a"),
             "metrics-tenants requires --metrics-port",
         ),
-        ((*BEHIND_A_PROXY, "--metrics-tenants", "a,,b"), "metrics-tenants must not hold an empty"),
-        ((*BEHIND_A_PROXY, "--metrics-tenants", "a,a"), "metrics-tenants must not name one twice"),
-        ((*BEHIND_A_PROXY, "--metrics-tenants", "other"), "metrics-tenants must not hold 'other'"),
+        (
+            (*BEHIND_A_PROXY, "--metrics-tenants", "a,,b"),
+            "metrics-tenants must not contain an empty",
+        ),
+        (
+            (*BEHIND_A_PROXY, "--metrics-tenants", "a,a"),
+            "metrics-tenants must not contain a name twice",
+        ),
+        (
+            (*BEHIND_A_PROXY, "--metrics-tenants", "other"),
+            "metrics-tenants must not contain 'other'",
+        ),
         (
             (*BEHIND_A_PROXY, "--metrics-tenants", ",".join(map(str, range(257)))),
             "metrics-tenants must be at most 256, not 257",

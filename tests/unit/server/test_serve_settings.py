@@ -1,6 +1,5 @@
 """The sources of the settings of `penstock serve`, and their transfer to child processes."""
 
-import argparse
 import dataclasses
 import json
 import math
@@ -28,18 +27,12 @@ from penstock.scheduler.config import (
 )
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.cli.serve import (
-    build_config,
     by_flags,
-    merge_settings,
     unknown_variables,
 )
 from penstock.server.config import (
     SETTINGS,
-    EngineLaunch,
-    FrontLaunch,
     ServerConfig,
-    decode_launch,
-    encode_launch,
 )
 from penstock.server.front.config import FrontConfig
 from penstock.server.observe.config import ObserverConfig
@@ -47,21 +40,13 @@ from penstock.server.observe.logs import LOG_LEVELS
 from penstock.server.processes.spawn_context import engine_environment
 from penstock.server.settings.json_values import to_json_value
 from penstock.server.settings.sources import BadSetting
-from penstock.tools.command_line import build_parser
+from support.serve_config import check_launches, serve_config
 
 PRICES = '{"step_s": 0.005, "prefill_token_s": 1e-5, "decode_slot_s": 2e-5, "context_token_s": 0}'
 
 
-def parse(*arguments: str) -> argparse.Namespace:
-    return build_parser().parse_args(["serve", *arguments])
-
-
-def configured(*arguments: str, **environment: str) -> ServerConfig:
-    return build_config(merge_settings(vars(parse(*arguments)), environment))
-
-
 def test_the_defaults_serve_the_demo_model() -> None:
-    config = configured()
+    config = serve_config()
     assert (config.model, config.model_path.name) == ("demo", "demo")
     assert (config.host, config.port) == ("127.0.0.1", 50051)
     assert config.executor == ExecutorConfig(model_path=config.model_path)
@@ -70,17 +55,17 @@ def test_the_defaults_serve_the_demo_model() -> None:
 
 
 def test_a_record_is_for_its_owner_alone(tmp_path: Path) -> None:
-    config = configured("--record", str(tmp_path / "a" / "b"), PENSTOCK_RECORD_MAX_MIB="3")
+    config = serve_config("--record", str(tmp_path / "a" / "b"), PENSTOCK_RECORD_MAX_MIB="3")
 
     assert config.record_path is not None
     assert config.record_path == tmp_path.resolve() / "a" / "b"
     assert config.record_max_bytes == 3 * 1024 * 1024
     assert config.record_path.stat().st_mode & 0o077 == 0
-    assert configured().record_path is None
+    assert serve_config().record_path is None
 
 
 def test_what_sessions_may_keep_reaches_the_engine_and_who_shares_the_fronts() -> None:
-    config = configured(
+    config = serve_config(
         *("--session-ttl-s", "20", "--session-retention-level", "77"),
         *("--max-session-share", "0.125", "--max-session-tokens", "640"),
         *("--share-prefixes-across-tenants", "on", "--eviction", "lru"),
@@ -98,11 +83,11 @@ def test_what_sessions_may_keep_reaches_the_engine_and_who_shares_the_fronts() -
         eviction=EvictionPolicy.LRU,
     )
     assert config.front == FrontConfig(shares_prefixes_across_tenants=True)
-    assert configured("--share-prefixes-across-tenants", "off").front == FrontConfig()
-    engine = EngineLaunch(server=config, socket_path=Path("/s"), listener_fd=5, epoch=2)
-    assert decode_launch(EngineLaunch, encode_launch(engine)) == engine
+    assert serve_config("--share-prefixes-across-tenants", "off").front == FrontConfig()
+    check_launches(config)
 
 
+FAULT = '{"kind": "slow_step", "at_step": 3, "seconds": 0.5}'
 EVERY_OPTION = (
     *("--model-name", "mine", "--executor", "simulated"),
     *("--host", "::1", "--port", "7", "--fronts", "3", "--max-num-seqs", "5"),
@@ -112,7 +97,7 @@ EVERY_OPTION = (
     *("--quantization", "none", "--kv-cache-dtype", "auto"),
     *("--pipeline-depth", "2", "--drain-grace-s", "1.5", "--log-level", "debug"),
     *("--log-format", "json", "--log-foreign-text", "on"),
-    *("--simulated-config", '{"is_strict": true}'),
+    *("--simulated-config", f'{{"is_strict": true, "faults": [{FAULT}]}}'),
     *("--max-num-waiting-tokens", "5000", "--watermark", "0.2", "--prefix-caching", "off"),
     *("--model-aliases", "a,b", "--default-max-tokens", "9", "--max-output-tokens", "50"),
     *("--default-deadline-s", "5", "--max-deadline-s", "60"),
@@ -127,7 +112,7 @@ EVERY_OPTION = (
 
 def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    config = configured("--model", str(tmp_path), *EVERY_OPTION)
+    config = serve_config("--model", str(tmp_path), *EVERY_OPTION)
     assert config == ServerConfig(
         model="mine",
         model_path=tmp_path.resolve(),
@@ -145,7 +130,11 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
             max_seq_len=77,
             num_threads=2,
             pipeline_depth=2,
-            simulated=SimulatedConfig(is_strict=True, pace=SimulatedPace.REAL_TIME),
+            simulated=SimulatedConfig(
+                is_strict=True,
+                pace=SimulatedPace.REAL_TIME,
+                faults=(Fault(kind=FaultKind.SLOW_STEP, at_step=3, seconds=0.5),),
+            ),
         ),
         scheduler=SchedulerConfig(
             max_num_batched_tokens=99,
@@ -185,8 +174,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         log_format="json",
         log_foreign_text=True,
     )
-    engine = EngineLaunch(server=config, socket_path=Path("/s"), listener_fd=5, epoch=2)
-    assert decode_launch(EngineLaunch, encode_launch(engine)) == engine
+    check_launches(config)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +189,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
 def test_a_gpu_has_slots_and_a_budget_of_its_own(
     arguments: list[str], num_seqs: int, budget: int
 ) -> None:
-    config = configured("--device", "cuda", "--kv-memory-fraction", "0.5", *arguments)
+    config = serve_config("--device", "cuda", "--kv-memory-fraction", "0.5", *arguments)
 
     executor = config.executor
     assert (executor.max_num_seqs, config.scheduler.max_num_batched_tokens) == (num_seqs, budget)
@@ -210,20 +198,20 @@ def test_a_gpu_has_slots_and_a_budget_of_its_own(
 
 
 def test_the_order_is_one_of_two() -> None:
-    assert configured().scheduler.order is SchedulingOrder.FAIR
-    assert configured("--order", "fcfs").scheduler.order is SchedulingOrder.FCFS
-    assert configured(PENSTOCK_ORDER="fcfs").scheduler.order is SchedulingOrder.FCFS
-    assert configured("--deadline-admission", "on").scheduler.deadline_admission
+    assert serve_config().scheduler.order is SchedulingOrder.FAIR
+    assert serve_config("--order", "fcfs").scheduler.order is SchedulingOrder.FCFS
+    assert serve_config(PENSTOCK_ORDER="fcfs").scheduler.order is SchedulingOrder.FCFS
+    assert serve_config("--deadline-admission", "on").scheduler.deadline_admission
 
 
 def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
-    assert configured("--min-deadline-chance", "0.3").scheduler.min_deadline_chance == 0.3
+    assert serve_config("--min-deadline-chance", "0.3").scheduler.min_deadline_chance == 0.3
     with pytest.raises(
         BadSetting, match="--min-deadline-chance must be at least 0 and below 1, not 1"
     ):
-        configured("--min-deadline-chance", "1")
+        serve_config("--min-deadline-chance", "1")
     with pytest.raises(BadSetting, match="min-deadline-chance requires --deadline-admission on"):
-        configured("--min-deadline-chance", "0.3", "--deadline-admission", "off")
+        serve_config("--min-deadline-chance", "0.3", "--deadline-admission", "off")
 
 
 @pytest.mark.parametrize(
@@ -283,7 +271,7 @@ def test_the_smallest_chance_reaches_its_setting_and_needs_prediction() -> None:
 )
 def test_a_flag_of_the_scheduler_that_is_off_is_named(arguments: list[str], message: str) -> None:
     with pytest.raises(BadSetting, match=re.escape(message)):
-        configured(*arguments)
+        serve_config(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -302,18 +290,18 @@ def test_a_flag_of_the_scheduler_that_is_off_is_named(arguments: list[str], mess
 )
 def test_weights_are_names_and_numbers(weights: str, message: str) -> None:
     with pytest.raises(BadSetting, match=re.escape(message)):
-        configured("--tenant-metadata-key", "x-tenant", "--tenant-weights", weights)
+        serve_config("--tenant-metadata-key", "x-tenant", "--tenant-weights", weights)
 
 
 def test_replays_are_switched_off_by_none_of_them() -> None:
-    config = configured("--max-replays", "0", "--max-replay-wait-s", "7.5")
+    config = serve_config("--max-replays", "0", "--max-replay-wait-s", "7.5")
     assert (config.front.max_replays, config.front.max_replay_wait_s) == (0, 7.5)
     with pytest.raises(BadSetting, match="max-replays must be at least 0"):
-        configured("--max-replays", "-1")
+        serve_config("--max-replays", "-1")
 
 
 def test_a_name_may_hold_what_separates_it_from_its_weight() -> None:
-    config = configured("--tenant-metadata-key", "k", "--tenant-weights", "a=b=2")
+    config = serve_config("--tenant-metadata-key", "k", "--tenant-weights", "a=b=2")
     assert config.scheduler.tenant_weights == {"a=b": 2.0}
 
 
@@ -321,24 +309,25 @@ def test_prices_come_from_a_file_as_calibration_prints_them(tmp_path: Path) -> N
     prices = CostModel(step_s=0.004, prefill_token_s=3e-5, decode_slot_s=0.0, context_token_s=1e-8)
     path = tmp_path / "prices.json"
     path.write_text(json.dumps(to_json_value(prices)) + "\n", encoding="utf-8")
-    assert configured("--step-cost", str(path)).scheduler.known_cost == prices
+    assert serve_config("--step-cost", str(path)).scheduler.known_cost == prices
 
 
 def test_arguments_win_over_the_environment_and_it_over_defaults() -> None:
     environment = {"PENSTOCK_PORT": "7001", "PENSTOCK_HOST": "0.0.0.0"}
     environment["PENSTOCK_ALLOW_ANONYMOUS_NETWORK"] = "on"
-    config = configured("--port", "7002", **environment)
+    config = serve_config("--port", "7002", **environment)
     assert (config.port, config.host) == (7002, "0.0.0.0")
 
 
 def test_threads_of_the_environment_have_the_bound_of_the_flag_that_overrides_them() -> None:
     with pytest.raises(BadSetting, match=r"OMP_NUM_THREADS must be at most \d+, .* not 100000"):
-        configured(OMP_NUM_THREADS="100000,1")
-    assert configured("--threads", "2", OMP_NUM_THREADS="100000").executor.num_threads == 2
+        serve_config(OMP_NUM_THREADS="100000,1")
+    assert serve_config("--threads", "2", OMP_NUM_THREADS="100000").executor.num_threads == 2
     assert (
-        configured("--executor", "simulated", OMP_NUM_THREADS="100000").executor.num_threads is None
+        serve_config("--executor", "simulated", OMP_NUM_THREADS="100000").executor.num_threads
+        is None
     )
-    assert configured(OMP_NUM_THREADS="1").executor.num_threads is None
+    assert serve_config(OMP_NUM_THREADS="1").executor.num_threads is None
 
 
 @pytest.mark.parametrize("value", ["", " ", "4"])
@@ -346,7 +335,7 @@ def test_torch_reads_the_number_of_threads_that_the_plan_has(
     value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", value)
-    executor = configured(OMP_NUM_THREADS=value).executor
+    executor = serve_config(OMP_NUM_THREADS=value).executor
 
     environment = os.environ | engine_environment(executor, num_cores=2, num_fronts=1)
 
@@ -357,9 +346,11 @@ def test_torch_reads_the_number_of_threads_that_the_plan_has(
 def test_threads_of_the_environment_are_a_number_above_0(value: str) -> None:
     message = f"OMP_NUM_THREADS must be a whole number from 1, not '{value}'"
     with pytest.raises(BadSetting, match=message):
-        configured(OMP_NUM_THREADS=value)
-    assert configured("--threads", "2", OMP_NUM_THREADS=value).executor.num_threads == 2
-    assert configured("--executor", "simulated", OMP_NUM_THREADS=value).executor.num_threads is None
+        serve_config(OMP_NUM_THREADS=value)
+    assert serve_config("--threads", "2", OMP_NUM_THREADS=value).executor.num_threads == 2
+    assert (
+        serve_config("--executor", "simulated", OMP_NUM_THREADS=value).executor.num_threads is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -372,7 +363,7 @@ def test_threads_of_the_environment_are_a_number_above_0(value: str) -> None:
 )
 def test_a_bad_variable_is_named_with_what_it_must_be(name: str, value: str, wanted: str) -> None:
     with pytest.raises(BadSetting, match=f"{name} must be {wanted}"):
-        configured(**{name: value})
+        serve_config(**{name: value})
 
 
 @pytest.mark.parametrize(
@@ -386,18 +377,18 @@ def test_a_bad_variable_is_named_with_what_it_must_be(name: str, value: str, wan
 def test_simulated_steps_take_their_time_unless_told_otherwise(
     arguments: list[str], pace: SimulatedPace
 ) -> None:
-    assert configured("--executor", "simulated", *arguments).executor.simulated.pace is pace
+    assert serve_config("--executor", "simulated", *arguments).executor.simulated.pace is pace
 
 
 def test_settings_of_another_executor_are_refused() -> None:
     with pytest.raises(BadSetting, match="simulated-config has no effect with the torch executor"):
-        configured("--simulated-config", "{}")
+        serve_config("--simulated-config", "{}")
 
 
 def test_a_budget_below_one_token_per_slot_is_refused() -> None:
     with pytest.raises(BadSetting, match=r"batched-tokens must .* --max-num-seqs \(40\), not 32"):
-        configured("--max-num-batched-tokens", "32", "--max-num-seqs", "40")
-    configured("--max-num-batched-tokens", "40", "--max-num-seqs", "40")
+        serve_config("--max-num-batched-tokens", "32", "--max-num-seqs", "40")
+    serve_config("--max-num-batched-tokens", "40", "--max-num-seqs", "40")
 
 
 def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_setting() -> None:
@@ -406,7 +397,7 @@ def test_what_kubernetes_sets_for_a_service_of_our_name_is_no_setting() -> None:
         "PENSTOCK_PORT_50051_TCP": "tcp://10.0.0.1:50051",
         "PENSTOCK_SERVICE_HOST": "10.0.0.1",
     }
-    assert configured(**environment).port == 50051
+    assert serve_config(**environment).port == 50051
     assert unknown_variables(environment) == []
 
 
@@ -424,6 +415,10 @@ def test_misspelt_variables_are_found() -> None:
         (
             "quantization int8, kv_cache_dtype int8: the eager path serves this model",
             "--quantization int8, --kv-cache-dtype int8: the eager path serves this model",
+        ),
+        (
+            "device cuda requires CUDA: use device cpu",
+            "--device cuda requires CUDA: use --device cpu",
         ),
         ("quantization_config.num_blocks: quantization of 4 bits", None),
     ],
@@ -459,21 +454,6 @@ def test_choices_are_those_of_the_settings() -> None:
     ],
 )
 def test_a_setting_out_of_range_is_named(field: str, value: object) -> None:
-    config = configured("--executor", "simulated")
+    config = serve_config("--executor", "simulated")
     with pytest.raises(ValueError, match=field):
         dataclasses.replace(config, **{field: value})  # type: ignore[arg-type]  # wrong on purpose
-
-
-def test_a_launch_survives_the_way_to_the_child() -> None:
-    fault = Fault(kind=FaultKind.SLOW_STEP, at_step=3, seconds=0.5)
-    config = dataclasses.replace(
-        configured("--executor", "simulated"),
-        front=FrontConfig(model_aliases=("a", "b"), max_live_requests=9),
-        executor=ExecutorConfig(
-            kind=ExecutorKind.SIMULATED, simulated=SimulatedConfig(faults=(fault,))
-        ),
-    )
-    engine = EngineLaunch(server=config, socket_path=Path("/s"), listener_fd=5, epoch=2)
-    front = FrontLaunch(server=config, socket_path=Path("/s"), front_id=4, port=1)
-    assert decode_launch(EngineLaunch, encode_launch(engine)) == engine
-    assert decode_launch(FrontLaunch, encode_launch(front)) == front

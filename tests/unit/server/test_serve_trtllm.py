@@ -21,18 +21,13 @@ from penstock.executor.trtllm.config import (
     WatchSettings,
 )
 from penstock.scheduler.config import AdmissionPolicy, SchedulerConfig
-from penstock.server.cli.serve import build_config, merge_settings
 from penstock.server.config import (
     SETTINGS,
-    EngineLaunch,
-    FrontLaunch,
     ServerConfig,
-    decode_launch,
-    encode_launch,
 )
 from penstock.server.processes.spawn_context import engine_environment
 from penstock.server.settings.sources import BadSetting
-from penstock.tools.command_line import build_parser
+from support.serve_config import check_launches, serve_config
 from support.trtllm_folders import (
     adapter_folder,
     checkpoint_folder,
@@ -52,8 +47,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def configured(model: Path, *arguments: str, **environment: str) -> ServerConfig:
-    words = ["serve", "--executor", "trtllm", "--model", str(model), *arguments]
-    return build_config(merge_settings(vars(build_parser().parse_args(words)), environment))
+    return serve_config("--executor", "trtllm", "--model", model, *arguments, **environment)
 
 
 def section(**values: Any) -> tuple[str, str]:
@@ -279,9 +273,8 @@ def test_every_setting_of_executors_is_refused_or_has_a_meaning(model: Path) -> 
 
 
 def test_the_section_means_nothing_to_other_executors() -> None:
-    words = ["serve", "--executor", "simulated", "--trtllm-config", "{}"]
     with pytest.raises(BadSetting, match="trtllm-config has no effect with the simulated executor"):
-        build_config(merge_settings(vars(build_parser().parse_args(words)), {}))
+        serve_config("--executor", "simulated", "--trtllm-config", "{}")
 
 
 @pytest.mark.parametrize(("caching", "reuse"), [("on", False), ("off", True)])
@@ -341,9 +334,8 @@ def test_a_tokenizer_folder_without_its_files_is_refused_for_every_executor(
     model: Path, missing: str
 ) -> None:
     (model / missing).unlink()
-    words = ["serve", "--executor", "simulated", "--tokenizer", str(model)]
     with pytest.raises(BadSetting, match=f"^--tokenizer: .* contains no {re.escape(missing)}"):
-        build_config(merge_settings(vars(build_parser().parse_args(words)), {}))
+        serve_config("--executor", "simulated", "--tokenizer", model)
 
 
 def test_the_section_survives_the_way_to_the_children(model: Path, tmp_path: Path) -> None:
@@ -359,11 +351,8 @@ def test_the_section_survives_the_way_to_the_children(model: Path, tmp_path: Pat
         ),
         *("--tokenizer", str(model)),
     )
-    engine = EngineLaunch(server=config, socket_path=Path("/s"), listener_fd=5, epoch=2)
-    front = FrontLaunch(server=config, socket_path=Path("/s"), front_id=4, port=1)
 
-    assert decode_launch(EngineLaunch, encode_launch(engine)) == engine
-    assert decode_launch(FrontLaunch, encode_launch(front)) == front
+    check_launches(config)
 
 
 def test_the_engine_downloads_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,17 +7,17 @@ import pytest
 
 from penstock.scheduler.config import SchedulingOrder
 from penstock.scheduler.setting import Setting, SettingError
-from penstock.server.cli.serve import build_config, merge_settings
+from penstock.server.cli.serve import merge_settings
 from penstock.server.config import GROUPS, SETTINGS, ServerConfig
 from penstock.server.settings.sources import BadSetting
 from penstock.tools.command_line import build_parser
 from settings_page import PAGE, settings_page
+from support.serve_config import serve_config
 
 
 def configured(file: Path, text: str, *words: str, **environment: str) -> ServerConfig:
     file.write_text(text, encoding="utf-8")
-    arguments = vars(build_parser().parse_args(["serve", "--config", str(file), *words]))
-    return build_config(merge_settings(arguments, environment))
+    return serve_config("--config", file, *words, **environment)
 
 
 @pytest.fixture
@@ -72,8 +72,9 @@ def test_a_variable_names_the_file(file: Path) -> None:
     [
         ("[network]\nprt = 1", "network.prt is unknown; did you mean network.port?"),
         ("[cache]\nport = 1", "cache.port is unknown; did you mean network.port?"),
-        ("port = 1", "port is not a table; did you mean network.port?"),
-        ("[netwrk]\nport = 1", "netwrk is not a table; did you mean network?"),
+        ("port = 1", "port is unknown; did you mean network.port?"),
+        ("[netwrk]\nport = 1", "[netwrk] is unknown; did you mean network?"),
+        ("[network]\nzzzqq = 1", "network.zzzqq is unknown; known are network."),
         ("[[network]]\nport = 1", "network is not a table; write [network]"),
         ("[network]\nport = 'x'", "network.port must be an integer, not 'x'"),
         ("[network]\nport = 65536", "network.port must be in 0..65535, not 65536"),

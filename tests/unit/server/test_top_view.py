@@ -11,11 +11,11 @@ from rich.console import Console
 
 from penstock.client import LiveRequest, RequestPhase, ServerStats
 from penstock.client.operations_decoding import decode_live_request, decode_stats
-from penstock.server.cli.top_board import SORT_KEYS, Board
+from penstock.server.cli.top_state import SORT_KEYS, TopState
 from penstock.server.cli.top_view import frame_of
 from penstock.server.observe.operations.snapshot import CacheSnapshot, Snapshot
 from penstock.server.rpc.mapping_operations import live_request_of, stats_of
-from support.operations_server import MODEL, SNAPSHOT, request_view, waiting_view
+from support.snapshots import MODEL, SNAPSHOT, request_view, waiting_view
 
 
 def stats(snapshot: Snapshot = SNAPSHOT, **model: Any) -> ServerStats:
@@ -27,16 +27,16 @@ def live(*views: Any) -> tuple[LiveRequest, ...]:
     return tuple(decode_live_request(live_request_of(view)) for view in views)
 
 
-def board_of(*views: Any, **model: Any) -> Board:
-    board = Board("here:50052")
-    board.take(stats(**model), live(*views))
-    return board
+def board_of(*views: Any, **model: Any) -> TopState:
+    state = TopState("here:50052")
+    state.take(stats(**model), live(*views))
+    return state
 
 
-def drawn(board: Board, width: int | None = 120, height: int | None = None) -> list[str]:
+def drawn(state: TopState, width: int | None = 120, height: int | None = None) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width or 10_000, color_system=None)
-    console.print(frame_of(board, width=width, height=height))
+    console.print(frame_of(state, width=width, height=height))
     return out.getvalue().splitlines()
 
 
@@ -56,27 +56,27 @@ def test_a_frame_holds_what_an_operator_asks_first() -> None:
 
 
 def test_a_service_that_is_away_leaves_the_last_answer_in_sight() -> None:
-    board = board_of(request_view(1))
-    board.miss("UNAVAILABLE: gone")
-    lines = drawn(board)
-    assert "no answer since" in lines[0]
+    state = board_of(request_view(1))
+    state.miss("UNAVAILABLE: gone")
+    lines = drawn(state)
+    assert "no response since" in lines[0]
     assert "UNAVAILABLE: gone" in lines[0]
     assert any("request-1" in line for line in lines)
 
-    board.take(stats(), live())
-    assert "no answer" not in "\n".join(drawn(board))
+    state.take(stats(), live())
+    assert "no response" not in "\n".join(drawn(state))
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (60, 20), (200, 60)])
 def test_a_frame_fits_its_screen(width: int, height: int) -> None:
     views = [request_view(number, request_id="r" * 100, tenant="t" * 40) for number in range(300)]
-    board = board_of(
+    state = board_of(
         *views,
         cache=CacheSnapshot(
             block_size_tokens=16, num_total_blocks=5000, num_used_blocks=2400, num_free_blocks=2600
         ),
     )
-    lines = drawn(board, width, height)
+    lines = drawn(state, width, height)
 
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
@@ -84,10 +84,10 @@ def test_a_frame_fits_its_screen(width: int, height: int) -> None:
 
 
 def test_the_pool_is_drawn_by_owner_and_state() -> None:
-    board = board_of(
+    state = board_of(
         request_view(1, tenant="a", num_blocks=20), request_view(2, tenant="b", num_blocks=5)
     )
-    lines = drawn(board, 100)
+    lines = drawn(state, 100)
     grid = "█" * 40 + "▒" * 35 + "·" * 25
 
     assert grid in lines
@@ -95,10 +95,10 @@ def test_the_pool_is_drawn_by_owner_and_state() -> None:
 
 
 def test_shares_never_exceed_what_is_used() -> None:
-    board = board_of(
+    state = board_of(
         request_view(1, tenant="a", num_blocks=60), request_view(2, tenant="b", num_blocks=60)
     )
-    assert any("█ a 20  █ b 20" in line for line in drawn(board, 100))
+    assert any("█ a 20  █ b 20" in line for line in drawn(state, 100))
 
 
 def test_an_id_is_shown_as_it_is_and_moves_no_cursor() -> None:
@@ -109,15 +109,15 @@ def test_an_id_is_shown_as_it_is_and_moves_no_cursor() -> None:
 
 
 def test_requests_are_sorted_by_what_is_chosen() -> None:
-    board = board_of(
+    state = board_of(
         request_view(1, tenant="b", num_blocks=1),
         request_view(2, tenant="a", num_blocks=3, num_output_tokens=500),
         waiting_view(3, tenant="c", queue_position=0),
     )
     orders: dict[str, list[str]] = {}
     for _ in SORT_KEYS:
-        orders[board.sort_key] = [each.request_id[-1] for each in board.sorted_requests]
-        board.sort_by_next()
+        orders[state.sort_key] = [each.request_id[-1] for each in state.sorted_requests]
+        state.sort_by_next()
 
     assert orders == {
         "age": ["1", "2", "3"],
@@ -127,11 +127,11 @@ def test_requests_are_sorted_by_what_is_chosen() -> None:
         "tenant": ["2", "1", "3"],
         "phase": ["3", "1", "2"],
     }
-    assert board.sort_key == "age"
+    assert state.sort_key == "age"
 
 
 def test_phases_newer_than_this_client_are_drawn_by_state() -> None:
     (request,) = live(request_view(1))
-    board = Board("here")
-    board.take(stats(), [dataclasses.replace(request, phase=RequestPhase.UNKNOWN)])
-    assert any("processing" in line for line in drawn(board))
+    state = TopState("here")
+    state.take(stats(), [dataclasses.replace(request, phase=RequestPhase.UNKNOWN)])
+    assert any("processing" in line for line in drawn(state))

@@ -17,6 +17,18 @@ from penstock.tools.command_line import main
         ("generate", "penstock generate: error: the following arguments are required: prompt"),
         ("generate Hi --max-tokens many", "penstock generate: error: argument --max-tokens: "),
         ("generate Hi --temprature=4", "--temprature=4; did you mean --temperature? (see penstock"),
+        ("generate Hi --top-k -1", "must be from 0 to 4294967295, not -1"),
+        (
+            "generate Hi --deadline nan",
+            "--deadline: must be a positive number of seconds, not 'nan'",
+        ),
+        *(
+            (
+                f"{command} --address 127.0.0.1:",
+                f"{command.split()[0]}: --address: there is no port after the colon of '127",
+            )
+            for command in ("generate Hi", "models", "health", "chat")
+        ),
         ("bench --address x --rate 3", "--address --rate 3; did you mean --rates? (see penstock"),
         ("bench 127.0.0.1:1", "penstock bench: --rates, --concurrency or --trace must be given"),
         ("bench 192.0.2.1:1 --rates 1", "192.0.2.1:1 is not this machine; add --allow-remote"),
@@ -46,6 +58,30 @@ from penstock.tools.command_line import main
                 ("--warm-up-s 0", "/dev/null: contains no requests"),
             )
         ),
+        ("verify --skip magic", "--skip: unknown check magic"),
+        ("verify --json /nowhere/report.json", "--json: folder /nowhere does not exist"),
+        *(
+            # Before a trace is read: its file does not exist.
+            (f"{command} --trace /nowhere --report /dev/null/x", "--report: /dev/null is not a")
+            for command in ("simulate", "plan --target-ttft-p99-s 1 --target-itl-p99-ms 50")
+        ),
+        ("verify -- --model demo", "options of serve require --serve"),
+        ("verify localhost:50051", "an address: --address localhost:50051"),
+        ("verify --concurrency 0", "--concurrency must be at least 1"),
+        ("top --json", "--json requires --once"),
+        ("top --once --address http://here", "address: must be"),
+        ("top --once --interval 0", "must be a positive number of seconds"),
+        ("serve --executor simulated --record-max-mib 0", "record-max-mib must be at least 1"),
+        *(
+            (f"serve --executor simulated {option}", line)
+            for option, line in (
+                ("--block-size 0", "block-size"),
+                ("--drain-grace-s nan", "drain-grace-s"),
+                ("--fronts 0", "fronts"),
+                ('--simulated-config {"speed":3}', "speed"),
+                ("--simulated-config {", "simulated-config"),
+            )
+        ),
         ("serve --bogus", "penstock serve: error: unrecognized arguments: --bogus (see penstock"),
         ("serve --max-num-seq=4", "--max-num-seq=4; did you mean --max-num-seqs? (see penstock"),
         ("serve --order lifo", "penstock serve: --order must be one of fair, fcfs, not 'lifo'"),
@@ -60,9 +96,31 @@ def test_bad_usage_is_one_line(words: str, line: str, capsys: pytest.CaptureFixt
     assert printed.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("prompt", "line"),
+    [("", "prompt"), ("secret\udcff", "text_prompt.text: the prompt is not valid UTF-8\n")],
+)
+def test_a_prompt_that_is_none_is_not_repeated(
+    prompt: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", prompt]) == 2
+
+    told = capsys.readouterr().err
+    assert told.startswith("penstock generate: ")
+    assert line in told
+    assert told.count("\n") == 1
+    assert "secret" not in told
+
+
+@pytest.mark.parametrize("command", ["", "serve", "generate", "chat", "models", "health", "demo"])
+def test_help_of_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    assert "exit codes:" in capsys.readouterr().out
+
+
 def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    assert capsys.readouterr().err.startswith("usage: penstock")
+    assert capsys.readouterr().out.startswith("usage: penstock")
 
 
 def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:

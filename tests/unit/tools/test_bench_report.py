@@ -14,8 +14,8 @@ from penstock.tools.bench.figures import figures_of
 from penstock.tools.bench.fleet import LoadRun, merged_run
 from penstock.tools.bench.options import check_options, plans_for, plans_of, sender_of
 from penstock.tools.bench.plan import Arrivals, LoadPlan
-from penstock.tools.bench.recorder import Recorder
-from penstock.tools.bench.report import document_of
+from penstock.tools.bench.recorder import LoadRecorder
+from penstock.tools.bench.report import document_of, sweep_lines
 from penstock.tools.bench.sender import SenderConfig
 from penstock.tools.bench.worker import WorkerDone
 from penstock.tools.command_line import build_parser
@@ -54,7 +54,7 @@ def plans(*arguments: object, **limits: Any) -> list[LoadPlan]:
 
 
 def measured(made: LoadPlan, ttft_s: float) -> LoadRun:
-    recorder = Recorder(made)
+    recorder = LoadRecorder(made)
     for due_s in (1.0, 2.0):
         record = recorder.begin(due_s, due_s, 2)
         record.tokens(due_s + ttft_s, 1)
@@ -140,10 +140,12 @@ def test_a_trace_lends_its_lengths_to_a_rate(trace: Path) -> None:
         (("--rates", 1, "--tenant", "a"), "--tenant-metadata-key must be given"),
         (
             ("--rates", 1, "--prompt-tokens", 999),
-            "may have 1,063 tokens; demo accepts at most 1,000",
+            "--prompt-tokens, --output-tokens: a prompt and its output may have 1,063 tokens; demo"
+            " accepts at most 1,000",
         ),
         (("--rates", 1, "--json", "/none/x.json"), "--json: folder /none does not exist"),
-        (("--rates", 1, "--report", "/none/x"), "--report: folder /none does not exist"),
+        (("--rates", 1, "--json", "/dev"), "--json: /dev is a folder; name a file"),
+        (("--rates", 1, "--report", "TRACE"), "trace.jsonl is not a folder"),
         (("localhost", "more", "--rates", 1), "more: options of serve require --own-service"),
     ],
 )
@@ -171,9 +173,18 @@ def test_another_machine_is_refused_unless_it_is_meant() -> None:
     assert (config.is_multiplex, config.num_channels) == (True, 4)
 
 
+def test_the_table_of_several_loads_fits_a_terminal() -> None:
+    made = plans("--concurrency", "9999,100")
+
+    lines = sweep_lines([figures_of(measured(one, 999.0)) for one in made])
+
+    assert lines[0].split()[:3] == ["load", "done/s", "good/s"]
+    assert max(map(len, lines)) <= 100
+
+
 def test_json_has_null_for_what_was_not_measured() -> None:
     made = plan()
-    idle = Recorder(made)
+    idle = LoadRecorder(made)
     run = merged_run(made, [WorkerDone(recorder=idle, cpu_share=0.0, was_sending_at_end=True)])
     document = document_of(SenderConfig(address="localhost"), model(), [run], [figures_of(run)])
 

@@ -10,10 +10,19 @@ from penstock.tools.command_line import main
 
 
 @pytest.mark.parametrize(
-    "command", [("serve",), ("simulate",), ("verify",), ("demo",)], ids=" ".join
+    ("command", "extra"),
+    [
+        (("serve",), "torch"),
+        (("serve", "--executor", "trtllm"), "server"),
+        (("simulate",), "server"),
+        (("verify",), "server"),
+        (("demo",), "torch"),
+        (("demo", "--executor=simulated"), "server"),
+    ],
 )
-def test_a_command_of_the_server_names_the_extra(
+def test_a_command_of_the_server_names_the_one_extra_that_it_needs(
     command: tuple[str, ...],
+    extra: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -24,7 +33,7 @@ def test_a_command_of_the_server_names_the_extra(
 
     assert main(command) == 2
     assert capsys.readouterr().err == (
-        f"penstock {command[0]}: needs uvloop: install penstock[server]\n"
+        f"penstock {command[0]}: needs uvloop: pip install 'penstock[{extra}]'\n"
     )
 
 
@@ -37,7 +46,7 @@ def test_a_command_with_its_own_extra_names_it(
     )
 
     assert main(("bench", "--help")) == 2
-    assert capsys.readouterr().err == "penstock bench: needs hdrh: install penstock[bench]\n"
+    assert capsys.readouterr().err == "penstock bench: needs hdrh: pip install 'penstock[bench]'\n"
 
 
 def test_a_command_of_the_client_needs_nothing_of_the_server(
@@ -46,4 +55,6 @@ def test_a_command_of_the_client_needs_nothing_of_the_server(
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
     assert main(("version",)) == 0
-    assert "penstock" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert told.startswith("penstock ")
+    assert "\ngrpcio " in told

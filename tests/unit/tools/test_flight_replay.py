@@ -13,10 +13,11 @@ from penstock.server.observe.flight.reader import dump
 from penstock.server.observe.flight.writer import FlightWriter
 from penstock.tools.simulation.calibration import fit_cost
 from penstock.tools.simulation.flight_trace import flight_steps, flight_trace, is_flight_file
-from penstock.tools.simulation.settings import Policy, SimulationConfig
+from penstock.tools.simulation.settings import BatchingPolicy, SimulationConfig
 from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import summarise
-from support.flights import COST, Flown, make_facts
+from support.flights import COST, Flown
+from support.reports import make_facts
 
 BOUND = 0.02
 """Largest difference in throughput: costs of one machine are known exactly, arrivals are
@@ -45,7 +46,7 @@ def test_a_replay_does_the_same_work_at_the_same_speed(tmp_path: Path, depth: in
     run = simulate(
         flight_trace(path).requests,
         SimulationConfig(
-            policy=Policy.FAIR,
+            policy=BatchingPolicy.FAIR,
             cost=fit.cost,
             max_num_seqs=8,
             num_blocks=120,
@@ -110,7 +111,7 @@ def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:
 
     with pytest.raises(FlightError, match="contains no requests"):
         flight_trace(path)
-    with pytest.raises(FlightError, match="paced itself"):
+    with pytest.raises(FlightError, match="self-paced"):
         flight_steps(path)
     cut = tmp_path / "cut.bin"
     cut.write_bytes(path.read_bytes()[:5000])

@@ -1,17 +1,18 @@
 """The counts of a recorder, their start, and the sum of several recorders."""
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.client import FinishReason
 from penstock.server.observe.recording.trace import TraceRequest
-from penstock.tools.bench.figures import figures_of, percentile_curve, warnings_of
-from penstock.tools.bench.fleet import merged_run
+from penstock.tools.bench.figures import figures_of, warnings_of
+from penstock.tools.bench.fleet import IdleCores, merged_run
 from penstock.tools.bench.latency_histogram import LatencyHistogram
 from penstock.tools.bench.plan import Arrivals
-from penstock.tools.bench.recorder import Recorder
+from penstock.tools.bench.recorder import LoadRecorder
 from penstock.tools.bench.worker import WorkerDone
 from penstock.tools.targets import Targets
 from support.load_events import finished, plan
@@ -24,7 +25,7 @@ def histogram_of(*durations_s: float) -> LatencyHistogram:
     return histogram
 
 
-def served(recorder: Recorder, due_s: float, *at_s: float, sent_s: float | None = None) -> None:
+def served(recorder: LoadRecorder, due_s: float, *at_s: float, sent_s: float | None = None) -> None:
     """Return a request with one token at each of these times, ended with the last."""
     record = recorder.begin(due_s, due_s if sent_s is None else sent_s, len(at_s))
     for moment_s in at_s:
@@ -32,7 +33,7 @@ def served(recorder: Recorder, due_s: float, *at_s: float, sent_s: float | None 
     record.finished(at_s[-1], finished(len(at_s)))
 
 
-def done(recorder: Recorder, *, cpu_share: float = 0.1, is_full: bool = True) -> WorkerDone:
+def done(recorder: LoadRecorder, *, cpu_share: float = 0.1, is_full: bool = True) -> WorkerDone:
     return WorkerDone(recorder=recorder, cpu_share=cpu_share, was_sending_at_end=is_full)
 
 
@@ -65,7 +66,7 @@ def test_histograms_merge_after_a_journey_between_processes() -> None:
 
 
 def test_durations_count_from_when_a_request_was_due() -> None:
-    recorder = Recorder(plan())
+    recorder = LoadRecorder(plan())
 
     served(recorder, 1.0, 3.5, 3.6, sent_s=3.0)
 
@@ -77,7 +78,7 @@ def test_durations_count_from_when_a_request_was_due() -> None:
 
 
 def test_a_message_of_several_tokens_is_one_gap_and_all_of_them_count() -> None:
-    recorder = Recorder(plan())
+    recorder = LoadRecorder(plan())
     record = recorder.begin(0.0, 0.0, 5)
     record.tokens(1.0, 1)
     record.tokens(1.4, 0)
@@ -92,7 +93,7 @@ def test_a_message_of_several_tokens_is_one_gap_and_all_of_them_count() -> None:
 
 
 def test_warm_up_is_not_counted_but_rates_are_of_the_window() -> None:
-    recorder = Recorder(plan(warm_up_s=1.0, duration_s=2.0))
+    recorder = LoadRecorder(plan(warm_up_s=1.0, duration_s=2.0))
 
     served(recorder, 0.9, 0.95, 1.1)  # due too early, ends in the window
     served(recorder, 2.9, 2.95, 3.0)  # due in it, ends after it
@@ -104,7 +105,7 @@ def test_warm_up_is_not_counted_but_rates_are_of_the_window() -> None:
 
 
 def test_good_is_a_first_token_in_time_and_nearly_all_gaps() -> None:
-    recorder = Recorder(plan(targets=Targets(ttft_s=1.0, itl_s=0.1), duration_s=60.0))
+    recorder = LoadRecorder(plan(targets=Targets(ttft_s=1.0, itl_s=0.1), duration_s=60.0))
 
     served(recorder, 0.0, 1.0, 1.09)
     served(recorder, 0.0, 1.01, 1.09)
@@ -118,7 +119,7 @@ def test_good_is_a_first_token_in_time_and_nearly_all_gaps() -> None:
 
 
 def test_an_output_that_is_not_what_was_asked_for_is_told() -> None:
-    recorder = Recorder(plan())
+    recorder = LoadRecorder(plan())
     for num_sent, reason in (
         (2, FinishReason.LENGTH),
         (1, FinishReason.LENGTH),
@@ -130,11 +131,11 @@ def test_an_output_that_is_not_what_was_asked_for_is_told() -> None:
 
     figures = figures_of(merged_run(plan(), [done(recorder)]))
     assert figures.num_short == 2
-    assert any("another number of tokens" in text for text in warnings_of(figures))
+    assert any("a number of tokens other than" in text for text in warnings_of(figures))
 
 
 def test_processes_add_up() -> None:
-    parts = [Recorder(plan()), Recorder(plan())]
+    parts = [LoadRecorder(plan()), LoadRecorder(plan())]
     served(parts[0], 0.0, 0.1, 0.15)
     parts[0].begin(1.0, 1.0, 1).failed(1.1, "RESOURCE_EXHAUSTED", "QUEUE_FULL")
     served(parts[1], 0.0, 0.3, 0.35)
@@ -175,7 +176,7 @@ def test_a_run_that_has_sent_enough_is_as_long_as_that_took(
     settings: dict[str, Any], is_full: bool, window_s: float
 ) -> None:
     made = plan(**settings)
-    recorder = Recorder(made)
+    recorder = LoadRecorder(made)
     served(recorder, 0.0, 0.1, 0.2)
 
     assert merged_run(made, [done(recorder, is_full=is_full)]).window_s == window_s
@@ -184,14 +185,14 @@ def test_a_run_that_has_sent_enough_is_as_long_as_that_took(
 def test_a_replayed_trace_ends_with_its_last_request() -> None:
     rows = (TraceRequest(arrival_s=0.0, num_prompt_tokens=1, num_output_tokens=2),)
     made = plan(arrivals=Arrivals.REPLAY, rows=rows)
-    recorder = Recorder(made)
+    recorder = LoadRecorder(made)
     served(recorder, 0.0, 0.1, 0.5)
 
     assert merged_run(made, [done(recorder)]).window_s == 0.5
 
 
 def test_a_client_that_spoils_its_figures_says_so() -> None:
-    honest, late = Recorder(plan()), Recorder(plan())
+    honest, late = LoadRecorder(plan()), LoadRecorder(plan())
     served(honest, 0.0, 0.5, sent_s=0.01)
     served(late, 0.0, 0.5, sent_s=0.2)
 
@@ -202,8 +203,39 @@ def test_a_client_that_spoils_its_figures_says_so() -> None:
     assert "95% of a core" in warning
 
 
+@pytest.mark.parametrize(
+    ("num_idle_cores", "advice"),
+    [
+        (None, "raise --processes"),
+        (0.9, "raise --processes"),
+        (0.04, "no core of this machine was idle: lower the load, or run the client on another"),
+    ],
+)
+def test_more_client_processes_are_advised_only_if_cores_are_idle(
+    num_idle_cores: float | None, advice: str
+) -> None:
+    recorder = LoadRecorder(plan())
+    served(recorder, 0.0, 0.5, sent_s=0.2)
+
+    run = merged_run(plan(), [done(recorder, cpu_share=0.95)], num_idle_cores)
+
+    for warning in warnings_of(figures_of(run)):
+        assert f"; {advice}" in warning
+
+
+def test_idle_cores_are_counted_from_the_start_of_the_run(tmp_path: Path) -> None:
+    uptime = tmp_path / "uptime"
+    uptime.write_text("100.0 350.0\n", encoding="ascii")
+    idle = IdleCores(uptime)
+    assert idle.mean() is None
+
+    uptime.write_text("110.0 365.0\n", encoding="ascii")
+    assert idle.mean() == 1.5
+    assert IdleCores(tmp_path / "none").mean() is None
+
+
 def test_nothing_measured_is_no_figure_and_no_fault() -> None:
-    figures = figures_of(merged_run(plan(), [done(Recorder(plan()))]))
+    figures = figures_of(merged_run(plan(), [done(LoadRecorder(plan()))]))
 
     assert figures.num_due == 0
     assert figures.ttft.p99_s != figures.ttft.p99_s
@@ -211,17 +243,15 @@ def test_nothing_measured_is_no_figure_and_no_fault() -> None:
 
 
 def test_a_late_client_without_first_tokens_has_no_median_to_compare_with() -> None:
-    recorder = Recorder(plan())
+    recorder = LoadRecorder(plan())
     recorder.begin(0.0, 0.2, 2).failed(0.3, "INTERNAL", "")
 
     [warning] = warnings_of(figures_of(merged_run(plan(), [done(recorder)])))
     assert warning.startswith("100.0% of the requests failed")
 
 
-def test_the_percentile_curve_ends_where_single_durations_begin() -> None:
-    nines, durations_s = percentile_curve(histogram_of(*[0.1] * 99, 5.0))
+def test_all_percentiles_at_once_are_the_single_ones() -> None:
+    histogram = histogram_of(*[0.1] * 97, 0.2, 7200.0, 5.0)
 
-    assert nines[0] == 1.0
-    assert nines[-1] == pytest.approx(100.0)
-    assert durations_s[0] == pytest.approx(0.1, rel=1e-3)
-    assert percentile_curve(LatencyHistogram()) == ([], [])
+    assert histogram.percentiles_s() == [histogram.percentile_s(float(p)) for p in range(101)]
+    assert LatencyHistogram().percentiles_s() == []

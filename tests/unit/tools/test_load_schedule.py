@@ -17,7 +17,7 @@ from penstock.tools.bench.lengths import (
     parse_lengths,
 )
 from penstock.tools.bench.plan import Arrivals
-from penstock.tools.bench.schedule import PromptMaker, part_of, planned_requests, share_of
+from penstock.tools.bench.schedule import RandomPromptMaker, part_of, planned_requests, share_of
 from support.load_events import plan
 
 
@@ -91,14 +91,16 @@ def test_a_trace_lends_its_lengths_to_other_arrivals_in_turn() -> None:
 def test_prompts_are_exact_within_the_vocabulary_and_differ() -> None:
     made = plan(vocab_size=50, prompt_tokens=FixedLength(num_tokens=300))
     first, second = itertools.islice(planned_requests(made), 2)
-    prompts = PromptMaker(made)
+    prompts = RandomPromptMaker(made)
 
     assert len(prompts.token_ids(first)) == 300
     assert set(prompts.token_ids(first)) <= set(range(50))
     assert prompts.token_ids(first) == prompts.token_ids(first)
     assert prompts.token_ids(first) != prompts.token_ids(second)
     # No run of a sweep may find the prompts of the one before it cached.
-    assert prompts.token_ids(first) != PromptMaker(replace(made, run_index=1)).token_ids(first)
+    assert prompts.token_ids(first) != RandomPromptMaker(replace(made, run_index=1)).token_ids(
+        first
+    )
 
 
 def test_prompts_share_what_their_trace_says_they_share() -> None:
@@ -107,7 +109,7 @@ def test_prompts_share_what_their_trace_says_they_share() -> None:
         for ids, tenant in (((1, 2, 3), ""), ((1, 2, 9), ""), ((1, 2, 3), "other"))
     )
     made = plan(arrivals=Arrivals.REPLAY, rows=rows, tenant_metadata_key="tenant")
-    prompts = PromptMaker(made)
+    prompts = RandomPromptMaker(made)
     one, two, other = (prompts.token_ids(request) for request in planned_requests(made))
 
     assert (len(one), len(two)) == (10, 10)

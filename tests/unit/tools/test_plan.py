@@ -77,7 +77,49 @@ def test_nobody_serves() -> None:
     assert plan.best is None
     assert plan.candidates[0].num_replicas is None
     assert plan.candidates[0].verdict.num_replicas == 2
-    assert "no candidate meets the target with up to 2 replicas" in plan_lines(plan)
+    lines = plan_lines(plan)
+    assert "no candidate meets the target with up to 2 replicas" in lines
+    assert lines[-1].startswith("- 2 replicas missed the target in the simulation;")
+
+
+@pytest.mark.parametrize(
+    ("step_s", "start"),
+    [
+        (0.1, "- 1 replica met the target in the simulation;"),
+        (1.0, "- 3 replicas met the target and 2 did not, both simulated;"),
+    ],
+)
+def test_the_limits_name_the_numbers_that_were_simulated(step_s: float, start: str) -> None:
+    plan = planned(candidate("some", step_s), num_curve_requests=0)
+
+    assert plan_lines(plan)[-1].startswith(start)
+
+
+def test_what_an_idle_replica_misses_is_not_simulated(tmp_path: Path) -> None:
+    tried: list[str] = []
+    search = PlanSearch(max_replicas=8, num_curve_requests=30)
+    candidates = [candidate("slow", 2.0), candidate("fast", 0.1)]
+    both = make_plan(
+        WINDOW, candidates, TARGET, search, on_tried=lambda what, _: tried.append(what)
+    )
+    none = planned(candidate("slow", 2.0))
+
+    reason = (
+        "impossible   slow: on an idle replica, p99 TTFT is at least 2.00 s (target: 1500 ms);"
+        " p99 ITL is at least 2.00 s (target: 1500 ms)"
+    )
+    assert reason in plan_lines(both)
+    assert both.best is both.candidates[0]
+    assert tried
+    assert all(what.startswith("fast") for what in tried)
+    lines = plan_lines(none)
+    assert reason in lines
+    assert "no candidate meets the target with any number of replicas" in lines
+    assert lines[-1].startswith("- Nothing was simulated")
+    assert write_plan_report(none, tmp_path) == ()
+    (found,) = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))["impossible"]
+    assert found["name"] == "slow"
+    assert found["lower_bound"]["misses"] == ["p99 TTFT", "p99 ITL"]
 
 
 def test_who_watches_is_told_of_every_simulation() -> None:

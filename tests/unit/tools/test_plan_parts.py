@@ -10,15 +10,16 @@ from penstock.scheduler.config import AdmissionPolicy
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.plan.candidates import Candidate, candidates_from_json
+from penstock.tools.plan.lower_bound import lower_bound
 from penstock.tools.plan.plan import least_replicas
 from penstock.tools.plan.target import PlanTarget, judge
 from penstock.tools.plan.window import busiest_window
 from penstock.tools.simulation.cluster import ClusterConfig, simulate_cluster
 from penstock.tools.simulation.routing import RouterKind
-from penstock.tools.simulation.settings import Policy, SimulationConfig
+from penstock.tools.simulation.settings import BatchingPolicy, SimulationConfig
 from penstock.tools.targets import Targets
 
-BASE = Candidate(name="base", replica=SimulationConfig(policy=Policy.FAIR), price=2.0)
+BASE = Candidate(name="base", replica=SimulationConfig(policy=BatchingPolicy.FAIR), price=2.0)
 
 
 def asks(arrival_s: float, num_output: int = 1, num_prompt: int = 8) -> TraceRequest:
@@ -146,6 +147,41 @@ def test_a_request_with_slow_gaps_is_not_smooth() -> None:
     ).meets
 
 
+def test_requests_that_do_not_meet_take_the_lower_bound() -> None:
+    target = PlanTarget(ttft_p99_s=1.0, itl_p99_s=0.9, good_share=0.5)
+    trace = [asks(100.0 * i, 3, 8 + i) for i in range(5)]
+    run = run_of(trace, target)
+
+    bound = lower_bound(trace, run.config.replica, target)
+
+    assert bound.ttft_p99_s == pytest.approx(judge(run, target).ttft_p99_s)
+    assert bound.itl_p99_s == pytest.approx(1.0)
+    assert bound.misses == judge(run, target).misses == ("p99 TTFT", "p99 ITL", "good share")
+    met = PlanTarget(ttft_p99_s=judge(run, target).ttft_p99_s, itl_p99_s=1.0, good_share=1.0)
+    assert lower_bound(trace, run.config.replica, met).misses == ()
+
+
+def test_the_lower_bound_counts_shared_blocks_as_cached() -> None:
+    target = PlanTarget(ttft_p99_s=1.5, itl_p99_s=1.5)
+    own = dataclasses.replace(asks(0.0, num_prompt=32), prefix_ids=(1, 2), prefix_block_tokens=16)
+    trace = [own, dataclasses.replace(own, arrival_s=50.0, prefix_ids=(1, 3))]
+    run = run_of(trace, target)
+
+    assert lower_bound(trace, run.config.replica, target).ttft_p99_s == pytest.approx(2.6)
+    cold = dataclasses.replace(run.config.replica, has_prefix_caching=False)
+    assert lower_bound(trace, cold, target).ttft_p99_s == pytest.approx(4.2)
+    assert judge(run, target).ttft_p50_s == pytest.approx(2.6)
+
+
+def test_a_cancelled_request_bounds_no_gap() -> None:
+    target = PlanTarget(ttft_p99_s=9.0, itl_p99_s=0.9)
+    trace = [dataclasses.replace(asks(0.0, 5), deadline_s=1.7)]
+    run = run_of(trace, target)
+
+    assert judge(run, target).smooth_share == 1.0
+    assert lower_bound(trace, run.config.replica, target).misses == ()
+
+
 def test_who_never_gets_a_token_has_missed_everything() -> None:
     trace = [asks(0.0, 20), dataclasses.replace(asks(0.1, 3), deadline_s=0.5)]
     target = PlanTarget(ttft_p99_s=100.0, itl_p99_s=2.0)
@@ -201,7 +237,7 @@ def test_a_candidate_is_the_base_but_for_what_it_says() -> None:
 
     assert (found.name, found.price) == ("big", 5)
     assert found.replica.num_blocks == 99
-    assert found.replica.policy is Policy.FAIR
+    assert found.replica.policy is BatchingPolicy.FAIR
     assert found.replica.scheduler.max_num_batched_tokens == 4096
     assert found.replica.scheduler.target_itl_s == 0.05
     assert found.replica.scheduler.admission_policy is AdmissionPolicy.GUARANTEED_NO_EVICT
@@ -227,6 +263,7 @@ def test_a_candidate_is_the_base_but_for_what_it_says() -> None:
         ([{"name": "a", "price": "3"}], r"\[0\].price must be a number"),
         ([{"name": "a", "price": -1}], "price must be above 0"),
         ([{"name": "a", "blocks": 1}], r"\[0\].blocks is unknown"),
+        ([{"name": "a", "x": 1}], r"\[0\].x is unknown; known are admission_policy, "),
         ([{"name": "a", "num_blocks": "1"}], r"\[0\].num_blocks must be an integer"),
         ([{"name": "a", "num_blocks": 0}], "num_blocks must be at least 1"),
         ([{"name": "a", "router": "best"}], r"\[0\].router must be one of"),
@@ -235,7 +272,7 @@ def test_a_candidate_is_the_base_but_for_what_it_says() -> None:
         ([{"name": "a", "cost": 1}], r"\[0\].cost must be an object"),
         ([{"name": "a", "order": "fcfs"}], "is set by policy"),
         ([{"name": "a", "targets": {}}], "are set for the plan"),
-        ([{"name": "a", "scheduler": {}}], "next to the others"),
+        ([{"name": "a", "scheduler": {}}], "directly into the candidate"),
     ],
 )
 def test_what_is_off_in_a_candidate_is_named(data: object, message: str) -> None:

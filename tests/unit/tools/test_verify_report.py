@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.server.cli.installation import Installation
+from penstock.tools.verify.check_result import CheckOutcome, CheckResult
 from penstock.tools.verify.report import (
     Report,
     ServedHere,
@@ -16,7 +17,6 @@ from penstock.tools.verify.report import (
     shown_argument,
     summary_lines,
 )
-from penstock.tools.verify.verdict import CheckResult, Outcome
 
 GPU = {"name": "NVIDIA H100", "memory_mib": 81559, "compute_capability": "9.0"}
 INSTALLATION = Installation(
@@ -37,7 +37,7 @@ FIGURES = {
 }
 
 
-def result(outcome: Outcome, reason: str = "seen", name: str = "greedy") -> CheckResult:
+def result(outcome: CheckOutcome, reason: str = "seen", name: str = "greedy") -> CheckResult:
     return CheckResult(name=name, outcome=outcome, reason=reason, duration_s=0.25)
 
 
@@ -53,16 +53,16 @@ def report(*results: CheckResult, **settings: Any) -> Report:
 @pytest.mark.parametrize(
     ("outcomes", "is_passed"),
     [
-        ([Outcome.PASS], True),
-        ([Outcome.PASS, Outcome.SKIP], True),
-        ([Outcome.PASS, Outcome.FAIL], False),
+        ([CheckOutcome.PASS], True),
+        ([CheckOutcome.PASS, CheckOutcome.SKIP], True),
+        ([CheckOutcome.PASS, CheckOutcome.FAIL], False),
         # What checked nothing has shown nothing.
-        ([Outcome.SKIP], False),
+        ([CheckOutcome.SKIP], False),
         ([], False),
     ],
 )
 def test_it_passes_if_something_did_and_nothing_failed(
-    outcomes: list[Outcome], is_passed: bool
+    outcomes: list[CheckOutcome], is_passed: bool
 ) -> None:
     made = report(*map(result, outcomes))
 
@@ -80,7 +80,7 @@ def test_json_holds_everything() -> None:
         model_kind="Hugging Face model",
     )
     made = report(
-        result(Outcome.PASS),
+        result(CheckOutcome.PASS),
         model={"executor": "trtllm"},
         figures={"32 at once": FIGURES},
         served=served,
@@ -130,8 +130,8 @@ def test_arguments_lose_their_paths(argument: str, shown: str) -> None:
 def test_reasons_lose_their_paths_and_nothing_else() -> None:
     reason = "INTERNAL: cannot read /home/ada/x.json, ~/y or ../z; 12.5 tokens/s, 2 / 3 of 'a/b'"
 
-    line = result_line(result(Outcome.FAIL, reason), has_paths=False)
-    kept = result_line(result(Outcome.FAIL, reason), has_paths=True)
+    line = result_line(result(CheckOutcome.FAIL, reason), has_paths=False)
+    kept = result_line(result(CheckOutcome.FAIL, reason), has_paths=True)
 
     assert "/home" not in line
     assert "ada" not in line
@@ -144,7 +144,7 @@ def test_hosts_are_not_named() -> None:
         "UNAVAILABLE: DNS resolution failed for gpu-17.corp.example:50051; last error:"
         " ipv4:10.2.3.4:50051: refused, ipv6:%5B::1%5D:50051: refused"
     )
-    made = report(result(Outcome.FAIL, reason))
+    made = report(result(CheckOutcome.FAIL, reason))
 
     text = report_json(made, has_paths=True, hidden=hidden_names("gpu-17.corp.example:50051"))
 

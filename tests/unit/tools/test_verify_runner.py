@@ -11,15 +11,16 @@ from penstock.client import Client, Failure, HealthStatus, Internal, Model, Mode
 from penstock.client.model_info import KeepalivePolicy
 from penstock.tools.verify.all_checks import ALL_CHECKS
 from penstock.tools.verify.check import Check
+from penstock.tools.verify.check_result import (
+    CheckFailed,
+    CheckOutcome,
+    CheckResult,
+    CheckSkipped,
+)
 from penstock.tools.verify.runner import run_checks
 from penstock.tools.verify.subject import Subject
 from penstock.tools.verify.survival import Survival
-from penstock.tools.verify.verdict import (
-    CheckFailed,
-    CheckResult,
-    CheckSkipped,
-    Outcome,
-)
+from support.core import FakeClock
 
 MODEL = Model(
     name="m",
@@ -33,16 +34,6 @@ MODEL = Model(
     executor="torch",
     ready_at_s=None,
 )
-
-
-class Clock:
-    """A clock that a check advances."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def subject(model: Model | None = MODEL) -> Subject:
@@ -61,7 +52,7 @@ async def judged(*checks: Check, model: Model | None = MODEL, **settings: Any) -
         timeout_s=settings.get("timeout_s", 60.0),
         left_out=settings.get("left_out", frozenset()),
         on_result=told.append,
-        clock=settings.get("clock", Clock()),
+        clock=settings.get("clock", FakeClock(100.0)),
     )
     assert told == results
     return results
@@ -80,14 +71,16 @@ INTERNAL = Internal(Failure(code=grpc.StatusCode.INTERNAL, message="broke", requ
 @pytest.mark.parametrize(
     ("error", "outcome", "reason"),
     [
-        (CheckFailed("bad"), Outcome.FAIL, "bad"),
-        (CheckSkipped("none"), Outcome.SKIP, "none"),
-        (INTERNAL, Outcome.FAIL, "INTERNAL: broke [request r-1]"),
-        (ValueError("n: odd"), Outcome.FAIL, "ValueError: n: odd"),
-        (TimeoutError(), Outcome.FAIL, "not done after 60 s"),
+        (CheckFailed("bad"), CheckOutcome.FAIL, "bad"),
+        (CheckSkipped("none"), CheckOutcome.SKIP, "none"),
+        (INTERNAL, CheckOutcome.FAIL, "INTERNAL: broke [request r-1]"),
+        (ValueError("n: odd"), CheckOutcome.FAIL, "ValueError: n: odd"),
+        (TimeoutError(), CheckOutcome.FAIL, "not done after 60 s"),
     ],
 )
-async def test_exceptions_become_outcomes(error: Exception, outcome: Outcome, reason: str) -> None:
+async def test_exceptions_become_outcomes(
+    error: Exception, outcome: CheckOutcome, reason: str
+) -> None:
     [result] = await judged(raising(error))
 
     assert (result.outcome, result.reason) == (outcome, reason)
@@ -107,12 +100,12 @@ async def test_a_check_that_hangs_fails_and_the_next_one_runs() -> None:
         Check(name="hangs", run=hang, timeout_s=0.01), Check(name="next", run=good)
     )
 
-    assert [result.outcome for result in results] == [Outcome.FAIL, Outcome.PASS]
+    assert [result.outcome for result in results] == [CheckOutcome.FAIL, CheckOutcome.PASS]
     assert results[0].reason.startswith("not done after")
 
 
 async def test_what_there_is_no_time_for_has_failed() -> None:
-    clock = Clock()
+    clock = FakeClock(100.0)
 
     async def slow(_: Subject) -> str:
         clock.now_s += 60
@@ -122,7 +115,7 @@ async def test_what_there_is_no_time_for_has_failed() -> None:
         Check(name="slow", run=slow), Check(name="late", run=good), clock=clock, timeout_s=60.0
     )
 
-    assert [result.outcome for result in results] == [Outcome.PASS, Outcome.FAIL]
+    assert [result.outcome for result in results] == [CheckOutcome.PASS, CheckOutcome.FAIL]
     assert results[0].duration_s == 60
     assert "--timeout-s" in results[1].reason
 
@@ -147,7 +140,7 @@ async def test_without_a_model_only_some_checks_make_sense() -> None:
 async def test_left_out_checks_are_skipped() -> None:
     [result] = await judged(Check(name="a", run=good), left_out=frozenset({"a"}))
 
-    assert (result.outcome, result.reason) == (Outcome.SKIP, "skipped by --skip")
+    assert (result.outcome, result.reason) == (CheckOutcome.SKIP, "skipped by --skip")
 
 
 async def test_lengths_fit_the_context() -> None:
@@ -196,7 +189,7 @@ class FakeClient:
 async def watched(*ready_at_s: float | None, num_checks: int = 2) -> list[CheckResult]:
     client: Any = FakeClient(*ready_at_s)
     seen = Subject(client=client, address="", concurrency=2, found_model=MODEL)
-    clock = Clock()
+    clock = FakeClock(100.0)
 
     def ticking() -> float:
         clock.now_s += 1.0
@@ -222,20 +215,20 @@ async def test_an_engine_that_lives_changes_nothing() -> None:
 async def test_a_death_is_waited_out_and_told_once() -> None:
     first, second = await watched(7.0, None, None, None, 9.0, 9.0)
 
-    assert first.outcome is Outcome.FAIL
+    assert first.outcome is CheckOutcome.FAIL
     assert first.reason.startswith("during check-0 the engine")
     assert first.reason.endswith("PASS, good")
-    assert second.outcome is Outcome.PASS
+    assert second.outcome is CheckOutcome.PASS
 
 
 async def test_an_engine_that_does_not_come_back_is_not_waited_for_twice() -> None:
     first, second, third = await watched(7.0, None, num_checks=3)
 
-    assert "none served again within" in first.reason
-    assert second.reason == third.reason == "not run: the engine that died did not come back"
+    assert "no engine served again within" in first.reason
+    assert second.reason == third.reason == "not run: the engine died and was not replaced"
 
 
 async def test_what_never_served_is_for_the_checks_to_tell() -> None:
     results = await watched(None)
 
-    assert [result.outcome for result in results] == [Outcome.PASS, Outcome.PASS]
+    assert [result.outcome for result in results] == [CheckOutcome.PASS, CheckOutcome.PASS]

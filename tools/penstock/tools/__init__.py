@@ -1,4 +1,4 @@
-"""Programs around the service: simulate, plan, bench, timeline, verify, demo.
+"""Command-line tools for the service: build, simulate, plan, bench, timeline, verify, demo.
 
-They import the server and the client, which do not import them.
+This package imports the server and the client; they do not import it.
 """

@@ -1,7 +1,7 @@
 """`penstock build`: builds TensorRT engines ahead of time, for models that need one.
 
-Owns the flags and the output: progress and the builder's own output on stderr, the path to serve as
-the last line of stdout. The executor does the build.
+Progress and the builder's output are written to stderr; the last line of stdout is the path to
+serve. `engine_build` does the build.
 """
 
 import argparse
@@ -24,15 +24,15 @@ exit codes:
   0    the last line of stdout is the path to serve: built now, built before, or needs no build
   1    the builder failed; its last lines are on stderr. Or another build of the same engine
        took longer than --wait-s
-  2    bad usage, a folder of no known kind, no builder, or a setting the builder does not have
+  2    bad usage, an unknown kind of folder, no builder, or an unsupported setting
   5    a file could not be read or written
-  130  interrupted by Ctrl-C; the builder was ended, nothing is left of it
-  143  ended by SIGTERM; the same
+  130  interrupted by Ctrl-C; the builder was terminated and its files were removed
+  143  terminated by SIGTERM; as for 130
 """
 
 
 class _Terminated(BaseException):
-    """SIGTERM was received. Not an Exception, so that no handler catches it by accident."""
+    """SIGTERM was received. A BaseException, so that an `except Exception` does not catch it."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -42,7 +42,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="build a TensorRT engine ahead of time, where a model needs one",
         description="Build a TensorRT engine from a TensorRT-LLM checkpoint with the installed\n"
         "version's own builder, once: engines are kept by a hash of the model's files, the\n"
-        "settings, the GPUs and the version. Hugging Face folders, quantised ones too, need no\n"
+        "settings, the GPUs and the version. Hugging Face folders, quantised or not, need no\n"
         "build. `penstock serve` never builds.",
         epilog=_EXIT_CODES,
     )
@@ -52,7 +52,9 @@ def add_parser(subparsers: Subparsers) -> None:
 def _add_options(parser: Parser) -> None:
     from penstock.executor.trtllm.engine_build import BuildSettings
 
-    parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="what to build")
+    parser.add_argument(
+        "--model", type=Path, required=True, metavar="FOLDER", help="kind of engine to build"
+    )
     parser.add_argument(
         "--output",
         type=Path,
@@ -71,7 +73,7 @@ def _add_options(parser: Parser) -> None:
         "--wait-s",
         type=seconds,
         metavar="SECONDS",
-        help="how long to wait for another build of the same engine (default: until it ends)",
+        help="maximum wait for another build of the same engine, seconds (default: no limit)",
     )
 
 

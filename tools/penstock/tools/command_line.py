@@ -1,8 +1,8 @@
 """The command line: `penstock <command>`.
 
-Owns the parser, not the commands. Commands import heavy packages only when they run, so that
-`penstock --help` is fast. Exit codes are in `penstock.server.cli.command`;
-`serve`, `build`, `verify`, `bench`, `simulate`, `plan` and `timeline` have their own.
+Contains the top-level parser. Commands import large packages only when they run, so that `penstock
+--help` is fast. The common exit codes are in `penstock.server.cli.command`; `serve`, `build`,
+`verify`, `bench`, `simulate`, `plan` and `timeline` have their own.
 """
 
 import argparse
@@ -35,7 +35,13 @@ _EXTRAS: Mapping[str, tuple[Collection[str], Sequence[str]]] = {
     ),
     "bench": (("bench",), ("numpy", "hdrh")),
 }
-"""Extras, the commands that need them and the packages that they install."""
+"""For each extra: the commands that need it, and the packages, installed by it, that are
+checked.
+"""
+_WITH_MODEL = ("serve", "demo")
+"""Commands that run a model in-process by default, which needs the extra `torch`; that includes
+`server`.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,36 +50,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = sys.argv[1:] if argv is None else argv
         parser = build_parser()
         if not words:
-            parser.print_help(sys.stderr)
+            parser.print_help()
             return ExitCode.USAGE
-        missing = _missing_package(words[0])
+        missing = _missing_package(words)
         if missing:
             print(f"penstock {words[0]}: needs {missing}", file=sys.stderr)
             return ExitCode.USAGE
         if words[0] == "serve":
             serve.report_start(words)
         args, unknown = parser.parse_known_args(words)
-        # The command's own parser knows its options.
+        # The command's parser handles its options.
         asked = getattr(args, "parser", parser)
         if unknown:
             asked.error(f"unrecognized arguments: {' '.join(unknown)}")
         if asked is parser:
             parser.error("a command is required")
     except SystemExit as stop:
-        # argparse exits after --help (0) and after bad usage (2).
+        # argparse raises SystemExit after --help (0) and after invalid usage (2).
         return stop.code if isinstance(stop.code, int) else 0
     run: Callable[[argparse.Namespace], int] = args.run
     return run(args)
 
 
-def _missing_package(command: str) -> str:
-    """Return the first missing package that a command needs and the client does not install, and
-    the extra that installs it.
+def _missing_package(words: Sequence[str]) -> str:
+    """Return the first package that the command in `words` lacks and how to install it; "" if none
+    is missing.
+
+    The client's dependencies are not checked.
     """
+    has_executor = any(word.startswith("--executor") for word in words)
     for extra, (commands, packages) in _EXTRAS.items():
         for package in packages:
-            if command in commands and not importlib.util.find_spec(package):
-                return f"{package}: install penstock[{extra}]"
+            if words[0] in commands and not importlib.util.find_spec(package):
+                is_embedded = words[0] in _WITH_MODEL and not has_executor
+                return f"{package}: pip install 'penstock[{'torch' if is_embedded else extra}]'"
     return ""
 
 

@@ -1,7 +1,4 @@
-"""The flags of tools, declared as settings with the fields that they set.
-
-Owns which settings of a configuration become flags, and reads these flags.
-"""
+"""The flags of the tools, generated from the settings that configuration classes declare."""
 
 import argparse
 from collections.abc import Collection, Mapping
@@ -16,12 +13,14 @@ T = TypeVar("T")
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of a field that a SettingError names."""
+    """Return the command-line flag for a field name in a SettingError, such as "a.max_tokens"."""
     return f"--{name.rpartition('.')[2].replace('_', '-')}"
 
 
 def add_settings(group: Any, kind: type, names: Collection[str] = ()) -> None:
-    """Add flags for the settings of a configuration: all, or those of the given groups or names."""
+    """Add flags for the settings of the configuration class `kind`: all, or those whose group or
+    name is in `names`.
+    """
     from penstock.server.settings.table import add_to
 
     add_to(group, _table(kind, names))
@@ -33,20 +32,25 @@ def read_settings(
     derived: Mapping[str, Any] | None = None,
     names: Collection[str] = (),
 ) -> T:
-    """Build the configuration from the flags. Raises BadSetting."""
+    """Build a configuration of class `kind` from the flags and the values in `derived`, which have
+    no flags. `names`: as in `add_settings`. Raises BadSetting.
+    """
     return sources_of(args, kind, names).build(kind, derived or {})
 
 
 def sources_of(args: argparse.Namespace, kind: type, names: Collection[str] = ()) -> "Sources":
-    """Collect the configuration values that the flags set. Raises BadSetting."""
+    """Return the values of the settings of class `kind` that the flags set. `names`: as in
+    `add_settings`. Raises BadSetting.
+    """
     from penstock.server.settings.sources import gather
 
     return gather(_table(kind, names), vars(args), {})
 
 
 def _table(kind: type, names: Collection[str]) -> "tuple[Declared, ...]":
-    """Return the settings of a configuration; of a simulated scheduler, only one is a flag, and no
-    device decides its default.
+    """Return the settings of class `kind` that become flags; `names`: as in `add_settings`. Of the
+    nested scheduler settings, only `max_num_batched_tokens` does, and its help shows the plain
+    default.
     """
     from penstock.server.settings.table import declared
 

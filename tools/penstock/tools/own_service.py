@@ -1,7 +1,7 @@
-"""Starts a separate service for a command, waits until it is ready, and stops it.
+"""Starts a service for the duration of a command, waits until it is ready, and stops it.
 
-Owns one child process, `penstock serve` on a free port. Every wait is bounded, and no process but
-that child is signalled.
+The service is a child process, `penstock serve` on a free port. Every wait has a time limit.
+Signals are sent only to the child.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,16 +20,25 @@ _READY = re.compile(r"^penstock ready on (\S+) ")
 _STOP_S = 15.0
 _KILL_S = 5.0
 _NUM_KEPT_LINES = 40
-# Engines log whole configurations on one line; a reader that stops would block the service.
+# Engines log whole configurations on one line; if the reader failed on a long line, the service
+# would block.
 _MAX_LINE_BYTES = 16 << 20
 
 
 class ServiceFailed(Exception):
-    """The service did not start or did not stop cleanly; the message has the cause."""
+    """The service did not start, exited by itself or did not stop cleanly; the message contains the
+    cause.
+    """
 
 
 class OwnService:
-    """`async with OwnService(...) as service`: `service.address` is reachable inside the block."""
+    """A service in a child process, as an async context manager: inside the block it is ready at
+    `address`.
+
+    Raises ServiceFailed if the service does not start, or if the block ends without an error and
+    the service's exit code is not 0. `start_s`, `stop_s`: how long the start and the stop took,
+    seconds; None until then, and `stop_s` also if the service exited by itself.
+    """
 
     def __init__(
         self,
@@ -41,11 +50,12 @@ class OwnService:
         environment: Mapping[str, str] | None = None,
         on_log: Callable[[str], None] | None = None,
     ) -> None:
-        """`serve_args`: arguments of `penstock serve` besides host and port. The operator ports are
-        closed unless an argument opens them.
+        """`serve_args`: arguments of `penstock serve` in addition to host and port. The operations
+        and metrics ports are disabled unless an argument enables them.
 
-        `drain_grace_s`: seconds; None: the service's default. `environment` None: the environment
-        of this process without settings of Penstock. `on_log` is called with every line of the
+        `stop_timeout_s`: the wait after SIGTERM before SIGKILL. `drain_grace_s`: how long the
+        service lets requests finish when it stops, seconds; None: its default. `environment` None:
+        that of this process without PENSTOCK_ variables. `on_log` is called with every line of the
         service's log.
         """
         self._serve_args = tuple(serve_args)
@@ -67,7 +77,7 @@ class OwnService:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, negative for a signal; None while the process runs."""
+        """The exit code, negative for a signal; None until the process has ended."""
         return None if self._process is None else self._process.returncode
 
     async def __aenter__(self) -> Self:
@@ -89,7 +99,9 @@ class OwnService:
             raise ServiceFailed(self._explain(f"the service ended with exit code {exit_code}"))
 
     def engine_pid(self) -> int | None:
-        """Return the current engine process; None if there is none. Reads /proc (Linux)."""
+        """Return the pid of the current engine process; None if there is none. Reads /proc
+        (Linux).
+        """
         # Imported here: commands that need only the client import this module without the server.
         from penstock.server.processes.spawn_context import ENGINE_MODULE
 
@@ -103,12 +115,12 @@ class OwnService:
         return None
 
     async def wait_until_gone(self) -> None:
-        """Wait until the process has ended without being stopped."""
+        """Wait until the process has exited."""
         assert self._process is not None
         await self._process.wait()
 
     def died(self) -> ServiceFailed:
-        """Return the error to raise when the process has ended without being stopped."""
+        """Return an error, to be raised by the caller, for a process that has exited by itself."""
         code = self._process.returncode if self._process is not None else None
         return ServiceFailed(self._explain(f"the service ended by itself with exit code {code}"))
 
@@ -125,7 +137,7 @@ class OwnService:
             stderr=asyncio.subprocess.PIPE,
             limit=_MAX_LINE_BYTES,
             env=without_settings(os.environ) if self._environment is None else self._environment,
-            # Ctrl-C is for the command, which then stops the service cleanly.
+            # Ctrl-C must reach only the command, which then stops the service cleanly.
             start_new_session=True,
         )
         self._process = process
@@ -144,7 +156,7 @@ class OwnService:
         match = _READY.match(self.ready_line)
         if match is None:
             # Its output has ended, so it is about to exit. A signal now would race with asyncio's
-            # wait for the exit code, which logs a warning on stderr.
+            # wait for the exit code, and asyncio would log a warning.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), _KILL_S)
             raise ServiceFailed(self._explain("the service ended before it was ready"))
@@ -152,7 +164,9 @@ class OwnService:
         self.start_s = time.monotonic() - started_s
 
     async def _end(self) -> int | None:
-        """Send SIGTERM, and SIGKILL after the time limit; return the exit code."""
+        """Stop the process, if it runs, with SIGTERM and after the time limit with SIGKILL; return
+        its exit code, None if no process was started.
+        """
         process = self._process
         if process is None:
             return None
@@ -176,7 +190,9 @@ class OwnService:
         return process.returncode
 
     async def _read_output(self, stream: asyncio.StreamReader) -> None:
-        """Wait for the ready line and return it; "" if the output ends first."""
+        """Read the service's output to its end; set `_ready_line` to the ready line when it
+        arrives, or to "" if the output ends without it.
+        """
         assert self._ready_line is not None
         async for raw in stream:
             line = raw.decode("utf-8", "replace").rstrip()
@@ -196,6 +212,22 @@ class OwnService:
         return "\n".join([what, *(f"  | {line}" for line in self._log)])
 
 
+@contextlib.asynccontextmanager
+async def started_together(*services: OwnService) -> AsyncGenerator[None]:
+    """Start services concurrently; stop all of them at the end of the block, or if one does not
+    start. Raises ServiceFailed.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        starts = [asyncio.ensure_future(stack.enter_async_context(one)) for one in services]
+        try:
+            await asyncio.gather(*starts)
+        finally:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+        yield
+
+
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without settings of Penstock."""
+    """Return the environment without the variables that set Penstock's settings (PENSTOCK_...)."""
     return {key: value for key, value in environment.items() if not key.startswith("PENSTOCK_")}

@@ -1,7 +1,4 @@
-"""The common parts of all reports: one page, tables, and figures as people read them.
-
-Owns the look of the page. Does not know what is reported.
-"""
+"""The parts that reports share: the HTML page, tables, and formatted numbers."""
 
 import math
 from collections.abc import Sequence
@@ -19,10 +16,10 @@ body {{
   font-family: sans-serif; color: #222;
   box-sizing: border-box; margin: 2em auto; padding: 0 1.5em; max-width: 1340px;
 }}
-pre {{ background: #f6f6f6; padding: 1em; overflow-x: auto; }}
-svg {{ width: 49%; min-width: 27em; height: auto; }}
+pre {{ background: #f6f6f6; padding: 1em; white-space: pre-wrap; }}
+body > svg {{ width: 49%; min-width: 27em; height: auto; margin: 0.7em 0; }}
 p {{ max-width: 60em; line-height: 1.4; }}
-table {{ border-collapse: collapse; font-size: 90%; }}
+table {{ border-collapse: collapse; font-size: 90%; margin: 1em 0; }}
 td, th {{ padding: 0.2em 0.7em; text-align: right; border-bottom: 1px solid #ddd; }}
 .no {{ color: #b00020; font-weight: bold; }}
 </style>
@@ -36,12 +33,12 @@ td, th {{ padding: 0.2em 0.7em; text-align: right; border-bottom: 1px solid #ddd
 
 
 def page(title: str, sections: list[str]) -> str:
-    """Return a self-contained page; `sections` are HTML."""
+    """Return a self-contained HTML page. `sections`: HTML; `title`: plain text."""
     return _PAGE.format(title=escape(title), sections="\n".join(sections))
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format text cells as a <table>; a cell with NO is marked."""
+    """Format text cells as a <table>; cells whose text is "NO" are highlighted."""
     heads = "".join(f"<th>{escape(name)}</th>" for name in header)
     lines = [f"<tr>{heads}</tr>"]
     for row in rows:
@@ -53,12 +50,14 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def preformatted(text: str) -> str:
-    """Format text as HTML that keeps its lines and columns."""
+    """Format text as HTML with its lines and columns preserved."""
     return f"<pre>{escape(text)}</pre>"
 
 
 def finite_or_none(value: Any) -> Any:
-    """Replace numbers that are not finite by None, because JSON cannot represent them."""
+    """Return a copy of dicts, lists and tuples in which floats that are not finite, which JSON
+    cannot represent, are None. Tuples become lists.
+    """
     if isinstance(value, dict):
         items = cast("dict[str, Any]", value)
         return {key: finite_or_none(item) for key, item in items.items()}
@@ -70,19 +69,19 @@ def finite_or_none(value: Any) -> Any:
 
 
 def seconds_text(value_s: float) -> str:
-    """Format a duration."""
+    """Format a duration in milliseconds or seconds; "-" for NaN."""
     if math.isnan(value_s):
         return "-"
     return f"{value_s * 1e3:.1f} ms" if value_s < 1.0 else f"{value_s:,.2f} s"
 
 
 def share_text(value: float, num_decimals: int = 1) -> str:
-    """Format a share in per cent."""
+    """Format a share in per cent; "-" for NaN."""
     return "-" if math.isnan(value) else f"{value:.{num_decimals}%}"
 
 
 def number_text(value: float, num_decimals: int = 0) -> str:
-    """Format a number."""
+    """Format a number; "-" for NaN."""
     return "-" if math.isnan(value) else f"{value:,.{num_decimals}f}"
 
 

@@ -1,13 +1,12 @@
-"""A progress line on stderr, overwritten on a terminal; nothing is written elsewhere.
-
-Owns the line. Does not measure progress.
-"""
+"""A progress line on stderr that overwrites itself; shown only on a terminal."""
 
 import sys
 
 
 class ProgressLine:
-    """`heading`: the text before the progress, such as which of several runs this is."""
+    """The progress line. `heading`: text that is written before the text of `show`. `is_shown`
+    False: nothing is written.
+    """
 
     def __init__(self, *, is_shown: bool) -> None:
         self.heading = ""
@@ -15,13 +14,13 @@ class ProgressLine:
         self._has_shown = False
 
     def show(self, text: str) -> None:
-        """Overwrite the line."""
+        """Overwrite the line with `text`."""
         if self._is_shown:
             print(f"\r\x1b[K{self.heading}{text}", end="", file=sys.stderr, flush=True)
             self._has_shown = True
 
     def end(self) -> None:
-        """Keep the line and begin a new one."""
+        """Leave the last text on the terminal and begin a new line."""
         if self._has_shown:
             print(file=sys.stderr, flush=True)
             self._has_shown = False

@@ -1,24 +1,24 @@
-"""Targets of a good request, measured or simulated."""
+"""Latency targets: completed requests that meet them count as goodput."""
 
 from dataclasses import dataclass
 
 from penstock.scheduler.setting import check, setting
 
 SLOW_GAP_SHARE = 0.01
-"""Share of the gaps between a good request's tokens that may be longer than the target."""
+"""Maximum share of the gaps between a good request's tokens that may exceed the ITL target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """Targets of a good request: its TTFT, and the p99 of the gaps between its tokens."""
+    """Upper limits for a good request: `ttft_s` for its TTFT, `itl_s` for the p99 of the gaps
+    between its tokens.
+    """
 
-    ttft_s: float = setting(
-        1.0, "targets", "seconds to the first token", name="target_ttft_s", above=0
-    )
+    ttft_s: float = setting(1.0, "targets", "TTFT target, seconds", name="target_ttft_s", above=0)
     itl_s: float = setting(
         0.1,
         "targets",
-        "milliseconds between two tokens",
+        "ITL target, milliseconds",
         name="target_itl_ms",
         scale=1e-3,
         above=0,

@@ -1,7 +1,7 @@
 // A client of penstock.v1.GenerationService: streams, retries, resumption, Multiplex, credentials.
 //
-// Requests and events are the messages of the contract (protos/penstock/v1); requests.h makes the
-// usual ones.
+// Requests and events are the messages of the API (protos/penstock/v1). requests.h creates common
+// requests.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -16,32 +16,33 @@
 
 namespace penstock {
 
-// Threads may share one. Streams keep what they need of it, and may outlive it.
+// A client for one address. Threads may share it. Streams keep the parts that they need, and may
+// exist longer than the client.
 class Client {
  public:
   class Core;
 
-  // `address`: HOST, HOST:PORT (50051 for a host alone), [IPV6]:PORT or a gRPC target. Throws
-  // std::invalid_argument naming the option that is off, or a file that cannot be read.
+  // `address` is HOST, HOST:PORT (the default port is 50051), [IPV6]:PORT or a gRPC target. Throws
+  // std::invalid_argument, which names the invalid option, or a file that cannot be read.
   explicit Client(const std::string& address, ClientOptions options = {});
   Client(Client&&) noexcept;
   Client& operator=(Client&&) noexcept;
   ~Client();
 
-  // Streams a generation, which is sent at once. Where `request` has a resume_timeout, the
-  // stream continues over lost connections.
+  // Streams a generation. The request is sent immediately. If it has a resume_timeout, the stream
+  // reconnects by itself after a lost connection.
   [[nodiscard]] Stream generate(v1::GenerateRequest request, CallOptions options = {});
-  // The whole answer. Throws Error.
+  // Returns the complete result. Throws Error.
   v1::GenerateOnceResponse generate_once(const v1::GenerateRequest& request,
                                          const CallOptions& options = {});
-  // Continues with a request from a point on, in this process or another. `grace`: for how long
-  // lost connections are made good.
+  // Continues the stream of a request from a point on, in this process or another. For `grace`
+  // after a lost connection, the stream reconnects by itself.
   [[nodiscard]] Stream resume(const ResumePoint& point, std::chrono::nanoseconds grace,
                               CallOptions options = {});
-  // Where the request stood when it was cancelled. Throws Error.
+  // Cancels a request and returns its state before. Throws Error.
   v1::RequestState cancel(const std::string& request_id, const CallOptions& options = {});
 
-  // For stubs of the contract's other services.
+  // Returns the channel, for generated stubs of the other services of the API.
   [[nodiscard]] std::shared_ptr<grpc::Channel> channel() const;
 
  private:

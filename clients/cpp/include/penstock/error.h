@@ -1,5 +1,4 @@
-// What a failed call states, as one exception. Owns no decision: retry.h states what is tried
-// again.
+// The exception of a failed call. retry.h decides which failures are retried.
 #pragma once
 
 #include <grpcpp/support/status_code_enum.h>
@@ -14,8 +13,8 @@
 
 namespace penstock {
 
-// A field of the request and what is wrong with it. `field` is a path inside the request message,
-// such as "sampling.temperature".
+// An invalid field of a request, and the reason. `field` is a path in the request message, such as
+// "sampling.temperature".
 struct FieldViolation {
   std::string field{};
   std::string description{};
@@ -24,19 +23,19 @@ struct FieldViolation {
 // The status of a call with its google.rpc details.
 struct Failure {
   grpc::StatusCode code = grpc::StatusCode::UNKNOWN;
-  // For people.
+  // For humans.
   std::string message{};
-  // For programs: a name of penstock.v1.ErrorReason without its prefix, such as "QUEUE_FULL".
-  // Empty where the server gave none.
+  // For programs: a name of penstock.v1.ErrorReason without its prefix, such as "QUEUE_FULL". Empty
+  // if the server sent none.
   std::string reason{};
-  // What belongs to the reason; error.proto names the keys.
+  // Further values for the reason; error.proto defines the keys.
   std::map<std::string, std::string> metadata{};
-  // When it is worth coming again, as the server states.
+  // The delay that the server suggests before a retry.
   std::optional<std::chrono::nanoseconds> retry_after{};
-  // The server asks not to come again at all.
+  // True if the server requested that the call is not retried.
   bool is_retry_refused = false;
   std::vector<FieldViolation> field_violations{};
-  // Empty as long as the server did not report it.
+  // Empty if the server has not reported it.
   std::string request_id{};
 };
 
@@ -53,8 +52,8 @@ class Error : public std::runtime_error {
   std::shared_ptr<const Failure> failure_;
 };
 
-// A stream that does not keep the contract: a gap, a wrong order, an end without `finished`. Its
-// code is DATA_LOSS, which no server sends.
+// A stream that violates the protocol: a gap, a wrong order, or an end without `finished`. Its code
+// is DATA_LOSS, which no server sends.
 class StreamBroken : public Error {
  public:
   StreamBroken(const std::string& message, std::string request_id);

@@ -1,4 +1,4 @@
-// Makes the usual requests; everything else is set on the message itself.
+// Creates common requests. All other fields are set on the message.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ inline v1::GenerateRequest token_request(std::span<const std::uint32_t> ids,
   return request;
 }
 
-// `turns`: role and content of each, oldest first.
+// `turns` has role and content of each message, the oldest first.
 inline v1::GenerateRequest chat_request(
     std::initializer_list<std::pair<const char*, const char*>> turns, std::uint32_t max_tokens) {
   v1::GenerateRequest request;

@@ -1,4 +1,4 @@
-// The events of one generation, in order and without a gap, over as many attempts as it takes.
+// The events of one generation, in order and without gaps, over as many attempts as needed.
 #pragma once
 
 #include <chrono>
@@ -15,20 +15,22 @@
 
 namespace penstock {
 
-// How far a request's stream was read: all that another process needs to continue with it.
+// The position up to which the stream of a request was read. With it another process can continue
+// the stream.
 struct ResumePoint {
   std::string request_id{};
-  // Of the next message.
+  // Sequence number of the next message.
   std::uint64_t next_sequence = 0;
-  // Tokens of each output so far.
+  // Number of tokens received of each output.
   std::vector<std::uint32_t> received_token_counts{};
 };
 
-// Reads as a range, `for (const auto& event : stream)`, or by next(). A stream that ends without an
-// exception is complete: `finished` is delivered once the status is OK.
+// Is read as a range, `for (const auto& event : stream)`, or by next(). A stream that ends without
+// an exception is complete: `finished` is delivered only after the status OK.
 //
-// One thread reads; cancel() may be called from any. Leaving early (the destructor) cancels the
-// request on the server, also where it asked to outlive its call; detach() lets it live.
+// One thread reads; any thread may call cancel(). The destructor of a stream that has not ended
+// cancels the request on the server, even if the request has a resume_timeout; detach() lets the
+// request continue.
 class Stream {
  public:
   class Journey;
@@ -39,30 +41,32 @@ class Stream {
   Stream& operator=(Stream&&) noexcept;
   ~Stream();
 
-  // The next event; none after the last one. Throws Error, StreamBroken.
+  // Returns the next event; none after the last one. Throws Error and StreamBroken.
   [[nodiscard]] std::optional<v1::GenerateResponse> next();
-  // Whether next() would answer at once, waiting up to `patience` for that. Retries continue here
-  // too.
+  // Returns whether next() would return immediately; waits up to `patience` for that. Retries
+  // continue meanwhile.
   [[nodiscard]] bool wait_for(std::chrono::nanoseconds patience);
-  // The text of output 0 from here to the end.
+  // Returns the text of output 0 from here to the end.
   [[nodiscard]] std::string text();
 
-  // Ends the request; next() throws Error with CANCELLED.
+  // Cancels the call. next() then throws Error with CANCELLED.
   void cancel() noexcept;
-  // Asks the server to end the request: the stream ends well, FINISH_REASON_CANCELLED, with what
-  // was generated until then. To be called by the thread that reads, once `accepted` came.
+  // Requests the server to end the request. The stream then ends without an error, with
+  // FINISH_REASON_CANCELLED and the text so far. Call this on the thread that reads, after
+  // `accepted`.
   void stop();
-  // Gives the stream up without ending the request, which lives for its resume_timeout.
+  // Closes the stream without ending the request, which continues for its resume_timeout.
   ResumePoint detach();
-  // Behind the event that next() gave last.
+  // The position after the event that next() returned last.
   [[nodiscard]] ResumePoint point() const;
 
-  // Allows a multiplexed request more output; see CallOptions::num_credit_tokens.
+  // Allows the server to send more output of a multiplexed request; see
+  // CallOptions::num_credit_tokens.
   void give_credit(std::uint32_t num_tokens);
-  // What the server sent ahead of the events of the current attempt; waits for it. Empty with
-  // multiplex, where the call is shared.
+  // Returns the initial metadata of the current attempt; waits for it. Empty with multiplex,
+  // because the call is shared.
   [[nodiscard]] std::multimap<std::string, std::string> initial_metadata();
-  // Attempts that failed so far and are made good: by a retry, or a Resume.
+  // Number of attempts that have failed so far and were followed by a retry or a Resume.
   [[nodiscard]] int num_lost_attempts() const;
 
   Iterator begin();

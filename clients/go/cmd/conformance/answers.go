@@ -19,7 +19,7 @@ func streamInOrder(ctx context.Context, t *talk) error {
 		return err
 	}
 	defer client.Close()
-	h := hear(client.Generate(ctx, greedy(12)))
+	h := checkStream(client.Generate(ctx, greedy(12)))
 	if err := h.untilWhole(12); err != nil {
 		return err
 	}
@@ -35,7 +35,7 @@ func onceEqualsStream(ctx context.Context, t *talk) error {
 		return err
 	}
 	defer client.Close()
-	h := hear(client.Generate(ctx, greedy(32)))
+	h := checkStream(client.Generate(ctx, greedy(32)))
 	if err := h.untilWhole(32); err != nil {
 		return err
 	}
@@ -57,15 +57,15 @@ func tokenPrompt(ctx context.Context, t *talk) error {
 	for i := 0; i < 2; i++ {
 		request := ofIDs(greedy(12), ids)
 		request.Output = &pb.OutputOptions{ReturnTokenIds: true}
-		h := hear(client.Generate(ctx, request))
+		h := checkStream(client.Generate(ctx, request))
 		if err := h.untilWhole(12); err != nil {
 			return err
 		}
 		if len(h.ids) != 12 {
 			return fmt.Errorf("%d token ids, not 12", len(h.ids))
 		}
-		if told := h.finished.GetUsage().GetNumPromptTokens(); int(told) != len(ids) {
-			return fmt.Errorf("usage tells %d prompt tokens, not %d", told, len(ids))
+		if reported := h.finished.GetUsage().GetNumPromptTokens(); int(reported) != len(ids) {
+			return fmt.Errorf("usage reports %d prompt tokens, not %d", reported, len(ids))
 		}
 		if i == 0 {
 			first = h.ids
@@ -87,7 +87,7 @@ func chat(ctx context.Context, t *talk) error {
 		{Role: "system", Parts: []*pb.ContentPart{textPart("You answer in one sentence.")}},
 		{Role: "user", Parts: []*pb.ContentPart{textPart("Where is the Globe?")}},
 	}}}
-	h := hear(client.Generate(ctx, request))
+	h := checkStream(client.Generate(ctx, request))
 	if err := h.untilWhole(24); err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func utf8AcrossChunks(ctx context.Context, t *talk) error {
 	chunk := uint32(1)
 	request := greedyAfter(text, 200)
 	request.Output = &pb.OutputOptions{Echo: true, MinChunkTokens: &chunk}
-	h := hear(client.Generate(ctx, request))
+	h := checkStream(client.Generate(ctx, request))
 	if err := h.untilWhole(200); err != nil {
 		return err
 	}
@@ -139,12 +139,12 @@ func largePrompt(ctx context.Context, t *talk) error {
 	for i := range ids {
 		ids[i] = uint32(5 + i%1000)
 	}
-	h := hear(client.Generate(ctx, ofIDs(greedy(4), ids)))
+	h := checkStream(client.Generate(ctx, ofIDs(greedy(4), ids)))
 	if err := h.untilWhole(4); err != nil {
 		return err
 	}
-	if told := h.finished.GetUsage().GetNumPromptTokens(); told != numLargeTokens {
-		return fmt.Errorf("usage tells %d prompt tokens, not %d", told, numLargeTokens)
+	if reported := h.finished.GetUsage().GetNumPromptTokens(); reported != numLargeTokens {
+		return fmt.Errorf("usage reports %d prompt tokens, not %d", reported, numLargeTokens)
 	}
 	return nil
 }
@@ -157,7 +157,7 @@ func traceMetadata(ctx context.Context, t *talk) error {
 	defer client.Close()
 	trace, id := penstock.NewTraceContext(), newID()
 	stream := client.Generate(penstock.ContextWithTrace(ctx, trace), named(greedy(4), id))
-	h := hear(stream)
+	h := checkStream(stream)
 	if err := h.untilWhole(4); err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ func cancelAfterFirstToken(ctx context.Context, t *talk) error {
 	defer client.Close()
 	id := newID()
 	callCtx, cancel := context.WithCancel(ctx)
-	h := hear(client.Generate(callCtx, named(greedy(longTokens), id)))
+	h := checkStream(client.Generate(callCtx, named(greedy(longTokens), id)))
 	if err := h.untilTokens(1); err != nil {
 		cancel()
 		return err
@@ -30,9 +30,9 @@ func cancelAfterFirstToken(ctx context.Context, t *talk) error {
 	}
 	ctx, stop := context.WithTimeout(ctx, 20*time.Second)
 	defer stop()
-	// Its id is free once it has ended.
+	// The id of a request can be used again when the request has ended.
 	for {
-		err := hear(client.Generate(ctx, named(greedy(1), id))).untilWhole(1)
+		err := checkStream(client.Generate(ctx, named(greedy(1), id))).untilWhole(1)
 		if err == nil {
 			return nil
 		}
@@ -54,7 +54,7 @@ func cancelByID(ctx context.Context, t *talk) error {
 	}
 	defer other.Close()
 	id := newID()
-	h := hear(client.Generate(ctx, named(greedy(longTokens), id)))
+	h := checkStream(client.Generate(ctx, named(greedy(longTokens), id)))
 	if err := h.untilTokens(1); err != nil {
 		return err
 	}
@@ -72,24 +72,26 @@ func resume(ctx context.Context, t *talk) error {
 	}
 	request := greedy(num)
 	request.ResumeTimeout = durationpb.New(30 * time.Second)
-	before := hear(client.Generate(ctx, request))
+	before := checkStream(client.Generate(ctx, request))
 	if err := before.untilTokens(20); err != nil {
 		_ = client.Close()
 		return err
 	}
-	point := before.stream.Point()
 	if err := client.Close(); err != nil {
 		return err
 	}
 	if _, err := before.failure(codes.Canceled, ""); err != nil {
 		return err
 	}
+	// Compute it after the last message, because messages that arrived before the failure count
+	// too.
+	point := before.stream.Point()
 	client, err = dial(t)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	after := &heard{stream: client.Resume(ctx, point), next: point.NextSequence}
+	after := &checkedStream{stream: client.Resume(ctx, point), next: point.NextSequence}
 	if err := after.untilReason(pb.FinishReason_FINISH_REASON_LENGTH); err != nil {
 		return err
 	}
@@ -110,7 +112,7 @@ func engineKilled(ctx context.Context, t *talk) error {
 		return err
 	}
 	defer client.Close()
-	h := hear(client.Generate(ctx, greedy(num)))
+	h := checkStream(client.Generate(ctx, greedy(num)))
 	if err := h.untilTokens(1); err != nil {
 		return err
 	}
@@ -132,14 +134,14 @@ func drain(ctx context.Context, t *talk) error {
 		return err
 	}
 	defer client.Close()
-	running := hear(client.Generate(ctx, greedy(num)))
+	running := checkStream(client.Generate(ctx, greedy(num)))
 	if err := running.untilTokens(1); err != nil {
 		return err
 	}
 	if err := t.untilGo(ctx); err != nil {
 		return err
 	}
-	failed, err := hear(client.Generate(ctx, greedy(4))).failure(codes.Unavailable, "")
+	failed, err := checkStream(client.Generate(ctx, greedy(4))).failure(codes.Unavailable, "")
 	if err != nil {
 		return err
 	}

@@ -1,5 +1,5 @@
-// The conformance program of the Go client: reads names of scenarios from stdin, one per line, and
-// answers each with one line of JSON. What each scenario asks is in the files next to this one.
+// The conformance program of the Go client. It reads names of scenarios from stdin, one per line,
+// and writes one line of JSON for each. The scenarios are in the other files of this folder.
 package main
 
 import (
@@ -16,7 +16,7 @@ import (
 
 const scenarioTimeout = 60 * time.Second
 
-// line is one line of the answer.
+// line is one line of the output.
 type line struct {
 	Scenario string `json:"scenario"`
 	Event    string `json:"event,omitempty"`
@@ -24,24 +24,24 @@ type line struct {
 	Why      string `json:"why,omitempty"`
 }
 
-func say(l line) {
+func writeLine(l line) {
 	text, err := json.Marshal(l)
 	if err != nil {
-		panic(err) // strings always marshal
+		panic(err) // strings can always be marshalled
 	}
 	fmt.Println(string(text))
 }
 
-// talk is what a scenario gets.
+// talk is passed to each scenario.
 type talk struct {
 	address string
 	name    string
 	lines   <-chan string
 }
 
-func (t *talk) ready() { say(line{Scenario: t.name, Event: "ready"}) }
+func (t *talk) ready() { writeLine(line{Scenario: t.name, Event: "ready"}) }
 
-// untilGo reports the driver that the program is ready and waits for its go.
+// untilGo reports to the driver that the scenario is ready, and waits for the command to continue.
 func (t *talk) untilGo(ctx context.Context) error {
 	t.ready()
 	select {
@@ -124,7 +124,7 @@ func main() {
 		if moved := strings.TrimPrefix(word, "address "); moved != word {
 			*address = strings.TrimSpace(moved)
 		} else if word != "" {
-			say(outcome(&talk{address: *address, name: word, lines: lines}))
+			writeLine(outcome(&talk{address: *address, name: word, lines: lines}))
 		}
 	}
 }

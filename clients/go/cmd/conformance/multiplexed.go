@@ -29,16 +29,16 @@ func multiplex(ctx context.Context, t *talk) error {
 	return nil
 }
 
-// sixTexts: six at once have the texts that they have alone.
+// sixTexts checks that six concurrent requests have the same texts as separate ones.
 func sixTexts(ctx context.Context, client *penstock.Client, shared *penstock.Multiplex) error {
 	const num = 6
 	request := func(i int) *pb.GenerateRequest {
 		return greedyAfter(fmt.Sprintf("%s, number %d", prompt, i), 24)
 	}
-	var all [num]*heard
+	var all [num]*checkedStream
 	for i := range all {
-		all[i] = hear(shared.Generate(ctx, request(i)))
-		// The queue has four places and is emptied once in a step.
+		all[i] = checkStream(shared.Generate(ctx, request(i)))
+		// The queue holds four requests and is emptied once per step.
 		if err := all[i].untilAccepted(); err != nil {
 			return fmt.Errorf("request %d: %w", i+1, err)
 		}
@@ -58,21 +58,21 @@ func sixTexts(ctx context.Context, client *penstock.Client, shared *penstock.Mul
 	return nil
 }
 
-// oneRefused: one is refused, and the one next to it continues.
+// oneRefused checks that one request is rejected, and that a concurrent one continues.
 func oneRefused(ctx context.Context, _ *penstock.Client, shared *penstock.Multiplex) error {
-	beside := hear(shared.Generate(ctx, greedy(50)))
-	if err := beside.untilTokens(1); err != nil {
+	other := checkStream(shared.Generate(ctx, greedy(50)))
+	if err := other.untilTokens(1); err != nil {
 		return err
 	}
-	if err := refusedTemperature(hear(shared.Generate(ctx, tooCold()))); err != nil {
+	if err := refusedTemperature(checkStream(shared.Generate(ctx, tooCold()))); err != nil {
 		return err
 	}
-	return beside.untilWhole(50)
+	return other.untilWhole(50)
 }
 
-// oneCancelled: a long one ends well when it is cancelled.
+// oneCancelled checks that a long request that is cancelled ends without an error.
 func oneCancelled(ctx context.Context, _ *penstock.Client, shared *penstock.Multiplex) error {
-	h := hear(shared.Generate(ctx, greedy(longTokens)))
+	h := checkStream(shared.Generate(ctx, greedy(longTokens)))
 	if err := h.untilTokens(1); err != nil {
 		return err
 	}
@@ -82,22 +82,22 @@ func oneCancelled(ctx context.Context, _ *penstock.Client, shared *penstock.Mult
 	return h.untilReason(pb.FinishReason_FINISH_REASON_CANCELLED)
 }
 
-// oneOnCredit: output stops where its credit ends.
+// oneOnCredit checks that the output stops when the credit is used up.
 func oneOnCredit(ctx context.Context, _ *penstock.Client, shared *penstock.Multiplex) error {
 	const credit, num = 5, 20
-	h := hear(shared.GenerateWithCredit(ctx, greedy(num), credit))
+	h := checkStream(shared.GenerateWithCredit(ctx, greedy(num), credit))
 	if err := h.untilTokens(credit); err != nil {
 		return err
 	}
 	further := make(chan error, 1)
 	go func() { further <- h.untilTokens(credit + 1) }()
-	// By the time that a longer one has ended next to it, it has come to its own end on the server.
-	if err := hear(shared.Generate(ctx, greedy(3*num))).untilWhole(3 * num); err != nil {
+	// When a longer concurrent request has ended, this one has had the time to end on the server.
+	if err := checkStream(shared.Generate(ctx, greedy(3*num))).untilWhole(3 * num); err != nil {
 		return err
 	}
 	select {
 	case err := <-further:
-		return fmt.Errorf("it went on without credit, to %d tokens: %v", h.numTokens, err)
+		return fmt.Errorf("it continued without credit, to %d tokens: %v", h.numTokens, err)
 	default:
 	}
 	if err := h.stream.Grant(ctx, num); err != nil {

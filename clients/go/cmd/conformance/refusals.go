@@ -18,17 +18,17 @@ func invalidField(ctx context.Context, t *talk) error {
 		return err
 	}
 	defer client.Close()
-	return refusedTemperature(hear(client.Generate(ctx, tooCold())))
+	return refusedTemperature(checkStream(client.Generate(ctx, tooCold())))
 }
 
-// tooCold is a request that is refused for its temperature.
+// tooCold is a request that is rejected because of its temperature.
 func tooCold() *pb.GenerateRequest {
 	request, temperature := greedy(4), float32(-1)
 	request.Sampling.Temperature = &temperature
 	return request
 }
 
-func refusedTemperature(h *heard) error {
+func refusedTemperature(h *checkedStream) error {
 	failed, err := h.failure(codes.InvalidArgument, "INVALID_ARGUMENT")
 	if err != nil {
 		return err
@@ -49,7 +49,7 @@ func unknownModel(ctx context.Context, t *talk) error {
 	defer client.Close()
 	request, model := greedy(4), "no-such-model"
 	request.Model = &model
-	_, err = hear(client.Generate(ctx, request)).failure(codes.NotFound, "MODEL_NOT_FOUND")
+	_, err = checkStream(client.Generate(ctx, request)).failure(codes.NotFound, "MODEL_NOT_FOUND")
 	return err
 }
 
@@ -64,7 +64,7 @@ func unimplementedFeature(ctx context.Context, t *talk) error {
 	request.Constraint = &pb.OutputConstraint{Kind: &pb.OutputConstraint_JsonSchema{
 		JsonSchema: &pb.JsonSchemaConstraint{Schema: `{"type": "object"}`},
 	}}
-	h := hear(client.Generate(ctx, request))
+	h := checkStream(client.Generate(ctx, request))
 	failed, err := h.failure(codes.Unimplemented, "FEATURE_UNSUPPORTED")
 	if err != nil {
 		return err
@@ -79,27 +79,27 @@ func duplicateRequestID(ctx context.Context, t *talk) error {
 	}
 	defer client.Close()
 	id := newID()
-	first := hear(client.Generate(ctx, named(greedy(100), id)))
+	first := checkStream(client.Generate(ctx, named(greedy(100), id)))
 	if err := first.untilTokens(1); err != nil {
 		return err
 	}
-	second := hear(client.Generate(ctx, named(greedy(4), id)))
+	second := checkStream(client.Generate(ctx, named(greedy(4), id)))
 	if _, err := second.failure(codes.AlreadyExists, "REQUEST_ID_IN_USE"); err != nil {
 		return err
 	}
 	return first.untilWhole(100)
 }
 
-// fill takes all places of the service, four to run and four to wait, with requests of num tokens.
-func fill(ctx context.Context, client *penstock.Client, num uint32) ([]*heard, error) {
-	var all []*heard
+// fill occupies the service with requests of num tokens: four that run and four that wait.
+func fill(ctx context.Context, client *penstock.Client, num uint32) ([]*checkedStream, error) {
+	var all []*checkedStream
 	for i := 0; i < 8; i++ {
-		h := hear(client.Generate(ctx, named(greedy(num), newID())))
+		h := checkStream(client.Generate(ctx, named(greedy(num), newID())))
 		all = append(all, h)
 		if err := h.untilAccepted(); err != nil {
 			return nil, fmt.Errorf("request %d of 8: %w", i+1, err)
 		}
-		// One after the other, so that it is the first four that run.
+		// Submitted one by one, so that the first four run.
 		if i < 4 {
 			if err := h.untilTokens(1); err != nil {
 				return nil, fmt.Errorf("request %d of 8: %w", i+1, err)
@@ -109,8 +109,8 @@ func fill(ctx context.Context, client *penstock.Client, num uint32) ([]*heard, e
 	return all, nil
 }
 
-func cancelAll(ctx context.Context, all []*heard) error {
-	// From the end, so that none of them begins to run instead of one that was cancelled.
+func cancelAll(ctx context.Context, all []*checkedStream) error {
+	// In reverse order, so that no waiting request starts to run in place of a cancelled one.
 	for i := len(all) - 1; i >= 0; i-- {
 		if err := all[i].stream.Cancel(ctx); err != nil {
 			return err
@@ -134,7 +134,7 @@ func queueFull(ctx context.Context, t *talk) error {
 	if err != nil {
 		return err
 	}
-	ninth := hear(client.Generate(ctx, greedy(4)))
+	ninth := checkStream(client.Generate(ctx, greedy(4)))
 	failed, err := ninth.failure(codes.ResourceExhausted, "QUEUE_FULL")
 	if err != nil {
 		return err
@@ -151,7 +151,7 @@ func retryAfterRefusal(ctx context.Context, t *talk) error {
 		return err
 	}
 	defer client.Close()
-	// The wait that the server suggests follows from what they ask for.
+	// The retry delay of the server depends on the length of these requests.
 	blockers, err := fill(ctx, client, 300)
 	if err != nil {
 		return err
@@ -163,15 +163,15 @@ func retryAfterRefusal(ctx context.Context, t *talk) error {
 		return err
 	}
 	defer patient.Close()
-	refused := hear(client.Generate(ctx, greedy(12)))
+	refused := checkStream(client.Generate(ctx, greedy(12)))
 	if _, err := refused.failure(codes.ResourceExhausted, "QUEUE_FULL"); err != nil {
 		return err
 	}
 	stream := patient.Generate(ctx, greedy(12))
-	// The first attempt has met the full queue once there is an answer to it, of whatever kind.
+	// Any response to the first attempt means that it was rejected because of the full queue.
 	_, _ = stream.Header()
 	served := make(chan error, 1)
-	go func() { served <- hear(stream).untilWhole(12) }()
+	go func() { served <- checkStream(stream).untilWhole(12) }()
 	if err := cancelAll(ctx, blockers); err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func deadline(ctx context.Context, t *talk) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	began := time.Now()
-	h := hear(client.Generate(ctx, greedy(longTokens)))
+	h := checkStream(client.Generate(ctx, greedy(longTokens)))
 	failed, err := h.failure(codes.DeadlineExceeded, "")
 	if err != nil {
 		return err

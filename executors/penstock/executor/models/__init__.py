@@ -1,4 +1,4 @@
-"""Finds model folders. Owns the names of packaged models; reads no weights."""
+"""Finds model folders, and defines the names of packaged models. Reads no weights."""
 
 from pathlib import Path
 
@@ -8,7 +8,9 @@ _CONFIG_FILE = "config.json"
 
 
 class ModelNotFound(Exception):
-    """The model folder does not exist or is not a model; the message has the name or path."""
+    """The model folder does not exist or contains no model; the message contains the name or
+    path.
+    """
 
     def __init__(self, name_or_path: str, detail: str) -> None:
         super().__init__(f"model {name_or_path!r} not found: {detail}")
@@ -29,7 +31,8 @@ def resolve_model(name_or_path: str) -> Path:
         detail = (
             f"the packaged folder {folder} is missing from this installation"
             if is_packaged
-            else f"{folder} is not a folder; give {_DEMO!r} or the path of a Hugging Face folder"
+            else f"{folder} is not a folder; give {_DEMO!r} or the path of a downloaded model's"
+            " Hugging Face folder"
         )
         raise ModelNotFound(name_or_path, detail)
     if not (folder / _CONFIG_FILE).is_file():

@@ -1,5 +1,5 @@
-"""An executor without a model: a strict, deterministic device with simulated step times.
+"""An executor without a model: deterministic output and simulated step times.
 
-Importing this package loads nothing; `executor.SimulatedExecutor` is the executor, `tokens`
-generates the reference output. Its faults are scripted with `penstock.executor.fault`.
+`executor.SimulatedExecutor` is the executor; `tokens` generates its output. Faults are scripted
+with `penstock.executor.fault`.
 """

@@ -1,7 +1,7 @@
-"""The simulated executor: hashed tokens, with step times from the cost model.
+"""The simulated executor: tokens are hashes, step times come from the cost model.
 
-Owns the queue of launched steps and the injection of scripted faults. `launch` computes a step's
-effects, in launch order; `collect` waits until the step's time has passed and returns the result.
+Keeps the queue of launched steps and injects scripted faults. `launch` computes a step's effects,
+in launch order; `collect` waits until the step's time has passed and returns the result.
 """
 
 import json
@@ -40,7 +40,7 @@ _NOT_FINITE = "logits are not finite"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _LaunchedStep:
-    """A step that was computed but not yet collected."""
+    """A step whose result is computed but not collected yet."""
 
     result: StepResult
     finish_s: float
@@ -48,12 +48,14 @@ class _LaunchedStep:
 
 
 class SimulatedExecutor:
-    """An `Executor` without a model. `pacer` overrides `config.simulated.pace` (for a
-    VirtualClock).
+    """An `Executor` without a model. `pacer`: a clock that overrides `config.simulated.pace`, such
+    as a VirtualClock.
 
-    `launch` and `collect` raise ExecutorDied once the executor is closed or dead, DeviceCheckError
-    (strict mode) for a batch that a device would compute wrongly, and RuntimeError for a call out
-    of order. `close` may be called from another thread; it ends a waiting `collect`.
+    The constructor raises ValueError for a cache of less than a block, or for NO_TOKENS or
+    EXTRA_TOKENS faults with pipeline depth 2. `launch` and `collect` raise ExecutorDied once the
+    executor is closed or dead, DeviceCheckError (strict mode) for a batch that a real device would
+    compute wrongly, and RuntimeError for calls in the wrong order. `close` may be called from
+    another thread; it ends a waiting `collect`.
     """
 
     def __init__(self, config: ExecutorConfig, *, pacer: Pacer | None = None) -> None:
@@ -86,14 +88,14 @@ class SimulatedExecutor:
 
     @property
     def ready_fd(self) -> int | None:
-        """None: `collect` waits for a step."""
+        """None: `collect` blocks until the step is done."""
         return None
 
     def launch(self, batch: Batch) -> None:
         """Compute one step and queue its result."""
         self._require_alive()
         if len(self._launched) >= self._info.pipeline_depth:
-            raise RuntimeError(f"{len(self._launched)} steps are launched already: collect first")
+            raise RuntimeError(f"{len(self._launched)} steps are launched already: call collect")
         self._num_launched += 1
         self._take_in(batch)
         if self._shadow is not None:
@@ -118,7 +120,7 @@ class SimulatedExecutor:
         return step.result
 
     def close(self) -> None:
-        """Drop launched steps and end a waiting `collect`. Idempotent."""
+        """End a waiting `collect`; launched steps can no longer be collected. Idempotent."""
         self._closed.set()
 
     def _require_alive(self) -> None:
@@ -137,13 +139,13 @@ class SimulatedExecutor:
                 self._die(fault.detail)
             case FaultKind.PROCESS_EXITS:
                 # No cleanup and no exception, as after a driver fault or when the kernel's
-                # out-of-memory killer ends the process.
+                # out-of-memory killer kills the process.
                 os._exit(fault.exit_code)
             case FaultKind.HANG:
                 self._closed.wait()
                 self._die("closed while a step hung")
             case _:
-                pass  # The finish time includes a slow step, the result the request faults.
+                pass  # A slow step changes the finish time, and request faults change the result.
 
     def _take_in(self, batch: Batch) -> None:
         for slot in batch.released:
@@ -163,9 +165,11 @@ class SimulatedExecutor:
                 self._special_slots.add(slot)
 
     def _book(self, batch: Batch, faults: list[Fault]) -> float:
-        """Add the step to the device's timeline; return the time at which it is done."""
+        """Add the step to the device's timeline; return the time at which the step is done,
+        seconds.
+        """
         slow_s = sum(fault.seconds for fault in faults if fault.kind is FaultKind.SLOW_STEP)
-        # A step without rows only has releases.
+        # A step without rows only releases slots.
         is_free = self._is_free_of_cost or not batch.num_rows
         cost_s = 0.0 if is_free else self._cost_s(batch)
         self._device_free_s = max(self._device_free_s, self._pacer()) + cost_s + slow_s
@@ -196,7 +200,9 @@ class SimulatedExecutor:
         return faults, run_apart(batch, lambda part: self._run_part(part, counts), _only_scripted)
 
     def _run_part(self, batch: Batch, counts: NDArray[np.int32]) -> StepResult:
-        """Compute the rows of `batch`. `counts` int32 [slots]: how many tokens each slot gets."""
+        """Compute the rows of `batch`. Raises _ScriptedError if one of them must raise. `counts`
+        int32 [slots]: how many tokens each slot gets.
+        """
         if self._raising and not self._raising.isdisjoint(batch.slots.tolist()):
             raise _ScriptedError("a scripted fault")
         failures = tuple(
@@ -215,7 +221,9 @@ class SimulatedExecutor:
         return bool(spec.stop_ids) or max(sampling.num_logprobs, sampling.num_prompt_logprobs) >= 0
 
     def _plain_answer(self, batch: Batch) -> StepResult:
-        """Return the result of `_answer` if every row gets only one hashed token."""
+        """Return the same result as `_answer`, faster, for a batch whose sampled slots all get one
+        hashed token.
+        """
         slots = batch.sampled_slots
         ends = _ends(batch, slots)
         tokens = tokens_at(self._origins[slots], ends, self._info.vocab_size)
@@ -234,7 +242,7 @@ class SimulatedExecutor:
             case FaultKind.EXTRA_TOKENS:
                 counts[slot] += fault.num_extra
             case _:
-                pass  # Not a request's fault: `_act_out` handles it.
+                pass  # A fault of the whole executor: `_act_out` handles it.
 
     def _answer(
         self,
@@ -302,13 +310,15 @@ class _ScriptedError(Exception):
 
 
 def _only_scripted(error: Exception) -> None:
-    """Raise `error` again unless it is scripted. A scripted error needs no cleanup."""
+    """Raise `error` again unless it is scripted; a scripted error needs no cleanup."""
     if not isinstance(error, _ScriptedError):
         raise error
 
 
 def _ends(batch: Batch, slots: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the position after each slot's last token of this step, int32 [m] in row order."""
+    """Return the position after the last token of each of `slots` in this step, int32 [m] in row
+    order.
+    """
     ends: NDArray[np.int32] = batch.starts + batch.num_tokens
     return ends if len(slots) == len(ends) else ends[np.isin(batch.slots, slots)]
 
@@ -343,7 +353,11 @@ def _build_info(config: ExecutorConfig) -> ExecutorInfo:
 
 
 def _model_limits(model_path: Path | None) -> dict[str, int]:
-    """Read the model's vocabulary size and length from its config.json; empty without a model."""
+    """Return the `vocab_size` and `max_position_embeddings` that config.json in `model_path`
+    contains.
+
+    Empty if `model_path` is None.
+    """
     if model_path is None:
         return {}
     values: Any = json.loads((model_path / "config.json").read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Pacer(Protocol):
-    """A clock with waits."""
+    """A clock that can wait."""
 
     def __call__(self) -> float:
         """Return the time in seconds."""
@@ -18,7 +18,7 @@ class Pacer(Protocol):
 
 
 class RealTime:
-    """CLOCK_MONOTONIC; setting `interrupt` ends a wait at once."""
+    """A pacer with the system's monotonic clock; setting `interrupt` ends a wait immediately."""
 
     def __call__(self) -> float:
         """Return the time in seconds."""
@@ -32,7 +32,9 @@ class RealTime:
 
 
 class VirtualClock:
-    """A clock that is advanced explicitly: pass the same object to the engine as its clock."""
+    """A clock that only `advance` and `wait_until` move; pass the same object to the engine as its
+    clock.
+    """
 
     def __init__(self, now_s: float = 0.0) -> None:
         self._now_s = now_s

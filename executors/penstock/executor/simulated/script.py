@@ -1,6 +1,6 @@
 """Scripted faults at run time: which faults fire in a step, and for which requests.
 
-Owns the counting. The caller injects the faults.
+Counts how often each fault has fired; the caller injects the faults.
 """
 
 from collections import defaultdict
@@ -13,7 +13,7 @@ from penstock.scheduler.request import Request
 
 
 class FaultScript:
-    """The faults of one executor, and how many times each may still fire."""
+    """The faults of one executor, with the number of times that each may still fire."""
 
     def __init__(self, faults: tuple[Fault, ...]) -> None:
         self._faults = faults
@@ -26,13 +26,13 @@ class FaultScript:
 
     @property
     def is_over(self) -> bool:
-        """True when no fault can fire any more."""
+        """True when no fault can fire any longer."""
         return not any(self._times_left)
 
     def admit(self, request: Request) -> None:
-        """Record a request that the scheduler assigned to a slot."""
+        """Record the slot of a request, its ordinal, and which fault tokens its prompt contains."""
         key = request.spec.key
-        # Keys after the last ordinal in the script are not kept, which limits the memory.
+        # To limit memory, requests after the last `at_request` in the script are not recorded.
         if key not in self._ordinals and len(self._ordinals) < self._max_ordinal:
             self._ordinals[key] = len(self._ordinals) + 1
         self._keys[request.slot] = key
@@ -48,11 +48,11 @@ class FaultScript:
     def fire(
         self, step: int, slots: NDArray[np.int32], output_indices: NDArray[np.int32]
     ) -> tuple[list[Fault], dict[int, list[Fault]]]:
-        """Return the faults that fire in this step: the executor's, and the requests' by index into
-        `slots`.
+        """Return and count the faults that fire in this step: a list of faults of the whole
+        executor, and the request faults by index into `slots`.
 
-        `slots` [m]: the sampled slots in row order. `output_indices` [m]: index of the output token
-        that each slot is about to get.
+        `step`: number of the step, from 1. `slots` [m]: the sampled slots in row order.
+        `output_indices` [m]: index of the output token that each slot is about to get.
         """
         of_executor: list[Fault] = []
         of_rows: dict[int, list[Fault]] = defaultdict(list)

@@ -1,9 +1,8 @@
-"""The strict device's memory: the content of each block, and what each slot may read.
+"""A shadow of the paged KV cache, which detects paging bugs of the scheduler.
 
-Owns a shadow of the paged cache: each key-value entry is a hash of the salt and of all tokens up to
-that position. Paging bugs (a block freed too early, shared while writable, reused for other content
-or under another salt, a changed block table) raise DeviceCheckError in the step that would read
-wrong values. Does not know sampling or time.
+Each key-value entry is a hash of the salt and of all tokens up to its position. Paging bugs (a
+block freed too early, shared while writable, reused for other content or under another salt, a
+changed block table) raise DeviceCheckError in the step that would read wrong values.
 """
 
 from hashlib import blake2b
@@ -24,11 +23,12 @@ class DeviceCheckError(AssertionError):
 
 
 class ShadowMemory:
-    """The blocks and slots that the device has received.
+    """The entries written into each block, and the tokens of each slot. Methods raise
+    DeviceCheckError for an invalid slot, row or block.
 
-    `written` uint64 [num_blocks, block_size]: the entry at each place, 0 for none. For each slot:
-    `tokens`: its ids; `num_known`: their number; `prefixes` uint64: the expected entry at each
-    position.
+    `_written` uint64 [num_blocks, block_size]: the entry at each place, 0 if none was written. Per
+    slot: `_tokens` has its token ids, `_num_known` their number, and `_prefixes` uint64 the
+    expected entry at each position.
     """
 
     def __init__(self, info: ExecutorInfo) -> None:
@@ -42,20 +42,20 @@ class ShadowMemory:
         self._roots = np.zeros(info.max_num_seqs, dtype=np.uint64)
 
     def num_known(self, slot: int) -> int:
-        """Return how many tokens of the slot are on the device, including sampled tokens."""
+        """Return the number of the slot's tokens that the device has, including sampled tokens."""
         return int(self._num_known[slot])
 
     def release(self, slot: int) -> None:
-        """Clear a slot; the blocks keep their content."""
-        _require(bool(self._is_live[slot]), f"slot {slot} is released but was not granted")
+        """Clear the record of a slot; its blocks keep their content."""
+        _require(bool(self._is_live[slot]), f"slot {slot} is released but was not assigned")
         self._is_live[slot] = False
         self._num_known[slot] = 0
 
     def admit(self, request: Request, arrays: SlotArrays) -> None:
-        """Copy a slot's tokens from `arrays`."""
+        """Copy a new slot's tokens from `arrays`, which must start with the request's prompt."""
         slot, spec = request.slot, request.spec
         _require(0 <= slot < self._info.max_num_seqs, f"slot {slot} is out of range")
-        _require(not self._is_live[slot], f"slot {slot} is granted twice")
+        _require(not self._is_live[slot], f"slot {slot} is assigned twice")
         _require(int(arrays.key[slot]) == spec.key, f"slot {slot}: key differs from its request")
         self._is_live[slot] = True
         root = blake2b(spec.hash_salt, digest_size=8).digest()
@@ -70,18 +70,20 @@ class ShadowMemory:
         self.append(slot, tokens)
 
     def append(self, slot: int, tokens: NDArray[np.int32]) -> None:
-        """Add tokens to a slot."""
+        """Add tokens, and their expected entries, to a slot."""
         first, end = int(self._num_known[slot]), int(self._num_known[slot]) + len(tokens)
         self._tokens[slot, first:end] = tokens
         positions = np.arange(first, end, dtype=np.uint64)
         entries = mix64((tokens.astype(np.uint64) << np.uint64(32)) + positions + np.uint64(1))
         before = self._prefixes[slot, first - 1] if first else self._roots[slot]
-        # A wrapping sum of hashed (token, position) pairs: another prefix gives another sum.
+        # A wrapping sum of hashed (token, position) pairs, which identifies the prefix.
         self._prefixes[slot, first:end] = before + np.cumsum(entries, dtype=np.uint64)
         self._num_known[slot] = end
 
     def check(self, batch: Batch) -> None:
-        """Raise DeviceCheckError unless the written entries suffice to compute every row."""
+        """Raise DeviceCheckError unless the batch is well-formed and every row reads only entries
+        that were written for its prefix.
+        """
         slots = batch.slots
         _require(len(np.unique(slots)) == len(slots), "a slot has two rows")
         _require(
@@ -108,7 +110,7 @@ class ShadowMemory:
         info = self._info
         _require(0 <= slot < info.max_num_seqs and bool(self._is_live[slot]), f"{slot} has no slot")
         # The row starts one position past the known tokens: it was launched before the request's
-        # failure in the last step was reported.
+        # failure in the previous step was reported.
         _require(
             0 <= start < end <= min(info.max_seq_len, self.num_known(slot) + 1),
             f"slot {slot}: positions {start}..{end - 1} with {self.num_known(slot)} known tokens",
@@ -117,7 +119,7 @@ class ShadowMemory:
         _require(
             count <= self.num_known(slot)
             and np.array_equal(arrays.token_ids[slot, :count], self._tokens[slot, :count]),
-            f"slot {slot}: its tokens differ from those the device took in and sampled",
+            f"slot {slot}: its tokens differ from those on the device",
         )
         num_blocks = -(-end // info.block_size)
         _require(int(arrays.num_blocks[slot]) >= num_blocks, f"slot {slot}: blocks end too early")
@@ -145,7 +147,8 @@ class ShadowMemory:
         starts: NDArray[np.integer[Any]],
         counts: NDArray[np.int32],
     ) -> None:
-        """Write `counts` [m] entries from `starts` [m] on, for m slots.
+        """Write `counts` [m] entries from `starts` [m] on, for m slots, at most up to each slot's
+        last known token.
 
         Raises DeviceCheckError when two entries go to the same place.
         """
@@ -159,7 +162,10 @@ class ShadowMemory:
             blocks = arrays.block_table[slot, positions // size]
             offsets = positions % size
             places: set[int] = set((blocks * size + offsets).tolist())
-            _require(not written & places, f"slot {slot} writes where another row of the step does")
+            _require(
+                not written & places,
+                f"slot {slot} writes to the same place as another row",
+            )
             written |= places
             self._written[blocks, offsets] = self._prefixes[slot, start:end]
 

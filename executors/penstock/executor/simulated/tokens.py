@@ -1,7 +1,7 @@
-"""The simulated model: every token is a hash of the prompt and its position.
+"""The simulated model: every token is a hash of the prompt, the seed (of requests that are not
+greedy) and its position.
 
-Owns the expected output of a simulated request, which is independent of batch, chunk, slot and
-restarts. Does not know blocks or time.
+The output of a request does not depend on batch, chunk, slot, restarts, blocks or time.
 """
 
 from hashlib import blake2b
@@ -27,14 +27,17 @@ def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def origin_of(prompt_ids: NDArray[np.int32], seed: int = 0) -> int:
-    """Return the 64-bit number that determines a generation: a hash of prompt ids and seed."""
+    """Return the origin of a generation: a 64-bit hash of prompt ids and seed, which determines all
+    tokens.
+    """
     data = np.ascontiguousarray(prompt_ids, dtype=np.int32).tobytes()
     key = seed.to_bytes(8, "little")
     return int.from_bytes(blake2b(data, digest_size=8, key=key).digest(), "little")
 
 
 def request_origin(spec: RequestSpec) -> int:
-    """Return the origin of a request, from its original prompt and, unless it is greedy, its seed.
+    """Return the origin of a request: the hash of its original prompt and, unless it is greedy, its
+    seed.
 
     Replayed tokens are left out, so that a request continues after a restart with the same output.
     """
@@ -48,10 +51,11 @@ def tokens_at(
     vocab_size: int,
     barred: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int32]:
-    """Return tokens int32 [m] at absolute `positions` of m generations, without the barred tokens.
+    """Return tokens int32 [m] at absolute `positions` [m] of the generations with `origins` [m],
+    without the barred tokens.
 
-    `barred` int32 [k, m]: column i has the barred ids of generation i, -1 where unused. The next
-    free id replaces a barred token.
+    `barred` int32 [k, m]: column i has the barred ids of generation i, -1 where unused. A barred
+    token is replaced by the next id that is not barred.
     """
     hashed = mix64(origins + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     tokens = (hashed % np.uint64(vocab_size)).astype(np.int32)
@@ -66,7 +70,9 @@ def tokens_at(
 
 
 def stop_position(spec: RequestSpec, config: SimulatedConfig) -> int:
-    """Return the position from which the request gets its first stop id, or NEVER."""
+    """Return the position from which on the request gets `stop_ids[0]`, or NEVER if it does not get
+    it.
+    """
     if config.max_output_tokens is None or not spec.stop_ids:
         return NEVER
     origin = np.array([request_origin(spec)], dtype=np.uint64)
@@ -76,8 +82,8 @@ def stop_position(spec: RequestSpec, config: SimulatedConfig) -> int:
 
 
 def simulated_logprobs(tokens: NDArray[np.int32], num_top: int, vocab_size: int) -> TokenLogprobs:
-    """Return log probabilities of a simulated distribution: 1/2 for the token, 1/4 for its
-    successor, ...
+    """Return log probabilities of `tokens`, and `num_top` top ones each, in a simulated
+    distribution: 1/2 for the token, 1/4 for the next token id, and so on.
     """
     ranks = np.arange(min(num_top, vocab_size), dtype=np.int32)
     return TokenLogprobs(

@@ -1,11 +1,9 @@
-"""Reads the properties of a model's configuration that matter to paged attention; refuses
-unsupported ones.
+"""Reads a model's transformers configuration; rejects models that paged attention does not support.
 
-Owns the reading of a transformers configuration. Does not load weights.
-
-Checks what the attention interface does not show: layer types that exist only in masks, other cache
-types, and rotary embeddings that change with the longest sequence of the batch (a token would
-depend on the other requests of its batch).
+Does not load weights. Checks properties that the calls of the attention function do not show:
+attention in both directions, layers of other types or with shared keys and values, and rotary
+embeddings that change with the longest sequence of the batch (a token would depend on other
+requests).
 """
 
 from collections.abc import Mapping
@@ -19,10 +17,12 @@ _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """`max_seq_len` in tokens; `windowed_layers`: the layers that must use a sliding window.
+    """The properties of a model. `max_seq_len`: in tokens; with longrope embeddings, the length up
+    to which their frequencies do not change. `windowed_layers`: the indices of the layers that must
+    use a sliding window.
 
-    `undeclared_window`: size in tokens of a window whose layers the configuration does not name, or
-    0.
+    `undeclared_window`: size in tokens of a sliding window for which the configuration names no
+    layers, or 0.
     """
 
     name: str
@@ -33,8 +33,8 @@ class Architecture:
 
 
 def read_architecture(config: Any) -> Architecture:
-    """Check a text model's configuration. Raises UnsupportedModel naming the unsupported
-    property.
+    """Return the properties of a text model from its configuration. Raises UnsupportedModel naming
+    the unsupported property.
     """
     name = str(getattr(config, "model_type", "unknown"))
     if getattr(config, "is_encoder_decoder", False):
@@ -80,7 +80,9 @@ def _window(config: Any) -> int:
 
 
 def _rope_settings(config: Any) -> list[Mapping[str, Any]]:
-    """Return the rotary settings: one set for the model, or one for each layer type."""
+    """Return the rotary settings, one for the model or one for each layer type; empty if there are
+    none.
+    """
     settings: Any = getattr(config, "rope_parameters", None)
     if settings is None:
         settings = getattr(config, "rope_scaling", None)  # its name before transformers 5

@@ -1,8 +1,7 @@
 """The attention function that the executor registers with transformers.
 
-Owns the registration, and refuses every unknown argument: ignoring an attention argument would give
-wrong text that looks right. Does not know pages: each call goes to the `AttentionRunner` that is
-attached to the calling module.
+It rejects unknown arguments, because ignoring an attention argument would produce plausible but
+wrong text. Each call is forwarded to the `AttentionRunner` attached to the calling module.
 """
 
 from collections.abc import Mapping
@@ -27,21 +26,25 @@ _HARMLESS = frozenset(
         "use_cache",
     }
 )
-"""Arguments that do not change what attention computes."""
+"""Arguments that do not change the result of attention."""
 
 
 class AttentionRunner(Protocol):
-    """Computes one layer's attention."""
+    """Computes a layer's attention. Shapes: T tokens, Hq query heads, H key and value heads, D head
+    size.
+    """
 
     def run_layer(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        """query [T, Hq, D], key and value [T, H, D]; returns [T, Hq, D]."""
+        """Compute the attention of the layer with index `layer`: query [T, Hq, D], key and value
+        [T, H, D]; return [T, Hq, D].
+        """
         ...
 
 
 def attach_runner(model: nn.Module, runner: AttentionRunner) -> None:
-    """Use `runner` for every attention module of this model."""
+    """Use `runner` for every attention module of this model, instead of an earlier runner."""
     for module in model.modules():
         if hasattr(module, "layer_idx"):
             object.__setattr__(module, _RUNNER, runner)
@@ -69,7 +72,10 @@ def _attention(  # noqa: PLR0913 - transformers calls it so
     s_aux: Tensor | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """query [1, Hq, T, D], key and value [1, H, T, D]; returns [1, T, Hq, D] and no weights."""
+    """Implement transformers' attention function: query [1, Hq, T, D], key and value [1, H, T, D];
+    return [1, T, Hq, D], and None for the attention weights. Raises UnsupportedModel for arguments
+    or a module that the executor does not support.
+    """
     name = type(module).__name__
     refuse_unknown(name, others)
     if attention_mask is not None or dropout != 0.0:
@@ -100,7 +106,9 @@ def _attention(  # noqa: PLR0913 - transformers calls it so
 
 
 def refuse_unknown(name: str, arguments: Mapping[str, object]) -> None:
-    """Raise UnsupportedModel for an unknown argument that changes the result."""
+    """Raise UnsupportedModel for an unknown argument that is not None, because it may change the
+    result.
+    """
     unknown = sorted(
         key for key, value in arguments.items() if key not in _HARMLESS and value is not None
     )

@@ -1,7 +1,5 @@
-"""Random numbers as a function of (seed, position): stateless, therefore independent of order and
+"""Random numbers as a function of (seed, position): stateless, so they do not depend on order or
 batch.
-
-Owns the hash.
 
 Source: SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA
 2014), finaliser "variant 13" of Stafford. The seed is hashed first, so that neighbouring seeds do
@@ -23,6 +21,8 @@ def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return a number in [0, 1) with 53 random bits for each (seed, position >= 0), all [m]."""
+    """Return numbers in [0, 1) with 53 random bits, one for each pair of `seeds` [m] and
+    `positions` [m] (0 or more).
+    """
     counters = (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     return (_mix(_mix(seeds) + counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53

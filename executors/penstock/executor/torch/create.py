@@ -1,7 +1,7 @@
-"""Chooses the path that serves a model: the fused step if it supports the model, else the modules
-of transformers.
+"""Selects how a model is computed: by the fused step (Penstock's kernels for decoders like Llama)
+if it supports the model, else by the modules of transformers (the eager path).
 
-The choice is made once, after loading, and logged as one line.
+The choice is made once, after loading, and logged.
 """
 
 import logging
@@ -17,13 +17,13 @@ from penstock.executor.torch.loading import LoadedModel, load_configured
 from penstock.executor.torch.module_tree import NotFused
 from penstock.scheduler.executor import Executor
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def create_torch_executor(config: ExecutorConfig) -> Executor:
-    """Load the model and build its executor. Raises the errors of `TorchExecutor`."""
+    """Load the model and build its executor. Raises the same errors as `TorchExecutor`."""
     if config.device == "cpu" and torch.cuda.is_available():
-        _log.warning("device is cpu, but a CUDA device is available")
+        logger.warning("device is cpu, but a CUDA device is available")
     model = load_configured(config)
     try:
         if model.device.type == "cpu":
@@ -31,14 +31,17 @@ def create_torch_executor(config: ExecutorConfig) -> Executor:
         return _fused_on_cuda(config, model)
     except NotFused as reason:
         _refuse_eight_bit(config, reason)
-        _log.warning("the eager path serves this model: %s", reason)
+        logger.warning("the eager path serves this model: %s", reason)
         is_whole = not isinstance(reason, WeightsTaken)
-    # Runs after the exception is released, because its frames hold the attempt's tensors.
+    # Outside the `except` block, so that the exception, whose frames hold the attempt's tensors, is
+    # released first.
     return TorchExecutor(config, model if is_whole else None)
 
 
 def _refuse_eight_bit(config: ExecutorConfig, reason: NotFused) -> None:
-    """Raise UnsupportedModel naming the settings that only the fused path supports."""
+    """Raise UnsupportedModel if 8-bit settings are given, which only the fused path supports.
+    `reason`: why this path does not serve the model.
+    """
     asked = [f"quantization {config.quantization}"] if config.quantization != "none" else []
     if config.kv_cache_dtype != "auto":
         asked.append(f"kv_cache_dtype {config.kv_cache_dtype}")

@@ -1,9 +1,13 @@
-"""Errors at load, before the first step; the messages are for the operator."""
+"""Errors raised while a model is loaded, before its first step. The messages are for the
+operator.
+"""
 
 
 class ModelLoadError(Exception):
-    """The model folder cannot be loaded; the message has the folder and the reason."""
+    """The model folder cannot be loaded; the message contains the folder and the reason."""
 
 
 class UnsupportedModel(Exception):
-    """Paged attention does not support the model; its output would be wrong."""
+    """The executor does not support the model, its checkpoint's number format, or a setting with
+    this model.
+    """

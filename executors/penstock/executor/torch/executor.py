@@ -1,13 +1,14 @@
 """The torch executor that computes a step within `launch`: on a CPU, and in eager mode on CUDA.
 
-Owns the steps: apply releases and admissions, run the forward, sample, report failures. Knows
-neither why a batch was chosen nor how logits are computed (`step_forward`). One thread calls it; on
-CUDA too, `launch` waits for the step, when it copies the tokens to the host.
+A step has four parts: apply releases and admissions, run the forward (`step_forward`), sample,
+report failures. The executor is called from one thread. `launch` waits for the step on CUDA too,
+because it copies the tokens to the host.
 
-Requests fail alone: a request whose logits, keys or values are not finite is reported with the step
-that produced them, and what it wrote is cleared at once. A request that must not run (`SlotRules`)
-is computed with harmless tokens and reported. A step that raises is repeated in parts
-(`penstock.executor.isolation`), as long as the device still computes the health probe.
+Failures are per request: a request whose logits, keys or values are not finite is reported with the
+step that produced them, and the keys and values that it wrote are cleared immediately. A request
+that must not run (`SlotRules`) is computed with valid placeholder tokens and reported as failed. A
+step that raises is repeated in parts (`penstock.executor.isolation`), as long as the device still
+runs the health probe.
 """
 
 import ctypes
@@ -44,8 +45,10 @@ _TRIM_THRESHOLD_BYTES = 2**31 - 1
 
 
 class TorchExecutor:
-    """An `Executor` over a Hugging Face folder. `model`: a model that is already loaded; `path`:
-    how its steps are computed, by default with its modules.
+    """An `Executor` for a Hugging Face folder.
+
+    `model`: the model, if it is already loaded. `path`: how steps are computed, by default with the
+    model's modules.
 
     Raises ModelLoadError or UnsupportedModel (penstock.executor.torch.errors) when it cannot serve
     the model, ValueError naming the field when the settings do not fit the model.
@@ -104,12 +107,14 @@ class TorchExecutor:
 
     @property
     def ready_fd(self) -> int | None:
-        """None: `collect` waits for a step."""
+        """None: `launch` waits for the step, so `collect` never blocks."""
         return None
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> None:
-        """Run one step. Raises ExecutorDied when the health probe fails too."""
+        """Run one step; if it raises, run it again, in parts if necessary. Raises ExecutorDied if
+        the executor is closed, or if the step raises and the health probe fails too.
+        """
         if self._is_closed:
             raise ExecutorDied("the executor is closed")
         self._rules.follow(batch)
@@ -121,11 +126,11 @@ class TorchExecutor:
         self._results.append(run_apart(batch, self._run_part, self._recover))
 
     def collect(self) -> StepResult:
-        """Return the oldest launched step's result."""
+        """Return the oldest launched step's result. Raises IndexError if there is none."""
         return self._results.popleft()
 
     def close(self) -> None:
-        """Release model and pages."""
+        """Release model, pages and results. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._results.clear()
@@ -135,12 +140,14 @@ class TorchExecutor:
         try:
             return self._run(batch, self._rules)
         except Exception:
-            # The step is incomplete: what failed rows wrote must be cleared.
+            # The step is incomplete: keys and values written by the failed rows must be cleared.
             self._clear(batch, np.arange(batch.num_rows))
             raise
 
     def _recover(self, error: Exception) -> None:
-        """Raise ExecutorDied when the device is lost, so that every later operation would fail."""
+        """Run the health probe; on CUDA, first wait for the device and release cached memory.
+        Raises ExecutorDied if this fails, because every later operation would fail.
+        """
         try:
             if self._model.device.type == "cuda":
                 torch.cuda.synchronize(self._model.device)
@@ -188,7 +195,9 @@ class TorchExecutor:
     def _failures(
         self, batch: Batch, forwarded: Forwarded, not_finite: Ints, rules: SlotRules
     ) -> dict[int, str]:
-        """Return the slots that fail alone in this step, with reasons; clear what they wrote."""
+        """Return the slots that failed in this step, with reasons; clear the keys and values that
+        they wrote.
+        """
         failures = {int(slot): "logits are not finite" for slot in not_finite}
         is_token_good = forwarded.is_token_good
         if is_token_good is not None and not bool(is_token_good.all()):
@@ -206,7 +215,7 @@ class TorchExecutor:
         return failures
 
     def _clear(self, batch: Batch, rows: Ints) -> None:
-        """Clear what `rows` of the batch wrote."""
+        """Clear the keys and values that `rows` of the batch wrote."""
         counts = batch.num_tokens[rows].astype(np.int64)
         firsts = batch.starts[rows] + counts - np.cumsum(counts)
         positions = np.arange(int(counts.sum())) + np.repeat(firsts, counts)
@@ -220,14 +229,16 @@ class TorchExecutor:
 
 
 def _rows_of(batch: Batch, slots: NDArray[np.int32]) -> Ints:
-    """Return the batch rows of `slots`, in the order of `slots`, which the batch must have."""
+    """Return the batch rows of `slots`, in the order of `slots`; each slot must be in the batch."""
     row_of_slot = np.zeros(batch.arrays.num_slots, dtype=np.int64)
     row_of_slot[batch.slots] = np.arange(batch.num_rows)
     return row_of_slot[slots]
 
 
 def _check_eight_bit(config: ExecutorConfig, model: LoadedModel, path: ForwardPath) -> None:
-    """Raise for settings that the path does not support: no setting is ignored."""
+    """Raise UnsupportedModel for 8-bit settings that the path does not support, so that no setting
+    is ignored.
+    """
     if config.quantization != path.quantization:
         raise UnsupportedModel(
             f"quantization {config.quantization}: the {path.name} path does not support it"
@@ -248,14 +259,13 @@ def _num_blocks(config: ExecutorConfig, model: LoadedModel, bytes_each: int) -> 
         bytes_each=bytes_each,
         max_seq_len=max_seq_len,
         free_bytes=free_bytes,
-        # Eager attention needs memory for gathered pages of a layer and for copies of products.
+        # Eager attention needs memory for one layer's gathered pages and for copies of products.
         step_bytes=free_bytes // 3,
     )
 
 
 def keep_freed_memory() -> bool:
-    """Configure glibc to keep freed blocks for the next step; return False where this does not
-    apply.
+    """Configure glibc to keep freed memory for the next step; return whether glibc accepted this.
 
     A step allocates and frees temporaries of several megabytes, which glibc would return to the
     kernel and fault in again in the next step. Applies to the whole process.

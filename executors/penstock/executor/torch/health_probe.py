@@ -1,7 +1,7 @@
-"""A harmless step that distinguishes a request that cannot be computed from a broken executor.
+"""The health probe: a small step that shows whether the executor still works after an error.
 
-It uses every kind of computation (a chunk over two blocks, a single token, a draw), in blocks that
-no request ever gets.
+It uses every kind of computation (a chunk over two blocks, a single token, a random draw), in
+blocks that are never assigned to a request.
 """
 
 import numpy as np
@@ -16,7 +16,10 @@ NUM_PROBE_BLOCKS = 3
 
 
 class HealthProbe:
-    """The probe's step, in the blocks after those of requests, and its rules without options."""
+    """The step of the health probe, and its rules.
+
+    `batch`: uses the blocks that follow those of requests. `rules`: contain no logit bias.
+    """
 
     def __init__(self, info: ExecutorInfo) -> None:
         first_block, block_size = info.num_blocks, info.block_size

@@ -1,31 +1,33 @@
-"""Samples a token from a distribution with one uniform random number, after truncation.
-
-Owns top-k, top-p, min-p and the draw. Does not know requests: rows of logits in, token ids out.
+"""Samples a token per row by inverse transform sampling, after top-k, top-p and min-p.
 
 The truncations are thresholds on the logit that keep everything at or above them, including ties,
 so the kept set depends only on the row's values and not on the order of a sort. They apply in this
-order: top-k; top-p on the tokens that top-k kept, renormalised; min-p. The draw walks the kept
-tokens in order of id. So a row's token does not depend on how the threshold was found: among the
-row's most likely tokens (nearly always), else by a search over the whole row.
+order: top-k; top-p on the tokens that top-k kept, renormalised; min-p. The draw uses the cumulative
+weights of the kept tokens in order of id. So a row's token is the same whether the threshold was
+found among the row's most likely tokens (the usual case) or by a search over the whole row.
 """
 
 import torch
 from torch import Tensor
 
-from penstock.executor.torch.cut_search import search_threshold
+from penstock.executor.torch.threshold_search import search_threshold
 from penstock.executor.torch.truncation import Truncation
 
 _WIDTHS = (64, 256)
-"""How many of the most likely tokens to check before a search over the whole row."""
+"""How many of the most likely tokens are checked before the whole row is searched."""
 
 
 def draw(scores: Tensor, uniforms: Tensor) -> Tensor:
-    """Return ids int64 [m]. Scores float32 [m, V]: logits less their maximum; uniforms float64."""
+    """Draw a token for each row from its whole distribution; return token ids int64 [m].
+
+    `scores` float32 [m, V]: logits minus their row's maximum, divided by the temperature.
+    `uniforms` float64 [m]: random numbers in [0, 1).
+    """
     return _pick(scores.exp(), uniforms)
 
 
 def draw_truncated(scores: Tensor, uniforms: Tensor, truncation: Truncation) -> Tensor:
-    """As `draw`, but only from the tokens that the truncation keeps."""
+    """Like `draw`, but only from the tokens that the truncation keeps."""
     num_rows, vocab_size = scores.shape
     totals = scores.exp().sum(1, dtype=torch.float64)
     tokens = torch.zeros(num_rows, dtype=torch.long, device=scores.device)
@@ -36,7 +38,7 @@ def draw_truncated(scores: Tensor, uniforms: Tensor, truncation: Truncation) -> 
         some = scores if len(pending) == num_rows else scores[pending]
         values, ids = some.topk(width, dim=1)
         threshold = _threshold(values, totals[pending], truncation.take(pending), vocab_size)
-        # A value outside the candidates is at most the least candidate.
+        # A value outside the candidates is at most the lowest candidate.
         is_exact = values[:, -1] < threshold
         is_kept = values >= threshold[:, None]
         # Kept tokens in order of id, then all others.
@@ -54,8 +56,8 @@ def draw_truncated(scores: Tensor, uniforms: Tensor, truncation: Truncation) -> 
 
 
 def _threshold(values: Tensor, totals: Tensor, truncation: Truncation, vocab_size: int) -> Tensor:
-    """Return the least logit kept, [m], or minus infinity if the candidates `values` [m, k] do not
-    decide it.
+    """Return the threshold [m], at or above which scores are kept, or minus infinity if the
+    candidates `values` [m, k] do not suffice to determine it.
 
     `values` are in descending order; `totals` [m]: mass of the whole row, on the scale of
     `values.exp()`.
@@ -73,16 +75,17 @@ def _threshold(values: Tensor, totals: Tensor, truncation: Truncation, vocab_siz
     by_p = torch.where(has_top_p & reached.any(1), by_p, outside)
     by_min = truncation.min_p.log().to(values.dtype)
     threshold = torch.maximum(torch.maximum(by_k, by_p), by_min)
-    # Ties with the k-th may continue outside the candidates, or their mass may be too small.
+    # Ties with the k-th value may exist outside the candidates, or the candidates' mass may be too
+    # small.
     is_open = (has_top_k & (values[:, -1] >= by_k)) | (has_top_p & ~reached.any(1))
     return torch.where(is_open, outside, threshold)
 
 
 def _pick(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Return the first index whose cumulative weight exceeds uniform times total, [m]."""
+    """Return each row's first index whose cumulative weight exceeds uniform * total, int64 [m]."""
     cumulated = weights.cumsum(1, dtype=torch.float64)
     total = cumulated[:, -1:]
-    # A uniform just below 1 may round to the total, which no index exceeds.
+    # A uniform number just below 1 may round to the total, which no cumulative weight exceeds.
     below_total = torch.nextafter(total, torch.zeros_like(total))
     target = torch.minimum(uniforms[:, None] * total, below_total)
     picked = torch.searchsorted(cumulated, target, right=True)[:, 0]

@@ -1,12 +1,10 @@
-"""The paged memory of keys and values: one tensor per layer.
+"""The paged KV cache: one tensor per layer.
 
-Owns layout, sizing and the mapping from (block, head, offset) to rows. Does not know requests.
-
-Layout: `[num_blocks, 2, num_heads, block_size, head_dim]`; in dimension 1 keys are first, then
-values. A block's tokens are contiguous per head, so that a gather of (block, head) rows of
-`block_size * head_dim` elements gives `[head, token, dim]` matrices without a transpose: twice as
-fast in a matrix product on a CPU as a layout with a token's heads side by side. There is no null
-block: 0 is an ordinary block.
+Layout: `[num_blocks, 2, num_heads, block_size, head_dim]`; dimension 1: keys, values. A block's
+tokens are contiguous per head, so that a gather of (block, head) rows of `block_size * head_dim`
+elements gives `[head, token, dim]` matrices without a transpose. On a CPU a matrix product is twice
+as fast as with a layout in which a token's heads are contiguous. Block 0 is an ordinary block (no
+null block).
 
 In 8 bits, a key or value is `head_dim` integers followed by the four bytes of their float32 scale:
 rows of `head_dim + 4` elements of int8.
@@ -28,12 +26,12 @@ class HeadShape:
     head_dim: int
 
     def row_size(self, dtype: torch.dtype) -> int:
-        """Return the number of `dtype` elements of one key or value."""
+        """Return the number of elements of one key or value stored in `dtype`."""
         return self.head_dim + (SCALE_BYTES if dtype is torch.int8 else 0)
 
 
 class KVPages:
-    """The zero-initialised pages of every layer."""
+    """The pages of every layer, initialised to zero."""
 
     def __init__(
         self,
@@ -59,35 +57,40 @@ class KVPages:
         ]
 
     def layer(self, layer: int) -> Tensor:
-        """Return one layer's pages in the layout above."""
+        """Return the pages of the layer with index `layer`; for their layout see the module
+        docstring.
+        """
         return self._layers[layer]
 
     def token_rows(self, layer: int) -> Tensor:
-        """Return [rows, head_dim], row ((block * 2 + kv) * num_heads + head) * block_size +
-        offset.
+        """Return one layer as [rows, head_dim]; row = ((block * 2 + kv) * num_heads + head) *
+        block_size + offset; kv is 0 for keys, 1 for values. Not for int8 pages.
         """
         return self._layers[layer].view(-1, self.shapes[layer].head_dim)
 
     def block_rows(self, layer: int) -> Tensor:
-        """Return [rows, block_size * head_dim], row (block * 2 + kv) * num_heads + head."""
+        """Return one layer as [rows, block_size * head_dim]; row = (block * 2 + kv) * num_heads +
+        head. Not for int8 pages.
+        """
         return self._layers[layer].view(-1, self.block_size * self.shapes[layer].head_dim)
 
     def zero_tokens(self, blocks: Tensor, offsets: Tensor) -> None:
-        """Clear places that no sequence has written, or that a failed sequence wrote.
+        """Zero the keys and values at `offsets` [n] of `blocks` [n], in all layers.
 
-        Attention masks values after the end of a sequence by adding minus infinity and multiplies
-        them by zero; neither removes a value that is not finite.
+        Needed for places that no sequence has written, or that a failed sequence wrote: attention
+        masks scores by adding minus infinity and multiplies values by zero, which does not remove
+        non-finite values.
         """
         for pages in self._layers:
             pages[blocks, :, :, offsets] = 0
 
 
 def page_dtype(kv_cache_dtype: str, dtype: torch.dtype) -> torch.dtype:
-    """Return the number format of pages for a setting and a model in `dtype`."""
+    """Return the dtype of the pages for the setting `kv_cache_dtype` and a model in `dtype`."""
     return {"auto": dtype, "fp8": torch.float8_e4m3fn, "int8": torch.int8}[kv_cache_dtype]
 
 
 def block_bytes(shapes: tuple[HeadShape, ...], block_size: int, dtype: torch.dtype) -> int:
-    """Return the bytes of one block in all layers."""
+    """Return the size of one block in bytes, over all layers."""
     row_sizes = (2 * shape.num_heads * shape.row_size(dtype) for shape in shapes)
     return sum(row_sizes) * block_size * dtype.itemsize

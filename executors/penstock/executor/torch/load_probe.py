@@ -1,9 +1,10 @@
-"""Runs test steps at load: find what the layers need of attention, and whether packing is correct.
+"""Runs test steps at load that determine each layer's attention options and check that packed
+sequences do not affect each other.
 
-Refuses a model whose output for a token depends on more than the token's own sequence and
-positions. A packed step is one row to the model: a model that counts indices instead of positions,
-shifts positions, or carries state from one token to the next would generate text that looks right
-but differs from an unpacked run. Three short forwards detect all of this, whatever its cause.
+Rejects a model whose output for a token depends on anything but the token's sequence and positions.
+The model processes a packed step as a single row. A model that uses indices instead of positions,
+shifts positions, or carries state from one token to the next would generate plausible text that
+differs from an unpacked run. Three short forwards detect this, regardless of the cause.
 """
 
 import inspect
@@ -24,8 +25,8 @@ _NUM_TOKENS = 12
 _NUM_PAST = 5
 _TOLERANCE = 1e-3
 _HALF_TOLERANCE = 0.05
-"""Relative to the spread of a token's logits: rounding errors are far smaller, the effect of a
-wrong position is larger.
+"""Accepted difference of logits in half precision, relative to the standard deviation of a token's
+logits. Rounding errors are far smaller, the effect of a wrong position is larger.
 """
 
 KeysValues = dict[int, tuple[Tensor, Tensor]]
@@ -34,7 +35,9 @@ KeysValues = dict[int, tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """The results of the forwards. `architecture`: with the sequence length that may be served."""
+    """The results of the test steps. `architecture`: with `max_seq_len` lowered if a sliding window
+    requires it.
+    """
 
     architecture: Architecture
     shapes: tuple[HeadShape, ...]
@@ -44,7 +47,9 @@ class Probed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Segment:
-    """`num_tokens` of a packed row after `num_past` cached ones; positions start at `start`."""
+    """A part of a packed row: `num_tokens` tokens that follow `num_past` cached tokens of the same
+    sequence, which begins at position `start`.
+    """
 
     num_tokens: int
     start: int = 0
@@ -52,7 +57,9 @@ class _Segment:
 
 
 class _SegmentAttention:
-    """Attends within each segment of a packed row, and records each layer's requirements."""
+    """Attends within each segment of a packed row, and records each layer's keys, values and
+    scoring.
+    """
 
     def __init__(
         self, dtype: torch.dtype, segments: tuple[_Segment, ...], past: KeysValues
@@ -65,7 +72,7 @@ class _SegmentAttention:
 
     @property
     def windowed(self) -> set[int]:
-        """Layers with a window."""
+        """The indices of the layers with sliding-window attention."""
         return {layer for layer, scoring in self.scorings.items() if scoring.window}
 
     def run_layer(
@@ -74,7 +81,7 @@ class _SegmentAttention:
         if key.shape != value.shape or query.shape[-1] != key.shape[-1]:
             raise UnsupportedModel(f"layer {layer} has keys and values of different sizes")
         if key.dtype != self._dtype or value.dtype != self._dtype:
-            raise UnsupportedModel(f"layer {layer} has keys and values in another precision")
+            raise UnsupportedModel(f"layer {layer} has keys and values in another number format")
         if layer in self.seen:
             raise UnsupportedModel(f"layer {layer} attends more than once")
         self.seen[layer] = key, value
@@ -115,7 +122,9 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Te
 
 @torch.inference_mode()
 def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> Probed:
-    """Run the test steps. Raises UnsupportedModel for a model that would be served wrongly."""
+    """Run the test steps and return the results. Raises UnsupportedModel for a model that packed
+    steps would compute wrongly, whose logits are not finite, or that lacks a required argument.
+    """
     name = architecture.name
     parameters = inspect.signature(module.forward).parameters
     if "logits_to_keep" not in parameters:
@@ -125,8 +134,8 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
     whole = _Segment(num_tokens=_NUM_TOKENS)
     counted = _Packed(module, dtype, ((own, whole), (other, whole), (own, whole)))
     shapes = _shapes(counted.attention, architecture)
-    # The same number of tokens as before, for the same rounding. Includes the last position that
-    # may be served, because tables must cover it and it must not affect other sequences.
+    # The same number of tokens as before, for the same rounding. Includes the last supported
+    # position, because tables must cover it and it must not affect other sequences.
     mixed = _Packed(
         module,
         dtype,
@@ -142,16 +151,17 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
     expected = counted.logits(0)
     if not bool(torch.isfinite(expected).all()):
         raise UnsupportedModel(
-            f"{name}: logits of a test step are not finite: weights are not, or overflow in {dtype}"
+            f"{name}: logits of a test step are not finite: the weights are not, or values"
+            f" overflow in {dtype}"
         )
     packed = (counted.logits(2), mixed.logits(4))
     if any(differ(expected, logits) for logits in packed):
         has_positions = "position_ids" in parameters
-        hint = "" if has_positions else ": it takes no position_ids and counts tokens by itself"
-        raise UnsupportedModel(f"{name} depends on what a sequence is packed with{hint}")
+        hint = "" if has_positions else ": it has no position_ids argument and counts tokens itself"
+        raise UnsupportedModel(f"{name} depends on the sequences it is packed with{hint}")
     if differ(expected[_NUM_PAST:], mixed.logits(1)):
-        raise UnsupportedModel(f"{name} depends on where a sequence is cut into chunks")
-    # Without positions, the tokens are one sequence to the model, which starts with the same
+        raise UnsupportedModel(f"{name} depends on how a prompt is split into chunks")
+    # A model that ignores positions treats the tokens as one sequence, which starts with the same
     # tokens.
     one = _Segment(num_tokens=3 * _NUM_TOKENS)
     plain = _Packed(module, dtype, ((torch.cat([own, other, own]), one),), has_positions=False)
@@ -167,7 +177,9 @@ def probe_model(module: Any, architecture: Architecture, dtype: torch.dtype) -> 
 
 
 def _tokens(module: Any) -> tuple[Tensor, Tensor]:
-    """Return two sequences without special tokens."""
+    """Return two test sequences without special tokens. Raises UnsupportedModel if the vocabulary
+    is too small.
+    """
     config = module.config.get_text_config()
     special = {
         value
@@ -185,7 +197,7 @@ def _tokens(module: Any) -> tuple[Tensor, Tensor]:
 
 
 class _Packed:
-    """One packed forward of (tokens, segment) pairs."""
+    """Runs one packed forward of (tokens, segment) pairs."""
 
     def __init__(
         self,
@@ -223,7 +235,7 @@ class _Packed:
 
 def _shapes(attention: _SegmentAttention, architecture: Architecture) -> tuple[HeadShape, ...]:
     """Return the shapes of each layer's keys and values. Raises UnsupportedModel for a layer that
-    bypassed our attention.
+    did not call the registered attention function, or did not pass its window.
     """
     name, layers = architecture.name, range(architecture.num_layers)
     missing = sorted(set(layers) - attention.seen.keys())
@@ -237,8 +249,11 @@ def _shapes(attention: _SegmentAttention, architecture: Architecture) -> tuple[H
 
 
 def _bounded(architecture: Architecture, windowed: set[int]) -> Architecture:
-    """Limit the length to a window that is set but that no layer requests: it exists only in a
-    mask, which is not created, and has no effect up to its own length.
+    """Limit `max_seq_len` to a sliding window that is configured but not passed to attention by any
+    layer.
+
+    transformers applies such a window in its attention mask, which this executor does not build.
+    Without the mask, results are correct for sequences up to the length of the window.
     """
     window = architecture.undeclared_window
     if not window or windowed:
@@ -249,7 +264,7 @@ def _bounded(architecture: Architecture, windowed: set[int]) -> Architecture:
 def _differ(expected: Tensor, logits: Tensor, *, is_half: bool) -> bool:
     """Return whether logits [tokens, vocabulary] differ by more than rounding.
 
-    In half precision, rounding may route a single token to other experts, so only most tokens must
+    In half precision, rounding may route single tokens to other experts, so only most tokens must
     agree.
     """
     spread = (expected - expected.mean(-1, keepdim=True)).norm(dim=-1)

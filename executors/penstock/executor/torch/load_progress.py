@@ -1,20 +1,21 @@
-"""Logs how much of a model's weights is loaded.
-
-Owns the content and the interval of these log lines.
-"""
+"""Logs the progress of loading a model's weights."""
 
 import logging
 import time
 from collections.abc import Callable
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _REPORT_EVERY_S = 2.0
 _MIB = 1 << 20
 _GIB = 1 << 30
 
 
 class LoadProgress:
-    """Logs how many bytes of `total` are done while `action` runs; logs nothing if it ends soon."""
+    """Logs how many of `total` bytes are done, at most every two seconds; `finish` logs the time
+    taken.
+
+    `action`: the start of each log line.
+    """
 
     def __init__(
         self, action: str, total: int, clock: Callable[[], float] = time.monotonic
@@ -32,12 +33,12 @@ class LoadProgress:
         if now_s - self._reported_s >= _REPORT_EVERY_S:
             self._reported_s = now_s
             done, total = self._done / _GIB, self._total / _GIB
-            _log.info("%s: %.1f of %.1f GiB", self._action, done, total)
+            logger.info("%s: %.1f of %.1f GiB", self._action, done, total)
 
     def finish(self) -> None:
         """Log how long the load took."""
         taken_s = self._clock() - self._begun_s
-        _log.info("%s: %s in %.1f s", self._action, size(self._total), taken_s)
+        logger.info("%s: %s in %.1f s", self._action, size(self._total), taken_s)
 
 
 def size(num_bytes: int) -> str:

@@ -1,8 +1,8 @@
 """Loads a Hugging Face folder as a model that runs packed steps.
 
-Owns the only call of transformers' loader, and the wording of its failures. Reads the folder, never
-the network. transformers maps the files into memory; the copy to the device reads them tensor by
-tensor, so that the host never holds a second copy.
+Calls transformers' loader and converts its errors. Reads only the folder, never the network. The
+files are memory-mapped and copied to the device tensor by tensor, so the host never holds a second
+copy.
 """
 
 import json
@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +29,27 @@ from transformers.utils import logging as transformers_logging
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.architecture import Architecture, read_architecture
 from penstock.executor.torch.attention_interface import ATTENTION_NAME, register_attention
+from penstock.executor.torch.eight_bit_linear import EightBitLinear, widen
 from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
 from penstock.executor.torch.kv_pages import HeadShape
 from penstock.executor.torch.load_probe import probe_model
 from penstock.executor.torch.load_progress import LoadProgress, size
 from penstock.executor.torch.paged_attention import Scoring
-from penstock.executor.torch.quantised_checkpoint import StoredWeight, is_quantised, read_quantised
+from penstock.executor.torch.quantised_checkpoint import (
+    StoredWeight,
+    is_quantised,
+    read_quantised,
+)
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
+_HALF = "dtype bfloat16"
+_KEEP_NARROW = "quantization, which keeps the checkpoint's weights in 8 bits"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A loaded model. `shapes`: keys and values of each layer; `scorings`: how each layer computes
-    its scores. `stored`: the quantised linears of a checkpoint.
+    its scores; `num_embeddings`: number of rows of the input embedding.
     """
 
     module: nn.Module
@@ -53,10 +60,11 @@ class LoadedModel:
     num_embeddings: int
     dtype: torch.dtype
     device: torch.device
-    stored: dict[nn.Module, StoredWeight] = field(default_factory=dict)
 
     def logits(self, input_ids: Tensor, position_ids: Tensor, rows: Tensor) -> Tensor:
-        """Run a packed forward; return logits [len(rows), vocabulary] of the tokens `rows`."""
+        """Run a packed forward of `input_ids`, `position_ids` int64 [1, T]; return logits [m,
+        vocabulary] of the packed tokens with the indices `rows` int64 [m].
+        """
         out = self.module(
             input_ids=input_ids,
             position_ids=position_ids,
@@ -69,36 +77,46 @@ class LoadedModel:
 
 
 def load_configured(config: ExecutorConfig) -> LoadedModel:
-    """Load the configured model, with the configured number of threads."""
+    """Set PyTorch's number of threads, if configured, and load the configured model. Raises
+    ValueError without a model path, otherwise the errors of `load_model`.
+    """
     if config.model_path is None:
         raise ValueError("model_path must be given for the torch executor")
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    return load_model(config.model_path, device=config.device, dtype=config.dtype)
+    # On a CPU, 8-bit weights are packed from weights in the model's dtype.
+    is_narrow = config.quantization != "none" and torch.device(config.device).type != "cpu"
+    return load_model(
+        config.model_path, device=config.device, dtype=config.dtype, is_narrow=is_narrow
+    )
 
 
-def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
-    """Load config.json and safetensors of `path`. `dtype` "auto": the stored weights' number
-    format.
+def load_model(path: Path, *, device: str, dtype: str, is_narrow: bool = False) -> LoadedModel:
+    """Load config.json and safetensors of `path`. `dtype` "auto": the dtype of the stored weights.
+    `is_narrow`: linear layers stored in 8 bits, except the head, stay in 8 bits.
 
-        Raises ModelLoadError for a folder that cannot be loaded, UnsupportedModel for a model that
-    paged attention would compute wrongly.
+    Raises ModelLoadError for a folder that cannot be loaded, UnsupportedModel for a model or number
+    format that the executor does not support.
     """
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path} has no config.json")
     if not any(path.glob("*.safetensors")):
-        raise ModelLoadError(f"{path} has no *.safetensors weights")
+        raise ModelLoadError(
+            f"{path} has no *.safetensors files; transformers' save_pretrained writes them from"
+            " weights in another format"
+        )
     target = select_device(device)
     num_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    _log.info("reading %s of weights from %s", size(num_bytes), path)
+    logger.info("reading %s of weights from %s", size(num_bytes), path)
     register_attention()
     transformers_logging.disable_progress_bar()
     with _named(str(path)):
         _check_model_type(path)
         config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
         architecture = read_architecture(config.get_text_config())
-    with _named(f"{path}: {architecture.name}"):
-        module, stored = _load_module(path, config, dtype)
+        is_widened = is_quantised(path, config) and not is_narrow
+    with _named(f"{path}: {architecture.name}", _KEEP_NARROW if is_widened else _HALF):
+        module = _load_module(path, config, dtype, target, is_narrow=is_narrow)
         module.eval().requires_grad_(False)
         move_module(module, target)
         weight = next(module.get_input_embeddings().parameters())
@@ -118,39 +136,79 @@ def load_model(path: Path, *, device: str, dtype: str) -> LoadedModel:
         num_embeddings=weight.shape[0],
         dtype=weight.dtype,
         device=weight.device,
-        stored=stored,
     )
 
 
 @contextmanager
-def _named(subject: str) -> Generator[None]:
-    """Convert any error of an architecture's code to a ModelLoadError with `subject`."""
+def _named(subject: str, narrower: str = _HALF) -> Generator[None]:
+    """Convert any other error than ModelLoadError and UnsupportedModel to a ModelLoadError that
+    starts with `subject`.
+
+    `narrower`: the setting to recommend when memory is short.
+    """
     try:
         yield
     except (ModelLoadError, UnsupportedModel):
         raise
     except Exception as error:
-        # Messages of other types are not sentences.
+        if isinstance(error, torch.OutOfMemoryError):
+            raise ModelLoadError(
+                f"{subject}: the weights need more memory than the device has: set {narrower},"
+                f" a device with more free memory or a smaller model: {error}"
+            ) from error
+        # For other types the message alone is not readable, so the type is added.
         is_clear = isinstance(error, OSError | ValueError | RuntimeError | SafetensorError)
         reason = str(error) if is_clear else f"{type(error).__name__}: {error}"
         raise ModelLoadError(f"{subject}: {reason}") from error
 
 
-def _load_module(path: Path, config: Any, dtype: str) -> tuple[Any, dict[nn.Module, StoredWeight]]:
-    """Load the module; return it with a checkpoint's quantised linears."""
+def _load_module(
+    path: Path, config: Any, dtype: str, device: torch.device, *, is_narrow: bool
+) -> Any:
     wanted = None if dtype == "auto" else getattr(torch, dtype)
     if not is_quantised(path, config):
-        return _load_tensors(path, config, dtype=wanted or "auto"), {}
+        return _load_tensors(path, config, dtype=wanted or "auto")
     checkpoint = read_quantised(path, config, wanted)
-    if hasattr(config, "quantization_config"):  # for which transformers needs another package
+    if hasattr(config, "quantization_config"):  # transformers needs another package for this model
         del config.quantization_config
     module = _load_tensors(path, config, dtype=checkpoint.dtype, state_dict=checkpoint.tensors)
-    stored = {module.get_submodule(name): weight for name, weight in checkpoint.stored.items()}
-    return module, stored
+    _place_stored(module, checkpoint.stored, device, is_narrow=is_narrow)
+    return module
+
+
+def _place_stored(
+    module: Any, stored: dict[str, StoredWeight], device: torch.device, *, is_narrow: bool
+) -> None:
+    """Copy the quantised weights to the device one by one.
+
+    With `is_narrow`, those of linear layers other than the head stay in 8 bits; the others are
+    converted to the model's dtype. Raises UnsupportedModel for a weight without a module.
+    """
+    total = sum(one.values.nbytes for one in stored.values())
+    progress = LoadProgress(f"loading 8-bit weights onto {device}", total)
+    head = module.get_output_embeddings()
+    for name, one in stored.items():
+        try:
+            owner = module.get_submodule(name)
+        except AttributeError as error:
+            reason = f"{name}.weight is in 8 bits, and the model has no linear of this name"
+            raise UnsupportedModel(reason) from error
+        if not bool(owner.weight[0, 0].isnan()):
+            continue  # tied to a weight that is not 8-bit
+        values, scale = one.values.to(device), one.scale.to(device)
+        if is_narrow and type(owner) is nn.Linear and owner is not head:
+            module.set_submodule(name, EightBitLinear(owner, values, scale))
+        else:
+            owner.weight.data = widen(values, scale, owner.weight.dtype)
+        progress.add(values.nbytes)
+    progress.finish()
 
 
 def _load_tensors(path: Path, config: Any, **arguments: Any) -> Any:
-    """Load tensors from `path`, or from `state_dict` if it is among `arguments`."""
+    """Return the model with tensors from `path`, or from `state_dict` if it is among `arguments`.
+    Raises ModelLoadError naming tensors that are missing or have another shape, UnsupportedModel if
+    the model does not use the attention interface.
+    """
     is_given = "state_dict" in arguments
     family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)] if is_given else AutoModelForCausalLM
     try:
@@ -161,7 +219,7 @@ def _load_tensors(path: Path, config: Any, **arguments: Any) -> Any:
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # reported below, by name
+            ignore_mismatched_sizes=True,  # missing weights are reported below, by name
             **arguments,
         )
     except KeyError as error:
@@ -181,7 +239,10 @@ def _load_tensors(path: Path, config: Any, **arguments: Any) -> Any:
 
 
 def _check_model_type(path: Path) -> None:
-    """Refuse an architecture for which transformers has no code, without repeating its advice."""
+    """Raise ValueError for an architecture that this version of transformers does not support.
+
+    Done here because transformers' own message contains unsuitable advice.
+    """
     try:
         values: Any = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except ValueError:
@@ -194,8 +255,8 @@ def _check_model_type(path: Path) -> None:
 
 
 def select_device(device: str) -> torch.device:
-    """Return the device with its index. Makes a CUDA device the current one, which pinned host
-    memory and libraries use.
+    """Return the device of this name; a CUDA device gets its index and becomes the current one, as
+    pinned host memory and libraries require.
 
     Raises ModelLoadError when the device does not exist.
     """
@@ -219,7 +280,7 @@ def select_device(device: str) -> torch.device:
 def move_module(
     module: nn.Module, device: torch.device, clock: Callable[[], float] = time.monotonic
 ) -> None:
-    """Move every parameter and buffer, shared ones once, and log the progress."""
+    """Move every parameter and buffer to `device` (shared ones only once), and log the progress."""
     total = _bytes_away(module, device)
     if not total:
         return
@@ -230,7 +291,7 @@ def move_module(
         num_bytes = _bytes_away(part, device)
         part.to(device)
         progress.add(num_bytes)
-    module.to(device)  # what modules with children hold themselves
+    module.to(device)  # parameters of modules that also have children
     progress.finish()
 
 

@@ -1,9 +1,8 @@
 """Edits of logits before sampling: penalties, bias, barred stop ids.
 
-Owns the three edits and their order: penalties act on the model's logits, then the client's bias is
-added unchanged, then stop ids are barred while the output is shorter than requested. All rows that
-need an edit are edited at once; the cost grows with the number of tokens seen, not with the
-vocabulary.
+The order is: penalties act on the model's logits, then the client's bias is added, then stop ids
+are barred while the output is shorter than `min_tokens`. All rows that need an edit are edited
+together; the cost of penalties grows with the lengths of the sequences, not with the vocabulary.
 """
 
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitEdits:
-    """Edits a float32 matrix of logits in place; its rows are slots.
+    """Edits float32 logits in place, one row for each slot.
 
-    `lengths` int64, by slot: number of tokens before the sampled one. The arrays have fewer tokens
-    while an earlier step's result has not been collected.
+    `lengths` int64, by slot: number of tokens before the sampled one. The slot arrays may have
+    fewer, if the result of an earlier step has not been collected.
     """
 
     arrays: SlotArrays
@@ -32,7 +31,7 @@ class LogitEdits:
     lengths: Ints
 
     def needed(self, slots: Ints) -> NDArray[np.bool_]:
-        """Return which of `slots` [m] need an edit."""
+        """Return which of `slots` [m] need an edit, bool [m]."""
         needed = self._is_penalised(slots) | self._is_barred(slots)
         if self.rules.bias:
             needed |= np.isin(slots, list(self.rules.bias))
@@ -84,9 +83,9 @@ class LogitEdits:
         at, ids, row = places(seen)
         penalty = spread(arrays.repetition_penalty, row)
         values = logits[at, ids]
-        most = torch.finfo(logits.dtype).max  # a tiny penalty must not make a logit infinite
+        most = torch.finfo(logits.dtype).max  # avoid an infinite logit with a very small penalty
         changed = torch.where(values > 0, values / penalty, values * penalty).clamp_(-most, most)
-        # A token that occurs several times gets the same value several times.
+        # A token that occurs several times is written several times with the same value.
         logits[at, ids] = changed
         at, ids, row = places(outputs)
         logits[at, ids] = logits[at, ids] - spread(arrays.presence_penalty, row)

@@ -1,7 +1,6 @@
-"""The eager path: the unchanged modules of transformers, with our attention over pages.
+"""The eager path: the unchanged modules of transformers, with paged attention.
 
-Owns the rest of a step: packed inputs, attention, cleared pages. The same code runs on a CPU and on
-a CUDA device.
+Packs the inputs, runs attention and clears pages. The same code runs on a CPU and on a CUDA device.
 """
 
 from collections.abc import Callable
@@ -20,13 +19,16 @@ from penstock.executor.torch.step_inputs import Ints, StepInputs
 from penstock.scheduler.batch import Batch
 
 _GROUP_OVERHEAD_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
-"""Cost of one more length group, as bytes of one layer's keys and values that could be read in the
-same time (measured: a few launches, at the memory bandwidth).
+"""Cost of one more group of rows (`split_by_length`), expressed as the bytes of keys and values
+that could be read in the same time (measured: the time of a few launches times the memory
+bandwidth).
 """
 
 
 def eager_path(model: LoadedModel) -> ForwardPath:
-    """Return the path that serves every model that can be loaded."""
+    """Return the path that supports every loaded model. On a CPU, pack the model's linear layers in
+    place.
+    """
     num_weight_bytes = weight_bytes(model)
     if model.device.type == "cpu":
         prepack_linears(model.module)
@@ -39,7 +41,7 @@ def eager_path(model: LoadedModel) -> ForwardPath:
 
 
 class ModuleForward:
-    """Runs the modules over `pages`."""
+    """Computes steps with the model's own modules over `pages`."""
 
     def __init__(self, model: LoadedModel, pages: KVPages) -> None:
         self._model = model
@@ -53,7 +55,11 @@ class ModuleForward:
         attach_runner(model.module, self)
 
     def run(self, batch: Batch, choose: Callable[[Ints], Ints]) -> Forwarded:
-        """See `StepForward`."""
+        """Write the keys and values of a batch's tokens; return logits.
+
+        `choose` gets `Forwarded.last_of_row` and returns the indices of the packed tokens whose
+        logits are returned.
+        """
         step = StepInputs(
             batch,
             self._pages,
@@ -61,7 +67,7 @@ class ModuleForward:
             overhead_blocks=self._overhead_blocks,
         )
         if self._attention.needs_clean_blocks and len(step.unwritten_blocks):
-            # Otherwise masked reads would include the values of the block's earlier owner.
+            # Otherwise masked reads would include values written by an earlier request.
             self._pages.zero_tokens(
                 step.to_device(step.unwritten_blocks), step.to_device(step.unwritten_offsets)
             )
@@ -80,11 +86,13 @@ class ModuleForward:
     def run_layer(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        """Compute one layer's attention of the current step (see `attention_interface`)."""
+        """Compute one layer's attention of the current step (see `AttentionRunner`). Raises
+        RuntimeError if no step is running.
+        """
         if self._step is None:
             raise RuntimeError("attention outside a step")
         if self._has_unsampled and layer == len(self._pages.shapes) - 1:
-            # Any invalid value of an earlier layer shows in the last layer's keys and values, also
+            # Invalid values of earlier layers propagate to the last layer's keys and values, also
             # for tokens without sampled logits.
             is_finite = torch.isfinite(key) & torch.isfinite(value)
             self._is_token_good = is_finite.flatten(1).all(1)

@@ -1,10 +1,10 @@
-"""Recognises the models that the fused step supports, by their module tree.
+"""Recognises models that the fused step supports, by their module tree.
 
-The tree is that of Llama, which Qwen2, Qwen3, Mistral and many others share: each layer has a norm,
+The tree is that of Llama, shared by Qwen2, Qwen3, Mistral and many others: each layer has a norm,
 grouped-query attention with rotary embeddings (optional biases, norms of query and key, a sliding
-window), a norm, and a gated SiLU. Nothing depends on a model's name; a parameter outside this tree
-refuses the model. `structure_check` finds what the tree cannot show, such as a multiplier in the
-forward code.
+window), a norm, and a gated SiLU. Nothing depends on a model's name; a model with a parameter
+outside this tree is rejected. `structure_check` detects differences that are not visible in the
+tree, such as a multiplier in the forward code.
 """
 
 from collections.abc import Iterable
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from penstock.executor.torch.eight_bit_linear import EightBitLinear
 from penstock.executor.torch.loading import LoadedModel
 from penstock.executor.torch.paged_attention import Scoring
 
@@ -30,12 +31,14 @@ _JOINED = {"qkv": ("self_attn.qkv_proj",), "gate_up": ("mlp.gate_up_proj",)}
 
 
 class NotFused(Exception):
-    """The fused step does not support this model; the message has the reason."""
+    """The fused step does not support this model; the message contains the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTree:
-    """One layer's modules. `qkv`, `gate_up`: linears whose outputs are joined."""
+    """One layer's linear layers and norm weights. `qkv`, `gate_up`: linear layers with a common
+    input, to be joined. `window` 0: no sliding window.
+    """
 
     qkv: tuple[nn.Linear, ...]
     out: nn.Linear
@@ -50,7 +53,9 @@ class LayerTree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderTree:
-    """The parts of a model for the fused step. `window` 0: no window. `eps`: of all norms."""
+    """The parts of a model for the fused step. `eps`: the epsilon of all norms. `scaling`: factor
+    of the attention scores. `rotary_scaling`: factor of cosines and sines.
+    """
 
     layers: tuple[LayerTree, ...]
     embedding: Tensor
@@ -66,21 +71,21 @@ class DecoderTree:
 
 
 def read_module_tree(model: LoadedModel) -> DecoderTree:
-    """Return the tree of a loaded model. Raises NotFused naming what does not match."""
+    """Return the tree of a loaded model. Raises NotFused naming the part that does not match."""
     if model.dtype not in _DTYPES:
         raise NotFused(f"weights of {model.dtype}")
     module: Any = model.module
     decoder = getattr(module, "model", None)
     if decoder is None:
-        raise NotFused("no decoder under the name model")
+        raise NotFused("no decoder module named model")
     embedding = _take(decoder, "embed_tokens", nn.Embedding)
     head = _take(module, "lm_head", nn.Linear)
-    bias: Any = head.bias  # may be None, despite the stubs
+    bias: Any = head.bias  # may be None, unlike its type annotation
     if bias is not None:
         raise NotFused("the head has a bias")
     shape = model.shapes[0]
     if any(other != shape for other in model.shapes):
-        raise NotFused("layers of different head shapes")
+        raise NotFused("layers with different head shapes")
     if shape.head_dim > _MAX_HEAD_DIM or shape.head_dim % 2:
         raise NotFused(f"heads of {shape.head_dim} elements")
     layers = tuple(
@@ -110,12 +115,12 @@ def read_module_tree(model: LoadedModel) -> DecoderTree:
 
 def _read_layer(layer: Any, scoring: Scoring) -> LayerTree:
     if not scoring.is_plain:
-        raise NotFused("scores with a cap or sinks")
+        raise NotFused("attention scores with a soft cap or sinks")
     activation = getattr(getattr(layer, "mlp", None), "act_fn", None)
     if activation is None:
         activation = getattr(getattr(layer, "mlp", None), "activation_fn", None)
     if type(activation).__name__ not in ("SiLU", "SiLUActivation"):
-        raise NotFused(f"an activation that is not SiLU: {type(activation).__name__}")
+        raise NotFused(f"an activation other than SiLU: {type(activation).__name__}")
     attention = layer.self_attn
     has_norms = [getattr(attention, name, None) is not None for name in ("q_norm", "k_norm")]
     return LayerTree(
@@ -144,13 +149,13 @@ def _linear(layer: Any, path: str) -> nn.Linear:
     for parent in parents:
         owner = getattr(owner, parent, None)
     found = _take(owner, name, nn.Linear)
-    if type(found) is not nn.Linear:
+    if type(found) not in (nn.Linear, EightBitLinear):
         raise NotFused(f"{path} is a {type(found).__name__}")
     return found
 
 
 def _linears(layer: Any, group: str) -> tuple[nn.Linear, ...]:
-    """Return the linears of a group, which are separate or already joined by the model."""
+    """Return the linear layers of a `group` (qkv or gate_up): one if the model has them joined."""
     joined = _JOINED[group]
     owner = getattr(layer, joined[0].split(".", maxsplit=1)[0], None)
     has_joined = hasattr(owner, joined[0].split(".")[1])
@@ -167,7 +172,7 @@ def _norm_weight(owner: Any, name: str) -> Tensor:
 
 
 def _refuse_rest(module: nn.Module, layers: Iterable[LayerTree]) -> None:
-    """Refuse a model with parameters that the fused step would not use."""
+    """Raise NotFused for a model with parameters that the fused step would not use."""
     decoder: Any = module.get_submodule("model")
     known = {id(decoder.embed_tokens.weight), id(module.get_submodule("lm_head").weight)}
     known.add(id(decoder.norm.weight))
@@ -188,7 +193,7 @@ def _common_eps(module: nn.Module) -> float:
         if hasattr(norm, "variance_epsilon")
     }
     if len(found) != 1:
-        raise NotFused(f"norms of different epsilons: {sorted(found)}")
+        raise NotFused(f"norms with different epsilons: {sorted(found)}")
     return found.pop()
 
 
@@ -205,5 +210,5 @@ def _inverse_frequencies(rotary: Any, head_dim: int) -> Tensor:
         raise NotFused(f"rotary embeddings of type {kind}")
     frequencies = getattr(rotary, "inv_freq", None)
     if not isinstance(frequencies, Tensor) or frequencies.shape != (head_dim // 2,):
-        raise NotFused("rotary embeddings that rotate a part of a head")
+        raise NotFused("rotary embeddings of only a part of a head")
     return frequencies

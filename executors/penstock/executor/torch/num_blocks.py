@@ -1,7 +1,8 @@
-"""The number of KV cache blocks: from the settings, or from the free memory of device or host.
+"""The number of KV cache blocks: from the settings, or from a GPU's free memory.
 
-The free memory of a host is what the machine has available, or less if a control group limits it.
-The page cache counts as available, since the kernel evicts it for processes that need memory.
+The functions raise ValueError if the blocks do not fit into the free memory. On a host this is
+MemAvailable, or less if a control group limits it. The page cache counts as available, since the
+kernel evicts it on demand.
 """
 
 import logging
@@ -20,13 +21,16 @@ from penstock.executor.control_groups import (
 _MACHINE = Path("/proc/meminfo")
 _GIB = 1 << 30
 _MIB = 1 << 20
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def num_host_blocks(config: ExecutorConfig, *, bytes_each: int, max_seq_len: int) -> int:
-    """Return the configured number of blocks, at most what all sequences need at full length.
+    """Return the setting `num_blocks`; if it is not set, the number of blocks of `bytes_each` in
+    the configured cache size, or the number that `max_num_seqs` sequences of full length need if
+    this is lower.
 
-    Raises ValueError naming the setting when the machine does not have enough memory for them.
+    Raises ValueError naming the setting if the size is less than a block or the machine does not
+    have enough memory.
     """
     if config.num_blocks is not None:
         name, num_blocks = "num_blocks", config.num_blocks
@@ -52,10 +56,13 @@ def num_host_blocks(config: ExecutorConfig, *, bytes_each: int, max_seq_len: int
 def num_device_blocks(
     config: ExecutorConfig, *, bytes_each: int, max_seq_len: int, free_bytes: int, step_bytes: int
 ) -> int:
-    """Return the number of blocks for a device with `free_bytes` left after the weights.
+    """Return the number of blocks for a device with `free_bytes` left after the weights: the
+    setting `num_blocks`; if it is not set, the blocks of `kv_cache_bytes` or else of
+    `kv_memory_fraction`, or the number that `max_num_seqs` sequences of full length need if this is
+    lower.
 
-    `step_bytes`: memory of the largest step. Raises ValueError naming the setting when it does not
-    fit.
+    `step_bytes`: memory of the largest step. Raises ValueError naming the setting when the blocks
+    do not fit next to it, or when there is no room for one.
     """
     room = max(free_bytes - step_bytes, 0)
     name = size_setting(config)
@@ -84,7 +91,9 @@ def num_device_blocks(
 
 
 def size_setting(config: ExecutorConfig) -> str:
-    """Return the setting that decides how much of a device's memory the pages take."""
+    """Return the name of the setting that determines how much of a device's memory the pages
+    take.
+    """
     if config.num_blocks is not None:
         return "num_blocks"
     return "kv_memory_fraction" if config.kv_cache_bytes is None else "kv_cache_mib"
@@ -93,13 +102,15 @@ def size_setting(config: ExecutorConfig) -> str:
 def _usable_blocks(
     config: ExecutorConfig, num_blocks: int, *, bytes_each: int, max_seq_len: int
 ) -> int:
-    """Return `num_blocks`, at most what all sequences need at full length; log a larger setting."""
+    """Return `num_blocks`, or the number that `max_num_seqs` sequences of full length need if it is
+    lower; log a warning if this reduces a configured size.
+    """
     most = config.max_num_seqs * -(-max_seq_len // config.block_size)
     if num_blocks <= most:
         return num_blocks
     if config.kv_cache_bytes is not None:
-        _log.warning(
-            "--kv-cache-mib is %d; %d are used: %d sequences of %d tokens need no more",
+        logger.warning(
+            "--kv-cache-mib is %d; %d are used: %d sequences of %d tokens do not need more",
             config.kv_cache_bytes // _MIB,
             most * bytes_each // _MIB,
             config.max_num_seqs,
@@ -111,7 +122,7 @@ def _usable_blocks(
 def available_bytes(
     machine: Path = _MACHINE, groups: Path = GROUPS, mount: Path = MOUNT
 ) -> int | None:
-    """Return the bytes that can still be allocated; None where the system does not report them.
+    """Return the bytes of memory that can be allocated; None if the system does not report them.
 
     `machine`: /proc/meminfo. `groups`, `mount`: see `control_groups`.
     """
@@ -123,7 +134,9 @@ def available_bytes(
 
 
 def _room(group: ControlGroup) -> list[int]:
-    """Return the memory left below the group's limit; empty without a limit."""
+    """Return the bytes that are free within the group's limit, as a list of one; empty without a
+    limit.
+    """
     names = ("limit_in_bytes", "usage_in_bytes") if group.is_first_version else ("max", "current")
     limit, used = (group.read(f"memory.{name}").strip() for name in names)
     if not (limit.isdecimal() and used.isdecimal()):

@@ -1,8 +1,7 @@
 """Attention over pages: one layer of one step.
 
-Chooses between the compiled kernels of a CPU and tensor operations, which are the same on every
-device. Tensor operations process single-token rows in length groups, and chunks one by one. Does
-not know transformers; `attention_interface` calls it.
+Uses the compiled kernels on a CPU, or else tensor operations, which work on every device. Tensor
+operations process single-token rows in groups of similar context length, and chunks one by one.
 
 Scratch memory is bounded: rows and heads are processed in tiles, so that neither gathered pages nor
 scores grow with heads times tokens times context.
@@ -24,8 +23,14 @@ from penstock.executor.torch.step_inputs import Chunk, ChunkKeys, RowGroup, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """How scores are computed. `window` 0 and `softcap` 0: off; `sinks` [query heads] or None: a
-    logit per head that is part of the softmax but attends to nothing.
+    """Options of the attention scores.
+
+    Attributes:
+        scaling: Factor of the dot products.
+        window: The sliding window in tokens; 0: none.
+        softcap: The limit of the soft cap; 0: none.
+        sinks: [query heads] an extra softmax logit per head that corresponds to no key; None: no
+            sinks.
     """
 
     scaling: float
@@ -35,15 +40,17 @@ class Scoring:
 
     @property
     def is_plain(self) -> bool:
-        """True when the scores are plain products."""
+        """True if scores are plain dot products, without softcap or sinks."""
         return self.softcap == 0.0 and self.sinks is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scratch:
-    """Limits of a tile: `gathered_bytes` of pages; `num_scores` in float32 where scores are
-    materialised, else `num_mask_elements`. The minimum is one token of one key head, whatever its
-    context.
+class TileLimits:
+    """Size limits of a tile.
+
+    `gathered_bytes`: bytes of gathered pages. `num_scores`: number of float32 scores, if they are
+    materialised (soft cap or sinks). `num_mask_elements`: number of mask elements otherwise. A tile
+    has at least one token of one key head, whatever its context length.
     """
 
     gathered_bytes: int
@@ -52,9 +59,9 @@ class Scratch:
 
 
 _SCRATCH = {
-    # About the size of a CPU's last-level cache; on CUDA few launches count more.
-    "cpu": Scratch(gathered_bytes=64 << 20, num_scores=4 << 20, num_mask_elements=16 << 20),
-    "cuda": Scratch(gathered_bytes=1 << 30, num_scores=64 << 20, num_mask_elements=64 << 20),
+    # On a CPU about the size of the last-level cache; larger on CUDA, for fewer launches.
+    "cpu": TileLimits(gathered_bytes=64 << 20, num_scores=4 << 20, num_mask_elements=16 << 20),
+    "cuda": TileLimits(gathered_bytes=1 << 30, num_scores=64 << 20, num_mask_elements=64 << 20),
 }
 
 
@@ -62,14 +69,16 @@ class PagedAttention:
     """Writes a layer's new keys and values to the pages and attends over them."""
 
     def __init__(
-        self, pages: KVPages, scratch: Scratch | None = None, kernels: Kernels | None = None
+        self, pages: KVPages, scratch: TileLimits | None = None, kernels: Kernels | None = None
     ) -> None:
-        """`kernels`: for pages on a CPU; None: the best available."""
+        """`scratch`: None for the device's default. `kernels`: the kernels for pages on a CPU, None
+        for the best available.
+        """
         self._pages = pages
         self._kernels = _native_kernels(pages, kernels)
         self._layers: dict[int, tuple[int, Scoring, LayerAttention]] = {}
         self._scratch = scratch or _SCRATCH[pages.device.type]
-        # Kept between steps: buffers of changing sizes would fragment the heap.
+        # Kept between steps, because buffers of changing sizes would fragment the heap.
         self._gathered = torch.empty(0, dtype=pages.dtype, device=pages.device)
         self._scores = torch.empty(0, dtype=torch.float32, device=pages.device)
         self._weights = torch.empty(0, dtype=pages.dtype, device=pages.device)
@@ -83,7 +92,9 @@ class PagedAttention:
         value: Tensor,
         scoring: Scoring,
     ) -> Tensor:
-        """query [T, Hq, D], key and value [T, H, D], rotated; returns [T, Hq, D]."""
+        """Write a step's keys and values and attend over the pages: query [T, Hq, D] and key
+        [T, H, D] with rotary embeddings, value [T, H, D]; return [T, Hq, D].
+        """
         if self._kernels is not None:
             query, key, value = _dense(query), _dense(key), _dense(value)
             out = torch.empty(query.shape, dtype=query.dtype)
@@ -105,7 +116,7 @@ class PagedAttention:
             rows = slice(chunk.first, chunk.last)
             is_whole = chunk.start == 0 and not 0 < scoring.window < chunk.end
             if is_whole and scoring.is_plain:
-                # The whole past is in this chunk: nothing to gather.
+                # All keys are in this chunk: nothing to gather.
                 keys, values = key[rows].transpose(0, 1), value[rows].transpose(0, 1)
                 out[rows] = _attend_plain(query[rows], keys, values, None, scoring.scaling)
             else:
@@ -118,7 +129,7 @@ class PagedAttention:
 
     @property
     def needs_clean_blocks(self) -> bool:
-        """True when memory after a sequence's end is read, and must therefore be finite."""
+        """True if attention reads memory past a sequence's end, which must therefore be finite."""
         return self._kernels is None
 
     def _layer_attention(
@@ -138,7 +149,9 @@ class PagedAttention:
         return found[2]
 
     def _gather(self, layer: int, page_rows: Tensor) -> Tensor:
-        """Gather pages into a buffer that layers and groups share, which stays in the CPU cache."""
+        """Gather the rows `page_rows` of `KVPages.block_rows` into the buffer that all layers and
+        groups share; return them, [rows, elements].
+        """
         pages = self._pages.block_rows(layer)
         num_elements = page_rows.numel() * pages.shape[1]
         if self._gathered.numel() < num_elements:
@@ -147,7 +160,7 @@ class PagedAttention:
         return torch.index_select(pages, 0, page_rows.reshape(-1), out=out)
 
     def _score_buffers(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Return the memory for a tile's scores in float32 and for its weights."""
+        """Return buffers for a tile's scores, in float32, and for its weights."""
         num_elements = prod(shape)
         if self._scores.numel() < num_elements:
             self._scores = self._scores.new_empty(max(num_elements, self._scratch.num_scores))
@@ -167,7 +180,9 @@ class PagedAttention:
     def _attend_group(
         self, layer: int, group: RowGroup, query: Tensor, scoring: Scoring, out: Tensor
     ) -> None:
-        """query and out [rows, Hq, D]; queries of one key head are rows of one matrix."""
+        """Attend for a group of single-token rows: query and out [rows, Hq, D]. The queries of one
+        key head form one matrix.
+        """
         shape = self._pages.shapes[layer]
         num_rows, num_queries, head_dim = query.shape
         per_head = (num_rows, shape.num_heads, num_queries // shape.num_heads)
@@ -190,12 +205,12 @@ class PagedAttention:
     def _group_scores(
         self, queries: Tensor, keys: Tensor, mask: Tensor, scoring: Scoring
     ) -> tuple[Tensor, Tensor]:
-        """Return masked scores of queries [rows, heads, queries, D] less a centre, and that centre.
+        """Return masked scores of queries [rows, heads, queries, D] minus a centre, and the centre.
 
-        A batched product in half precision sums in float32 but rounds its result, to 8 bits in
-        bfloat16, which is coarse for a large score. A softmax needs exact differences from the
-        maximum, so a constant near it, computed from the first block's keys (where attention
-        concentrates), is subtracted before the rounding.
+        A batched product in half precision sums in float32 but rounds its result (to 8 significant
+        bits in bfloat16), which is coarse for a large score. A softmax needs exact differences from
+        the maximum, so a value near the maximum is subtracted before the rounding. It is computed
+        from the first block's keys, where attention concentrates.
         """
         matrices, transposed = queries.flatten(0, 1), keys.transpose(1, 2)
         shape = (*queries.shape[:-1], keys.shape[1])
@@ -224,7 +239,7 @@ class PagedAttention:
         scoring: Scoring,
         out: Tensor,
     ) -> None:
-        """query and out [n, Hq, D]."""
+        """Attend for one chunk: query and out [n, Hq, D]."""
         num_tokens, num_queries, head_dim = query.shape
         num_heads, width = past.page_rows.shape[1:]
         group = num_queries // num_heads
@@ -250,7 +265,9 @@ class PagedAttention:
         own: slice,
         out: Tensor,
     ) -> None:
-        """Attend for the query heads `own` of query [n, Hq, D]; keys and values [H, keys, D]."""
+        """Attend with query [n, Hq, D] to keys and values [H, keys, D], into `out`. `own`: the
+        layer's query heads that `query` contains, which select the sinks.
+        """
         num_heads, num_keys, _ = keys.shape
         num_tokens = len(query)
         queries, attended = query.unflatten(1, (num_heads, -1)), out.unflatten(1, (num_heads, -1))
@@ -258,7 +275,7 @@ class PagedAttention:
         sinks = scoring.sinks
         if sinks is not None:
             sinks = sinks[own].float().view(num_heads, group, 1, 1)
-        # Without a window every token sees all keys before the tile.
+        # Without a window every token attends to all keys before the tile.
         first_masked = 0 if scoring.window else num_keys - num_tokens
         for heads in _slices(
             num_heads, max(self._scratch.num_scores // (group * num_tokens * num_keys), 1)
@@ -277,8 +294,8 @@ class PagedAttention:
 
 
 def _native_kernels(pages: KVPages, kernels: Kernels | None) -> Kernels | None:
-    """Return the compiled kernels, or None where tensor operations are used: on a GPU, for other
-    number formats, or without compiled kernels.
+    """Return the compiled kernels, or None if tensor operations are used: on a GPU, for other
+    dtypes, for larger heads, or without compiled kernels.
     """
     if pages.device.type != "cpu" or pages.dtype not in DTYPES:
         return None
@@ -293,15 +310,15 @@ def _dense(tensor: Tensor) -> Tensor:
 
 
 def _is_same(one: Scoring, other: Scoring) -> bool:
-    """Return whether two are equal, with identical `sinks` objects (tensors may change, so their
-    values are not compared).
+    """Return whether two scorings are equal and have the same `sinks` tensor. The values of `sinks`
+    are not compared, because they may change.
     """
     plain = (one.scaling, one.window, one.softcap) == (other.scaling, other.window, other.softcap)
     return plain and one.sinks is other.sinks
 
 
 def _slices(count: int, size: int) -> Iterator[slice]:
-    """Split `count` indices into slices of at most `size`."""
+    """Yield slices of at most `size` that cover `count` indices."""
     for first in range(0, count, size):
         yield slice(first, min(first + size, count))
 
@@ -309,7 +326,9 @@ def _slices(count: int, size: int) -> Iterator[slice]:
 def _attend_plain(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float
 ) -> Tensor:
-    """query [n, Hq, D], keys and values [H, keys, D], `mask` [n, keys] or None for a causal one."""
+    """Attend with PyTorch's scaled_dot_product_attention: query [n, Hq, D], keys and values
+    [H, keys, D], `mask` [n, keys] or None for a causal one.
+    """
     attended = functional.scaled_dot_product_attention(
         query.transpose(0, 1).unsqueeze(0),
         keys.unsqueeze(0),
@@ -327,7 +346,9 @@ def _cap(scores: Tensor, softcap: float) -> Tensor:
 
 
 def _exponentiate(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Exponentiate float32 scores in place; return their sums with sinks, [..., 1]."""
+    """Replace float32 scores by exp(score - maximum) in place; return the sums, including the
+    sinks' terms, [..., 1].
+    """
     greatest = scores.amax(-1, keepdim=True)
     if sinks is not None:
         greatest = torch.maximum(greatest, sinks)

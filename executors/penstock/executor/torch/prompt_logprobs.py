@@ -14,7 +14,9 @@ from penstock.scheduler.batch import Batch, TokenLogprobs
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PromptRows:
-    """The packed rows whose logits predict `tokens`, which start at `first_position`."""
+    """The packed rows `packed` [t] whose logits predict `tokens` [t] of a slot, which start at
+    `first_position`. `num_top`: number of top log probabilities.
+    """
 
     slot: int
     first_position: int
@@ -24,8 +26,8 @@ class PromptRows:
 
 
 def prompt_rows(batch: Batch, last_of_row: Ints) -> list[PromptRows]:
-    """Return the prompt tokens that this step predicts, for requests with prompt logprobs; position
-    0 has no prediction.
+    """Return the packed rows of this step that predict prompt tokens, for each request with prompt
+    logprobs; no row predicts position 0.
     """
     arrays = batch.arrays
     found: list[PromptRows] = []
@@ -51,13 +53,15 @@ def prompt_rows(batch: Batch, last_of_row: Ints) -> list[PromptRows]:
 def prompt_logprobs(
     logits: Tensor, prompts: list[PromptRows]
 ) -> list[tuple[int, int, TokenLogprobs]]:
-    """Return (slot, first position, log probabilities); `logits`: the prompts' rows in order."""
+    """Return (slot, first position, log probabilities) for each of `prompts`; `logits`: the rows of
+    all prompts in order.
+    """
     found: list[tuple[int, int, TokenLogprobs]] = []
     first = 0
     for prompt in prompts:
         rows = logits[first : first + len(prompt.packed)]
         first += len(prompt.packed)
-        # A token id that the model does not have fails the request; it must not fail the step.
+        # An invalid token id fails the request, not the step.
         ids = torch.from_numpy(prompt.tokens.astype(np.int64).clip(0, logits.shape[1] - 1))
         logprobs = token_logprobs(rows, ids.to(logits.device), prompt.num_top)
         found.append((prompt.slot, prompt.first_position, logprobs))

@@ -1,9 +1,9 @@
-"""Checkpoints whose linears are stored in 8 bits: compressed-tensors and ModelOpt.
+"""Reads checkpoints with 8-bit linear layers: compressed-tensors and ModelOpt.
 
-Both store e4m3 weights (compressed-tensors int8 weights, too) as `NAME.weight` with
-`NAME.weight_scale`, one scale for a tensor or for each output channel. Scales of activations and of
-the KV cache are ignored: activations are scaled row by row, and pages have no scale. Raises
-UnsupportedModel naming an unsupported feature of a checkpoint.
+Both store e4m3 weights (compressed-tensors also int8) as `NAME.weight` with `NAME.weight_scale`,
+one scale per tensor or per output channel. Scales of activations and of the KV cache are ignored:
+the executor computes its own. The functions raise UnsupportedModel naming an unsupported feature of
+a checkpoint.
 """
 
 import json
@@ -35,7 +35,11 @@ class StoredWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class QuantisedCheckpoint:
-    """`tensors`: every parameter by name, in `dtype`. `stored`: linears by module name."""
+    """The memory-mapped tensors of a checkpoint.
+
+    `tensors`: every parameter by name; a quantised one is represented by NaN, one element expanded
+    to its shape. `stored`: the quantised weights by module name. `dtype`: the dtype of the model.
+    """
 
     tensors: dict[str, Tensor]
     stored: dict[str, StoredWeight]
@@ -43,7 +47,8 @@ class QuantisedCheckpoint:
 
 
 def is_quantised(path: Path, config: Any) -> bool:
-    """Return whether a folder has one of the two formats. `config`: its transformers configuration.
+    """Return whether a folder names one of the two quantisation methods; `read_quantised` checks
+    the number format. `config`: its transformers configuration.
 
     Raises UnsupportedModel for a quantised folder in another format.
     """
@@ -51,29 +56,33 @@ def is_quantised(path: Path, config: Any) -> bool:
 
 
 def read_quantised(path: Path, config: Any, dtype: torch.dtype | None) -> QuantisedCheckpoint:
-    """Read all tensors. `dtype` None: the configuration's, else bfloat16."""
+    """Memory-map all tensors of a folder. Raises ModelLoadError for an 8-bit weight without a
+    scale, UnsupportedModel for an unsupported format. `dtype` None: the configuration's dtype, else
+    bfloat16.
+    """
     _check(path, config)
     if dtype is None:
         named: Any = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
         dtype = named if isinstance(named, torch.dtype) else torch.bfloat16
     raw: dict[str, Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            raw.update({name: tensors.get_tensor(name) for name in tensors.keys()})  # noqa: SIM118
+        with safe_open(file, framework="pt") as opened:
+            raw.update({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
     stored: dict[str, StoredWeight] = {}
-    whole: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
+    unread = torch.tensor(torch.nan, dtype=dtype)
     for name, tensor in raw.items():
         if name.endswith(_SCALES):
             continue
         if name.endswith(_ZERO_POINT):
             raise UnsupportedModel(f"{name}: zero points are not read")
         if tensor.dtype not in (torch.float8_e4m3fn, torch.int8):
-            whole[name] = tensor.to(dtype)
+            tensors[name] = tensor
             continue
         module = name.removesuffix(".weight")
         stored[module] = _stored(module, tensor, raw.get(f"{module}.weight_scale"))
-        whole[name] = (tensor.float() * stored[module].scale[:, None]).to(dtype)
-    return QuantisedCheckpoint(tensors=whole, stored=stored, dtype=dtype)
+        tensors[name] = unread.expand(tensor.shape)
+    return QuantisedCheckpoint(tensors=tensors, stored=stored, dtype=dtype)
 
 
 def _stored(module: str, values: Tensor, scale: Tensor | None) -> StoredWeight:
@@ -112,15 +121,15 @@ def _check(path: Path, config: Any) -> None:
         settings = json.loads(file.read_text(encoding="utf-8")).get("quantization", {})
     algorithm = settings.get("quant_algo")
     if algorithm not in _MODELOPT_ALGORITHMS:
-        raise UnsupportedModel(f"ModelOpt's quant_algo {algorithm}: FP8 alone is read")
+        raise UnsupportedModel(f"ModelOpt's quant_algo {algorithm}: only FP8 is supported")
 
 
 def _check_group(name: str, weights: object) -> None:
     if not isinstance(weights, Mapping):
-        raise UnsupportedModel(f"{name} must be an object: weights in 8 bits are read")
+        raise UnsupportedModel(f"{name} must be an object with the weights' 8-bit format")
     weights = cast("Mapping[str, Any]", weights)
     if weights.get("num_bits") != 8:
-        raise UnsupportedModel(f"{name}: {weights.get('num_bits')} bits, and only 8 are read")
+        raise UnsupportedModel(f"{name}: {weights.get('num_bits')} bits; only 8 are supported")
     if weights.get("strategy") not in _STRATEGIES:
         raise UnsupportedModel(f"{name}: strategy {weights.get('strategy')}, not tensor or channel")
     if not weights.get("symmetric", True):

@@ -1,17 +1,19 @@
-"""Weights in 8 bits: symmetric, one float32 scale for each output channel.
+"""8-bit weights: symmetric quantisation, one float32 scale per output channel.
 
-Owns the number formats and their rounding: a weight is `values[out, in] * scale[out]`. Multiplying
-a product with the values by the scale gives the same result.
+A weight is `values[out, in] * scale[out]`. The scale may also be applied to the product, with the
+same result up to rounding.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from penstock.executor.torch.eight_bit_linear import in_parts, widen
 from penstock.executor.torch.fused_weights import LayerWeights, Projection
 from penstock.executor.torch.module_tree import DecoderTree, LayerTree
-from penstock.executor.torch.quantised_checkpoint import StoredWeight
 
 FP8 = torch.float8_e4m3fn
 _DTYPES = {"fp8": FP8, "int8": torch.int8}
@@ -20,45 +22,61 @@ _GREATEST = {FP8: 448.0, torch.int8: 127.0}
 
 @torch.inference_mode()
 def quantise(weight: Tensor, quantization: str) -> tuple[Tensor, Tensor]:
-    """Return values [out, in] in 8 bits and their scales [out], for `weight` [out, in]."""
+    """Return values [out, in] in 8 bits and their scales [out], for `weight` [out, in];
+    `quantization`: fp8 or int8.
+    """
     dtype = _DTYPES[quantization]
     greatest = weight.abs().amax(1).float()
     scale = torch.where(greatest > 0, greatest / _GREATEST[dtype], 1.0)
-    values = weight.float() / scale[:, None]
-    return (values.round() if dtype == torch.int8 else values).to(dtype), scale
+    values = torch.empty(weight.shape, dtype=dtype, device=weight.device)
+    for out, part, of_row in in_parts(values, weight, scale):
+        exact = part.float() / of_row[:, None]
+        out.copy_(exact.round_() if dtype == torch.int8 else exact)
+    return values, scale
+
+
+class WideLayers(Sequence[LayerWeights]):
+    """A sequence of layers whose 8-bit weights are converted to `dtype` on each access."""
+
+    def __init__(self, layers: Sequence[LayerWeights], dtype: torch.dtype) -> None:
+        self._layers = layers
+        self._dtype = dtype
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __getitem__(self, index: Any) -> Any:  # the overloads of Sequence.__getitem__
+        layer = self._layers[index]
+        return replace(
+            layer,
+            qkv=_widen(layer.qkv, self._dtype),
+            out=_widen(layer.out, self._dtype),
+            gate_up=_widen(layer.gate_up, self._dtype),
+            down=_widen(layer.down, self._dtype),
+        )
 
 
 @torch.inference_mode()
-def quantise_layers(
-    tree: DecoderTree,
-    layers: tuple[LayerWeights, ...],
-    quantization: str,
-    stored: dict[nn.Module, StoredWeight],
-) -> tuple[LayerWeights, ...]:
-    """Quantise the layers to 8 bits one by one; the tree's modules release their weights.
+def quantise_layers(tree: DecoderTree, layers: list[LayerWeights], quantization: str) -> None:
+    """Quantise `layers` to 8 bits in place, one by one; release the original weights, also in the
+    tree's modules.
 
-    `stored`: weights that a checkpoint already has in this format; they are used unchanged.
+    Weights that the checkpoint stores in this format are used unchanged.
     """
-    return tuple(
-        _quantise_layer(names, layer, quantization, stored)
-        for names, layer in zip(tree.layers, layers, strict=True)
-    )
+    for index, names in enumerate(tree.layers):
+        layers[index] = _quantise_layer(names, layers[index], quantization, tree.embedding.dtype)
 
 
 def _quantise_layer(
-    names: LayerTree, layer: LayerWeights, quantization: str, stored: dict[nn.Module, StoredWeight]
+    names: LayerTree, layer: LayerWeights, quantization: str, dtype: torch.dtype
 ) -> LayerWeights:
     def one(linears: tuple[nn.Linear, ...], projection: Projection) -> Projection:
-        dtype, device = _DTYPES[quantization], projection.weight.device
-        parts = [stored[linear] for linear in linears if linear in stored]
-        if len(parts) == len(linears) and all(part.values.dtype == dtype for part in parts):
-            values = torch.cat([part.values.to(device) for part in parts])
-            scale = torch.cat([part.scale.to(device) for part in parts])
-        else:
-            values, scale = quantise(projection.weight, quantization)
+        if projection.weight.dtype != _DTYPES[quantization]:
+            weight, scale = quantise(_widen(projection, dtype).weight, quantization)
+            projection = replace(projection, weight=weight, scale=scale)
         for linear in linears:
-            linear.weight = nn.Parameter(projection.weight.new_empty(0), requires_grad=False)
-        return replace(projection, weight=values, scale=scale)
+            linear.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
+        return projection
 
     found = replace(
         layer,
@@ -70,3 +88,10 @@ def _quantise_layer(
     if found.qkv.weight.device.type == "cuda":
         torch.cuda.empty_cache()
     return found
+
+
+def _widen(projection: Projection, dtype: torch.dtype) -> Projection:
+    if projection.scale is None:
+        return projection
+    wide = widen(projection.weight, projection.scale, dtype)
+    return replace(projection, weight=wide, scale=None)

@@ -1,7 +1,8 @@
-"""Describes the device resources of an executor in one line, for logs and the ready line."""
+"""Describes the resources of an executor (device, formats, memory) in one line, for logs."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -21,11 +22,13 @@ def describe_resources(
     quantization: str = "none",
     page_dtype: torch.dtype | None = None,
 ) -> str:
-    """Describe device, CPU threads, number format, bytes of weights and pages, and captured graphs.
+    """Return device, threads (of a CPU), number format, path, size of weights and pages, and the
+    number of captured graphs unless it is 0, as one line.
 
-    `path`: the path that serves the model. `num_weight_bytes`: given when the model's own tensors
-    were released. `quantization`: of the weights; `page_dtype`: None for the model's. Both are
-    included where they differ from the model's number format.
+    `path`: the name of the forward path that serves the model. `num_weight_bytes`: the bytes of the
+    weights, if the model's own tensors were released. The number formats of weights
+    (`quantization`) and pages (`page_dtype`; None: the model's) are included if they differ from
+    the model's number format.
     """
     if num_weight_bytes is None:
         num_weight_bytes = weight_bytes(model)
@@ -49,8 +52,8 @@ def _apart(kind: object, usual: object) -> str:
     return "" if kind == usual else f" in {str(kind).removeprefix('torch.')}"
 
 
-def weight_bytes(model: LoadedModel, others: Sequence[Tensor] = ()) -> int:
+def weight_bytes(model: LoadedModel, others: Iterable[Tensor] = ()) -> int:
     """Return the bytes of parameters, buffers and `others`; shared memory counts once."""
-    tensors = [*model.module.parameters(), *model.module.buffers(), *others]
+    tensors = chain(model.module.parameters(), model.module.buffers(), others)
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())

@@ -1,4 +1,4 @@
-"""Cosines and sines of every position, from the frequencies of the model's own module."""
+"""Cosines and sines of every position, from the frequencies of the model's rotary module."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RotaryTable:
-    """Tables float32 [positions, half of a head]."""
+    """Tables of cosines and sines, each float32 [positions, head_dim / 2]."""
 
     cosines: Tensor
     sines: Tensor
@@ -16,7 +16,9 @@ class RotaryTable:
 
 @torch.inference_mode()
 def rotary_of(positions: Tensor, inverse_frequencies: Tensor, scaling: float) -> RotaryTable:
-    """Compute the angles as transformers does, but without its rounding to half precision."""
+    """Return the cosines and sines of `positions`, multiplied by `scaling`: as transformers
+    computes it, but without rounding to half precision.
+    """
     frequencies = inverse_frequencies.to(device=positions.device, dtype=torch.float32)
     angles = torch.outer(positions.float(), frequencies)
     return RotaryTable(

@@ -1,8 +1,8 @@
 """Samples the next token of every slot from the logits of one step.
 
-Owns the order of operations and the choice of path. On a CPU, one kernel samples the rows without
-edits; edits, log probabilities and sampling in PyTorch need a float32 copy of their rows. Does not
-know how logits are computed.
+Rows with logit edits or log probabilities, and random draws in PyTorch, use a float32 copy of their
+logits. On a CPU, compiled kernels, if available, choose the tokens of the other rows and draw all
+random tokens.
 """
 
 from dataclasses import dataclass, replace
@@ -32,8 +32,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sampled:
-    """`tokens` int32 [m]; `is_good` bool [m], False where the logits are invalid; `logprobs`
-    aligned with `tokens`, None without a request for them.
+    """The sampled tokens. `tokens` int32 [m]; `is_good` bool [m]: False if the row's logits are not
+    finite; `logprobs`: aligned with `tokens`, None if no row requests them.
     """
 
     tokens: NDArray[np.int32]
@@ -46,7 +46,7 @@ def sample(
 ) -> Sampled:
     """Sample the token at `positions` [m] for `slots` [m] from the rows of `logits` [m, V].
 
-    Positions come with the batch: `arrays.num_tokens` may lag behind the step.
+    `positions` are those of the batch, because `arrays.num_tokens` may lag behind the step.
     """
     lengths = np.zeros(arrays.num_slots, dtype=np.int64)
     lengths[slots] = positions
@@ -131,7 +131,7 @@ def _wishes(arrays: SlotArrays, slots: Ints, lengths: Ints) -> NDArray[np.void]:
 def _draw(
     logits: Tensor, best: Tensor, at: Tensor, arrays: SlotArrays, slots: Ints, lengths: Ints
 ) -> Tensor:
-    """Sample tokens for the rows `at` of `logits`, which belong to `slots`."""
+    """Return tokens sampled for the rows `at` of `logits`, which belong to `slots`."""
     device = logits.device
 
     def column(values: NDArray[np.float32] | NDArray[np.int32]) -> Tensor:

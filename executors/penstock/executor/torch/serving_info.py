@@ -1,6 +1,5 @@
-"""Limits and features of an executor over a loaded model, for the scheduler.
-
-Owns what the eager and the fused path have in common.
+"""Limits and features of an executor, for the scheduler; the same for the eager and the fused
+path.
 """
 
 from penstock.executor.config import ExecutorConfig
@@ -22,7 +21,9 @@ _FEATURES = frozenset(
 
 
 def served_length(config: ExecutorConfig, model: LoadedModel) -> int:
-    """Return the maximum of prompt plus output: the model's, or the setting if it is less."""
+    """Return the maximum length of prompt plus output: that of the model, or the setting if it is
+    lower.
+    """
     longest = model.architecture.max_seq_len
     return longest if config.max_seq_len is None else min(longest, config.max_seq_len)
 
@@ -30,7 +31,7 @@ def served_length(config: ExecutorConfig, model: LoadedModel) -> int:
 def serving_info(
     config: ExecutorConfig, model: LoadedModel, *, num_blocks: int, pipeline_depth: int
 ) -> ExecutorInfo:
-    """Return the limits and features of an executor over `model`."""
+    """Return the `ExecutorInfo` of an executor that serves `model`."""
     return ExecutorInfo(
         name="torch",
         vocab_size=model.vocab_size,

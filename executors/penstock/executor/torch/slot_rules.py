@@ -1,8 +1,8 @@
-"""Per-slot data that the slot arrays do not have: logit bias, and the reason why a request cannot
-run.
+"""Per-slot data that the slot arrays do not contain: logit bias, and the reason why a request
+cannot run.
 
-Owns the check of everything that could affect other requests if it reached the device. The front
-refuses such requests earlier; one that reaches the executor fails alone.
+Rejects input that could affect other requests on the device. The front-end process rejects such
+requests earlier; if one reaches the executor, only that request fails.
 """
 
 import math
@@ -15,7 +15,9 @@ from penstock.scheduler.request import Request, SamplingParams
 
 
 class SlotRules:
-    """Per-slot rules, kept from admission to release."""
+    """Per-slot rules, kept from admission to release. `bias`: token ids and values by slot.
+    `refusals`: by slot, why a request cannot run.
+    """
 
     def __init__(self, *, vocab_size: int, num_embeddings: int) -> None:
         self._vocab_size = vocab_size
@@ -24,7 +26,7 @@ class SlotRules:
         self.refusals: dict[int, str] = {}
 
     def follow(self, batch: Batch) -> None:
-        """Apply the releases and admissions since the last batch."""
+        """Apply the releases and admissions of a batch."""
         for slot in batch.released:
             self.bias.pop(slot, None)
             self.refusals.pop(slot, None)
@@ -56,7 +58,7 @@ class SlotRules:
 
 
 def _sampling_refusal(sampling: SamplingParams) -> str:
-    """Return the name of the first value that gives no valid distribution, or an empty string."""
+    """Return why a sampling parameter gives no valid distribution, or an empty string."""
     checks = (
         ("temperature", 0.0 <= sampling.temperature < math.inf),
         ("top_p", 0.0 < sampling.top_p <= 1.0),

@@ -1,6 +1,6 @@
-"""The interface of both paths, which compute the logits of a step.
+"""The interface of the eager and the fused path, which compute the logits of a step.
 
-Owns the two protocols. A path is created once per model; its forward once per executor, over its
+A `ForwardPath` is created once per model; its `StepForward` once per executor, with the executor's
 pages.
 """
 
@@ -20,9 +20,9 @@ from penstock.scheduler.batch import Batch
 class Forwarded:
     """The result of a step's forward.
 
-    `logits` [wanted, vocabulary]. `last_of_row` int64 [rows of the batch]: packed index of each
-    row's last token. `is_token_good` bool [tokens]: False where a token's keys or values are not
-    finite; None when every token's logits are checked.
+    `logits` [chosen tokens, vocabulary]. `last_of_row` int64 [rows of the batch]: packed index of
+    each row's last token. `is_token_good` bool [tokens]: False where a token's keys or values are
+    not finite; None when every token's logits are checked.
     """
 
     logits: Tensor
@@ -31,11 +31,11 @@ class Forwarded:
 
 
 class StepForward(Protocol):
-    """Computes steps of one model over one set of pages."""
+    """Computes steps of one model with one set of pages."""
 
     def run(self, batch: Batch, choose: Callable[[Ints], Ints]) -> Forwarded:
-        """Write the keys and values of a batch's tokens; return logits of the packed tokens that
-        `choose` returns for `last_of_row`.
+        """Write the keys and values of a batch's tokens; return logits of the packed tokens whose
+        indices `choose` returns for `Forwarded.last_of_row`.
         """
         ...
 
@@ -44,8 +44,9 @@ class StepForward(Protocol):
 class ForwardPath:
     """A way to compute a model's steps.
 
-    `num_weight_bytes`: memory of the weights it reads. `quantization`: of the weights, "none" if
-    they are not quantised. `kv_dtype`: of the pages.
+    `num_weight_bytes`: memory of the weights that it reads. `quantization`: the quantisation of the
+    weights, "none" if they are not quantised. `kv_dtype`: the number format of the pages. `make`:
+    returns the `StepForward` of an executor with these pages.
     """
 
     name: str

@@ -1,7 +1,5 @@
 """One step as tensors: converts a `Batch` and the slot arrays to packed rows and page indices.
 
-Owns the packing. Does not know models or sampling.
-
 All tokens of a step form one packed sequence [T]: first the single-token rows, ordered by context
 length (so that length groups are slices), then the longer chunks. Data that layers share is
 computed once per step, on first use, and cached.
@@ -19,20 +17,20 @@ from penstock.executor.torch.kv_pages import HeadShape, KVPages
 from penstock.scheduler.batch import Batch
 
 _MAX_CUTS = 12
-"""Positions at which a group may end: enough for any mix, few enough to test all of them."""
+"""Maximum number of positions considered as ends of groups."""
 
 Ints = NDArray[np.int64]
 
 _MIN_WINDOW_TILE = 256
-"""With fewer tokens per tile, a product is slow."""
+"""Minimum number of tokens in a tile of a layer with a window; with fewer, a product is slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
-    """Single-token rows `first .. last - 1` over `width` blocks each.
+    """Single-token rows `first .. last - 1`, which attend to `width` blocks each.
 
-    `page_rows` int64 [2, rows, heads, width]: pages to gather. `mask` [rows, 1, 1, width *
-    block_size]: 0 for keys that count, else minus infinity.
+    `page_rows` int64 [2, rows, heads, width]: the rows of `KVPages.block_rows` to gather. `mask`
+    [rows, 1, 1, width * block_size]: 0 for keys that a row attends to, else minus infinity.
     """
 
     first: int
@@ -68,9 +66,9 @@ class Chunk:
 class ChunkKeys:
     """The keys that a chunk attends to: gathered blocks, and one mask for all its tiles of tokens.
 
-    `page_rows` int64 [2, heads, blocks], from the block of position `first` on. `mask` [tile,
-    num_past + tile], 0 or minus infinity: a tile's keys end with its last token and begin at most
-    `num_past` before its first token.
+    `page_rows` int64 [2, heads, blocks]: rows of `KVPages.block_rows`, from the block of position
+    `first` on. `mask` [tile, num_past + tile], 0 or minus infinity: a tile's keys end with its last
+    token and begin at most `num_past` before its first token.
     """
 
     first: int
@@ -79,7 +77,9 @@ class ChunkKeys:
     mask: Tensor
 
     def tile(self, chunk: Chunk, rows: slice, window: int) -> tuple[slice, Tensor]:
-        """Return the slice of gathered keys that the chunk's tokens `rows` see, and their mask."""
+        """Return the slice of gathered keys that the chunk's tokens `rows` attend to, and their
+        mask.
+        """
         position = chunk.start + rows.start
         first_key = chunk.first_key(position, window)
         columns = slice(
@@ -90,13 +90,13 @@ class ChunkKeys:
 
 
 class StepInputs:
-    """The packed step.
+    """The tensors of a packed step of T tokens. `overhead_blocks`: see `split_by_length`.
 
     `input_ids`, `position_ids` int64 [1, T]. `blocks`, `offsets` int64 [T]: destination of each
     token's keys and values. `last_of_row` [rows of the batch]: packed index of each batch row's
     last token. `num_singles` single-token rows come first, then `chunks`. `unwritten_blocks`,
-    `unwritten_offsets` int64: places after the end of a sequence, in blocks to which the sequence
-    writes for the first time in this step.
+    `unwritten_offsets` int64: places past the end of a sequence, in blocks that the sequence first
+    writes to in this step.
     """
 
     def __init__(
@@ -117,7 +117,8 @@ class StepInputs:
         row_ends = np.cumsum(counts)
         token_slots = np.repeat(slots, counts)
         positions = np.arange(row_ends[-1]) - np.repeat(row_ends - counts - starts, counts)
-        # An invalid token id fails its own request elsewhere; here it must not affect others.
+        # Another check fails the request of an invalid token id; here it must not affect other
+        # requests.
         ids = np.clip(batch.arrays.token_ids[token_slots, positions], 0, num_embeddings - 1)
 
         self.num_tokens = int(row_ends[-1])
@@ -181,7 +182,9 @@ class StepInputs:
         return rows
 
     def row_groups(self, shape: HeadShape, window: int) -> tuple[RowGroup, ...]:
-        """Return the single-token rows in groups; `window`: keys a row may see, 0: no window."""
+        """Return the single-token rows in groups; `window`: number of keys that a row may attend
+        to, 0: no window.
+        """
         key = (shape.num_heads, window)
         groups = self._row_groups.get(key)
         if groups is None:
@@ -196,14 +199,14 @@ class StepInputs:
         first_blocks = first_keys // block_size
         num_blocks = -(-lengths // block_size) - first_blocks
         if window:
-            # A window that is aligned to blocks may cover one block less; groups need ascending
+            # A window that is aligned to blocks covers one block less, but groups need ascending
             # widths.
             num_blocks = np.maximum.accumulate(num_blocks)
         groups: list[RowGroup] = []
         for first, last, width in split_by_length(num_blocks, self._overhead_blocks):
             columns = first_blocks[first:last, None] + np.arange(width)
             own_blocks = -(-lengths[first:last, None] // block_size)
-            # Padding repeats one of the row's own blocks, never memory of another request.
+            # Padding repeats one of the row's own blocks, not blocks of another request.
             columns = np.where(columns < own_blocks, columns, first_blocks[first:last, None])
             blocks = np.take_along_axis(self._single_blocks[first:last], columns, axis=1)
             positions = first_blocks[first:last, None] * block_size + np.arange(width * block_size)
@@ -222,7 +225,7 @@ class StepInputs:
         return tuple(groups)
 
     def chunk_keys(self, index: int, shape: HeadShape, window: int, max_elements: int) -> ChunkKeys:
-        """Return the pages that chunk `index` attends to, and its mask; `window` 0: no window.
+        """Return the keys that chunk `index` attends to; `window` 0: no window.
 
         `max_elements` limits tokens times keys of a tile, which has at least one token.
         """
@@ -251,7 +254,7 @@ class StepInputs:
         return keys
 
     def _tile_of(self, chunk: Chunk, window: int, max_elements: int) -> int:
-        """Return how many tokens of a chunk attend together."""
+        """Return the number of tokens of a chunk per tile."""
         tile = num_tokens = chunk.end - chunk.start
         if window and self._pages.device.type == "cpu":
             # Each token attends to `window` of the tile's `window + tile` keys.
@@ -273,8 +276,8 @@ def _packing_order(batch: Batch) -> tuple[Ints, int]:
 
 
 def _unwritten(last_blocks: Ints, starts: Ints, ends: Ints, block_size: int) -> tuple[Ints, Ints]:
-    """Return blocks and offsets after the end of each sequence that enters its last block in this
-    step.
+    """Return the places (blocks, offsets) after the end of each sequence in its last block, for
+    last blocks to which the sequence first writes in this step.
     """
     first_free = ends % block_size
     is_entered = (starts <= ends - first_free) & (first_free > 0)
@@ -285,7 +288,9 @@ def _unwritten(last_blocks: Ints, starts: Ints, ends: Ints, block_size: int) -> 
 
 
 def _page_rows(blocks: Ints, num_heads: int) -> Ints:
-    """Map blocks [rows, width] to rows of `KVPages.block_rows`, [2, rows, heads, width]."""
+    """Return the rows of `KVPages.block_rows` of blocks [rows, width], as [2, rows, heads,
+    width].
+    """
     pages = np.arange(2)[:, None, None, None] * num_heads + np.arange(num_heads)[:, None]
     return blocks[:, None, :] * 2 * num_heads + pages
 
@@ -293,11 +298,12 @@ def _page_rows(blocks: Ints, num_heads: int) -> Ints:
 def split_by_length(
     num_blocks: NDArray[np.int64], overhead_blocks: float
 ) -> list[tuple[int, int, int]]:
-    """Cut rows sorted by `num_blocks` (ascending, [n]) into groups (first, last + 1, width).
+    """Return groups (first, last + 1, width) of rows that are sorted by `num_blocks` (ascending,
+    [n]).
 
-    Every row of a group is padded to its longest row's `width`. A group costs `overhead_blocks`
-    plus rows times width; the partition with the least sum is found by dynamic programming over
-    evenly spaced cuts.
+    Every row of a group is padded to the `width` of its longest row. A group costs
+    `overhead_blocks` plus rows times width; the partition with the lowest total cost is found by
+    dynamic programming over evenly spaced cuts.
     """
     num_rows = len(num_blocks)
     if num_rows == 0:

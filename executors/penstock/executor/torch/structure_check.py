@@ -1,8 +1,8 @@
-"""Checks in float32, layer by layer, that a model computes what its recognised module tree implies.
+"""Checks in float32, layer by layer, that a model's forward matches its recognised module tree.
 
-In half precision, rounding hides a factor near one or a layer without rotation. So the modules run
-once with their weights in float32, one layer at a time, over positions up to the last one that may
-be served, and every part is compared with the arithmetic of the tree.
+In half precision, rounding would hide a factor near one or a layer without rotation. So the modules
+run once in float32, one layer at a time, at positions up to the last supported one, and every part
+is compared with the arithmetic expected from the tree.
 """
 
 from collections.abc import Generator
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.executor.torch.attention_interface import attach_runner
+from penstock.executor.torch.eight_bit_linear import wide_weight
 from penstock.executor.torch.loading import LoadedModel
 from penstock.executor.torch.module_tree import DecoderTree, LayerTree, NotFused
 from penstock.executor.torch.paged_attention import Scoring
@@ -22,19 +23,20 @@ from penstock.executor.torch.whole_sequence import WholeSequence
 
 _TOLERANCE = 1e-3
 _ROUNDING = 1e-6
-"""Rounding relative to the whole output, because a layer adds little to a large residual."""
+"""Rounding error relative to the whole output, because a layer adds little to a large residual."""
 _LEAST = 1e-30
 _NUM_FAR = 12
 _NUM_HEAD_ROWS = 1024
-"""Rows of the head that are in float32 at a time."""
+"""Number of rows of the LM head that are in float32 at a time."""
 
 
 @torch.inference_mode()
 def check_structure(model: LoadedModel, tree: DecoderTree, ids: Tensor) -> Tensor:
-    """Return float32 logits [len(ids), vocabulary] of `ids` from position 0 on, verified to be the
-    model's.
+    """Verify the structure; return float32 logits [len(ids), vocabulary] of `ids` at positions 0,
+    1, ...
 
-    Raises NotFused naming the first part that differs. Restores the modules' weights.
+    Raises NotFused naming the first part that differs; an out-of-memory error is raised unchanged.
+    Restores the modules' weights.
     """
     windows = {layer.window for layer in tree.layers if layer.window}
     far = _far_positions(len(ids), model.architecture.max_seq_len, windows)
@@ -46,14 +48,16 @@ def check_structure(model: LoadedModel, tree: DecoderTree, ids: Tensor) -> Tenso
             rows = torch.arange(len(positions), device=model.device)
             found = model.logits(repeated[None], positions[None], rows)
         return check.judge_logits(found)[: len(ids)]
-    except NotFused:
+    except (NotFused, torch.OutOfMemoryError):
         raise
-    except Exception as failure:  # parts of other shapes, or called in another way
-        raise NotFused(f"it does not run as the recognised module tree: {failure}") from failure
+    except Exception as failure:  # parts with other shapes, or called differently
+        raise NotFused(f"the recognised module tree does not run: {failure}") from failure
 
 
 def _far_positions(first: int, longest: int, windows: set[int]) -> Tensor:
-    """Return positions from `first` on, evenly spaced by logarithm, and around windows' ends."""
+    """Return test positions from `first` on: logarithmically spaced, and around the ends of
+    windows.
+    """
     spread = torch.logspace(0, 1, _NUM_FAR, base=max(longest / first, 1.0)) * first
     found = {min(round(position), longest - 1) for position in spread.tolist()}
     found.update(window + offset for window in windows for offset in (-1, 0, 1))
@@ -61,7 +65,7 @@ def _far_positions(first: int, longest: int, windows: set[int]) -> Tensor:
 
 
 class _Check(WholeSequence):
-    """Follows one forward of the modules and compares it."""
+    """Compares one forward of the modules with the arithmetic of the tree, part by part."""
 
     def __init__(
         self, model: LoadedModel, tree: DecoderTree, ids: Tensor, positions: Tensor
@@ -71,12 +75,14 @@ class _Check(WholeSequence):
         self._positions = positions
         self._rotary = rotary_of(positions, tree.inverse_frequencies, tree.rotary_scaling)
         self._hidden = tree.embedding[ids].float()
-        self._qkv = self._attended = self._hidden
+        self._attended = self._hidden
         self._kept: list[tuple[nn.Parameter, Tensor]] = []
 
     @contextmanager
     def attached(self) -> Generator[None]:
-        """Run the modules in float32 and compare them, within this context."""
+        """Return a context in which a forward pass of the model converts its modules to float32,
+        layer by layer, and compares their results. The modules are restored at the end.
+        """
         module = self._model.module
         decoder: Any = module.get_submodule("model")
         head = module.get_submodule("lm_head")
@@ -99,7 +105,7 @@ class _Check(WholeSequence):
         try:
             yield
         finally:
-            attach_runner(module, WholeSequence())  # which keeps nothing
+            attach_runner(module, WholeSequence())  # so that this object can be freed
             self._restore()
             for hook in hooks:
                 hook.remove()
@@ -107,13 +113,13 @@ class _Check(WholeSequence):
     def run_layer(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
     ) -> Tensor:
-        """As `WholeSequence.run_layer`; also compares queries, keys and values."""
+        """Like `WholeSequence.run_layer`; also compares queries, keys and values."""
         tree, expected = self._tree, self._tree.layers[layer]
         if not scoring.is_plain or (scoring.scaling, scoring.window) != (
             tree.scaling,
             expected.window,
         ):
-            raise NotFused(f"layer {layer} does not score as at its first step")
+            raise NotFused(f"layer {layer} computes scores differently from its first step")
         parts = self._project(expected)
         for name, found, part in zip(
             ("queries", "keys", "values"), (query, key, value), parts, strict=True
@@ -123,7 +129,9 @@ class _Check(WholeSequence):
         return self._attended
 
     def judge_logits(self, found: Tensor) -> Tensor:
-        """Compare the forward's logits, a part of the vocabulary; return all expected logits."""
+        """Compare the logits `found`, which are those of every `_head_step`-th token; return the
+        expected logits of all tokens.
+        """
         tree = self._tree
         hidden = _rms_norm(self._hidden, tree.final_norm.float(), tree.eps)
         parts = [
@@ -171,7 +179,7 @@ class _Check(WholeSequence):
         return _rotate(query, self._rotary), _rotate(key, self._rotary), value
 
     def _finish(self, layer: LayerTree) -> Tensor:
-        """Return a layer's output, given its attention's."""
+        """Return a layer's output, computed from the output of its attention."""
         hidden = self._hidden + _linear(self._attended.flatten(1), (layer.out,))
         normed = _rms_norm(hidden, layer.output_norm, self._tree.eps)
         gate, up = _linear(normed, layer.gate_up).chunk(2, -1)
@@ -180,7 +188,9 @@ class _Check(WholeSequence):
     def _judge(
         self, what: str, found: Tensor, expected: Tensor, base: Tensor | None = None
     ) -> None:
-        """Compare token by token; `base`: the residual to which `found` and `expected` add."""
+        """Compare token by token; raise NotFused if a token differs by more than rounding. `base`:
+        the residual that `found` and `expected` are added to.
+        """
         size = expected if base is None else expected - base
         greatest = size.norm(dim=-1) + _ROUNDING / _TOLERANCE * expected.norm(dim=-1)
         errors = (found - expected).norm(dim=-1) / greatest.clamp_min(_LEAST)
@@ -194,8 +204,12 @@ class _Check(WholeSequence):
         )
 
     def _widen(self, module: nn.Module, step: int = 1) -> None:
-        """Cast a module's parameters, or every `step`-th row of them, to float32."""
+        """Convert a module's parameters, or every `step`-th row of them, to float32; 8-bit
+        parameters are converted where they are used.
+        """
         for parameter in module.parameters():
+            if parameter.itemsize == 1:
+                continue
             self._kept.append((parameter, parameter.data))
             parameter.data = parameter.data[::step].float()
 
@@ -206,14 +220,18 @@ class _Check(WholeSequence):
 
 
 def _factor(found: Tensor, expected: Tensor) -> str:
-    """Describe the common factor of `found` and `expected`, if there is one."""
+    """Return a text about the factor between `found` and `expected`, "" if they do not differ by a
+    factor.
+    """
     factor = float((found * expected).sum() / expected.square().sum())
     is_common = (found - factor * expected).norm() < 0.5 * (found - expected).norm()
     return f", {factor:.3g} times as great" if is_common else ""
 
 
 def _linear(x: Tensor, linears: tuple[nn.Linear, ...]) -> Tensor:
-    return torch.cat([functional.linear(x, one.weight, one.bias) for one in linears], -1)
+    return torch.cat(
+        [functional.linear(x, wide_weight(one, x.dtype), one.bias) for one in linears], -1
+    )
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -221,7 +239,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rotate(x: Tensor, rotary: RotaryTable) -> Tensor:
-    """Rotate x [tokens, heads, head_dim] by halves."""
+    """Apply rotary embeddings to x [tokens, heads, head_dim] (half-split layout)."""
     cosines, sines = rotary.cosines[:, None], rotary.sines[:, None]
     first, second = x.chunk(2, -1)
     return torch.cat([first * cosines - second * sines, second * cosines + first * sines], -1)

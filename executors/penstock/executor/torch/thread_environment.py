@@ -1,15 +1,14 @@
-"""Sets, in the environment before torch loads, how many threads compute and how they wait; reads
-the variable that selects CPU kernels.
+"""Determines the environment variables for the number of threads and their waiting policy.
 
-Imports nothing heavy.
+They must be set before torch is loaded, so this module does not import torch.
 
-Fronts share the machine's cores with the engine. Threads that spin for long between two operators
-slow down every other process, and the engine itself: when a third process runs, two threads that
-wait for each other lose a scheduler time slice per operator (a decode step then takes 3 to 20 times
-as long). Threads that sleep at once cost a wake-up per operator. So the engine uses the cores that
-fronts leave free, and its threads spin for about as long as the gap between two operators. With
-more threads than free cores, they spin for a fifth of that time. The operator's variables take
-precedence.
+Front-end processes (fronts) share the machine's cores with the engine. Threads that spin for long
+between two operators slow down other processes and the engine itself: if a third process runs, two
+threads that wait for each other lose an OS time slice per operator (a decode step then takes 3 to
+20 times as long). Threads that sleep immediately cost a wake-up per operator. So the engine uses
+the cores that fronts leave free, and its threads spin for about as long as the gap between two
+operators. With more threads than free cores, they spin for a fifth of that time. Variables set by
+the user take precedence.
 """
 
 from collections.abc import Mapping
@@ -22,13 +21,15 @@ _SPINS_IN_COMPANY = 1000
 NUM_THREADS_VARIABLE = "OMP_NUM_THREADS"
 _POLICY = "OMP_WAIT_POLICY"
 _SPINS = "GOMP_SPINCOUNT"
-"""Read by GNU's OpenMP runtime, which torch ships on Linux. Overrides the policy."""
+"""Read by GNU's OpenMP runtime, which torch ships on Linux; overrides OMP_WAIT_POLICY."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadPlan:
-    """`num_threads`: threads that compute. `num_spins`: rounds that a thread spins before it
-    sleeps, None if the operator's variables decide.
+    """The number of compute threads, and how long they spin.
+
+    `num_spins`: how many rounds a thread spins before it sleeps, None if the user's environment
+    variables set it.
     """
 
     num_threads: int
@@ -46,9 +47,9 @@ class ThreadPlan:
 def plan_threads(
     *, num_cores: int, num_fronts: int, num_threads: int | None, environ: Mapping[str, str]
 ) -> ThreadPlan:
-    """Return the plan for an engine next to `num_fronts` fronts. `num_threads`: the operator's
-    option, which takes precedence over the variables in `environ`. Raises ValueError naming a
-    variable.
+    """Return the plan for an engine next to `num_fronts` fronts. `num_threads`: the user's setting,
+    which takes precedence over the variables in `environ`. Raises ValueError naming a variable
+    whose value is invalid.
     """
     num_free = max(num_cores - num_fronts, 1)
     chosen = num_threads or num_threads_of(environ) or num_free
@@ -59,13 +60,13 @@ def plan_threads(
 
 
 def num_threads_of(environ: Mapping[str, str]) -> int | None:
-    """Return the operator's number of threads; None if the variable is unset or blank. Raises
+    """Return the number of threads set in `environ`; None if the variable is unset or blank. Raises
     ValueError naming the variable.
     """
     text = environ.get(NUM_THREADS_VARIABLE, "").strip()
     if not text:
         return None
-    # A list has an entry for each level of nested parallelism.
+    # A list has one entry per level of nested parallelism.
     outer = text.partition(",")[0].strip()
     if not (outer.isascii() and outer.isdecimal() and int(outer) > 0):
         raise ValueError(f"{NUM_THREADS_VARIABLE} must be a whole number from 1, not {text!r}")
@@ -73,7 +74,7 @@ def num_threads_of(environ: Mapping[str, str]) -> int | None:
 
 
 def describe_threads(num_threads: int, environ: Mapping[str, str]) -> str:
-    """Describe number of threads and waiting policy, for the service's ready line."""
+    """Describe the number of threads and how they wait, for the log line at start."""
     if num_threads == 1:
         return "1 thread"
     spins, policy = environ.get(_SPINS), environ.get(_POLICY)

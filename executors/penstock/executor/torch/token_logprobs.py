@@ -1,4 +1,4 @@
-"""Log probabilities, ranks and most likely tokens of rows of logits. Owns the arithmetic."""
+"""Log probabilities, ranks and most likely tokens of rows of logits."""
 
 import numpy as np
 import torch
@@ -7,12 +7,12 @@ from torch import Tensor
 from penstock.scheduler.batch import TokenLogprobs
 
 ROWS_AT_ONCE = 128
-"""Limits the float32 copy of a long prompt's logits."""
+"""Number of rows processed at once, which limits the float32 copy of a long prompt's logits."""
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> TokenLogprobs:
-    """Compute log probabilities of logits [t, V] of any float type and chosen tokens int64 [t];
-    return them on the host.
+    """Return, on the host, log probabilities and ranks of `tokens` int64 [t], and the `num_top`
+    most likely tokens, from `logits` [t, V] of any float type.
     """
     parts = [
         logprobs_of(
@@ -31,7 +31,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> TokenLogprob
 
 
 def scatter_rows(part: TokenLogprobs, rows: np.ndarray, num_rows: int) -> TokenLogprobs:
-    """Place `part` at `rows` of `num_rows` rows; zeros elsewhere."""
+    """Return `num_rows` rows with `part` at `rows`, zeros elsewhere."""
 
     def spread(values: np.ndarray) -> np.ndarray:
         out = np.zeros((num_rows, *values.shape[1:]), dtype=values.dtype)
@@ -49,7 +49,9 @@ def scatter_rows(part: TokenLogprobs, rows: np.ndarray, num_rows: int) -> TokenL
 def logprobs_of(
     logits: Tensor, tokens: Tensor, num_top: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return values and ranks, and ids and values of the most likely tokens, on the device."""
+    """Return, on the device, the log probabilities and ranks of `tokens`, and the ids and log
+    probabilities of the `num_top` most likely tokens.
+    """
     logprobs = torch.log_softmax(logits.float(), dim=1)
     chosen = logprobs.gather(1, tokens[:, None])
     ranks = (logprobs > chosen).sum(1) + 1

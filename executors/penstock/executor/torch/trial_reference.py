@@ -1,7 +1,8 @@
-"""The reference for a fused step's logits at load: the model's logits in float32.
+"""Reference logits for the check of a fused step at load: the model's logits in float32.
 
-Owns the bounds. The structure is verified in float32 (`structure_check`), so that a fused step can
-differ only by rounding; the modules' own rounding shows how large that is for this model.
+Also defines the accepted differences. The structure is verified in float32 (`structure_check`), so
+a fused step can differ only by rounding. The rounding error of the modules shows how much rounding
+is normal for this model.
 """
 
 from dataclasses import dataclass
@@ -17,27 +18,29 @@ from penstock.executor.torch.whole_sequence import module_logits, trial_tokens
 _LEAST_ERROR = {torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 _GREATEST_ERROR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 _TIMES_ROUNDING = 2.0
-"""Limit of the relative error of logits: twice the modules' own error, between these two bounds. On
-35 test models in bfloat16, the error of the fused step on a CPU is 0.6 to 1.3 times the modules'.
+"""Limit of the relative error of logits: twice the modules' own error, at least _LEAST_ERROR and at
+most _GREATEST_ERROR. On 35 test models in bfloat16, the error of the fused step on a CPU is 0.6 to
+1.3 times the modules'.
 """
 _MAX_SCALE_ERROR = 0.02
-"""Relative error of the logits' norm. Rounding has no direction: on random weights it changes the
-norm by up to 0.002.
+"""Limit of the relative error of the logits' norm.
+
+Rounding has no systematic direction: with random weights it changes the norm by up to 0.002.
 """
 _MAX_INT8_ERROR = 0.3
 _TIMES_ROUNDING_IN_FP8 = 20.0
 _MAX_FP8_ERROR = 1.0
 _MAX_EIGHT_BIT_SCALE_ERROR = 0.05
 """Limits with weights or pages in 8 bits. Random weights amplify every rounding: with them, int8
-gives errors of up to 0.13; fp8 9 to 12 times the modules' in bfloat16, up to 0.4; neither changes
-the norm by more than 0.005. Logits of another model have an error of 1.4.
+gives errors of up to 0.13; fp8 gives 9 to 12 times the modules' error in bfloat16, up to 0.4.
+Neither changes the norm by more than 0.005. Logits of another model have an error of 1.4.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrialReference:
-    """`logits` float32 [tokens, vocabulary] of `trial_tokens`. `rounding`: relative error of the
-    modules' own logits in `dtype`, the model's number format.
+    """The reference of a model. `logits` float32 [tokens, vocabulary] of `trial_tokens`.
+    `rounding`: relative error of the modules' logits in `dtype`, the model's dtype.
     """
 
     logits: Tensor
@@ -45,13 +48,13 @@ class TrialReference:
     dtype: torch.dtype
 
     def error_of(self, found: Tensor) -> float:
-        """Return the relative error of a step's logits."""
+        """Return the relative error of logits `found` against the reference."""
         return float((found.float() - self.logits).norm() / self.logits.norm())
 
     def fault_of(self, found: Tensor, stored: torch.dtype) -> str:
-        """Return why a step's logits are not the model's, or an empty string.
+        """Return why the logits `found` differ too much from the reference, or an empty string.
 
-        `stored`: the narrowest number format of the step's weights and pages.
+        `stored`: the narrowest dtype of the step's weights and pages.
         """
         if not bool(torch.isfinite(found).all()):
             return "its logits are not finite"
@@ -75,7 +78,7 @@ class TrialReference:
 
 @torch.inference_mode()
 def make_reference(model: LoadedModel, tree: DecoderTree, num_tokens: int) -> TrialReference:
-    """Compute the reference. Raises NotFused when the model computes more than the tree."""
+    """Compute the reference. Raises NotFused if the model does not match its module tree."""
     ids = trial_tokens(tree.embedding, num_tokens)
     exact = check_structure(model, tree, ids)
     rounding = float((module_logits(model, ids) - exact).norm() / exact.norm())

@@ -1,4 +1,6 @@
-"""Top-k, top-p and min-p of many rows. Owns the values that both threshold searches read."""
+"""Settings of top-k, top-p and min-p for many rows: the input of both threshold searches
+(`inverse_cdf` and `threshold_search`).
+"""
 
 from dataclasses import dataclass
 
@@ -16,5 +18,5 @@ class Truncation:
     min_p: Tensor
 
     def take(self, rows: Tensor) -> "Truncation":
-        """Return the settings of the rows `rows`."""
+        """Return the settings of the rows with the indices `rows`."""
         return Truncation(top_k=self.top_k[rows], top_p=self.top_p[rows], min_p=self.min_p[rows])

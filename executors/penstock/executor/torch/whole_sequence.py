@@ -1,6 +1,6 @@
-"""The logits of the model's own modules for a short sequence, which show the effect of rounding.
+"""Logits of the model's modules for a short sequence, to measure the effect of rounding.
 
-Owns plain attention over a whole sequence in float32, and the trial sequence as batches of a fused
+Contains float32 attention over a whole sequence, and the trial sequence as batches for a fused
 step.
 """
 
@@ -17,7 +17,9 @@ from penstock.scheduler.slot_arrays import SlotArrays
 
 
 class WholeSequence:
-    """Attends within the packed sequence only."""
+    """An `AttentionRunner` that attends within the packed sequence, without pages. Ignores soft
+    caps and sinks.
+    """
 
     def run_layer(
         self,
@@ -27,7 +29,9 @@ class WholeSequence:
         value: Tensor,
         scoring: Scoring,
     ) -> Tensor:
-        """query [T, Hq, D], key and value [T, H, D]; returns [T, Hq, D]."""
+        """Compute one layer's attention: query [T, Hq, D], key and value [T, H, D]; return
+        [T, Hq, D].
+        """
         num_tokens, num_heads, _ = query.shape
         group = num_heads // key.shape[1]
         keys = key.float().repeat_interleave(group, 1)
@@ -42,7 +46,9 @@ class WholeSequence:
 
 
 def trial_tokens(embedding: Tensor, num_tokens: int) -> Tensor:
-    """Return a fixed set of tokens, spread over the vocabulary, with finite embeddings."""
+    """Return fixed token ids, spread over the vocabulary, whose embeddings are finite. Raises
+    NotFused if too few are.
+    """
     vocab_size = len(embedding)
     spread = (torch.arange(4 * num_tokens) * 7919 + 13) % vocab_size
     is_finite = torch.isfinite(embedding[spread.to(embedding.device)]).all(1).cpu()
@@ -62,7 +68,7 @@ def trial_arrays(embedding: Tensor, num_tokens: int, block_size: int) -> SlotArr
 
 
 def trial_batch(arrays: SlotArrays, start: int, count: int) -> Batch:
-    """Return a step of `count` tokens of the trial sequence."""
+    """Return a step of `count` tokens of the trial sequence, from position `start` on."""
     slots = np.zeros(1, dtype=np.int32)
     return Batch(
         step=0,
@@ -76,7 +82,9 @@ def trial_batch(arrays: SlotArrays, start: int, count: int) -> Batch:
 
 
 def module_logits(model: LoadedModel, ids: Tensor) -> Tensor:
-    """Return float32 logits [len(ids), vocabulary] of one sequence."""
+    """Return float32 logits [len(ids), vocabulary] of one sequence; leaves a `WholeSequence`
+    attached to the model.
+    """
     attach_runner(model.module, WholeSequence())
     ids = ids.to(model.device)
     positions = torch.arange(len(ids), device=model.device)

@@ -1,1 +1,1 @@
-"""The TensorRT-LLM executor, for production. `config` and `model_kind` import nothing heavy."""
+"""The TensorRT-LLM executor, for production. `config` and `model_kind` import no large packages."""

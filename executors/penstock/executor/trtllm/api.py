@@ -1,8 +1,8 @@
-"""The part of TensorRT-LLM's Python API that this folder uses, as protocols.
+"""Protocols for the part of TensorRT-LLM's Python API that this package uses.
 
-All other modules of this folder are typed by these protocols, so that they cannot use a name that
-is not here; a test compares every name with a record of the real package. Release 1.2, PyTorch
-backend. Does not import the package.
+All other modules are typed with these protocols, so type checks reject names that are not listed
+here. The names are those of release 1.2, PyTorch backend; a test compares them with the recorded
+API (`facts/`). Does not import TensorRT-LLM.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -14,21 +14,22 @@ class Logprob(Protocol):
 
     @property
     def logprob(self) -> float:
-        """Natural logarithm."""
+        """The natural logarithm of the probability."""
         ...
 
     @property
     def rank(self) -> int | None:
-        """From 1; None if the engine does not report it."""
+        """The rank of the token, from 1; None if the engine does not report it."""
         ...
 
 
 class CompletionOutput(Protocol):
-    """One sequence of a request. Everything is cumulative, and the engine modifies the object while
-    it is read.
+    """One output sequence of a request. `token_ids` and `logprobs` contain the whole output so far;
+    the engine extends them in place.
 
     `finish_reason`: None while the sequence runs, then "stop", "length", "timeout" or "cancelled".
-    `stop_reason`: the stop token id that ended it, None for the end-of-sequence token.
+    `stop_reason`: the stop token id or stop string that ended it; None if it ended otherwise, for
+    example at the `end_id` of the sampling parameters.
     """
 
     index: int
@@ -39,7 +40,7 @@ class CompletionOutput(Protocol):
 
 
 class RequestOutput(Protocol):
-    """A submitted request: every iteration returns the same object."""
+    """A submitted request. Iterating over it yields the same object after each update."""
 
     request_id: int
     outputs: Sequence[CompletionOutput]
@@ -47,15 +48,17 @@ class RequestOutput(Protocol):
     cached_tokens: int
 
     def abort(self) -> None:
-        """Abort the request and return at once. A request that still waits gets no final result."""
+        """Abort the request and return immediately. A request that is still in the engine's queue
+        gets no final result.
+        """
         ...
 
     def __aiter__(self) -> AsyncIterator["RequestOutput"]: ...
 
 
 class Llm(Protocol):
-    """`tensorrt_llm.LLM`. Use it on one event loop, except for the blocking calls: `shutdown`, and
-    `get_stats` of versions that fetch statistics by RPC.
+    """`tensorrt_llm.LLM`. Use it on one event loop, except for the blocking calls `shutdown` and,
+    in versions that fetch statistics by RPC, `get_stats`.
     """
 
     # Optional arguments differ between versions: they are passed by keyword if the signature has
@@ -66,31 +69,44 @@ class Llm(Protocol):
     """The MPI session of the engine's processes, or None."""
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
-        """Return the statistics of each iteration since the last call; block until there is one."""
+        """Return the statistics of every engine iteration since the last call; wait up to `timeout`
+        seconds for the first.
+        """
         ...
 
     def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
-        """Iterate over the statistics of iterations; end after `timeout` seconds without any."""
+        """Iterate over the statistics of engine iterations; end after `timeout` seconds without
+        one.
+        """
         ...
 
     def shutdown(self) -> None:
-        """Release everything; blocks."""
+        """Stop the engine and release its resources; blocks. Raises the cause again if the engine
+        has died.
+        """
         ...
 
     def _check_health(self) -> bool: ...
 
 
 class SamplingParams(Protocol):
-    """`tensorrt_llm.SamplingParams`. The engine modifies the object, so it is never reused."""
+    """Protocol of `tensorrt_llm.SamplingParams`: the sampling options of one request.
+
+    The engine modifies the object, so it is never reused.
+    """
 
 
 class GuidedDecodingParams(Protocol):
-    """`tensorrt_llm.llmapi.GuidedDecodingParams`."""
+    """Protocol of `tensorrt_llm.llmapi.GuidedDecodingParams`: the structured-output constraint of
+    one request.
+    """
 
 
 class LoRARequest(Protocol):
-    """`tensorrt_llm.llmapi.LoRARequest`."""
+    """Protocol of `tensorrt_llm.llmapi.LoRARequest`: the LoRA adapter of one request."""
 
 
 class KvCacheRetentionConfig(Protocol):
-    """`tensorrt_llm.llmapi.KvCacheRetentionConfig`."""
+    """Protocol of `tensorrt_llm.llmapi.KvCacheRetentionConfig`: for how long, and with which
+    priority, the KV cache keeps a request's blocks.
+    """

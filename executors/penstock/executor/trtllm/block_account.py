@@ -1,8 +1,9 @@
-"""Tracks the requests inside the engine, and decides which requests may enter next.
+"""Tracks the requests inside the engine, and decides which requests are submitted next.
 
-Owns the order of submission, and a fact that the scheduler cannot see: an aborted request keeps its
-blocks until the engine has released it, about an iteration later, while its slot is free at once.
-Does not call the engine.
+Requests are submitted in the order of their admission. The scheduler considers an aborted request's
+slot and blocks free immediately, but the engine releases them about an iteration later.
+`BlockAccount` delays a submission until then if it needs that slot or those blocks. Does not call
+the engine.
 """
 
 from collections import deque
@@ -12,10 +13,12 @@ from penstock.executor.trtllm.submitted_request import SubmittedRequest
 
 
 class BlockAccount:
-    """Requests admitted by the scheduler, in its order.
+    """The requests admitted by the scheduler: waiting, submitted, or aborted and not yet released
+    by the engine.
 
-    `max_num_seqs` and `num_blocks`: the engine's limits, which the requests inside never exceed. A
-    request waits here while aborted requests still hold the slots or blocks it needs.
+    `max_num_seqs` and `num_blocks`: the limits on concurrent requests and on their KV cache blocks.
+    The scheduler keeps its requests within them; a request waits only while aborted requests still
+    hold what it needs.
     """
 
     def __init__(self, *, max_num_seqs: int, num_blocks: int) -> None:
@@ -28,26 +31,30 @@ class BlockAccount:
 
     @property
     def num_inside(self) -> int:
-        """Requests that the engine has not released."""
+        """Number of submitted requests that the engine has not released, aborted ones included."""
         return len(self._inside) + len(self._leaving)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that were admitted but not yet submitted."""
+        """Number of admitted requests that are not submitted yet."""
         return len(self._waiting)
 
     @property
     def num_unanswered_blocks(self) -> int:
-        """Blocks of requests that have no response yet: the engine may not have allocated them."""
+        """Number of blocks of admitted requests without a response; the engine may not have
+        allocated these blocks yet.
+        """
         return sum(each.num_blocks for each in self._unanswered)
 
     @property
     def num_leaving_blocks(self) -> int:
-        """Blocks that aborted requests may still hold."""
+        """Number of blocks that aborted requests may still hold in the engine."""
         return sum(each.num_blocks for each in self._leaving)
 
     def admit(self, submitted: SubmittedRequest) -> None:
-        """Add a request to which the scheduler assigned a slot."""
+        """Add a request to which the scheduler assigned a slot; `enter` yields it once there is
+        room.
+        """
         self._waiting.append(submitted)
         self._unanswered.add(submitted)
 
@@ -56,15 +63,15 @@ class BlockAccount:
         self._unanswered.discard(submitted)
 
     def enter(self) -> Iterator[SubmittedRequest]:
-        """Yield the requests that may enter now, in order; each counts as inside from then on."""
+        """Yield the requests to submit now, in order; each counts as submitted from then on."""
         while self._waiting and self._has_room(self._waiting[0]):
             submitted = self._waiting.popleft()
             self._inside.add(submitted)
             yield submitted
 
     def release(self, submitted: SubmittedRequest) -> bool:
-        """Release a request whose slot the scheduler took back; return True when the engine must
-        abort it.
+        """Remove a request whose slot the scheduler released; return True if the engine must abort
+        it.
         """
         self._unanswered.discard(submitted)
         if submitted in self._inside:
@@ -81,11 +88,11 @@ class BlockAccount:
         self._leaving.discard(submitted)
 
     def _has_room(self, submitted: SubmittedRequest) -> bool:
-        # While no request leaves, the scheduler's account equals the engine's.
+        # Without aborted requests, the scheduler's count equals the engine's.
         if not self._leaving:
             return True
         if self.num_inside >= self._max_num_seqs:
             return False
-        # Shared blocks count twice here, which can only delay the request until others have left.
+        # Shared blocks are counted several times here, which can only delay the request.
         held = sum(each.num_blocks for each in self._inside)
         return held + self.num_leaving_blocks + submitted.num_blocks <= self._num_blocks

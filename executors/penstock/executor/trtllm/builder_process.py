@@ -1,7 +1,6 @@
-"""Locates the vendor's builder, `trtllm-build`, lists its flags, runs it and ends it.
+"""Locates TensorRT-LLM's builder, `trtllm-build`, lists its flags, runs it and terminates it.
 
-Owns the process and forwards its output as it arrives. Knows neither the meaning of settings nor
-the cache.
+The builder's output is passed to a callback as it arrives.
 """
 
 import contextlib
@@ -31,13 +30,13 @@ _FLAG = re.compile(r"(?<![\w-])--([A-Za-z][\w-]*)")
 
 
 class BuilderUnusable(Exception):
-    """The builder is missing or does not run; the message has the remedy."""
+    """The builder is missing, or its help cannot be read; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuilderEnd:
-    """How a builder ended: its exit code (negative: a signal), its last lines, its duration in
-    seconds.
+    """How a run of the builder ended: its exit code (negative: ended by that signal), its last
+    non-empty lines of output (at most about 20) and its duration.
     """
 
     exit_code: int
@@ -46,20 +45,24 @@ class BuilderEnd:
 
 
 def find_builder() -> Path:
-    """Return this installation's builder, else that on the path. Raises BuilderUnusable."""
+    """Return the path of the builder next to the Python executable, else of the one on PATH. Raises
+    BuilderUnusable if there is none.
+    """
     beside = str(Path(sys.executable).parent)
     found = shutil.which(PROGRAM, path=beside) or shutil.which(PROGRAM)
     if found is None:
         raise BuilderUnusable(
-            f"{PROGRAM} is not here: it comes with TensorRT-LLM up to the version that retired the"
-            " TensorRT backend; install penstock[trtllm] or run in NVIDIA's release container, or"
-            " serve the Hugging Face model, which needs no build"
+            f"{PROGRAM} is not installed: it is part of TensorRT-LLM up to the version that"
+            " retired the TensorRT backend; pip install 'penstock[trtllm]' or run in NVIDIA's"
+            " release container, or serve the Hugging Face model, which needs no build"
         )
     return Path(found)
 
 
 def known_flags(builder: Path) -> frozenset[str]:
-    """Return the flags in the builder's help, without dashes. Raises BuilderUnusable."""
+    """Return the names of the flags in the output of `--help`, without the leading dashes. Raises
+    BuilderUnusable if the help cannot be read.
+    """
     try:
         answer = subprocess.run(
             [builder, "--help"],
@@ -92,14 +95,14 @@ def run_builder(
     on_heartbeat: Callable[[float], None],
     heartbeat_s: float = _HEARTBEAT_S,
 ) -> BuilderEnd:
-    """Run the builder to its end. `show` gets its output, `on_start` its pid, `on_heartbeat` the
-    seconds.
+    """Run the builder to its end. `show` receives its output (stdout and stderr), `on_start` its
+    pid, `on_heartbeat` the seconds elapsed, every `heartbeat_s` seconds.
 
-    `lock`: a descriptor that the builder inherits, so that the lock is held while it lives. An
-    exception such as KeyboardInterrupt ends the builder and all processes that it started; when
-    this process is killed, the kernel ends the builder (Linux). Raises OSError when it cannot be
-    started. Call this function on the main thread: the kernel ends the builder when the calling
-    thread ends.
+    `lock`: the descriptor of a locked file; the builder inherits it, so the lock is held until the
+    builder has ended. An exception such as KeyboardInterrupt terminates the builder and its process
+    group; when this process is killed, the kernel kills the builder (Linux). Raises OSError if it
+    cannot be started. Call this function on the main thread: the kernel kills the builder when the
+    calling thread ends.
     """
     started_s = time.monotonic()
     process = subprocess.Popen(
@@ -124,7 +127,9 @@ def run_builder(
 
 
 def _dying_with(parent: int) -> Callable[[], None] | None:
-    """Return a function for a child process that makes it die with `parent` (Linux)."""
+    """Return a `preexec_fn` that makes the kernel kill the child process when `parent` ends; None
+    on systems other than Linux.
+    """
     if sys.platform != "linux":
         return None
     # Loaded before the fork: few functions are safe between fork and exec.
@@ -145,7 +150,9 @@ def _pass_output_on(
     on_heartbeat: Callable[[], None],
     heartbeat_s: float,
 ) -> tuple[str, ...]:
-    """Forward output until the builder has ended and its output is complete; return its tail."""
+    """Pass the output to `show` until the pipe is closed, or the builder has ended and the pipe is
+    idle for 2 s; return the last non-empty lines.
+    """
     assert process.stdout is not None
     tail: deque[str] = deque(maxlen=_NUM_KEPT_LINES)
     partial = b""
@@ -174,7 +181,9 @@ def _pass_output_on(
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the process group with SIGTERM, then SIGKILL; do nothing if it has ended."""
+    """Close the pipe; if the builder still runs, end its process group with SIGTERM and, after 10
+    s, SIGKILL.
+    """
     if process.stdout is not None:
         process.stdout.close()
     if process.poll() is None:

@@ -1,8 +1,8 @@
-"""The settings of the TensorRT-LLM executor, under the vendor's names.
+"""The settings of the TensorRT-LLM executor, with TensorRT-LLM's names.
 
-Owns the fields, their ranges and their dependencies. Knows neither the model folder (see
-`preflight`) nor the installed version (see `llm_args`). Imports nothing heavy: every process of the
-service reads the settings.
+Defines the fields, their ranges and their dependencies. `preflight` checks them against the model
+folder, `llm_args` against the installed version. Imports no large packages, because every process
+of the service reads the settings.
 """
 
 import enum
@@ -14,15 +14,18 @@ from penstock.scheduler.setting import SettingError, check, required, setting
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = ("auto", "fp8", "nvfp4")
 _MAX_COUNT = 65_536
-"""Limit of the number of requests, GPUs, adapters and so on: a larger number is a typing error."""
+"""Upper bound of counts such as requests, GPUs and LoRA ranks; a larger number is rejected as a
+mistake.
+"""
 _MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
 _MAX_WAIT_S = 1e9
-"""About 30 years; 64-bit clocks overflow at ten times this."""
+"""Upper bound of a time limit, seconds: some 30 years. 64-bit clocks overflow at ten times this."""
 
 
 class CapacityPolicy(enum.StrEnum):
-    """When a request may run; the engine's CapacitySchedulerPolicy of the same name.
+    """Which requests the engine runs when KV cache blocks are scarce. The values are members of the
+    engine's CapacitySchedulerPolicy.
 
     The engine's third policy, STATIC_BATCH, is not offered: it waits until a whole batch has ended.
     """
@@ -32,7 +35,9 @@ class CapacityPolicy(enum.StrEnum):
 
 
 class ChunkingPolicy(enum.StrEnum):
-    """Which prompt gets the tokens of a step; the engine's ContextChunkingPolicy."""
+    """How a step's token budget is divided among prompts. The values are members of the engine's
+    ContextChunkingPolicy.
+    """
 
     FIRST_COME_FIRST_SERVED = "FIRST_COME_FIRST_SERVED"
     EQUAL_PROGRESS = "EQUAL_PROGRESS"
@@ -47,7 +52,7 @@ class SamplerType(enum.StrEnum):
 
 
 class SamplerPromise(enum.StrEnum):
-    """Options that a sampler may silently ignore, depending on its version."""
+    """Sampling options that a sampler may silently ignore, depending on the version."""
 
     PENALTIES = "penalties"
     SEED = "seed"
@@ -56,7 +61,7 @@ class SamplerPromise(enum.StrEnum):
 
 
 class GuidedDecodingBackend(enum.StrEnum):
-    """The compiler of schemas, patterns and grammars to token masks."""
+    """The library that compiles schemas, patterns and grammars to token masks."""
 
     XGRAMMAR = "xgrammar"
     LLGUIDANCE = "llguidance"
@@ -76,11 +81,17 @@ class DecodingType(enum.StrEnum):
 class KvCacheSettings:
     """The engine's KV cache. Raises ValueError naming the field.
 
-    `free_gpu_memory_fraction`: the cache's share of the GPU memory that the weights leave free.
-    `max_tokens`: the cache's maximum size, None for the whole share. `enable_block_reuse`: equal
-    prefixes share blocks; `enable_partial_reuse`: a block may be shared in part. `host_cache_size`:
-    bytes of host memory for blocks evicted from the GPU. `dtype`: "auto" follows the model or, if
-    the checkpoint quantises the cache too, the checkpoint.
+    Attributes:
+        free_gpu_memory_fraction: The cache's share of the GPU memory that is free after loading the
+            weights.
+        max_tokens: The cache's maximum size in tokens; None: limited only by that share.
+        enable_block_reuse: Whether equal prefixes share blocks.
+        enable_partial_reuse: Whether a request may reuse the matching first tokens of a block whose
+            other tokens differ.
+        host_cache_size: Bytes of host memory for blocks evicted from the GPU; None: the engine's
+            default.
+        dtype: The number format; "auto": the format that the checkpoint specifies for the cache,
+            else the model's format.
     """
 
     free_gpu_memory_fraction: float = setting(0.9, above=0, at_most=1)
@@ -102,7 +113,7 @@ class KvCacheSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
-    """The engine's own scheduler. `context_chunking_policy` None: the engine's choice."""
+    """Settings of the engine's scheduler. `context_chunking_policy` None: the engine's default."""
 
     capacity_scheduler_policy: CapacityPolicy = CapacityPolicy.GUARANTEED_NO_EVICT
     context_chunking_policy: ChunkingPolicy | None = None
@@ -110,10 +121,12 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaGraphSettings:
-    """CUDA graphs of steps without prompts. Raises ValueError naming the field.
+    """Settings of CUDA graphs, which the engine uses for steps without prefill. Raises ValueError
+    naming the field.
 
-    `batch_sizes`: of the captured graphs; empty: the engine chooses them, up to `max_batch_size` if
-    it is given. `enable_padding`: other batch sizes use the next larger graph.
+    `batch_sizes`: the batch sizes of the captured graphs; if empty, the engine chooses them, up to
+    `max_batch_size` if it is given. `enable_padding`: a batch of another size is padded to the next
+    larger captured size.
     """
 
     enabled: bool = True
@@ -136,7 +149,9 @@ class CudaGraphSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """One LoRA adapter: its name in requests, its folder, and its id inside the engine."""
+    """One LoRA adapter: its name in requests, its folder, and its id in the engine. Raises
+    ValueError naming the field.
+    """
 
     name: str
     path: Path
@@ -150,12 +165,11 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
-    """LoRA adapters. Without adapters the engine runs without LoRA. Raises ValueError naming the
-    field.
+    """Settings of LoRA; without `adapters`, LoRA is disabled. Raises ValueError naming the field.
 
-    `max_loras`: how many the GPU holds at once, None for all. `max_cpu_loras`: how many the host
-    memory holds, None for all. `lora_target_modules`: which layers may be adapted, by the engine's
-    names; empty: those of the first adapter.
+    `max_loras`: how many adapters the GPU holds concurrently, None for all. `max_cpu_loras`: how
+    many the host memory holds, None for all. `lora_target_modules`: the layers that adapters may
+    change, by the engine's names; empty: those that the first adapter changes.
     """
 
     adapters: tuple[Adapter, ...] = ()
@@ -178,18 +192,21 @@ _DRAFT_SETTINGS = {
     "max_matching_ngram_size": (DecodingType.NGRAM,),
     "num_nextn_predict_layers": (DecodingType.MTP,),
 }
-"""The decoding types that each setting applies to."""
+"""For each setting, the decoding types that it applies to."""
 _NEEDED_DRAFT_SETTINGS = ("max_draft_len", "speculative_model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeSettings:
-    """Speculative decoding. Raises ValueError naming the field.
+    """Settings of speculative decoding. Raises ValueError naming the field.
 
-    `max_draft_len`: number of tokens drafted at once; AUTO chooses it, MTP uses
-    `num_nextn_predict_layers` instead. `speculative_model`: the folder of the draft model (Eagle,
-    DraftTarget). `max_matching_ngram_size`: the longest n-gram of NGram; None: the engine's
-    default. `eagle3_one_model`: whether Eagle's model runs inside the target model.
+    Attributes:
+        max_draft_len: Maximum number of tokens drafted per step; not for AUTO, which chooses it,
+            nor for MTP, which uses `num_nextn_predict_layers`.
+        speculative_model: The folder of the draft model (Eagle, DraftTarget).
+        max_matching_ngram_size: The longest n-gram of NGram; None: 2, the default of TensorRT-LLM
+            releases after 1.2.
+        eagle3_one_model: Whether Eagle's draft model runs inside the target model.
     """
 
     decoding_type: DecodingType
@@ -214,15 +231,20 @@ class SpeculativeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSettings:
-    """Time limits for the engine, in seconds. Every wait is limited.
+    """Limits for monitoring the engine; times in seconds.
 
-    `response_timeout_s`: an engine that owes responses but returns none for this time is dead; a
-    request without a response for this time, while others get theirs, fails. `abort_grace_s`: for
-    the last response of an aborted request, which never arrives for a request that still waits.
-    `load_timeout_s`: for building the engine. `limits_timeout_s`: after the build, for the
-    statistics with the engine's limits. `shutdown_timeout_s`: for the engine's own shutdown.
-    `max_failures_in_row`: when this many requests in a row fail for reasons that are not theirs,
-    the engine is restarted.
+    Attributes:
+        response_timeout_s: If requests are in the engine and it returns no response for this time,
+            it is considered dead. If only one request gets no response for this time, that request
+            fails.
+        abort_grace_s: Maximum wait for the last response of an aborted request, which never arrives
+            if the request was still in the engine's queue.
+        load_timeout_s: Time limit for creating the engine, which includes loading the model.
+        limits_timeout_s: Maximum wait, once the engine is created, for the statistics with its
+            limits, and then for the test of each adapter.
+        shutdown_timeout_s: Time limit for the engine's `shutdown` call.
+        max_failures_in_row: If this many requests fail for reasons other than an invalid request,
+            and no request gets a token in between, the engine is considered dead.
     """
 
     response_timeout_s: float = setting(120.0, above=0, at_most=_MAX_WAIT_S)
@@ -240,13 +262,18 @@ class WatchSettings:
 class TrtllmConfig:
     """The settings of a TensorRT-LLM engine. Raises ValueError naming the field.
 
-    `max_batch_size`: requests that run at once. `max_num_tokens`: tokens of one step.
-    `max_seq_len`: prompt and output, None for the model's own. `enable_chunked_prefill` is on,
-    unlike the engine's default: without it, a prompt above `max_num_tokens` is refused, and a long
-    prompt delays every output by its whole prefill. `sampler_honours`: sampling
-    options that the operator guarantees to work in an installed version that this code does not
-    know; all other options that a sampler may ignore are refused. Without a
-    `guided_decoding_backend` there is no structured output.
+    `guided_decoding_backend` None: requests for structured output are rejected.
+
+    Attributes:
+        max_batch_size: Maximum number of requests that run together.
+        max_num_tokens: Maximum number of tokens per step.
+        max_seq_len: Maximum length of prompt and output together; None: the model's limit.
+        enable_chunked_prefill: Whether a prompt may be computed over several steps (on by default,
+            unlike in the engine). Without it, a prompt longer than `max_num_tokens` is rejected,
+            and a long prompt delays all outputs by its whole prefill.
+        sampler_honours: Sampling options that the operator declares to work in the installed
+            version, although this package does not detect their support. Options that a sampler may
+            ignore, and that are neither detected nor declared, are rejected.
     """
 
     max_batch_size: int = setting(256, at_least=1, at_most=_MAX_COUNT)
@@ -283,7 +310,7 @@ class TrtllmConfig:
         self._check_parts()
 
     def _check_parts(self) -> None:
-        """Check dependencies between settings."""
+        """Raise ValueError if settings contradict each other."""
         graphs = self.cuda_graph_config
         for name, size in (
             ("batch_sizes", max(graphs.batch_sizes, default=None)),

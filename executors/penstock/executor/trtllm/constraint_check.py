@@ -1,8 +1,9 @@
-"""Checks whether the engine can enforce a constraint, before the engine gets it.
+"""Checks whether the engine can enforce a constraint, before it is submitted.
 
-xgrammar, which is part of TensorRT-LLM, builds the grammar. A constraint that xgrammar refuses or
-that has a dead end is refused here. `constraint_process` runs the checks. In the engine, the former
-would fail with the engine's own message, and the latter would end every request (see `dead_ends`).
+xgrammar, which is part of TensorRT-LLM, compiles the constraint to a grammar. A constraint that
+xgrammar rejects, or that has a dead end (a point from which no output can be completed), is
+rejected here: in the engine, a dead end would end every request (see `dead_ends`).
+`constraint_process` runs the checks in separate processes.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from penstock.scheduler.request import Constraint, ConstraintKind
 # xgrammar refuse non-capturing groups.
 _ESCAPES: Final = str.maketrans({char: f"\\{char}" for char in "\\^$.|?*+()[]{}"})
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 NOT_COMPILED: Final = "constraint: cannot be compiled"
 NO_OUTPUT: Final = "constraint: reaches a point from which no output can be completed"
@@ -38,22 +39,26 @@ _NUM_AT_ONCE: Final = 2
 
 
 def guide_text(constraint: Constraint) -> str:
-    """Return the engine's input: the text, or a regular expression for the choices."""
+    """Return the text of a constraint for the engine; for a choice, a regular expression that
+    matches the given texts.
+    """
     is_choice = constraint.kind is ConstraintKind.CHOICE
     return choice_regex(constraint.texts) if is_choice else constraint.texts[0]
 
 
 def installed_grammar() -> Any:
-    """Return `xgrammar.Grammar`; None, with a warning, if it cannot be loaded."""
+    """Return `xgrammar.Grammar`; log a warning and return None if it cannot be loaded."""
     try:
         return import_module("xgrammar").Grammar
     except (ImportError, AttributeError) as error:
-        log.warning("xgrammar cannot be loaded: %s", error)
+        logger.warning("xgrammar cannot be loaded: %s", error)
         return None
 
 
 def fault_of(grammar_class: Any, constraint: Constraint) -> str:
-    """Return why this constraint is refused, or an empty string. Blocks."""
+    """Return why a constraint is rejected, "" if it is accepted. `grammar_class`:
+    `xgrammar.Grammar`. Blocks.
+    """
     build: Callable[[str], object] = getattr(grammar_class, _BUILDERS[constraint.kind])
     try:
         text = str(build(guide_text(constraint)))
@@ -64,9 +69,10 @@ def fault_of(grammar_class: Any, constraint: Constraint) -> str:
 
 
 class ConstraintCheck:
-    """Runs a few checks at a time, at most one per tenant.
+    """Runs at most two checks concurrently, and at most one per tenant.
 
-    `check` is called on a thread and blocks, for a limited time. Use it on one event loop.
+    `check` returns why a constraint is rejected, or ""; it is called on a worker thread and may
+    block. Use an instance on one event loop only.
     """
 
     def __init__(self, check: Callable[[Constraint], str]) -> None:
@@ -75,10 +81,11 @@ class ConstraintCheck:
         self._permit_of: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def fault(self, constraint: Constraint, tenant: str) -> str:
-        """As `fault_of`.
+        """Return why the constraint is rejected, "" if it is accepted; see `fault_of`.
 
         With one check per tenant at a time, a tenant waits for at most one check of every other
-        tenant. Cancelling frees the tenant's place.
+        tenant. If the call is cancelled, a check that has started continues, and the tenant's next
+        check waits for its end.
         """
         own = self._permit_of.setdefault(tenant, asyncio.Lock())
         await own.acquire()

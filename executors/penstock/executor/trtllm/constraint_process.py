@@ -1,9 +1,11 @@
-"""Processes that check constraints, so that no constraint can block the engine's process.
+"""Processes that check constraints, so that a constraint cannot block the process that runs the
+engine.
 
-Owns their lifetime and their limits: xgrammar compiles while it holds the interpreter lock, for as
-long and in as much memory as the constraint needs. A process that takes too long is killed; one
-that allocates too much memory fails or dies. This module run as a program (`python -m`) is such a
-process: it reads one line of JSON per constraint and writes one line of JSON with the error found.
+xgrammar holds the GIL while it compiles, and needs time and memory that depend on the constraint;
+both are limited here. A process that takes too long is killed; in one that allocates too much
+memory, the check fails or the process dies. This module run as a program (`python -m`) is such a
+process: it reads one line of JSON per constraint from stdin and writes one line of JSON with the
+error found, or an empty string, to stdout.
 """
 
 import contextlib
@@ -28,28 +30,36 @@ from penstock.executor.trtllm.constraint_check import (
 )
 from penstock.scheduler.request import Constraint, ConstraintKind
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CHECK_S: Final = 10.0
 START_S: Final = 120.0
-"""Time limits of a check, and of a process's start: it loads xgrammar, which loads torch."""
+"""Time limits in seconds: CHECK_S for a check, START_S for the start of a process, which loads
+xgrammar and torch.
+"""
 _CHECK_BYTES: Final = 2 << 30
-"""Address space beyond what the process uses when it is ready."""
+"""Address space that a process may allocate beyond the amount that it uses when it is ready."""
 _READY: Final = "ready"
 
 
 class CheckProcesses:
-    """One process for each concurrent check. Call the methods on any thread."""
+    """A pool of processes that check constraints. A process runs one check at a time; if all are
+    busy, another is started. Methods may be called on any thread.
+    """
 
     def __init__(self, check_s: float = CHECK_S) -> None:
-        """Start the first process at once, because loading takes longer than checking."""
+        """Start the first process, because its start takes longer than a check. `check_s`: the time
+        limit of a check, seconds.
+        """
         self._check_s = check_s
         self._lock = threading.Lock()
         self._is_closed = False
         self._idle = [_Process()]
 
     def fault(self, constraint: Constraint) -> str:
-        """As `fault_of`, within limits; also reports an unchecked constraint. Blocks."""
+        """Return why a constraint is rejected, "" if it is accepted; TOO_LARGE or NOT_CHECKED if
+        the check did not complete. Blocks.
+        """
         with self._lock:
             process = self._idle.pop() if self._idle else None
         process = process or _Process()
@@ -67,7 +77,7 @@ class CheckProcesses:
         return TOO_LARGE if answer is None else answer
 
     def close(self) -> None:
-        """End idle processes; busy ones end after their check."""
+        """Kill the idle processes; each busy one is killed after its check."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
@@ -88,9 +98,11 @@ class _Process:
         self._is_ready = False
 
     def ask(self, constraint: Constraint, check_s: float) -> str | None:
-        """Check a constraint; return its error, None if it took too long or ended the process."""
+        """Check a constraint; return the reason to reject it, "" if there is none; NOT_CHECKED if
+        the process does not start; None if the check took too long or the process died.
+        """
         if not self._is_ready and self._line(START_S) != _READY:
-            log.error("the constraint checker does not start")
+            logger.error("the constraint checker does not start")
             return NOT_CHECKED
         self._is_ready = True
         assert self._process.stdin is not None
@@ -107,7 +119,9 @@ class _Process:
             pass  # closes its pipes and waits
 
     def _line(self, timeout_s: float) -> str | None:
-        """Read one line of output; return None if the process ends or `timeout_s` passes first."""
+        """Read one line of output, without its line end; return None if the process ends or
+        `timeout_s` passes first.
+        """
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -117,20 +131,24 @@ class _Process:
 
 
 def installed_checker() -> CheckProcesses | None:
-    """Return the checker; None, with a warning, without xgrammar."""
+    """Start the processes that check constraints; log a warning and return None if xgrammar is not
+    installed.
+    """
     if find_spec("xgrammar") is None:
-        log.warning("constraints are not checked before they reach the engine: no xgrammar")
+        logger.warning("constraints are not checked before they reach the engine: no xgrammar")
         return None
     return CheckProcesses()
 
 
 def main() -> None:
-    """Check constraints until the input ends."""
+    """Check the constraints read from stdin until it ends. Exits with code 1 if xgrammar cannot be
+    loaded.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     grammar_class = installed_grammar()
     if grammar_class is None:
         sys.exit(1)
-    # Keeps output that a library prints out of the answers.
+    # Prevents library output from mixing with the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with Path("/proc/self/statm").open(encoding="ascii") as statm:

@@ -1,8 +1,9 @@
-"""Finds dead ends of a grammar: rules that no finite output can complete.
+"""Finds dead ends of a grammar: rules that derive no finite text, so that an output in such a rule
+can never be completed.
 
-Owns the parser for grammars as xgrammar prints them, and the fixpoint over their rules. When a
-guided decoder reaches such a rule, no token is allowed any more, which ends the whole engine (every
-logit is minus infinity) before NVIDIA PR #18896. Does not import xgrammar.
+Parses the text form of xgrammar's grammars, and computes a fixpoint over their rules. When a guided
+decoder reaches such a rule, no token is allowed and every logit is minus infinity, which makes the
+whole engine fail in versions before NVIDIA PR #18896. Does not import xgrammar.
 """
 
 import re
@@ -31,7 +32,9 @@ _ESCAPED: Final = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "b": 8, "a": 7, "
 _LAST_CODE_POINT: Final = 0x10FFFF
 _ROOT: Final = "root"
 _NEVER: Final = ""
-"""Represents an empty character class; no rule has this name, so it is never productive."""
+"""Stands for text that cannot be generated, such as an empty character class. No rule has this
+name, so it is never productive.
+"""
 
 
 def has_dead_end(grammar: str) -> bool:
@@ -43,7 +46,8 @@ def has_dead_end(grammar: str) -> bool:
 
 @dataclass(slots=True)
 class _Rule:
-    """A rule, or a group in brackets: for each alternative, the rules it needs.
+    """A rule, or a parenthesised group. `alternatives`: for each alternative, the rules that it
+    needs.
 
     `optional`: rules that an alternative mentions but does not need, such as the operand of `*`.
     """
@@ -53,7 +57,9 @@ class _Rule:
 
 
 def _read(grammar: str) -> dict[str, _Rule]:
-    """Parse the rules, by name; groups in brackets get names that no grammar can use."""
+    """Return the rules of a grammar, by name; parenthesised groups are included as rules with names
+    that no grammar can use.
+    """
     reader = _Reader()
     for token in _TOKEN.finditer(grammar):
         if token.lastgroup != "nothing":
@@ -62,7 +68,7 @@ def _read(grammar: str) -> dict[str, _Rule]:
 
 
 class _Reader:
-    """Parses a grammar from left to right."""
+    """Builds `rules` from the tokens of a grammar, from left to right."""
 
     def __init__(self) -> None:
         self.rules: dict[str, _Rule] = {}
@@ -103,7 +109,9 @@ class _Reader:
 
 
 def _needed_by(token: re.Match[str]) -> str | None:
-    """Return the rule that a part of an alternative needs; None for text that can be generated."""
+    """Return the rule that a token of an alternative needs: the rule it names; None for text or a
+    character class that can be generated, `_NEVER` for one that cannot.
+    """
     if token.lastgroup == "name":
         return token[0]
     inner = token[0][1:-1]
@@ -115,7 +123,9 @@ def _needed_by(token: re.Match[str]) -> str | None:
 
 
 def _has_member(members: str) -> bool:
-    """Return whether a character class has a member; with an invalid character it has none."""
+    """Return whether a character class, given without its brackets, matches any character. One with
+    an invalid code point matches none.
+    """
     is_negated = members.startswith("^")
     ranges = sorted(_ranges(members[is_negated:]))
     if any(high > _LAST_CODE_POINT for _, high in ranges):
@@ -156,13 +166,13 @@ def _point(character: re.Match[str]) -> int:
 
 
 def _productive(rules: dict[str, _Rule]) -> set[str]:
-    """Return the rules with an alternative that needs only productive rules, computed bottom-up."""
+    """Return the productive rules (those that derive a finite text), computed bottom-up."""
     # By needed rule: the alternatives that wait for it, each with its rule and missing rules.
     waiting: dict[str, list[tuple[str, set[str]]]] = defaultdict(list)
     ready: list[str] = []
     for name, rule in rules.items():
         for alternative in rule.alternatives:
-            # xgrammar does not compile a name without a rule.
+            # xgrammar rejects a name without a rule.
             needs = {each for each in alternative if each in rules or each == _NEVER}
             if not needs:
                 ready.append(name)

@@ -1,6 +1,7 @@
-"""The engine behind the executor: builds it, reads its limits, monitors it, shuts it down.
+"""Builds the TensorRT-LLM engine, reads its limits, monitors it and shuts it down.
 
-Owns the loop thread, its tasks and the order of start and shutdown. Does not know slots.
+Owns the thread with the asyncio event loop ("the loop") on which the engine is used, and determines
+the order of start and shutdown.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from penstock.executor.trtllm.streams import Streams, is_healthy
 from penstock.executor.trtllm.submitted_request import SubmittedRequest
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -35,9 +36,10 @@ _STOP_S = 5.0
 
 
 class EngineHandle:
-    """A running engine. `info`: its limits, as reported by the engine.
+    """A running engine. `info`: its limits, reported by the engine and restricted by the settings.
 
-    The constructor blocks for minutes. It raises the errors of `TrtllmExecutor`.
+    The constructor loads the model, which may take minutes. It raises the errors listed at
+    `TrtllmExecutor`.
     """
 
     def __init__(self, config: ExecutorConfig, responses: ResponseQueue) -> None:
@@ -53,9 +55,7 @@ class EngineHandle:
         self._is_probing = True
         self._thread = LoopThread("trtllm loop")
         try:
-            self._llm: Llm = self._thread.run(
-                _build_with_patience(build, self._watch.load_timeout_s)
-            )
+            self._llm: Llm = self._thread.run(_build_within(build, self._watch.load_timeout_s))
         except BaseException:
             self._thread.stop(_STOP_S)
             raise
@@ -73,17 +73,19 @@ class EngineHandle:
     def carry_out(
         self, aborts: Sequence[SubmittedRequest], submits: Sequence[SubmittedRequest]
     ) -> None:
-        """Schedule aborts, then submissions, on the loop."""
+        """Schedule on the loop the aborts and then the submissions; do not wait for them."""
         self._thread.post(self.streams.carry_out, aborts, submits)
 
     def close(self) -> None:
-        """Shut down; takes at most `watch.shutdown_timeout_s` plus some seconds."""
+        """Abort all requests and shut the engine down; takes at most `watch.shutdown_timeout_s`
+        plus about 10 s. Errors are only logged.
+        """
         try:
             self._thread.run(self._shut_down(), self._watch.shutdown_timeout_s + _STOP_S)
         except TimeoutError:
-            log.exception("the engine did not shut down in %g s", self._watch.shutdown_timeout_s)
+            logger.exception("the engine did not shut down in %g s", self._watch.shutdown_timeout_s)
         except Exception:
-            log.exception("the engine failed to shut down")
+            logger.exception("the engine failed to shut down")
         self._thread.stop(_STOP_S)
 
     async def _start(
@@ -93,7 +95,10 @@ class EngineHandle:
         package: Package,
         mapping: RequestMapping,
     ) -> None:
-        """Start the engine on the loop, which owns the engine from then on."""
+        """Start the background tasks, read the engine's limits and test the adapters.
+
+        Sets `streams` and `info`.
+        """
         self._first_stats: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
         self._poller = poller = StatsPoller(
             self._llm, self._note, lambda: self._is_probing or len(self.streams) > 0
@@ -127,7 +132,7 @@ class EngineHandle:
         self.info = engine_info(config.trtllm, folder, package, stats)
 
     async def _guarded(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a background task whose failure ends the engine."""
+        """Run a background task; if it raises, record that the engine has died."""
         try:
             await run()
         except Exception as error:
@@ -140,8 +145,8 @@ class EngineHandle:
         except Exception:
             if not self._first_stats.done():
                 raise
-            # After the first statistics, only the audit needs them; no request depends on them.
-            log.exception("the engine's statistics cannot be read any more")
+            # After the first statistics, only the page audit needs them, so a failure is not fatal.
+            logger.exception("the engine's statistics cannot be read any more")
 
     async def _watch_health(self) -> None:
         while True:
@@ -172,8 +177,8 @@ class EngineHandle:
         try:
             self._llm.shutdown()
         except Exception as error:
-            # After the engine has died, `shutdown` raises the cause again and stops there.
-            log.warning(
+            # After the engine has died, `shutdown` raises the cause again and does not clean up.
+            logger.warning(
                 "the engine's shutdown raised %r; its processes are ended separately", error
             )
             session = getattr(self._llm, "mpi_session", None)
@@ -181,8 +186,10 @@ class EngineHandle:
                 session.shutdown()
 
 
-async def _build_with_patience(build: Callable[[], Llm], timeout_s: float) -> Llm:
-    """Build on a thread, within a time limit, and log the progress."""
+async def _build_within(build: Callable[[], Llm], timeout_s: float) -> Llm:
+    """Run `build` on a worker thread, log the time elapsed every 30 s, and return the result.
+    Raises ExecutorDied after `timeout_s`.
+    """
     began_s = time.monotonic()
     building = asyncio.ensure_future(in_worker(build, "trtllm build"))
     while True:
@@ -193,13 +200,15 @@ async def _build_with_patience(build: Callable[[], Llm], timeout_s: float) -> Ll
         await asyncio.wait([building], timeout=min(_TELL_INTERVAL_S, left_s))
         if building.done():
             return building.result()
-        log.info("the engine is being built for %.0f s", time.monotonic() - began_s)
+        logger.info("the engine is being built for %.0f s", time.monotonic() - began_s)
 
 
 async def _unless_broken(
     wanted: Coroutine[Any, Any, T], tasks: Sequence["asyncio.Task[None]"]
 ) -> T:
-    """Await `wanted`; if one of `tasks` ends first, raise its error instead."""
+    """Await `wanted` and return its result; if one of `tasks` fails first, cancel `wanted` and
+    raise the error of that task.
+    """
     waiting = asyncio.ensure_future(wanted)
     await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
     if not waiting.done():
@@ -212,14 +221,16 @@ async def _unless_broken(
 
 
 def _builder(config: ExecutorConfig, folder: ModelFolder, package: Package) -> Callable[[], Llm]:
-    """Return the engine's constructor, after all checks that do not need the model loaded."""
+    """Check the settings against the installed version; return a function that builds the
+    engine.
+    """
     arguments = llm_arguments(config.trtllm, folder, package, tokenizer_path=config.tokenizer_path)
     return lambda: package.build(**arguments)
 
 
 def _mapping(config: ExecutorConfig, folder: ModelFolder, package: Package) -> RequestMapping:
-    """Create the request mapping before the load, because it raises if the installed version lacks
-    an argument.
+    """Create the request mapping. Called before the model is loaded, because it raises ValueError
+    if the model has no vocabulary size or the installed version lacks an argument.
     """
     if folder.vocab_size is None:
         raise ValueError(f"{folder.path} has no vocabulary size")

@@ -1,7 +1,7 @@
-"""Builds engines ahead of time: converts a TensorRT-LLM checkpoint to an engine, once.
+"""Builds engines ahead of time from a TensorRT-LLM checkpoint.
 
-Owns the settings of a build and its order: recognise the folder, refuse unsupported flags, check
-the cache, build, verify, store. A service never builds.
+Order: recognise the folder, check the cache, reject unsupported flags, build, verify, store. A
+running service never builds.
 """
 
 import datetime
@@ -25,11 +25,11 @@ _USUAL, _CHECKPOINTS = "the builder's", "the checkpoint's"
 
 
 class BadBuild(Exception):
-    """A setting or the folder is invalid; the message names it."""
+    """A setting or the model folder is invalid; the message names it."""
 
 
 class BuildFailed(Exception):
-    """The builder failed; the message has its exit code and its last lines."""
+    """The builder failed or produced no complete engine; the message contains the reason."""
 
 
 def _size(text: str, shown: str = _USUAL) -> int | None:
@@ -38,10 +38,11 @@ def _size(text: str, shown: str = _USUAL) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSettings:
-    """Sizes that an engine is built for, by TensorRT-LLM's names; None: the builder's default.
+    """The settings of a build, with the names of `trtllm-build`'s flags; None: the builder's
+    default.
 
-    The parallel sizes are the checkpoint's; if given here, they are compared with it. `options`:
-    other flags of the builder, and their values.
+    `tensor_parallel_size` and `pipeline_parallel_size` are not passed to the builder, only compared
+    with the checkpoint's. `options`: values of other flags of the builder, by name without dashes.
     """
 
     max_batch_size: int | None = _size("requests that run at once")
@@ -58,14 +59,16 @@ class BuildSettings:
     options: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
-        """Raise BadBuild or SettingError naming the setting."""
+        """Raise SettingError for a value out of range, BadBuild for an option that has its own
+        setting or is set by this module.
+        """
         check(self)
         for name in self.options:
             if name in _OURS or name in {setting.name for setting in fields(self)}:
                 raise BadBuild(f"option {name}: has its own setting")
 
     def flags(self) -> dict[str, str]:
-        """Return the builder's flags, without dashes, and their values."""
+        """Return the values to pass to the builder, by name of the flag without dashes."""
         aside = {"tensor_parallel_size", "pipeline_parallel_size", "options"}
         named = {
             setting.name: str(getattr(self, setting.name))
@@ -77,7 +80,9 @@ class BuildSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """The result of a build. `path` can be served; `explanation`: one line with the reason."""
+    """The result of `build_engine`. `path`: the folder to serve. `is_new`: whether the builder ran.
+    `explanation`: one line for the user.
+    """
 
     path: Path
     is_new: bool
@@ -86,7 +91,9 @@ class Built:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReporter:
-    """Receives the progress of a build: `log` gets our lines, `show` the builder's output."""
+    """Callbacks for the progress of a build: `log` gets this module's messages, `show` the
+    builder's output.
+    """
 
     log: Callable[[str], None]
     show: Callable[[bytes], None]
@@ -100,20 +107,21 @@ def build_engine(
     *,
     max_wait_s: float | None = None,
 ) -> Built:
-    """Build the engine, unless the folder needs no build or an intact engine is in the cache.
+    """Build the engine of a checkpoint into the cache, unless the cache has an intact one, and
+    return its folder. A folder of another kind that can be served as it is is returned unchanged.
 
-    `max_wait_s`: how long to wait for another build of the same engine; None: without limit. Raises
-    BadBuild, BuilderUnusable, CacheUnusable, CacheBusy, BuildFailed; OSError if a file operation
-    fails.
+    `max_wait_s`: how long to wait while another process builds the same engine; None: no limit.
+    Raises BadBuild, BuilderUnusable, CacheUnusable, CacheBusy, BuildFailed; OSError if a file
+    operation fails.
     """
     folder = recognise(model)
     if folder.kind is ModelKind.UNKNOWN:
         raise BadBuild(f"--model: {folder.explanation}")
     if folder.kind is not ModelKind.CHECKPOINT:
-        # One sentence for people; the path is what scripts serve.
+        # One sentence for the user; scripts use the path.
         return Built(path=model, is_new=False, explanation=_nothing_to_build(folder))
     _check_parallel(settings, folder)
-    reporter.log(f"{folder.path}: a TensorRT-LLM checkpoint; looking at its files")
+    reporter.log(f"{folder.path}: a TensorRT-LLM checkpoint; reading its files")
     flags = settings.flags()
     key = engine_key(model, flags, found_gpus(), _installed_version())
     place = cache.place_of(model, key)
@@ -134,7 +142,7 @@ def build_engine(
 
 
 def _is_cached(cache: EngineCache, place: Path, reporter: BuildReporter) -> bool:
-    """Return whether the cache has an intact engine; log a damaged one."""
+    """Return whether the cache has an intact engine at `place`; report a damaged one."""
     if not cache.exists(place):
         return False
     damage = cache.damage(place)
@@ -205,7 +213,7 @@ def _build(
 
 
 def _check_made(builder: Path, folder: ModelFolder, output: Path) -> None:
-    """Raise BuildFailed unless there is an engine for each rank of the checkpoint."""
+    """Raise BuildFailed unless `output` contains an engine file for each rank of the checkpoint."""
     made = recognise(output)
     if not made.is_engine:
         raise BuildFailed(f"{builder.name} succeeded but left no engine: {made.explanation}")
@@ -219,7 +227,9 @@ def _check_made(builder: Path, folder: ModelFolder, output: Path) -> None:
 
 
 def _wait_reporter(reporter: BuildReporter) -> Callable[[float, str], None]:
-    """Return a function that reports, at once and at intervals, the wait for another build."""
+    """Return a callback for `EngineCache.locked` that reports the wait, immediately and then about
+    every 10 s.
+    """
     next_s = 0.0
 
     def report_wait(waited_s: float, holder: str) -> None:

@@ -1,9 +1,10 @@
-"""The cache of built engines: one folder per key, complete or not used at all.
+"""The cache of built engines: one folder per engine key. A damaged or incomplete engine is not
+used.
 
-Owns the lock, the temporary folder of a build, and the manifest: the sizes of all files and the
-content hashes of small ones, so that damage is found without reading the weights. An engine is
-built next to its final folder and renamed, so a killed build leaves no engine there; the next build
-removes its temporary folder. Does not know how engines are built.
+Manages the lock, the temporary folder of a build, and the manifest. The manifest contains the sizes
+of all files and the hashes of those up to 1 MiB, so that most damage is found without reading the
+weights. An engine is built in a temporary folder and then renamed, so a killed build leaves no
+partial engine; the next build of the same engine removes the temporary folder.
 """
 
 import contextlib
@@ -31,21 +32,25 @@ _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class CacheUnusable(Exception):
-    """The cache folder cannot be used; the message gives the reason."""
+    """The cache did not create a folder that has the name of an engine's folder; the message names
+    the folder.
+    """
 
 
 class CacheBusy(Exception):
-    """Another build held the lock for too long; the message names it."""
+    """Another build held the lock for too long; the message names the process that holds it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildLock:
-    """A held lock. The builder inherits `descriptor`."""
+    """A held lock. `descriptor`: the locked file, which the builder inherits."""
 
     descriptor: int
 
     def write_holder(self, holder: str) -> None:
-        """Write the name of the lock's holder, for the processes that wait."""
+        """Write a description of the lock's holder to the lock file, for processes that wait; at
+        most 200 bytes.
+        """
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, holder.encode()[:_MAX_HOLDER_BYTES], 0)
 
@@ -54,23 +59,27 @@ class EngineCache:
     """A folder of engines. Any number of processes may use it at the same time."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is created when needed. The file system must support locks and renames."""
+        """`folder` is created when an engine is built. Its file system must support `flock` and
+        renames.
+        """
         self._folder = folder
 
     def place_of(self, model: Path, key: EngineKey) -> Path:
-        """Return the folder of the engine with this key."""
+        """Return the path of the folder for the engine with this key, whether or not it exists."""
         return self._folder / f"{_ODD.sub('-', model.name) or 'model'}-{key.digest}"
 
     def exists(self, place: Path) -> bool:
-        """Return whether our build exists. Raises CacheUnusable for a folder of other origin."""
+        """Return whether the cache has an engine at `place`. Raises CacheUnusable if this cache did
+        not create the folder.
+        """
         if not place.exists():
             return False
         if not (place / MANIFEST).is_file():
-            raise CacheUnusable(f"{place} is there, but no build of ours made it: move it away")
+            raise CacheUnusable(f"{place} exists, but this cache did not create it: move it away")
         return True
 
     def damage(self, place: Path) -> str:
-        """Describe the damage of the stored engine in one line; "" if it is intact."""
+        """Describe in one line what is wrong with the engine at `place`; "" if it is intact."""
         made = recognise(place)
         if not made.is_engine:
             return made.explanation
@@ -85,11 +94,11 @@ class EngineCache:
     def locked(
         self, place: Path, on_wait: Callable[[float, str], None], *, max_wait_s: float | None = None
     ) -> Generator[BuildLock, None, None]:
-        """Lock the place against other builds.
+        """Take the lock for building the engine at `place`.
 
-        The lock lives as long as any process holds the descriptor: a builder that outlives this
-        process keeps it. `on_wait` gets the seconds waited so far and the holder, at intervals.
-        Raises CacheBusy after `max_wait_s`; None waits without limit.
+        The lock is held while any process has the descriptor open, so a builder that outlives this
+        process still holds it. Every 0.5 s while waiting, `on_wait` gets the seconds waited so far
+        and the holder ("" if unknown). Raises CacheBusy after `max_wait_s`; None: no limit.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._folder / f".{place.name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -117,8 +126,10 @@ class EngineCache:
 
     @contextlib.contextmanager
     def building(self, place: Path) -> Generator[Path, None, None]:
-        """Create an empty folder next to the final one, for the holder of the lock; remove it after
-        the block.
+        """Remove the build folders that killed builds of this engine left, then yield a new empty
+        one next to `place`. The caller must hold the lock.
+
+        The folder is removed at the end of the `with` block, unless `keep` has renamed it.
         """
         prefix = f".{place.name}.building-"
         for left in self._folder.glob(f"{prefix}*"):
@@ -131,7 +142,9 @@ class EngineCache:
             shutil.rmtree(folder, ignore_errors=True)
 
     def keep(self, built: Path, place: Path, manifest: Mapping[str, Any]) -> None:
-        """Move a complete engine to its final folder in one step; replace a damaged one."""
+        """Add the sizes and hashes of the files to `manifest`, write it to the build folder
+        `built`, and rename that folder to `place`, replacing an existing folder.
+        """
         # mkdtemp makes the folder private; a service may run as another user.
         built.chmod(0o755)
         whole = {**manifest, "engine": inventory(built)}
@@ -151,14 +164,20 @@ class EngineCache:
 
 
 def default_cache_folder(environment: Mapping[str, str]) -> Path:
-    """Return the default folder, by the XDG base directories."""
+    """Return the default cache folder: `penstock/engines` in XDG_CACHE_HOME if that is an absolute
+    path, else in ~/.cache.
+    """
     cache = environment.get("XDG_CACHE_HOME", "")
     root = Path(cache) if cache.startswith("/") else Path.home() / ".cache"
     return root / "penstock" / "engines"
 
 
 def inventory(folder: Path) -> dict[str, dict[str, Any]]:
-    """Describe every file by its relative name, as JSON values. Raises OSError."""
+    """Return a dict, JSON-compatible, that maps the relative path of every file in `folder` to its
+    size and, for files of at most 1 MiB, its SHA-256.
+
+    Raises OSError if a file cannot be read.
+    """
     return {
         path.relative_to(folder).as_posix(): _described(path)
         for path in sorted(folder.rglob("*"))
@@ -167,10 +186,10 @@ def inventory(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def first_difference(folder: Path, recorded: dict[str, dict[str, Any]]) -> str:
-    """Return the first file that differs from its record, and why; "" if none does. Additional
-    files are ignored.
+    """Describe the first file that differs from its record in `recorded` (as from `inventory`); ""
+    if none differs. An empty record counts as a difference; files without a record are ignored.
 
-    Raises OSError for a file that cannot be read.
+    Raises OSError if a file cannot be read, LookupError or TypeError for a malformed record.
     """
     for name, was in recorded.items():
         path = folder / name

@@ -1,10 +1,11 @@
-"""The cache key of an engine: model folder, build settings, GPU, version.
+"""The cache key of an engine, a hash of the model folder's files, the build settings, the GPUs and
+the TensorRT-LLM version.
 
-Owns what is hashed. For every file of the folder that is not hidden: its relative name and size;
-for files up to 1 MiB, the whole content; for larger files, the header (safetensors only), 256
-samples spread over the file, and the modification time. Reading all weights would take as long as
-some builds; samples and time together detect other weights that a checkpoint tool writes. A copy
-that loses its modification times is built again, which is harmless.
+The hash includes, for every file that is not hidden, its relative name and size. For files up to 1
+MiB it also includes the content; for larger files the header (safetensors only), 256 samples spread
+over the file, and the modification time. Reading all weights would take as long as some builds;
+samples and modification time detect weights that a checkpoint tool has rewritten. A copy of the
+folder with other modification times has another key, so its engine is built again.
 """
 
 import hashlib
@@ -23,13 +24,17 @@ _NUM_SAMPLES = 256
 _SAMPLE_BYTES = 16 << 10
 _NUM_KEY_CHARS = 20
 _FORMAT = 1
-"""Incremented when the hashed data changes, so that old engines are not reused."""
+"""Incremented when the definition of the hashed data changes, so that engines with older keys are
+not reused.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineKey:
-    """`inputs`: everything that determines the engine, as JSON values. `digest`: the hexadecimal
-    hash of `inputs`.
+    """Identifies a built engine.
+
+    `inputs`: everything that determines the engine, as JSON values. `digest`: the first 20
+    hexadecimal digits of the SHA-256 of `inputs`.
     """
 
     inputs: Mapping[str, Any]
@@ -39,7 +44,9 @@ class EngineKey:
 def engine_key(
     folder: Path, settings: Mapping[str, str], gpus: FoundGpus, version: str
 ) -> EngineKey:
-    """Return the key of an engine. Raises OSError naming a file that cannot be read."""
+    """Return the key of an engine. `settings`: the builder's flags and their values. Raises OSError
+    naming a file that cannot be read.
+    """
     inputs: dict[str, Any] = {
         "format": _FORMAT,
         "files": folder_fingerprint(folder),
@@ -51,7 +58,9 @@ def engine_key(
 
 
 def folder_fingerprint(folder: Path) -> list[dict[str, Any]]:
-    """Return size and hash of every file that is not hidden, by relative name."""
+    """Return relative name, size and content hash of every file that is not hidden, sorted by path.
+    The module's docstring defines the content hash of large files.
+    """
     return [
         {
             "name": path.relative_to(folder).as_posix(),
@@ -86,7 +95,7 @@ def _content_hash(path: Path) -> str:
 
 
 def _header_bytes(prefix: bytes) -> int:
-    """Return the length of a safetensors header, from the file's first eight bytes."""
+    """Return the length in bytes of a safetensors header, given the file's first eight bytes."""
     return int.from_bytes(prefix, "little")
 
 

@@ -1,10 +1,8 @@
-"""The TensorRT-LLM executor: the engine batches and pages, our scheduler decides which requests are
-in the engine.
-
-Owns the interface between the two threads. `launch` sends submissions and aborts to the loop's
-thread; `collect` never waits and returns the responses received so far. The engine never gets more
-requests than it can run, so that priorities, deadlines and fairness apply; its limits are those
-that it reports.
+"""The TensorRT-LLM executor: the engine batches requests and manages the KV cache blocks;
+Penstock's scheduler decides which requests are in the engine. `launch` sends submissions and aborts
+to the event loop's thread; `collect` never waits and returns the responses received so far. The
+engine never gets more requests than it can run, so that the scheduler's priorities, deadlines and
+fairness apply; the limits are read from the engine.
 """
 
 import logging
@@ -25,18 +23,19 @@ from penstock.scheduler.batch import Batch, SlotFailure, StepResult
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 from penstock.scheduler.request import Request
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _ACCOUNT_INTERVAL_S = 60.0
 _FORGOTTEN = "no response for this request while others progressed"
 
 
 class TrtllmExecutor:
-    """An `Executor` with one engine of TensorRT-LLM 1.2 (PyTorch backend). One thread calls it.
+    """An `Executor` with one TensorRT-LLM engine. Call its methods on one thread.
 
-    Raises ExecutorUnavailable when the package is missing, ValueError for settings that the
-    installed version or the model folder does not support, ExecutorDied when the engine does not
-    start. `clock`: monotonic seconds.
+    Raises ExecutorUnavailable when the package is missing, cannot be loaded or lacks a class;
+    ValueError for settings that the installed version or the model folder does not support;
+    ExecutorDied when the engine does not start or respond, or cannot use an adapter. `clock`
+    returns monotonic seconds.
     """
 
     def __init__(self, config: ExecutorConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,16 +63,24 @@ class TrtllmExecutor:
 
     @property
     def ready_fd(self) -> int | None:
-        """Readable when the engine has responses."""
+        """A descriptor that is readable when `collect` has responses to return or the engine has
+        died.
+        """
         return self._responses.ready_fd
 
     @property
     def num_given_up(self) -> int:
-        """Number of aborted requests whose end the engine never reported."""
+        """Number of aborted requests whose final response did not arrive within
+        `watch.abort_grace_s`.
+        """
         return self._engine.streams.num_given_up
 
     def launch(self, batch: Batch) -> None:
-        """Submit admitted requests, abort released ones."""
+        """Submit the admitted requests, and abort the released ones that the engine still has.
+
+        An admitted request waits while aborted requests hold the slots or blocks that it needs.
+        Raises ExecutorDied after `close`.
+        """
         if self._is_closed:
             raise ExecutorDied("the executor is closed")
         aborts = [
@@ -88,11 +95,11 @@ class TrtllmExecutor:
         self._check_pages(batch, num_unanswered_blocks)
 
     def collect(self) -> StepResult:
-        """Return the responses since the last call; never wait.
+        """Return the responses since the last call, without waiting.
 
-        Raises ExecutorDied when the engine has ended, returns no response for longer than
-        `watch.response_timeout_s`, or fails one request after another. If only a single request
-        gets no response, only that request fails.
+        Raises ExecutorDied after `close`, or if the engine has ended, returns no response for
+        longer than `watch.response_timeout_s`, or fails `watch.max_failures_in_row` requests in a
+        row. If a single request gets no response, only that request fails.
         """
         news = self._responses.take()
         now_s = self._clock()
@@ -104,8 +111,8 @@ class TrtllmExecutor:
                 self._blocks.on_end(response.submitted)
             if response.num_cached >= 0:
                 self.num_cache_misses += response.num_cached < response.submitted.num_cached
-        # Requests that may enter now are submitted by the next launch: some may have been released
-        # meanwhile.
+        # Requests that can be submitted now are submitted by the next launch, because the scheduler
+        # may release some first.
         result = result_of(news)
         self._log_account(now_s)
         if lost:
@@ -117,7 +124,14 @@ class TrtllmExecutor:
         return result
 
     def account(self) -> str:
-        """Return irregularities that the scheduler does not see, in one line; empty without any."""
+        """Return one line with counts of engine anomalies and of comparisons; empty if there were
+        no anomalies.
+
+        The anomalies are: differences between the scheduler's and the engine's number of used
+        blocks (`page_audit`), periods without engine statistics to compare with, the largest
+        difference in blocks, aborted requests without a final response, requests that the engine
+        lost, and requests for which it found fewer cached tokens than the scheduler expected.
+        """
         audit = self.audit
         counts = {
             "drifts": audit.num_drifts,
@@ -134,7 +148,9 @@ class TrtllmExecutor:
         )
 
     def close(self) -> None:
-        """Abort all requests and shut the engine down, within a time limit. Idempotent."""
+        """Abort all requests and shut the engine down; see `EngineHandle.close` for the time limit.
+        Idempotent.
+        """
         if not self._is_closed:
             self._is_closed = True
             self._engine.close()
@@ -153,7 +169,9 @@ class TrtllmExecutor:
         return submitted
 
     def _vacate(self, slot: int) -> SubmittedRequest | None:
-        """Release a slot; return its request if the engine must abort it."""
+        """Release a slot; return its request if it was submitted and the engine has not ended it,
+        so it must be aborted; else None.
+        """
         submitted = self._submitted.pop(slot)
         submitted.slot = -1
         self._watchdog.forget(submitted, self._clock())
@@ -165,7 +183,7 @@ class TrtllmExecutor:
             account = self.account()
             if account != self._logged_account:
                 self._logged_account = account
-                log.info("engine account: %s", account)
+                logger.info("engine account: %s", account)
 
     def _hand_over(self, aborts: list[SubmittedRequest]) -> None:
         submits = list(self._blocks.enter())
@@ -175,11 +193,11 @@ class TrtllmExecutor:
 
     def _check_pages(self, batch: Batch, num_unanswered_blocks: int) -> None:
         now_s = self._clock()
-        # Pages ahead of each request, including those for drafts, and the blocks of aborted
-        # requests.
+        # Blocks that the engine allocates ahead per request, including those for drafts, and blocks
+        # of aborted requests.
         ahead = self._blocks.num_inside * self._num_blocks_ahead
         slack = ahead + self._blocks.num_leaving_blocks
-        # In between, the engine may have released some blocks and not yet added others.
+        # Between iterations, the engine may have released some blocks and not yet allocated others.
         self.audit.note_mirror(max(0, batch.num_old_blocks - num_unanswered_blocks), now_s)
         self.audit.note_mirror(batch.num_used_blocks, now_s, slack_blocks=slack)
         stats = self._responses.take_stats()

@@ -1,7 +1,6 @@
-"""The GPUs of this machine, as listed by nvidia-smi. Loads no CUDA, so that nothing is allocated or
-changed.
+"""Lists the GPUs of this machine with nvidia-smi.
 
-Without nvidia-smi there are no GPUs.
+Does not initialise CUDA, so no device memory is allocated.
 """
 
 import re
@@ -16,7 +15,9 @@ _TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU. `compute_capability` as in "9.0"; `memory_mib` None: unknown."""
+    """One GPU. `compute_capability`: for example "9.0". `memory_mib`: its total memory, None if
+    unknown.
+    """
 
     name: str
     memory_mib: int | None
@@ -25,7 +26,9 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundGpus:
-    """All GPUs, the driver's version and the newest CUDA version it supports; "" if unknown."""
+    """All GPUs; `driver`: the version of the NVIDIA driver; `cuda`: the newest CUDA version that
+    the driver supports. "" if unknown.
+    """
 
     gpus: tuple[Gpu, ...]
     driver: str
@@ -33,7 +36,9 @@ class FoundGpus:
 
 
 def found_gpus() -> FoundGpus:
-    """List the GPUs with nvidia-smi; without it, or if it fails, there are none."""
+    """Return what nvidia-smi reports; no GPUs and empty versions if it is missing, fails or lists
+    no GPU.
+    """
     table = _ask(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
     rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines() if line]
     rows = [row for row in rows if len(row) == _FIELDS.count(",") + 1]

@@ -1,6 +1,7 @@
-"""The engine's limits, as it reports them.
+"""Reads the engine's limits.
 
-Owns the warm-up requests that make the engine report, and the conversion to `ExecutorInfo`.
+Sends warm-up requests, because the engine reports its limits only with the statistics of an
+iteration, and converts the limits to `ExecutorInfo`. Also tests LoRA adapters.
 """
 
 import asyncio
@@ -19,8 +20,8 @@ from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 from penstock.scheduler.request import RequestSpec, SamplingParams
 
 _PATIENCE_S = 5.0
-"""Seconds without statistics after which another request is sent: an exhausted iterator yields
-again only after a new request.
+"""Seconds without statistics after which another request is sent: once the engine's iterator of
+statistics has ended, it yields again only after a new request.
 """
 
 
@@ -31,9 +32,11 @@ async def probe_limits(
     on_submit: Callable[[], None],
     timeout_s: float,
 ) -> EngineStats:
-    """Generate single tokens until the engine reports statistics.
+    """Send requests for a single token, one after another, until `first_stats` is set; return its
+    result. `on_submit` is called before each request.
 
-    Raises ExecutorDied when the engine reports none, or does not respond, within `timeout_s`.
+    Raises ExecutorDied if the engine reports no statistics, or does not respond, within
+    `timeout_s`.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -45,22 +48,24 @@ async def probe_limits(
             return first_stats.result()
     except TimeoutError:
         raise ExecutorDied(
-            f"the engine reported no limits within {timeout_s:g} s: either it does not"
-            " answer, or this version keeps no statistics of its KV cache"
+            f"the engine reported no limits within {timeout_s:g} s: it is"
+            " unresponsive, or this version reports no KV cache statistics"
         ) from None
 
 
 async def try_adapter(llm: Llm, mapping: RequestMapping, name: str, timeout_s: float) -> None:
-    """Generate a token with an adapter. The engine loads adapters outside of a request's error
-    handling, so the first request with a broken adapter would end the engine. Raises ExecutorDied
-    naming the adapter.
+    """Generate one token with the LoRA adapter `name`, to test the adapter.
+
+    The engine loads adapters outside of a request's error handling, so the first request with a
+    broken adapter would end the engine. Raises ExecutorDied naming the adapter if the request fails
+    or takes longer than `timeout_s`.
     """
     try:
         async with asyncio.timeout(timeout_s):
             async for _ in llm.generate_async(**_warm_up(mapping, name)):
                 pass
     except TimeoutError:
-        reason = f"the engine did not answer within {timeout_s:g} s"
+        reason = f"the engine returned no response within {timeout_s:g} s"
     except Exception as error:
         raise ExecutorDied(f"lora_config.adapters: {name!r} cannot be used: {error}") from error
     else:
@@ -69,14 +74,20 @@ async def try_adapter(llm: Llm, mapping: RequestMapping, name: str, timeout_s: f
 
 
 def num_blocks_ahead(config: TrtllmConfig, tokens_per_block: int) -> int:
-    """Return how many pages a running request may hold beyond the pages of its known tokens."""
+    """Return how many KV cache blocks a running request may hold in advance, for its next token and
+    its draft tokens.
+    """
     return -(-(1 + _num_draft_tokens(config)) // tokens_per_block)
 
 
 def engine_info(
     config: TrtllmConfig, folder: ModelFolder, package: Package, stats: EngineStats
 ) -> ExecutorInfo:
-    """Return the effective limits: the engine's, restricted by the settings."""
+    """Return the effective limits: those that the engine or the model folder reports, restricted by
+    the settings, and less the blocks that draft tokens need.
+
+    Raises ValueError if neither the settings nor the model folder give `max_seq_len`.
+    """
     max_seq_len = config.max_seq_len or folder.max_seq_len
     if max_seq_len is None:
         raise ValueError(f"max_seq_len must be given: {folder.path} has none")
@@ -84,8 +95,7 @@ def engine_info(
     reported = (folder.max_batch_size, stats.max_num_active)
     max_num_seqs = min(config.max_batch_size, *(limit for limit in reported if limit))
     block_size = stats.tokens_per_block
-    # Drafts are written before they are accepted, beyond the length with which a request was
-    # admitted.
+    # Draft tokens are written before they are accepted, beyond the length that admission assumed.
     num_draft_blocks = -(-_num_draft_tokens(config) // block_size) * max_num_seqs
     return ExecutorInfo(
         name="trtllm",
@@ -109,7 +119,9 @@ def _num_draft_tokens(config: TrtllmConfig) -> int:
 
 
 def _warm_up(mapping: RequestMapping, adapter: str = "") -> dict[str, object]:
-    """Return arguments that generate a single token, greedily, with a private cache salt."""
+    """Return arguments of `generate_async` for a one-token request with greedy decoding. Without a
+    `hash_salt`, the mapping gives it a unique cache salt.
+    """
     spec = RequestSpec(
         key=1,
         request_id="warm-up",

@@ -1,8 +1,7 @@
-"""Converts our settings to the arguments of the vendor's LLM constructor.
+"""Converts Penstock's settings to the arguments of TensorRT-LLM's LLM constructor.
 
-Owns the translation, class by class. A setting that the installed version lacks is refused by name
-if the operator set it, and left out if it is only our default. Does not know requests; the ranges
-of the settings are checked before.
+A setting that the installed version lacks is left out or, if the operator changed it, reported in
+an error. `config` has already checked the ranges of the settings.
 """
 
 import inspect
@@ -51,7 +50,9 @@ _NGRAM_MATCH = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
-    """One argument. `is_asked_for`: the operator set it, so it must not be dropped silently."""
+    """The value of one argument of TensorRT-LLM. `is_asked_for`: it must not be omitted silently,
+    because the operator set it or Penstock depends on it.
+    """
 
     value: Any
     is_asked_for: bool
@@ -60,11 +61,11 @@ class _Setting:
 def llm_arguments(
     config: TrtllmConfig, folder: ModelFolder, package: Package, *, tokenizer_path: Path | None
 ) -> dict[str, Any]:
-    """Keyword arguments for `package.build`.
+    """Return the keyword arguments for `package.build`.
 
-    The engine needs a tokenizer only for structured output, because our service converts text;
-    `tokenizer_path` None: the model folder has it. Statistics are always on: the engine's actual
-    limits are read from them. The engine's tracing is off: our service traces.
+    The engine gets a tokenizer, from `tokenizer_path` or else from the model folder, only for
+    structured output: Penstock's front-end processes do all other conversion of text. Statistics
+    are always enabled, because the engine's actual limits are read from them.
 
     Raises ValueError naming a setting, or ExecutorUnavailable naming a class, that the installed
     version lacks.
@@ -72,12 +73,12 @@ def llm_arguments(
     default = TrtllmConfig()
     settings: dict[str, _Setting] = {
         "model": _Setting(value=str(folder.path), is_asked_for=True),
-        # Our scheduler fills the engine up to these limits.
+        # Penstock's scheduler fills the engine up to these limits.
         "max_batch_size": _Setting(value=config.max_batch_size, is_asked_for=True),
         "max_num_tokens": _Setting(value=config.max_num_tokens, is_asked_for=True),
         # Engines built ahead always report statistics.
         "enable_iter_perf_stats": _Setting(value=True, is_asked_for=not folder.is_engine),
-        # Limits the statistics that were not read; without a limit they accumulate.
+        # Limits the queue of unread statistics, which is unlimited by default.
         "max_stats_len": _Setting(value=_MAX_STATS, is_asked_for=False),
         **_text_side(config, tokenizer_path or folder.path),
     }
@@ -97,7 +98,9 @@ def _text_side(config: TrtllmConfig, tokenizer: Path) -> dict[str, _Setting]:
 
 
 def _sections(config: TrtllmConfig, default: TrtllmConfig, package: Package) -> dict[str, _Setting]:
-    """Return the arguments that are objects of the vendor's classes, where supported."""
+    """Return the arguments whose values are objects of TensorRT-LLM's configuration classes. The
+    value is None if the installed version lacks the argument.
+    """
     builders: dict[str, Callable[[], Any]] = {
         "kv_cache_config": lambda: _kv_cache(config.kv_cache_config, package),
         "scheduler_config": lambda: _scheduler(config.scheduler_config, package),
@@ -151,7 +154,7 @@ def _scheduler(settings: SchedulerSettings, package: Package) -> Any:
 
 
 def _cuda_graph(settings: CudaGraphSettings, package: Package) -> Any:
-    """Return the arguments for CUDA graphs; None disables graphs."""
+    """Return the engine's CudaGraphConfig, or None, which disables CUDA graphs."""
     if not settings.enabled:
         return None
     names = ("batch_sizes", "max_batch_size", "enable_padding")
@@ -168,7 +171,7 @@ def _lora(settings: LoraSettings, package: Package) -> Any:
         "max_loras": settings.max_loras or num_adapters,
         "max_cpu_loras": settings.max_cpu_loras or num_adapters,
     }
-    # The engine reads from one folder (it accepts only one) which layers are adapted; without a
+    # The engine reads the list of adapted layers from one folder (it accepts only one). Without a
     # folder or the setting, it allocates memory for every layer.
     if settings.lora_target_modules:
         values["lora_target_modules"] = list(settings.lora_target_modules)
@@ -194,7 +197,7 @@ def _speculative(settings: SpeculativeSettings, package: Package) -> Any:
             value=settings.eagle3_one_model, is_asked_for=not settings.eagle3_one_model
         )
     if settings.speculative_model is not None:
-        # Release 1.2 names the argument a directory.
+        # Release 1.2 has "dir" in the argument's name.
         taken = _taken_by(package.named(class_name))
         name = "speculative_model" if "speculative_model" in taken else "speculative_model_dir"
         values[name] = _Setting(value=str(settings.speculative_model), is_asked_for=True)
@@ -202,8 +205,8 @@ def _speculative(settings: SpeculativeSettings, package: Package) -> Any:
 
 
 def _given(settings: object, default: object, names: Collection[str]) -> dict[str, _Setting]:
-    """Return the fields that have a value. `is_asked_for`: the value differs from `default`; always
-    if `default` is None.
+    """Return those fields of `settings` in `names` that are not None. Their `is_asked_for` is True
+    if the value differs from the field of `default`, or if `default` is None.
     """
     values = {name: getattr(settings, name) for name in names}
     return {
@@ -225,8 +228,10 @@ def _built(package: Package, class_name: str, where: str, values: Mapping[str, _
 def _fitted(
     settings: Mapping[str, _Setting], taken: Collection[str], owner: str, where: str
 ) -> dict[str, Any]:
-    """Return the settings that `owner` supports. Raises ValueError for an unsupported setting that
-    the operator set.
+    """Return the values of the settings in `taken`, the names of the arguments that `owner`
+    accepts.
+
+    Raises ValueError if another setting is asked for. `where`: the prefix of its name in the error.
     """
     for name, setting in settings.items():
         if name not in taken and setting.is_asked_for:
@@ -235,23 +240,29 @@ def _fitted(
 
 
 def _taken_by(kind: Any) -> frozenset[str]:
-    """Return a pydantic model's field names, else the constructor's parameters."""
+    """Return the arguments that a class accepts: a pydantic model's field names, else the
+    constructor's parameters.
+    """
     fields = getattr(kind, "model_fields", None)
     return frozenset(inspect.signature(kind).parameters if fields is None else fields)
 
 
 def _member(package: Package, class_name: str, name: str, where: str) -> Any:
-    """Return an enum's member by name; the vendor's enums are native classes without a lookup."""
+    """Return the member `name` of the enum `class_name`, by attribute access: TensorRT-LLM's enums
+    are native classes without lookup by name. Raises ValueError if the installed version lacks it.
+    """
     member = getattr(package.named(class_name), name, None)
     if member is None:
         raise ValueError(
-            f"{where} cannot ask for {name}: tensorrt_llm {package.version} does not have it"
+            f"{where} cannot be set to {name}: tensorrt_llm {package.version} does not have it"
         )
     return member
 
 
 def _plain(value: Any) -> Any:
-    """Convert our enums to plain strings and tuples to lists: the vendor's models check types."""
+    """Convert a string enum to a plain string and a tuple to a list, because TensorRT-LLM's
+    pydantic models check types.
+    """
     if isinstance(value, str):
         return str(value)
     return list(cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value

@@ -1,8 +1,8 @@
-"""The event loop that owns the engine, on a separate thread.
+"""The event loop that uses the engine, on a separate thread.
 
-Owns the thread, its loop and calls from other threads. The engine wakes only the loop of the first
-request of a batch, so all users of the engine must be on one loop. Long blocking calls (build,
-shutdown) run on a worker thread of that loop.
+Accepts calls from other threads. When a batch of responses is ready, the engine wakes only the
+event loop of the batch's first request, so all calls to the engine must be made on one loop.
+`in_worker` runs blocking calls, such as the engine's start and shutdown, on daemon threads.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class LoopThread:
         self._thread.start()
 
     def post(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Schedule a call on the loop; do nothing if the loop has stopped."""
+        """Schedule a call on the loop from any thread; do nothing if the loop is closed."""
         try:
             self.loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
@@ -31,7 +31,7 @@ class LoopThread:
                 raise
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run on the loop and wait for the result.
+        """Run a coroutine on the loop; block until it is done and return its result.
 
         Raises the coroutine's error, or TimeoutError when it takes longer than `timeout_s`.
         """
@@ -43,7 +43,7 @@ class LoopThread:
             raise
 
     def stop(self, timeout_s: float) -> None:
-        """End the loop; abandon it if it stays blocked for longer."""
+        """Stop the loop and cancel its tasks; wait up to `timeout_s` for the thread to end."""
         self.post(self.loop.stop)
         self._thread.join(timeout_s)
 
@@ -60,8 +60,8 @@ class LoopThread:
 
 
 async def in_worker(function: Callable[[], T], name: str) -> T:
-    """Run a blocking call on a daemon thread, so that it can block neither the loop nor the
-    exit.
+    """Run a blocking call on a daemon thread named `name` and return its result. It blocks neither
+    the loop nor the exit of the process; if the caller is cancelled, the call continues.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -80,9 +80,7 @@ async def in_worker(function: Callable[[], T], name: str) -> T:
             post(lambda: future.set_result(result))
 
     def post(set_it: Callable[[], None]) -> None:
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the loop is closed, and nothing waits for the result
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits for the result
             loop.call_soon_threadsafe(settle, set_it)
 
     threading.Thread(target=work, name=name, daemon=True).start()

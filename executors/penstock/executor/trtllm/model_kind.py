@@ -1,7 +1,7 @@
-"""Recognises the content of a model folder by its small files, before anything is loaded.
+"""Recognises the kind of a model folder from its small files, before anything is loaded.
 
-Owns the criteria for each kind, the names of quantisations, and a sentence for the operator. Reads
-no weights, imports nothing heavy, knows no settings.
+Also reads the sizes and the quantisation, and explains to the operator how the folder can be used.
+Reads no weights, and imports no large packages.
 """
 
 import enum
@@ -31,9 +31,10 @@ class ModelKind(enum.Enum):
 class Quantisation:
     """How weights are stored.
 
-    `algorithm`: in the engine's spelling where it has one ("FP8", "NVFP4", "W4A16_AWQ"), else the
-    method and bits that the tool wrote. `kv_cache`: of the KV cache, None when it is not quantised.
-    `is_readable`: the PyTorch backend of release 1.2 detects it.
+    `algorithm`: the name that the checkpoint's configuration or the engine has for it ("FP8",
+    "NVFP4", "W4A16_AWQ"), else the method and the number of bits. `kv_cache`: the quantisation of
+    the KV cache, None if it is unknown or there is none. `is_readable`: whether the PyTorch backend
+    of release 1.2 can load weights in this format.
     """
 
     algorithm: str
@@ -43,10 +44,11 @@ class Quantisation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """A folder and its content. `explanation`: one sentence for the operator.
+    """A model folder: its kind and properties. `explanation`: one sentence for the operator.
 
-    `max_seq_len` is in tokens. The sizes below it are those for which an engine or a checkpoint was
-    made; None where they are unknown or the kind has none.
+    `max_seq_len` is in tokens. The parallel sizes are those of an engine or a checkpoint, the
+    maximum sizes and `tokens_per_block` those that an engine was built for. `built_by`: the
+    TensorRT-LLM version that built the engine. A field is None if it is unknown or does not apply.
     """
 
     path: Path
@@ -64,12 +66,16 @@ class ModelFolder:
 
     @property
     def is_engine(self) -> bool:
-        """True when the engine was built ahead and runs without the PyTorch backend."""
+        """True if the folder contains an engine built ahead of time, which does not use the PyTorch
+        backend.
+        """
         return self.kind is ModelKind.ENGINE
 
 
 def recognise(path: Path) -> ModelFolder:
-    """Inspect a folder. Never raises: an unclear folder is UNKNOWN, with the reason."""
+    """Return the kind and properties of a folder. A folder that cannot be read or is not recognised
+    has the kind UNKNOWN, and its `explanation` gives the reason.
+    """
     try:
         if not path.is_dir():
             return _unknown(path, f"{path} is not a folder")
@@ -120,7 +126,7 @@ def _hugging_face_sentence(path: Path, found: Quantisation | None) -> str:
         )
     return (
         f"{path} is a Hugging Face model quantised to {found.algorithm}{cache}, in a format that"
-        " the PyTorch backend of line 1.2 does not read: loading will most likely fail; quantise"
+        " the PyTorch backend of release 1.2 does not read: loading will most likely fail; quantise"
         " the original with NVIDIA's ModelOpt, which writes hf_quant_config.json"
     )
 
@@ -175,7 +181,9 @@ def _engine(path: Path, config: Mapping[str, object], *, has_engines: bool) -> M
 
 
 def _modelopt(path: Path) -> Quantisation | None:
-    """Return the quantisation that ModelOpt wrote next to config.json."""
+    """Return the quantisation in hf_quant_config.json, the file that ModelOpt writes; None if the
+    file is missing or names no quantisation.
+    """
     file = path / "hf_quant_config.json"
     if not file.exists():
         return None
@@ -190,10 +198,11 @@ def _modelopt(path: Path) -> Quantisation | None:
 
 
 def _other_quantisation(config: Mapping[str, object]) -> Quantisation | None:
-    """Return the quantisation that other tools write to config.json.
+    """Return the quantisation in the `quantization_config` section of config.json, which most other
+    tools write; None if there is none.
 
     Release 1.2 reads only FP8 in blocks and MXFP4 (`ModelConfig.load_hf_quant_config`); it ignores
-    the others, and then the weights do not fit the layers.
+    others, and loading then fails because the weights do not fit the layers.
     """
     values = _child(config, "quantization_config")
     method = values.get("quant_method")
@@ -207,8 +216,8 @@ def _other_quantisation(config: Mapping[str, object]) -> Quantisation | None:
         case "mxfp4":
             return Quantisation(algorithm="MXFP4")
         case "modelopt":
-            # Newer exports repeat hf_quant_config.json here; without that file, only later releases
-            # read it.
+            # Newer exports repeat the content of hf_quant_config.json here. If that file is
+            # missing, only later releases read this section.
             named = values.get("quant_algo")
             name = named if isinstance(named, str) else "ModelOpt"
             return Quantisation(algorithm=name, is_readable=False)
@@ -229,8 +238,9 @@ def _other_quantisation(config: Mapping[str, object]) -> Quantisation | None:
 
 
 def _compressed_widths(values: Mapping[str, object]) -> str:
-    """Return the bits of weights and activations of the first group, such as "W8A8" or "W4A16"; FP8
-    by its type.
+    """Return the bits of weights and activations, such as "W8A8" or "W4A16", in the first group of
+    a compressed-tensors configuration that gives them; for floating-point weights the format, such
+    as "FP8" or "NVFP4"; "" if unknown.
     """
     for group in _child(values, "config_groups").values():
         if not isinstance(group, dict):
@@ -258,7 +268,9 @@ def _engine_quantisation(config: Mapping[str, object]) -> Quantisation | None:
 
 
 def _read(path: Path) -> Mapping[str, object]:
-    """Read a JSON object. Raises ValueError naming the file, or OSError."""
+    """Read a file with a JSON object. Raises ValueError if it is invalid or larger than 64 MiB,
+    OSError if it cannot be read.
+    """
     if path.stat().st_size > _MAX_FILE_BYTES:
         raise ValueError(f"{path.name} is larger than {_MAX_FILE_BYTES} bytes")
     try:

@@ -1,8 +1,7 @@
-"""The installed TensorRT-LLM: imported late, inspected once, passed on as values.
+"""Imports and inspects the installed TensorRT-LLM.
 
-Owns the import and the inspection of the version: which arguments its functions have, which classes
-exist. Everything that later releases add is found by inspection, never by the version number. Knows
-no settings and no requests.
+Determines which arguments its functions have and which classes exist. Features of later releases
+are detected by inspection, not by the version number.
 """
 
 import inspect
@@ -18,14 +17,14 @@ from typing import Any
 from penstock.executor.trtllm.api import Llm
 from penstock.executor.unavailable import ExecutorUnavailable
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RECORDED_LINE = "1.2"
-"""The release from whose signatures and behaviour this code was written."""
+"""The release (major and minor version) that this package was written for."""
 MISSING = (
-    "the trtllm executor needs tensorrt_llm: install penstock[trtllm], or run in NVIDIA's release"
-    " container, nvidia/tensorrt-llm/release, which has it with the libraries it was built"
-    " for"
+    "the trtllm executor needs tensorrt_llm: pip install 'penstock[trtllm]', or run in"
+    " NVIDIA's release container, nvidia/tensorrt-llm/release, which has it with the libraries it"
+    " was built for"
 )
 
 _JOB_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_")
@@ -37,12 +36,15 @@ _KEPT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """The parts of one installed version that the adapter uses.
+    """The parts of the installed TensorRT-LLM that the executor uses.
 
-    `generate_arguments`: parameter names of `LLM.generate_async`. `llm_arguments`: parameters of
-    the LLM constructor. `build`: the LLM class of the PyTorch backend. `honours_penalties`: the
-    default sampler implements penalties. `modules`: where settings classes are looked up.
-    `runs_engines`: `build` is the backend for engines built ahead.
+    Attributes:
+        generate_arguments: Parameter names of `LLM.generate_async`.
+        llm_arguments: Names of the parameters of the LLM constructor.
+        build: The LLM class of the PyTorch backend or, with `runs_engines`, the TensorRT backend.
+        honours_penalties: Whether the default sampler, TorchSampler, implements penalties.
+        modules: The modules in which settings classes are looked up.
+        runs_engines: Whether `build` runs engines that were built ahead of time.
     """
 
     version: str
@@ -61,13 +63,17 @@ class Package:
 
     @property
     def is_later(self) -> bool:
-        """True when its release is later than the recorded one."""
+        """True if the installed release is later than RECORDED_LINE; False if its version cannot be
+        parsed.
+        """
         found = re.match(r"(\d+)\.(\d+)", self.version)
         line = tuple(map(int, RECORDED_LINE.split(".")))
         return found is not None and tuple(map(int, found.groups())) > line
 
     def named(self, name: str) -> Any:
-        """Return the class with that name. Raises ExecutorUnavailable naming class and version."""
+        """Return the class with that name from `modules`. Raises ExecutorUnavailable if there is
+        none.
+        """
         for module in self.modules:
             if (found := getattr(module, name, None)) is not None:
                 return found
@@ -75,21 +81,21 @@ class Package:
 
 
 def load_package(*, is_engine: bool = False) -> Package:
-    """Import TensorRT-LLM; takes seconds and needs CUDA.
+    """Import TensorRT-LLM and inspect it; takes seconds and needs CUDA.
 
     `is_engine`: the model is an engine built ahead, so `build` and `llm_arguments` are those of the
-    TensorRT backend, if the version still has it.
+    TensorRT backend.
 
     Before the import, the variables of an MPI job are removed from this process's environment, as
-    NVIDIA's own Triton model does: the package starts its workers through MPI, and when this
-    process runs under mpirun or a Slurm step, the workers would join that job and wait for it
-    forever.
+    NVIDIA's Triton backend does: the package starts its workers through MPI, and if this process
+    runs under mpirun or a Slurm step, the workers would join that job and wait for it forever.
 
-    Raises ExecutorUnavailable if the package is missing, cannot be loaded, or lacks what every
-    version so far has had. Logs a warning for a release other than RECORDED_LINE.
+    Raises ExecutorUnavailable if the package is missing, cannot be loaded, or lacks a function or
+    class that every known version has; with `is_engine`, also if it lacks the TensorRT backend.
+    Logs a warning for a release other than RECORDED_LINE.
     """
     forget_mpi_job(os.environ)
-    # Later versions report usage to the vendor unless this variable is set.
+    # Later versions send usage reports to the vendor unless this variable is set.
     os.environ.setdefault("TRTLLM_NO_USAGE_STATS", "1")
     try:
         root = import_module("tensorrt_llm")
@@ -111,7 +117,9 @@ def load_package(*, is_engine: bool = False) -> Package:
 
 
 def forget_mpi_job(environment: MutableMapping[str, str]) -> None:
-    """Remove the variables of an MPI job from `environment`; those that only tune MPI stay."""
+    """Remove the variables of an MPI job from `environment`; variables that only tune MPI are
+    kept.
+    """
     for name in list(environment):
         if name.startswith(_JOB_PREFIXES) and not _KEPT.fullmatch(name):
             del environment[name]
@@ -155,7 +163,9 @@ def _with_engine_backend(package: Package, llmapi: ModuleType) -> Package:
 
 
 def _constructor_arguments(llm_class: Any, model: Any) -> frozenset[str]:
-    """Return the constructor's own parameters, and those that it passes on to `model`."""
+    """Return the names of the constructor's parameters and of the fields of `model`, the pydantic
+    class to which the constructor passes its other keyword arguments.
+    """
     own = inspect.signature(llm_class).parameters.values()
     named = {item.name for item in own if item.kind is not item.VAR_KEYWORD}
     return frozenset(model.model_fields) | named
@@ -180,9 +190,9 @@ def _optional_module(name: str) -> ModuleType | None:
 
 def _warn_of_another_line(version: str) -> None:
     if not re.match(rf"{re.escape(RECORDED_LINE)}(\D|$)", version):
-        log.warning(
-            "tensorrt_llm is %s; the trtllm executor was written for line %s: run `penstock verify`"
-            " before trusting it",
+        logger.warning(
+            "tensorrt_llm is %s; the trtllm executor was written for release %s: run"
+            " `penstock verify` before you rely on it",
             version,
             RECORDED_LINE,
         )
@@ -190,13 +200,13 @@ def _warn_of_another_line(version: str) -> None:
 
 def _broken(error: Exception) -> ExecutorUnavailable:
     return ExecutorUnavailable(
-        f"tensorrt_llm is installed and cannot be loaded: {error}; NVIDIA's release container,"
+        f"tensorrt_llm is installed but cannot be loaded: {error}; NVIDIA's release container,"
         " nvidia/tensorrt-llm/release, has the libraries it was built for"
     )
 
 
 def _lacks(version: str, name: str) -> ExecutorUnavailable:
     return ExecutorUnavailable(
-        f"tensorrt_llm {version} has no {name}; the trtllm executor was written for line"
-        f" {RECORDED_LINE}"
+        f"tensorrt_llm {version} has no {name}; the trtllm executor was written for"
+        f" release {RECORDED_LINE}"
     )

@@ -1,26 +1,28 @@
-"""Compares the scheduler's page mirror with the engine's statistics.
+"""Compares the scheduler's count of used KV cache blocks (the mirror) with the engine's statistics.
 
 The statistics lag by a fraction of a second, so they are compared with the mirror's recent maximum
-and minimum. Values outside this range are drift: counted, reported, never fatal, since the engine
-itself guards its memory.
+and minimum. Values outside this range (drift) are counted and logged but are not fatal, because the
+engine manages its own memory.
 """
 
 import logging
 from collections import deque
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MISSED_S = 30.0
 _WINDOW_S = 2.0
-"""Maximum age of the engine's statistics."""
+"""Seconds of the mirror's history that the engine's statistics are compared with: their maximum
+age.
+"""
 
 
 class PageAudit:
-    """Counts by how many pages the mirror and the engine differ.
+    """Counts the differences between the scheduler's and the engine's count of blocks in use.
 
-    `num_checks`: comparisons; `num_drifts`: comparisons with drift; `worst_drift`: in blocks,
-    positive when the engine holds more than predicted, negative when it holds less; `num_missed`:
-    periods in which requests ran and no statistics arrived.
+    `num_checks`: comparisons made; `num_drifts`: comparisons with drift; `worst_drift`: the drift
+    with the largest magnitude, in blocks, positive if the engine used more than expected;
+    `num_missed`: periods of 30 s in which requests ran and no statistics arrived.
     """
 
     def __init__(self) -> None:
@@ -32,11 +34,11 @@ class PageAudit:
         self._mirror: deque[tuple[float, int, int]] = deque([(float("-inf"), 0, 0)])
 
     def note_mirror(self, num_blocks: int, now_s: float, *, slack_blocks: int = 0) -> None:
-        """Record that the mirror has `num_blocks`, and that the engine may hold `slack_blocks`
-        more.
+        """Record that, at `now_s`, the scheduler counts `num_blocks` used blocks and the engine may
+        use up to `slack_blocks` more.
 
-        The slack is pages ahead of running requests, and pages of aborted requests that have not
-        left.
+        The slack consists of blocks allocated ahead for running requests, and of blocks of aborted
+        requests that the engine has not released.
         """
         least, most = num_blocks, num_blocks + slack_blocks
         if self._mirror[-1][1:] == (least, most):
@@ -47,21 +49,27 @@ class PageAudit:
             self._mirror.popleft()
 
     def expect_check(self, now_s: float, *, is_busy: bool) -> None:
-        """Count a missed period when requests have been running for long without a `check`."""
+        """Call while no statistics have arrived: counts a missed period after more than 30 s
+        without a `check`. `is_busy`: whether requests are in the engine; if not, the period begins
+        again.
+        """
         if self._checked_s is None or not is_busy:
             self._checked_s = now_s
         elif now_s - self._checked_s > _MISSED_S:
             self._checked_s = now_s
             self.num_missed += 1
             if self.num_missed == 1:
-                log.warning(
+                logger.warning(
                     "the engine ran requests for %g s and reported no statistics: its blocks are"
                     " not compared with the scheduler's account",
                     _MISSED_S,
                 )
 
     def check(self, num_engine_blocks: int) -> int:
-        """Compare the mirror with the statistics; return the drift in blocks."""
+        """Compare the engine's number of used blocks with the range recorded for the last 2 s;
+        return the distance from that range in blocks, negative if the number is below it, 0 if it
+        is within.
+        """
         over = num_engine_blocks - max(most for _, _, most in self._mirror)
         under = min(least for _, least, _ in self._mirror) - num_engine_blocks
         drift = over if over > 0 else -max(under, 0)
@@ -70,7 +78,7 @@ class PageAudit:
         self.num_drifts += drift != 0
         if abs(drift) > abs(self.worst_drift):
             self.worst_drift = drift
-            log.warning(
+            logger.warning(
                 "the engine holds %d blocks, %d %s than the scheduler's account allows for",
                 num_engine_blocks,
                 abs(drift),

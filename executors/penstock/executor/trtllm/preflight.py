@@ -1,7 +1,7 @@
-"""Checks settings against folders and machine, before the load, which takes minutes.
+"""Checks the settings before the model is loaded, because loading takes minutes.
 
-Owns the checks between the settings and the files they name. Reads small files only; the installed
-version is located, not imported.
+Compares the settings with the files that they refer to and with the visible GPUs. Reads small files
+only; TensorRT-LLM is located, not imported.
 """
 
 import importlib.metadata
@@ -17,12 +17,14 @@ from penstock.executor.trtllm.model_kind import ModelFolder, ModelKind, recognis
 
 _MAX_INT32 = 2**31 - 1
 _LEAST_SEQ_LEN = 2
-"""One token of the prompt and one of output."""
+"""Minimum `max_seq_len`: one prompt token and one output token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """The model folder, and notices about unusual settings, one sentence each."""
+    """The result of the checks: the model folder, and notices about unusual settings, one sentence
+    each.
+    """
 
     folder: ModelFolder
     notices: tuple[str, ...]
@@ -31,9 +33,10 @@ class Findings:
 def check_before_load(
     model_path: Path, config: TrtllmConfig, environment: Mapping[str, str]
 ) -> Findings:
-    """Check the settings against the model folder, the other folders and the visible GPUs.
+    """Check the settings against the model folder, the folders of adapters and draft model, and the
+    GPUs in CUDA_VISIBLE_DEVICES of `environment`, if it is set.
 
-    Raises ValueError that names the setting or explains the folder.
+    Raises ValueError naming the setting, or explaining why the model folder cannot be served.
     """
     folder = recognise(model_path)
     if folder.kind in (ModelKind.UNKNOWN, ModelKind.CHECKPOINT):
@@ -48,7 +51,9 @@ def check_before_load(
 
 
 def check_tokenizer(folder: ModelFolder, tokenizer_path: Path | None) -> None:
-    """Check that the tokenizer's files exist and belong to the model. Raises ValueError."""
+    """Check that the tokenizer's folder (None: the model folder) has a tokenizer.json and, if it is
+    another folder, that its vocabulary size is the model's. Raises ValueError.
+    """
     path = tokenizer_path or folder.path
     if not (path / "tokenizer.json").is_file():
         if tokenizer_path is None:
@@ -64,7 +69,7 @@ def check_tokenizer(folder: ModelFolder, tokenizer_path: Path | None) -> None:
         raise ValueError(f"tokenizer must be a Hugging Face folder: {text.explanation}")
     if None not in (text.vocab_size, folder.vocab_size) and text.vocab_size != folder.vocab_size:
         raise ValueError(
-            f"tokenizer: {path} is of a model with {text.vocab_size} token ids,"
+            f"tokenizer: {path} belongs to a model with {text.vocab_size} token ids,"
             f" {folder.path} has {folder.vocab_size}"
         )
 
@@ -80,13 +85,13 @@ def _notices(folder: ModelFolder, config: TrtllmConfig) -> list[str]:
     if not config.enable_chunked_prefill and longest > config.max_num_tokens:
         notices.append(
             "without enable_chunked_prefill, prompts above max_num_tokens"
-            f" ({config.max_num_tokens}) are refused"
+            f" ({config.max_num_tokens}) are rejected"
         )
     installed = _installed_version() if folder.is_engine else None
     if None not in (installed, folder.built_by) and installed != folder.built_by:
         notices.append(
             f"the engine was built by TensorRT-LLM {folder.built_by}; {installed} is installed and"
-            " may refuse to load it"
+            " may fail to load it"
         )
     return notices
 
@@ -104,7 +109,9 @@ def _check_gpus(config: TrtllmConfig, environment: Mapping[str, str]) -> None:
 
 
 def _check_sizes(folder: ModelFolder, config: TrtllmConfig) -> None:
-    """Check sizes that the service needs but the load does not. Raises ValueError."""
+    """Check the vocabulary size and the maximum sequence length, which loading does not check.
+    Raises ValueError.
+    """
     if not 1 <= (folder.vocab_size or 0) <= _MAX_INT32:
         size = "no" if folder.vocab_size is None else f"{folder.vocab_size} as the"
         raise ValueError(f"{folder.path}: config.json gives {size} vocab_size")
@@ -121,7 +128,9 @@ def _check_sizes(folder: ModelFolder, config: TrtllmConfig) -> None:
 
 
 def _check_engine(folder: ModelFolder, config: TrtllmConfig) -> None:
-    """Raise ValueError if the engine was built for other sizes or cannot run here."""
+    """Raise ValueError if the engine was built for other sizes than the settings require, or the
+    installed TensorRT-LLM has no TensorRT backend.
+    """
     spec = importlib.util.find_spec("tensorrt_llm")
     places = spec.submodule_search_locations if spec is not None else None
     # If the package is missing, the executor reports what to install.
@@ -160,7 +169,9 @@ def _installed_version() -> str | None:
 
 
 def _check_adapters(settings: LoraSettings) -> None:
-    """Raise ValueError if an adapter is missing, too large, or adapts other layers."""
+    """Raise ValueError if an adapter cannot be read, has too high a rank, or, without
+    `lora_target_modules`, changes layers that the first adapter does not change.
+    """
     first: frozenset[str] | None = None
     for index, adapter in enumerate(settings.adapters):
         where = f"lora_config.adapters[{index}]"

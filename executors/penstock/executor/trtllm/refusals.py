@@ -1,9 +1,9 @@
-"""Classifies the engine's error texts: an invalid request, or a failed engine.
+"""Classifies the engine's error texts: an invalid request (refusal), or an error of the engine.
 
-Owns the phrases. The engine has one exception for everything, with different texts. Blaming the
-client wrongly hides an error of ours, so only known whole phrases count, and none in a text that
-names something a request cannot cause. A text may quote the request's constraint: words that
-indicate an engine error count only if the constraint does not contain them.
+The engine raises the same exception class for all errors, so known phrases are searched for in the
+text. A server error must not be reported as a client error: a text is a refusal only if it contains
+a known phrase and no word for an engine error such as "CUDA". A text may quote the request's
+constraint, so words for an engine error that the constraint contains are ignored.
 """
 
 import re
@@ -29,7 +29,7 @@ _REFUSALS: Final = re.compile(
     r"|guided decoding is not enabled",
     re.IGNORECASE,
 )
-# Names and texts of errors after which a CUDA context is lost.
+# Names and texts of errors that make a CUDA context unusable.
 _FATAL: Final = re.compile(
     r"cudaErrorIllegalAddress|cudaErrorLaunchFailure|cudaErrorAssert|cudaErrorECCUncorrectable"
     r"|device-side assert|illegal memory access|unspecified launch failure"
@@ -39,24 +39,34 @@ _FATAL: Final = re.compile(
 
 
 def is_refusal(message: str, quoted: str = "") -> bool:
-    """Return whether the text blames the request. `quoted`: what it may quote of the request."""
+    """Return whether the text reports an invalid request, an invalid constraint included. `quoted`:
+    the part of the request that the text may quote.
+    """
     if is_constraint_refusal(message, quoted):
         return True
     return _REFUSALS.search(message) is not None and not _has_own(_FAULTS, message, quoted)
 
 
 def is_constraint_refusal(message: str, quoted: str = "") -> bool:
-    """Return whether the text blames the request's constraint."""
+    """Return whether the text reports an invalid structured-output constraint.
+
+    `quoted`: the text of the constraint; matches inside it are ignored, because the message may
+    quote it.
+    """
     guided = _GUIDED.match(message)
     return guided is not None and not _has_own(_FAULTS, guided["rest"], quoted)
 
 
 def is_fatal(message: str, quoted: str = "") -> bool:
-    """Return whether the engine is lost, even if it still responds."""
+    """Return whether the text reports an error that makes the engine unusable, even if it still
+    responds. `quoted`: as in `is_constraint_refusal`.
+    """
     return _has_own(_FATAL, message, quoted)
 
 
 def _has_own(words: re.Pattern[str], message: str, quoted: str) -> bool:
-    """Return whether the engine itself used one of `words`: words of the request do not count."""
+    """Return whether `message` has a match of `words` that does not occur in `quoted`, ignoring
+    case.
+    """
     quoted = quoted.lower()
     return any(found[0].lower() not in quoted for found in words.finditer(message))

@@ -1,7 +1,8 @@
 """Converts a request to the arguments of `LLM.generate_async`.
 
-Owns every name and rule of the conversion; docs/tensorrt-llm-mapping.md documents them, and a test
-compares the two. Pure except for the counter in the cache salts of requests that share no blocks.
+docs/tensorrt-llm-mapping.md documents the rules, and a test compares it with this module. The only
+state that changes is a counter, which gives requests that share no cached blocks unique cache
+salts.
 """
 
 import inspect
@@ -29,25 +30,30 @@ from penstock.scheduler.request import CacheRetention, Constraint, ConstraintKin
 _NO_END_ID: Final = -1
 _FULL_TOP_P: Final = 0.9999
 _MAX_RETENTION_S: Final = 10 * 365 * 86_400.0
-"""A longer duration means forever: the engine's clock counts 64-bit nanoseconds."""
+"""A longer duration is treated as unlimited, because it could overflow the engine's clock (64-bit
+nanoseconds).
+"""
 _GUIDES: Final = {
     ConstraintKind.JSON_SCHEMA: (Feature.JSON_SCHEMA, "json"),
     ConstraintKind.REGEX: (Feature.REGEX, "regex"),
     ConstraintKind.GRAMMAR: (Feature.GRAMMAR, "grammar"),
     ConstraintKind.CHOICE: (Feature.CHOICE, "regex"),
 }
-"""The feature that each constraint kind needs, and its field in GuidedDecodingParams."""
+"""Constraint kind -> required feature, and field of GuidedDecodingParams."""
 
 
 class NotResumable(ValueError):
-    """The request is valid, but the engine cannot continue it in the middle of its output."""
+    """The request is valid, but has output already, so the engine cannot continue its
+    constraint.
+    """
 
 
 class RequestMapping:
-    """Converts requests for one engine.
+    """Converts the requests for one engine to arguments of `generate_async`.
 
-    Every call creates new objects, because the engine modifies its arguments. Raises ValueError
-    when the installed version lacks an argument that `config` needs, or a LoRA folder is missing.
+    Every call creates new objects, because the engine modifies its arguments. The constructor
+    raises ValueError if the installed version lacks an argument that `config` requires, or a LoRA
+    folder is missing.
     """
 
     def __init__(self, config: TrtllmConfig, package: Package, vocab_size: int) -> None:
@@ -68,11 +74,11 @@ class RequestMapping:
         """Return the keyword arguments for `generate_async`.
 
         `tokens` int32 [n]: all known tokens of the request, its prompt and any output from before a
-        preemption or a replay. Raises ValueError naming a field that the engine would refuse or
-        ignore.
+        preemption or a replay. Raises ValueError naming a field that the engine would reject or
+        ignore; NotResumable for a constrained request with output.
         """
         self._check_tokens(tokens)
-        # Earlier output is part of the prompt for the engine and output for us.
+        # Earlier output is part of the prompt for the engine.
         num_generated = len(tokens) - spec.num_original_prompt_tokens
         arguments: dict[str, Any] = {
             "inputs": tokens.tolist(),
@@ -92,7 +98,9 @@ class RequestMapping:
         return arguments
 
     def _check_tokens(self, tokens: NDArray[np.int32]) -> None:
-        """Check token ids: an empty list or an unknown id fails an assertion in the engine."""
+        """Raise ValueError for an empty list or a token id outside the vocabulary, which would fail
+        an assertion in the engine.
+        """
         if not len(tokens):
             raise ValueError("prompt_ids: must have at least one token")
         foreign = np.flatnonzero((tokens < 0) | (tokens >= self._vocab_size))
@@ -115,8 +123,8 @@ class RequestMapping:
             # The engine silently lowers max_tokens to fit; admission has checked that ours fits.
             "max_tokens": max_tokens,
             "seed": spec.sampling.seed,
-            # If it detokenised, the engine would search the text for stop strings and continue
-            # after a match. The front does both.
+            # The front-end process converts tokens to text and searches it for stop strings. With
+            # detokenisation, the engine would do so too, but continue after a match.
             "detokenize": False,
             "add_special_tokens": False,
         }
@@ -135,7 +143,9 @@ class RequestMapping:
         return params
 
     def _drawing(self, spec: RequestSpec) -> dict[str, Any]:
-        """Return all three sampling arguments: the engine treats unset ones as greedy."""
+        """Return temperature, top-p and top-k, and min-p if it is positive. The first three are
+        always set, because the engine decodes greedily without them.
+        """
         sampling = spec.sampling
         options: dict[str, Any] = {
             "temperature": sampling.temperature,
@@ -148,8 +158,10 @@ class RequestMapping:
         return options
 
     def _top_p(self, top_p: float) -> float:
-        """Return top-p; round values just below 1 to 1, with which later versions sample beyond the
-        vocabulary (NVIDIA issue #19485).
+        """Return top-p; for releases after 1.2, values just below 1 are rounded to 1.
+
+        With such values, these releases may sample token ids beyond the vocabulary (NVIDIA issue
+        #19485).
         """
         return 1.0 if self._package.is_later and top_p >= _FULL_TOP_P else top_p
 
@@ -183,7 +195,7 @@ class RequestMapping:
     def _embedding_bias(self, biases: tuple[tuple[int, float], ...]) -> Any:
         """Return float32 [vocab_size], the only form of a logit bias that the engine supports."""
         self._require(Feature.LOGIT_BIAS, "sampling.logit_bias")
-        # torch is a dependency of the engine; a request without bias does not need it.
+        # Imported here because requests without bias do not need torch.
         import torch
 
         dense = np.zeros(self._vocab_size, dtype=np.float32)
@@ -208,8 +220,9 @@ class RequestMapping:
         return guide
 
     def _cache_salt(self, spec: RequestSpec) -> str:
-        """Return the salt that decides which requests share blocks. A request without one gets a
-        unique salt that is not hexadecimal.
+        """Return the cache salt: only requests with the same salt share cached blocks. A request
+        without `hash_salt` gets a unique one, which cannot equal the hexadecimal text of a
+        `hash_salt`.
         """
         if spec.hash_salt:
             return spec.hash_salt.hex()
@@ -242,12 +255,14 @@ class RequestMapping:
 
 
 def _check_arguments(config: TrtllmConfig, package: Package) -> None:
-    """Raise ValueError if `generate_async` lacks an argument that keeps tenants' prompts apart or
-    that `config` needs; release 1.2 has them all, a later one may not.
+    """Raise ValueError if `generate_async` lacks an argument that every request needs, that
+    `config` requires, or that keeps tenants from sharing cached prompts.
+
+    Release 1.2 has all of them; a later release may not.
     """
     needed = {"inputs", "sampling_params", "streaming"}
     if config.kv_cache_config.enable_block_reuse:
-        # Without a salt, tenants would hit each other's prompts in the cache.
+        # Without a salt, tenants would share cached prompts.
         needed |= {"cache_salt", "kv_cache_retention_config"}
     if config.lora_config.adapters:
         needed.add("lora_request")
@@ -265,11 +280,11 @@ def _check_arguments(config: TrtllmConfig, package: Package) -> None:
 def _stops(stop_ids: tuple[int, ...], *, is_barred: bool) -> dict[str, Any]:
     """Return the arguments that end the output, by token ids only.
 
-    `end_id` is always given: without it, the engine would ask a tokenizer. It is the last stop id,
-    because the front appends a model's end-of-sequence ids to the request's own. Until `min_tokens`
-    is reached (`is_barred`), the engine gets only this id: the engine bars its `end_id` itself, but
-    would stop at the others too early. The scheduler checks every token anyway and, after
-    `min_tokens`, ends the request at any of the stop ids.
+    `end_id` is always set, because the engine would otherwise need a tokenizer. It is the last stop
+    id, because the front-end process appends a model's end-of-sequence ids to those of the request.
+    If the request has `min_tokens` left (`is_barred`), the engine gets only this id: it does not
+    stop at `end_id` before `min_tokens`, but would stop too early at the other ids. The scheduler
+    also checks every token, and ends the request at any stop id after `min_tokens`.
     """
     options: dict[str, Any] = {
         "end_id": stop_ids[-1] if stop_ids else _NO_END_ID,
@@ -284,7 +299,9 @@ def _stops(stop_ids: tuple[int, ...], *, is_barred: bool) -> dict[str, Any]:
 
 
 def _check_constrained(spec: RequestSpec, num_generated: int, min_tokens: int) -> None:
-    """Raise for a constrained request that the engine's grammar matcher would handle wrongly."""
+    """Raise NotResumable or ValueError for a constrained request that the engine would handle
+    wrongly: with earlier output, without stop ids, or with `min_tokens`.
+    """
     if num_generated:
         raise NotResumable(
             f"constraint: the engine would restart the constraint after {num_generated} tokens"

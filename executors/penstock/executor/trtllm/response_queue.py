@@ -1,7 +1,7 @@
-"""Passes the engine's responses from the loop's thread to the scheduler's thread.
+"""Passes the engine's responses from the event loop's thread to the scheduler's thread.
 
-There is one lock, one wake-up per iteration of the loop for all streams, and one error that ends
-the engine. Does not interpret responses.
+Takes the lock and wakes the scheduler's thread once per event loop iteration, for the responses of
+all requests together.
 """
 
 import asyncio
@@ -17,8 +17,9 @@ from penstock.executor.trtllm.submitted_request import SubmittedRequest
 from penstock.scheduler.executor import ExecutorDied
 
 _NUM_TURNS_BEHIND = 3
-"""Iterations of the loop by which responses may lag behind an iteration's statistics: the engine
-wakes the streams, the streams wake their tasks, and the tasks call `put`.
+"""Event loop iterations by which the responses of an engine iteration may arrive after its
+statistics: the engine wakes the result objects, these wake the tasks that read them, and the tasks
+call `put`.
 """
 
 
@@ -26,13 +27,18 @@ wakes the streams, the streams wake their tasks, and the tasks call `put`.
 class Response:
     """A response for one engine request: new tokens and, when `is_last`, how the request ended.
 
-    Not frozen, because there is one per request and step, and freezing triples the cost. It is not
-    modified after `put`.
+    Must not be modified after `put`. Not frozen, because one is created per request and step, and a
+    frozen dataclass takes three times as long to create.
 
-    `logprobs`: one entry per token where they were requested. `num_cached`: prompt tokens the
-    engine found in its cache, -1 when they were reported before. `failure`: why the request alone
-    failed; `is_refusal`: the request is invalid; `is_of_constraint`: its constraint is. `is_own`:
-    the response is ours and not the engine's.
+    Attributes:
+        logprobs: One entry per token, which maps token ids to log probabilities; None if they were
+            not requested.
+        num_cached: Prompt tokens that the engine found in its cache; -1 except in the request's
+            first response.
+        failure: Why this request failed; empty if it did not.
+        is_refusal: Whether it failed because the request is invalid.
+        is_of_constraint: Whether it failed because its constraint is invalid.
+        is_own: Whether the response was created by this executor, not by the engine.
     """
 
     submitted: SubmittedRequest
@@ -49,9 +55,11 @@ class Response:
 
 
 class ResponseQueue:
-    """Call `put`, `note` and `die` on the loop's thread, the others on the scheduler's.
+    """Passes responses between two threads. Call `put` and `note` on the event loop's thread, `die`
+    on any thread, the other methods on the scheduler's thread.
 
-    Statistics are delivered after all responses that they count, so the two can be compared.
+    Statistics of an engine iteration are delivered after the responses of that iteration, so the
+    two can be compared.
     """
 
     def __init__(self) -> None:
@@ -67,9 +75,9 @@ class ResponseQueue:
         self.ready_fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def put(self, response: Response, loop: asyncio.AbstractEventLoop) -> None:
-        """Pass a response on, together with all others of this iteration of the loop."""
+        """Queue a response, which is delivered with the others of this event loop iteration."""
         if not self._pending:
-            # Runs after every stream that this iteration woke has added its response.
+            # Runs after all streams that were woken in this iteration have added their responses.
             loop.call_soon(self._flush)
         self._pending.append(response)
 
@@ -79,7 +87,9 @@ class ResponseQueue:
         loop: asyncio.AbstractEventLoop,
         num_turns: int = _NUM_TURNS_BEHIND,
     ) -> None:
-        """Pass statistics on after all earlier responses; wake no thread."""
+        """Queue statistics for delivery after `num_turns` more event loop iterations, when the
+        responses of the same engine iteration have arrived. Does not wake the scheduler's thread.
+        """
         if num_turns:
             loop.call_soon(self.note, stats, loop, num_turns - 1)
             return
@@ -87,13 +97,17 @@ class ResponseQueue:
         loop.call_soon(self._flush)
 
     def die(self, error: BaseException) -> None:
-        """Record that the engine ended; keep the first error."""
+        """Record that the engine ended with this error, unless one is recorded already, and wake
+        the scheduler's thread.
+        """
         with self._lock:
             self._death = self._death or error
             self._wake()
 
     def take(self) -> list[Response]:
-        """Return all responses since the last call. Raises ExecutorDied if the engine has ended."""
+        """Return all responses since the last call. Raises ExecutorDied if the engine has ended or
+        after `close`.
+        """
         with self._lock:
             if self._is_closed:
                 raise ExecutorDied("the executor is closed")
@@ -108,12 +122,14 @@ class ResponseQueue:
             return news
 
     def take_stats(self) -> EngineStats | None:
-        """Return, once, the statistics noted before the last `take`."""
+        """Return the latest statistics delivered before the last `take`; None if there are none or
+        they were returned already.
+        """
         stats, self._taken_stats = self._taken_stats, None
         return stats
 
     def close(self) -> None:
-        """Accept no more responses. Idempotent."""
+        """Close the descriptors; `take` then raises ExecutorDied. Idempotent."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True

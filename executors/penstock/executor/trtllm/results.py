@@ -1,7 +1,8 @@
 """Converts responses to a `StepResult`.
 
-Several responses of one request become one row. Ends that the scheduler can detect from the tokens
-are reported anyway (the scheduler's own check takes precedence); unexpected ends are failures.
+All responses of one request are merged into one row. A stop or length end is reported even though
+the scheduler also detects it from the tokens (its own check takes precedence); any other end is a
+failure.
 """
 
 import logging
@@ -15,14 +16,16 @@ from penstock.executor.trtllm.response_queue import Response
 from penstock.scheduler.batch import SlotEnd, SlotFailure, StepResult, TokenLogprobs
 from penstock.scheduler.request import FinishReason
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MAX_WORDS_CHARS = 500
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 def result_of(news: Iterable[Response]) -> StepResult:
-    """Return the step result of these responses; responses without a slot are left out."""
+    """Return the step result for these responses, without those of requests that the scheduler has
+    released.
+    """
     rows: dict[int, list[Response]] = {}
     failures: list[SlotFailure] = []
     ends: list[SlotEnd] = []
@@ -69,9 +72,9 @@ def result_of(news: Iterable[Response]) -> StepResult:
 def _failure_of(response: Response) -> SlotFailure | None:
     detail = response.failure
     if detail and not response.is_own:
-        # The engine's text may quote the client's text: it is logged only if logs may contain such
-        # text.
-        log.debug(
+        # The engine's text may quote the client's text, which is logged only if the settings allow
+        # it.
+        logger.debug(
             "the engine's error text of a request",
             extra={
                 "request_id": response.submitted.spec.request_id,
@@ -95,7 +98,9 @@ def _failure_of(response: Response) -> SlotFailure | None:
 
 
 def _logprob_fault(response: Response) -> str:
-    """Return why the logprobs of a response cannot be reported, or an empty string."""
+    """Return what is wrong with the log probabilities of a response that must have them, or an
+    empty string.
+    """
     logprobs = response.logprobs
     if logprobs is None or len(logprobs) != len(response.tokens):
         if not response.tokens:
@@ -104,15 +109,15 @@ def _logprob_fault(response: Response) -> str:
         return f"the engine returned {count} log probabilities for {len(response.tokens)} tokens"
     for token, entry in zip(response.tokens, logprobs, strict=True):
         if token not in entry:
-            return "the engine left out the log probability of a token it chose"
+            return "the engine returned no log probability for a chosen token"
         if not _rank(entry, token):
-            return "the engine left out the rank of a log probability"
+            return "the engine returned a log probability without a rank"
     return ""
 
 
 def _logprobs_of(rows: Iterable[Sequence[Response]], tokens: Sequence[int]) -> TokenLogprobs | None:
-    """Return logprobs aligned with `tokens`, zeros for requests without them; None when no request
-    asks for them.
+    """Return log probabilities aligned with `tokens`; entries that a request did not ask for are 0,
+    their top ids -1. None if no request asks for log probabilities.
     """
     parts = [part for row in rows for part in row]
     widths = [part.submitted.num_logprobs for part in parts]
@@ -138,10 +143,12 @@ def _logprobs_of(rows: Iterable[Sequence[Response]], tokens: Sequence[int]) -> T
 
 
 def _rank(entry: Mapping[int, Logprob], token: int) -> int:
-    """Return the rank of the chosen token; 0 if the engine's entry does not show it."""
+    """Return the rank of a chosen token, from 1: the engine's, else computed from the other tokens
+    in `entry`; 0 if unknown.
+    """
     found = entry[token]
     if found.rank is not None:
         return found.rank
     num_better = sum(other.logprob > found.logprob for other in entry.values())
-    # The last of several entries may be present only because it was chosen.
+    # The last of several entries may have been added only because it was chosen.
     return 1 + num_better if num_better < max(1, len(entry) - 1) else 0

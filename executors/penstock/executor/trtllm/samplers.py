@@ -1,7 +1,8 @@
-"""Which options the engine's samplers honour, and which features this executor therefore offers.
+"""Determines which sampling options the engine supports, and so which features this executor
+offers.
 
-Owns this table. A sampler of TensorRT-LLM accepts every parameter and silently ignores those it
-lacks, so options that are not known to be honoured are not offered, and the front refuses them.
+A sampler of TensorRT-LLM accepts every parameter and silently ignores unsupported ones. So an
+option is offered only if it is known to work; requests with other options are rejected.
 """
 
 from collections.abc import Mapping
@@ -24,16 +25,14 @@ HONOURED: Final[Mapping[SamplerType, frozenset[SamplerPromise]]] = {
     # #17172) and min_p (PR #16590). Its check for early ends counts the prompt too, so that
     # min_tokens bars nothing.
     SamplerType.TORCH: frozenset(),
-    # The older sampler, in C++: honours all of these, though not together with speculative
-    # decoding, and has no log probabilities. Deprecated, removed in 1.4.
+    # The older C++ sampler: supports all of these, except with speculative decoding, but no log
+    # probabilities. Deprecated, removed in 1.4.
     SamplerType.TRTLLM: frozenset(SamplerPromise),
 }
-"""The options that each sampler honours in release 1.2, among those that samplers are known to
-ignore.
-"""
+"""For each sampler, the options in SamplerPromise that it supports in release 1.2."""
 
 GUIDED: Final[Mapping[GuidedDecodingBackend, frozenset[Feature]]] = {
-    # Reads GBNF, the dialect of the contract.
+    # Reads GBNF, the dialect of Penstock's API.
     GuidedDecodingBackend.XGRAMMAR: frozenset(
         {Feature.JSON_SCHEMA, Feature.REGEX, Feature.GRAMMAR, Feature.CHOICE}
     ),
@@ -52,10 +51,10 @@ _PROMISED: Final[Mapping[SamplerPromise, Feature]] = {
 
 
 def honoured_options(config: TrtllmConfig, package: Package) -> frozenset[SamplerPromise]:
-    """Return the options that the engine's sampler honours, by the table, by detection or by the
-    operator's setting.
+    """Return the options in SamplerPromise that the engine supports: by the table HONOURED, by
+    detection, or by the setting `sampler_honours`.
 
-    With speculative decoding only the setting counts: the drafting method decides whether
+    With speculative decoding only the setting counts: it depends on the drafting method whether
     accepted tokens follow a request's options.
     """
     asserted = frozenset(config.sampler_honours)
@@ -77,8 +76,8 @@ def offered_features(config: TrtllmConfig, package: Package) -> frozenset[Featur
     if not _draws_inside_model(config.speculative_config):
         features |= {Feature.LOGPROBS, Feature.LOGIT_BIAS}
     if package.runs_engines or config.sampler_type is SamplerType.TRTLLM:
-        # Aborted streams with them end the process of the first (NVIDIA issue #10810). The second
-        # returns the chosen token alone, and always as the most likely one.
+        # In the TensorRT backend, aborted streams with log probabilities end the process (NVIDIA
+        # issue #10810). TRTLLMSampler returns only the chosen token, always as the most likely one.
         features.discard(Feature.LOGPROBS)
     if config.guided_decoding_backend is not None:
         features |= GUIDED[config.guided_decoding_backend]
@@ -90,8 +89,8 @@ def offered_features(config: TrtllmConfig, package: Package) -> frozenset[Featur
 
 
 def _draws_inside_model(settings: SpeculativeSettings | None) -> bool:
-    """Return whether tokens are sampled inside the model's forward, where no sampler adds bias or
-    logprobs.
+    """Return whether tokens are sampled inside the model's forward pass, where logit bias and log
+    probabilities are not supported.
     """
     if settings is None:
         return False

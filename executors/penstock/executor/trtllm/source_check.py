@@ -1,13 +1,13 @@
-"""Compares the recorded facts about TensorRT-LLM with the source of one version, by syntax alone.
+"""Compares recorded facts about TensorRT-LLM's API with the source of one version.
 
-Owns the reading of the fact tables (`facts/`: line 1.2, and the differences of release candidates
-and 1.3) and of Python source. Imports nothing of the package, so that it runs over a checkout or an
-installed package without a GPU:
+Parses the source without importing it, so it works on a checkout or an installed package without a
+GPU. The fact tables in `facts/` cover release 1.2, and how its release candidates and 1.3 differ
+from it.
 
     python -m penstock.executor.trtllm.source_check --source DIR
 
-DIR contains `tensorrt_llm/`. The exit code is 1 when an entry that was verified in source differs
-there.
+DIR contains `tensorrt_llm/`. The exit code is 1 if an entry differs that was verified in the source
+of an earlier version.
 """
 
 import argparse
@@ -47,10 +47,12 @@ _FILES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "RequestError": ("executor/utils.py",),
 }
-"""The modules of classes; all other classes are settings."""
+"""For each class, the source files that may define it, relative to `tensorrt_llm`; all other
+classes are settings, in `_SETTINGS`.
+"""
 _SETTINGS: Final = ("llmapi/llm_args.py",)
 _OTHER_FOLDERS: Final = ("llmapi", "executor", ".")
-"""Other folders to search for a class."""
+"""Folders to search for a class that its usual files do not define."""
 _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "LLM": ("_TorchLLM", "BaseLLM", "LLM"),
     "RequestOutput": (
@@ -60,13 +62,13 @@ _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "GenerationResultBase",
     ),
 }
-"""The source classes that make up one class of the table; each also has the members of its bases in
-the same file.
+"""For a class of the table, the source classes whose members together form it. Members of base
+classes in the same file are included for every class.
 """
 _INHERITED: Final = {"model_fields"}
-"""Members that classes inherit from other packages."""
+"""Members that classes inherit from other packages, so that they are not in this source."""
 _NATIVE: Final = ("binding", "enum")
-"""Kinds of entries that Python source does not show."""
+"""Kinds of entries that are defined in native code and therefore not compared."""
 
 _MOST_SHOWN: Final = 10
 _FACTORY: Final = "a factory"
@@ -75,7 +77,9 @@ _REQUIRED: Final = "required"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One entry that differs in the source. `is_verified`: it was verified in some source."""
+    """One recorded entry that the source contradicts. `where`: its dotted name; `what`: the
+    difference; `is_verified`: the entry was verified in the source of some version.
+    """
 
     where: str
     what: str
@@ -87,7 +91,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceReport:
-    """The differences between a source tree and the table, and classes not found in the tree."""
+    """The differences between a source tree and a table of facts. `not_found`: the classes not
+    found in the tree. `generation`: the table's name; see `generation_of`.
+    """
 
     generation: str
     differences: tuple[Difference, ...]
@@ -95,12 +101,12 @@ class SourceReport:
 
     @property
     def is_as_recorded(self) -> bool:
-        """True when everything that was verified in some source is the same in this one."""
+        """True if no entry that was verified in the source of an earlier version differs."""
         return not any(each.is_verified for each in self.differences)
 
     @property
     def summary(self) -> str:
-        """A summary in one line."""
+        """One line with the generation, at most 10 differences, and the classes not found."""
         found = [f"as recorded of generation {self.generation}"]
         if self.differences:
             found = [f"not as recorded of generation {self.generation}"]
@@ -112,7 +118,9 @@ class SourceReport:
 
 
 def load_facts(generation: str = LINE) -> dict[str, Any]:
-    """Return a generation's table: that of release 1.2, overridden by its own entries."""
+    """Return the table of facts about TensorRT-LLM for `generation` (see `generation_of`): that of
+    release 1.2, with the changes of the generation's file applied.
+    """
     table = _table(LINE)
     if generation == LINE:
         return table
@@ -126,7 +134,10 @@ def load_facts(generation: str = LINE) -> dict[str, Any]:
 
 
 def generation_of(version: str) -> str:
-    """Return the generation that a version belongs to."""
+    """Return which table of facts applies to a version of TensorRT-LLM: "1.3" for releases after
+    1.2, "1.2rc" for release candidates 0 to 5 of 1.2 or earlier, else "1.2", also if the version
+    cannot be parsed.
+    """
     found = re.match(r"(\d+)\.(\d+)(?:\.\d+)?(rc[0-5]\b)?", version)
     if found is None:
         return LINE
@@ -136,9 +147,9 @@ def generation_of(version: str) -> str:
 
 
 def check_source(folder: Path, generation: str = "") -> SourceReport:
-    """Compare the package's source in `folder` (.../tensorrt_llm) with the table.
+    """Compare the package's source in `folder` (.../tensorrt_llm) with a table of facts.
 
-    `generation` "": the generation of the version given in the source.
+    `generation`: which table, see `generation_of`; "": the one for the version given in the source.
     """
     tree = _Tree(folder)
     generation = generation or generation_of(tree.version())
@@ -158,7 +169,9 @@ def check_source(folder: Path, generation: str = "") -> SourceReport:
 
 
 def check_installed() -> SourceReport | None:
-    """As `check_source`, for the installed package, which is not imported; None without one."""
+    """Same as `check_source` for the installed package, which is not imported; None if it is not
+    installed.
+    """
     spec = importlib.util.find_spec("tensorrt_llm")
     if spec is None or spec.origin is None:
         return None
@@ -187,7 +200,9 @@ def _merge(entry: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 class _Found:
-    """A class: its members and those of its bases in the same file. Defaults are literals."""
+    """The members of a class and of its bases in the same file. `fields`: default values, as
+    `_literal` returns them; `names`: all names of members and nested definitions.
+    """
 
     def __init__(self) -> None:
         self.fields: dict[str, object] = {}
@@ -195,7 +210,9 @@ class _Found:
         self.methods: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
 
     def add(self, node: ast.ClassDef) -> None:
-        """Add the members of `node`; members of a derived class take precedence."""
+        """Add the members of `node` that are not present yet; call it for a derived class before
+        its bases.
+        """
         for item in node.body:
             if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
                 self.names.add(item.target.id)
@@ -216,7 +233,7 @@ class _Found:
 
 
 class _Tree:
-    """Classes of a source tree, parsed on demand."""
+    """The classes of a source tree, parsed when needed. `folder`: .../tensorrt_llm."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -231,7 +248,7 @@ class _Tree:
         return LINE
 
     def find(self, name: str) -> _Found | None:
-        """Return the class with that name, including its parts; None when it is not found."""
+        """Return the members of a class and of its `_PARTS`; None if it is not found."""
         files = [self._folder / each for each in _FILES.get(name, _SETTINGS)]
         parts = _PARTS.get(name, (name,))
         for file in (*files, *self._others()):
@@ -297,7 +314,7 @@ def _method_differences(
             text = f"the default is {given[name]!r}, recorded {parameter['default']!r}"
             yield Difference(f"{where}({name})", text, parameter["verified"])
     if "is_coroutine" in fact and fact["is_coroutine"] != isinstance(method, ast.AsyncFunctionDef):
-        yield Difference(where, "is a coroutine in one and not in the other", fact["verified"])
+        yield Difference(where, "is a coroutine in only one of the two", fact["verified"])
 
 
 def _parameters(arguments: ast.arguments) -> dict[str, object]:
@@ -311,7 +328,9 @@ def _parameters(arguments: ast.arguments) -> dict[str, object]:
 
 
 def _literal(node: ast.expr | None) -> object:
-    """Return a default as in the table: a literal, `_REQUIRED`, `_FACTORY` or the last name."""
+    """Return a default value of the source in the form that the table of facts has: a literal,
+    `_REQUIRED`, `_FACTORY` or the last name of an expression.
+    """
     if node is None:
         return _REQUIRED
     if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].lower() == "field":
@@ -331,7 +350,9 @@ def _literal(node: ast.expr | None) -> object:
 
 
 def _product(node: ast.BinOp) -> object:
-    """Return the value of a size, which sources write as a product or power."""
+    """Return the value of a product or power of two integer literals, such as `2 * 1024`; for any
+    other expression, its source text.
+    """
     match node:
         case ast.BinOp(ast.Constant(int() as left), ast.Pow(), ast.Constant(int() as right)):
             return left ** min(right, 64)
@@ -351,7 +372,9 @@ def _is_same(recorded: object, real: object) -> bool:
 
 
 def main() -> int:
-    """Print the differences; return the exit code."""
+    """Run as a program: compare the source in --source, print the differences, and return the exit
+    code.
+    """
     parser = argparse.ArgumentParser(prog="source_check", description=__doc__)
     parser.add_argument("--source", type=Path, required=True, help="folder that has tensorrt_llm/")
     parser.add_argument("--generation", choices=_GENERATIONS, default="", help="default: its own")

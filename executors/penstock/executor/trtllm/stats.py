@@ -1,10 +1,10 @@
-"""The engine's own statistics: its limits after the start, its blocks while it runs.
+"""Reads the engine's iteration statistics, which contain its limits and its number of free KV cache
+blocks.
 
-Owns the reading of iteration statistics, for which the engine has had three interfaces. Before
-NVIDIA PR #9980 the engine pushes them to an iterator that belongs to the loop and ends after a
-pause. Since then they are fetched by RPC: first on the thread of the iterator's caller, one batch
-at a time, later without blocking the caller. `get_stats` is the same in both RPC versions, so it is
-called on a separate thread, and a slow engine cannot block the loop.
+Versions before NVIDIA PR #9980 push the statistics to an asynchronous iterator, which ends after a
+pause. Later versions fetch them by RPC; in some of these, the iterator blocks its caller, so the
+blocking method `get_stats` is called on a separate thread instead, where a slow engine cannot block
+the event loop.
 """
 
 import asyncio
@@ -17,19 +17,22 @@ from typing import Any, Final
 from penstock.executor.trtllm.api import Llm
 from penstock.executor.trtllm.loop_thread import in_worker
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _SILENCE_S: Final = 1.0
-"""How long one read waits for an iteration. Must not be 0: the engine's queue raises then."""
+"""How long one read waits for statistics, seconds. With 0, the read would raise if there are none.
+"""
 _LIMIT_S: Final = 10.0
-"""How long a read may take on its thread; a longer read is reported and still awaited."""
+"""Interval, in seconds, of warnings while `get_stats` does not return; it is still awaited."""
 _INTERVAL_S: Final = 0.2
-"""Time between two fetches; each returns all iterations since the last."""
+"""Seconds between two fetches; each fetch returns all iterations since the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Statistics of one iteration. `max_num_active` 0: the engine does not report it."""
+    """Statistics of one iteration: KV cache blocks, tokens per block, and the maximum number of
+    active requests (0: not reported).
+    """
 
     max_num_blocks: int
     free_num_blocks: int
@@ -38,12 +41,14 @@ class EngineStats:
 
     @property
     def num_used_blocks(self) -> int:
-        """Blocks that are neither free nor merely cached."""
+        """Number of blocks that requests use; blocks that are only cached count as free."""
         return self.max_num_blocks - self.free_num_blocks
 
 
 def read_stats(raw: Mapping[str, Any] | str) -> EngineStats | None:
-    """Read one iteration's statistics; return None if they do not include a KV cache."""
+    """Convert one iteration's statistics, a mapping or its JSON; return None if they lack those of
+    the KV cache.
+    """
     stats: Mapping[str, Any] = json.loads(raw) if isinstance(raw, str) else raw
     cache: Mapping[str, Any] = stats.get("kvCacheStats") or {}
     free_num_blocks = cache.get("freeNumBlocks")
@@ -58,10 +63,11 @@ def read_stats(raw: Mapping[str, Any] | str) -> EngineStats | None:
 
 
 class StatsPoller:
-    """The only reader of the engine's statistics, on the loop.
+    """Reads the engine's statistics on the event loop; an engine must have only one reader.
 
-    `note` is called with the statistics of every iteration that has some. `is_busy`: whether
-    requests are inside the engine, which runs no iterations without requests.
+    `note` is called with the statistics of every iteration that has those of the KV cache.
+    `is_busy` returns whether requests are inside the engine; without requests, the engine runs no
+    iterations.
     """
 
     def __init__(
@@ -74,21 +80,23 @@ class StatsPoller:
         self._stopping = asyncio.Event()
 
     def on_submit(self) -> None:
-        """Record that a request was submitted: the engine will run iterations."""
+        """Resume reading: a request was submitted or is about to be, so the engine will run
+        iterations.
+        """
         self._submitted.set()
 
     def stop(self) -> None:
-        """Record that a cancellation follows.
+        """Make `run` end after its current read; call it before cancelling the task of `run`.
 
-        The cancellation alone may not suffice: until Python 3.12, `asyncio.wait_for`, in which the
+        The cancellation alone may not suffice: before Python 3.12, `asyncio.wait_for`, in which the
         engine's iterator waits, loses a cancellation that arrives together with the awaited result.
         """
         self._stopping.set()
 
     async def run(self) -> None:
-        """Read until cancelled."""
+        """Read the engine's statistics until `stop` or cancellation."""
         is_fetched = _is_fetched(self._llm)
-        log.info("the engine's statistics are %s", "fetched by RPC" if is_fetched else "pushed")
+        logger.info("the engine's statistics are %s", "fetched by RPC" if is_fetched else "pushed")
         read = self._fetch if is_fetched else self._iterate
         while not self._stopping.is_set():
             await self._submitted.wait()
@@ -98,7 +106,9 @@ class StatsPoller:
                 pass
 
     async def _iterate(self) -> int:
-        """Read the engine's iterator to its end; return the number of iterations."""
+        """Read the engine's iterator until it ends after a pause; return the number of iterations
+        read, 0 after `stop`.
+        """
         loop = asyncio.get_running_loop()
         count, began_s = 0, loop.time()
         stats = self._llm.get_stats_async(_SILENCE_S)
@@ -107,7 +117,8 @@ class StatsPoller:
             count += 1
             if self._stopping.is_set():
                 return 0
-        # A pause ended the iterator. Without this call, only the next submission would restart it.
+        # The iterator ended because of a pause. Without this call, only the next submission would
+        # restart it.
         revive = getattr(stats, "mark_undone", None)
         if revive is not None:
             revive()
@@ -116,12 +127,14 @@ class StatsPoller:
         return count
 
     async def _fetch(self) -> int:
-        """Fetch one batch, on a thread; return the number of iterations in it."""
+        """Fetch the statistics of all iterations since the last call, on a thread, then pause;
+        return their number.
+        """
         fetching = asyncio.ensure_future(
             in_worker(lambda: self._llm.get_stats(_SILENCE_S), "trtllm statistics")
         )
         while not (await asyncio.wait([fetching], timeout=_LIMIT_S))[0]:
-            log.warning("the engine's statistics were not returned within %g s", _LIMIT_S)
+            logger.warning("the engine's statistics were not returned within %g s", _LIMIT_S)
         batch = fetching.result()
         for raw in batch:
             self._pass_on(raw)
@@ -135,6 +148,6 @@ class StatsPoller:
 
 
 def _is_fetched(llm: Llm) -> bool:
-    """Return whether `get_stats` is an RPC. There is no public way to detect it."""
+    """Return whether the statistics are fetched by RPC, which only a private attribute shows."""
     executor: Any = getattr(llm, "_executor", None)
     return getattr(executor, "rpc_client", None) is not None

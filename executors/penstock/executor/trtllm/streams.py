@@ -1,11 +1,9 @@
-"""The engine's side of the executor, on the event loop: submits requests, reads their responses,
-aborts them.
+"""Submits requests to the engine, reads their responses and aborts them, on the event loop.
 
-Owns the tasks, one per request inside the engine, and the workarounds for the engine's API. New
-tokens are sliced from cumulative ids. An exception out of an iteration is the last response of its
-request, and the end of the engine only if the engine is not healthy any more. An aborted request
-may never get a response, so the wait for it ends after a grace period. Everything here runs on the
-one event loop that also built the engine.
+One task per submitted request. Adapts the engine's API: the new tokens are the part of the output's
+ids that was not sent before; an exception while a response is read fails only that request, unless
+the engine is no longer healthy; an aborted request may never get a final response, so the wait for
+it is limited. All code runs on the event loop that built the engine.
 """
 
 import asyncio
@@ -22,21 +20,25 @@ from penstock.executor.trtllm.submitted_request import SubmittedRequest
 from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import Constraint
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MakeArguments = Callable[[SubmittedRequest], dict[str, Any]]
 ConstraintFault = Callable[[Constraint, str], Awaitable[str]]
-"""Returns why the engine must not get a tenant's constraint, or an empty string."""
+"""Called with a constraint and its tenant; returns why the constraint must not be submitted, or an
+empty string.
+"""
 
 
 def is_healthy(llm: Llm) -> bool:
-    """Return the result of the engine's own health check; there is no public method."""
+    """Return the result of the engine's own health check, for which there is no public method."""
     return llm._check_health()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """A request inside the engine. `result`: None while its constraint is checked."""
+    """A request that was handed to this module and has not ended. `result`: None while its
+    constraint is checked, before it is submitted.
+    """
 
     submitted: SubmittedRequest
     result: RequestOutput | None = None
@@ -46,7 +48,9 @@ class _Stream:
     grace: asyncio.TimerHandle | None = None
 
     def abort(self) -> None:
-        """Abort the request in the engine; once, and only while it runs."""
+        """Abort the request in the engine, if it was submitted and has not finished; later calls do
+        nothing.
+        """
         if not self.is_aborted and self.result is not None and not self.result.finished:
             self.result.abort()
         self.is_aborted = True
@@ -54,13 +58,15 @@ class _Stream:
 
 @dataclass(slots=True, eq=False)
 class Streams:
-    """The requests inside one engine.
+    """The requests that were submitted to one engine, or whose constraint is being checked, and
+    have not ended.
 
     `make_arguments` returns the arguments of `generate_async`, or raises ValueError.
-    `constraint_fault` returns why the engine must not get a constraint; None: no check.
-    `request_error`: the engine's exception for a single request. `abort_grace_s`: how long to wait
-    for the last response of an aborted request. `num_given_up`: number of aborted requests that got
-    none.
+    `constraint_fault` returns why a constraint must not be submitted; None: no check.
+    `request_error`: the engine's exception class for a failed request. `abort_grace_s`: how long to
+    wait for the last response of an aborted request, seconds. `on_submit` is called after each
+    submission. `num_given_up`: number of aborted requests whose last response did not arrive in
+    that time.
     """
 
     llm: Llm
@@ -82,7 +88,9 @@ class Streams:
     def carry_out(
         self, aborts: Sequence[SubmittedRequest], submits: Sequence[SubmittedRequest]
     ) -> None:
-        """Send one step's commands to the engine: aborts first, since they free resources."""
+        """Abort and then submit requests; aborts come first, since they free resources. An
+        unexpected exception is recorded as the end of the engine.
+        """
         try:
             for submitted in aborts:
                 self._abort(submitted)
@@ -92,7 +100,9 @@ class Streams:
             self.responses.die(error)
 
     async def close(self) -> None:
-        """Abort all remaining requests and return."""
+        """Abort all remaining requests, and wait until the tasks that read their responses have
+        ended.
+        """
         for stream in self._streams.values():
             if stream.task is not None:
                 stream.task.cancel()
@@ -121,14 +131,16 @@ class Streams:
         stream.task = self.loop.create_task(following)
 
     def _hand_over(self, stream: _Stream, arguments: dict[str, Any]) -> Response | None:
-        """Submit to the engine; return a response if the engine does not accept the request.
+        """Submit a request to the engine; return None if the engine accepts it, else the final
+        response to report for it.
 
-        Raises other errors of the engine; ExecutorDied when it is lost.
+        Raises ExecutorDied if the error text reports an unusable engine. Catches only
+        `request_error`, ValueError and TypeError.
         """
         try:
             stream.result = self.llm.generate_async(**arguments)
         except (self.request_error, ValueError, TypeError) as error:
-            # A TypeError is more likely our error than the request's.
+            # A TypeError is more likely a bug here than an error of the request.
             text, quoted = str(error), _quotable(stream)
             if is_fatal(text, quoted):
                 raise ExecutorDied(f"the engine is lost: {_first_line(text)}") from error
@@ -143,7 +155,7 @@ class Streams:
             return
         stream.abort()
         if stream.result is None:
-            # Its constraint is being checked or waits for its check; the request will not be
+            # Its constraint is being checked or waits to be checked; the request will not be
             # submitted.
             if stream.task is not None:
                 stream.task.cancel()
@@ -151,7 +163,7 @@ class Streams:
             stream.grace = self.loop.call_later(self.abort_grace_s, self._give_up, stream)
 
     def _give_up(self, stream: _Stream) -> None:
-        # The request most likely waited in the engine's own queue: then its abort gets no response.
+        # The request was most likely in the engine's queue, where an abort gets no response.
         self.num_given_up += 1
         if stream.task is not None:
             stream.task.cancel()
@@ -159,7 +171,9 @@ class Streams:
     async def _follow_checked(
         self, stream: _Stream, arguments: dict[str, Any], fault_of: ConstraintFault
     ) -> None:
-        """Submit the request once its constraint has passed the check, and read its responses."""
+        """Check the constraint; if it passes, submit the request and read its responses, else
+        report the failure.
+        """
         submitted = stream.submitted
         assert submitted.spec.constraint is not None
         last: Response | None = _refused(
@@ -172,7 +186,7 @@ class Streams:
             elif not stream.is_aborted:
                 last = self._hand_over(stream, arguments)
         except asyncio.CancelledError:
-            log.debug("aborted while a constraint was checked")
+            logger.debug("aborted while a constraint was checked")
         except Exception as error:
             self.responses.die(error)
         if last is None:
@@ -203,7 +217,9 @@ class Streams:
             self._put(last)
 
     def _failed(self, stream: _Stream, text: str) -> Response:
-        """Return the last response of a request that the engine failed."""
+        """Return the final response of a request for which the engine raised an error with this
+        text; if the error is fatal, also record the end of the engine.
+        """
         quoted = _quotable(stream)
         if is_fatal(text, quoted):
             self.responses.die(ExecutorDied(f"the engine is lost: {_first_line(text)}"))
@@ -218,18 +234,23 @@ class Streams:
         )
 
     def _is_alive_after(self, error: Exception) -> bool:
-        """Return whether the engine is alive after an exception: an assertion about one result is
-        raised in the same way as the engine's end.
+        """Return whether the engine still works after `error` was raised while a response was read;
+        log the error.
+
+        The exception alone does not show it: a failed assertion about one result is raised in the
+        same way as an error that ends the engine.
         """
         try:
             is_alive = is_healthy(self.llm) and not is_fatal(str(error))
         except Exception:
             is_alive = False
-        log.warning("a result of the engine raised; healthy: %s", is_alive, exc_info=error)
+        logger.warning("a result of the engine raised; healthy: %s", is_alive, exc_info=error)
         return is_alive
 
     async def _read(self, stream: _Stream) -> Response:
-        """Pass tokens on until the request ends; return the last response."""
+        """Queue the responses of a request until it ends; return the last one, which is not queued
+        yet. Tokens of an aborted request are dropped.
+        """
         submitted = stream.submitted
         wants_logprobs = submitted.num_logprobs >= 0
         num_sent = 0
@@ -260,7 +281,9 @@ class Streams:
 def _refused(
     submitted: SubmittedRequest, failure: str, *, is_refusal: bool, is_of_constraint: bool = False
 ) -> Response:
-    """Return the only response of a request that was not submitted."""
+    """Return the only response of a request that was not submitted or that the engine rejected at
+    submission.
+    """
     return Response(
         submitted,
         is_last=True,
@@ -272,7 +295,9 @@ def _refused(
 
 
 def _quotable(stream: _Stream) -> str:
-    """Return the part of the request that an error's text may quote."""
+    """Return the client's text that an engine error may quote: the texts of the constraint, or ""
+    without one.
+    """
     constraint = stream.submitted.spec.constraint
     return "" if constraint is None else "\n".join(constraint.texts)
 
@@ -283,8 +308,8 @@ def _first_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _ChosenLogprob:
-    """The log probability of the chosen token only, for engines that return plain numbers: rank 0
-    means unknown.
+    """The log probability of the chosen token only, for engines that return plain numbers. Rank 0:
+    unknown.
     """
 
     logprob: float
@@ -294,7 +319,9 @@ class _ChosenLogprob:
 def _cut(
     sequence: CompletionOutput, start: int, tokens: Sequence[int]
 ) -> Sequence[Mapping[int, Logprob]]:
-    """Return the log probabilities of `tokens`, which start at `start`."""
+    """Return the log probabilities of `tokens`, which begin at index `start` of the sequence; fewer
+    entries if the engine has not returned all.
+    """
     found: Sequence[Mapping[int, Logprob] | float] = sequence.logprobs or ()
     return [
         entry if isinstance(entry, Mapping) else {token: _ChosenLogprob(entry)}

@@ -1,4 +1,6 @@
-"""A request submitted to the engine, shared by both threads: each field has one writer."""
+"""A request for the engine, shared by the scheduler's thread and the event loop's thread. Only
+`slot` changes.
+"""
 
 from dataclasses import dataclass, field
 
@@ -12,9 +14,11 @@ from penstock.scheduler.request import RequestSpec
 class SubmittedRequest:
     """A request, from its admission until the engine has released it.
 
-    Fixed: `spec`, `tokens` int32 [n] (all tokens known at admission), `num_blocks` (the maximum it
-    may hold), `num_cached` (prompt tokens that the page mirror expects to be reused). The
-    scheduler's thread writes `slot`, -1 once it is released.
+    Constant fields: `spec`; `tokens` int32 [n], the prompt and any earlier output; `num_blocks`,
+    the KV cache blocks that the request needs at its maximum length; `num_cached`, the prompt
+    tokens that the scheduler expects the engine to find in its cache; `num_logprobs`, negative if
+    log probabilities were not requested. The scheduler's thread sets `slot` to -1 when it releases
+    the slot.
     """
 
     spec: RequestSpec

@@ -1,9 +1,9 @@
 """Detects an engine that died silently, a request that the engine lost, and an engine that fails
 every request.
 
-Owns the time since the engine's last response, overall and per request. Only the engine's own
-responses count, never ours (an abort that was given up, a request refused before it was submitted):
-otherwise a dead engine would never be detected in a service whose clients give up soon.
+Measures the time since the engine's last response, overall and per request. Responses that this
+executor created itself (for an abort without response, or a request rejected before submission) do
+not count; otherwise a dead engine would not be detected if clients cancel early.
 """
 
 from collections.abc import Iterable
@@ -18,9 +18,10 @@ _SEARCH_INTERVAL_S = 1.0
 class Watchdog:
     """Watches one engine; times are seconds on the caller's clock.
 
-    `timeout_s`: how long the engine may return no response, overall and to each request.
-    `max_failures_in_row`: how many requests in a row may fail for reasons that are not theirs, with
-    no token of any request in between.
+    `timeout_s`: how long the engine may return no response to any request, and how long it may
+    return none to a single one. `max_failures_in_row`: the engine is considered dead after this
+    many failed requests without a token of any request in between; failures caused by the request
+    itself do not count.
     """
 
     def __init__(self, *, timeout_s: float, max_failures_in_row: int, now_s: float) -> None:
@@ -33,7 +34,7 @@ class Watchdog:
         self._num_failures_in_row = 0
 
     def watch(self, requests: Iterable[SubmittedRequest], now_s: float) -> None:
-        """Expect responses for submitted requests from now on."""
+        """Expect responses to these requests, which are being submitted, from now on."""
         self._count_silence(now_s)
         self._silent_since_s.update((submitted, now_s) for submitted in requests)
 
@@ -43,13 +44,15 @@ class Watchdog:
         self._silent_since_s.pop(submitted, None)
 
     def on_responses(self, responses: Iterable[Response], now_s: float) -> None:
-        """Record the responses received."""
+        """Record responses: restart the timers of their requests and the overall one, and count
+        failures in a row.
+        """
         for response in responses:
             if response.is_last:
                 self._silent_since_s.pop(response.submitted, None)
             if response.is_own:
                 if response.is_of_constraint and not self._silent_since_s:
-                    # Its constraint was checked before submission; the engine owes no response now.
+                    # Rejected before submission, so no response of the engine is due.
                     self._silence_s = 0.0
                 continue
             self._silence_s = 0.0
@@ -62,9 +65,11 @@ class Watchdog:
                 self._num_failures_in_row += 1
 
     def check(self, now_s: float) -> list[SubmittedRequest]:
-        """Return the requests that the engine has lost, each once.
+        """Return the requests without a response for `timeout_s`, each once; searches for them at
+        most once a second.
 
-        Raises ExecutorDied when the engine owes responses and returns none, or fails every request.
+        Raises ExecutorDied if responses are due and the engine returns none for `timeout_s`, or if
+        `max_failures_in_row` requests have failed in a row.
         """
         self._count_silence(now_s)
         if self._silence_s > self._timeout_s:
@@ -73,9 +78,7 @@ class Watchdog:
                 f" {len(self._silent_since_s)} requests inside"
             )
         if self._num_failures_in_row >= self._max_failures_in_row:
-            raise ExecutorDied(
-                f"the engine failed {self._num_failures_in_row} requests one after another"
-            )
+            raise ExecutorDied(f"the engine failed {self._num_failures_in_row} requests in a row")
         if now_s < self._next_search_s:
             return []
         self._next_search_s = now_s + _SEARCH_INTERVAL_S

@@ -1,7 +1,7 @@
-"""The deployment: every replica owns one Penstock service and relays calls from Serve to it.
+"""The deployment: each replica owns one Penstock service and relays calls from Serve to it.
 
-Owns what Serve calls: one method per RPC, health, load, shutdown. The only module, except
-`ending_carrier`, that depends on Ray.
+Implements the methods that Serve calls: one per RPC, health, load, shutdown. This module and
+`ending_carrier` are the only ones that depend on Ray.
 """
 
 # Ray is installed by an extra, and is only partly typed.
@@ -19,13 +19,18 @@ import grpc
 import ray
 from ray import serve
 
-from penstock.gateway.ray.ending_carrier import EndingCarrier, RawMessage, Way, way_of_endings
+from penstock.gateway.ray.ending_carrier import (
+    EndingCarrier,
+    EndingMethod,
+    RawMessage,
+    ending_method,
+)
 from penstock.gateway.ray.load import LoadGauge
 from penstock.gateway.ray.methods import METHODS, Method
 from penstock.gateway.ray.relay import Answer, Ending, Pairs, Relay, passed_on
-from penstock.gateway.ray.service import OwnService, Settings, settings_of
+from penstock.gateway.ray.service import ReplicaService, Settings, settings_of
 
-log = logging.getLogger("ray.serve")
+logger = logging.getLogger("ray.serve")
 _CANCEL = METHODS["Cancel"]
 _BROADCAST_TIMEOUT_S = 5.0
 
@@ -34,37 +39,41 @@ REPLICA_TRAILER = "penstock-replica"
 
 DEPLOYMENT: dict[str, Any] = {
     "name": "Penstock",
-    # Requests queue in the engine, which orders them by urgency and refuses with details.
+    # Requests queue in the engine, which orders them by urgency and rejects them with details.
     "max_ongoing_requests": 1000,
     "health_check_period_s": 5.0,
-    # Includes the end of streams, and then the shutdown of the service.
+    # This includes the end of streams and the shutdown of the service.
     "graceful_shutdown_timeout_s": 120.0,
 }
 """Defaults of the deployment; a config file may set other values."""
 
 
 class PenstockReplica:
-    """One service behind Serve's ingress. For each RPC a method with its name is added below."""
+    """One service behind Serve's ingress. `_give_methods` adds a method for each RPC, with its
+    name."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._service = OwnService(settings.serve_options, start_timeout_s=settings.start_timeout_s)
-        log.info("penstock serve is process %d, on %s", self._service.pid, self._service.address)
+        self._service = ReplicaService(
+            settings.serve_options, start_timeout_s=settings.start_timeout_s
+        )
+        logger.info("penstock serve is process %d, on %s", self._service.pid, self._service.address)
         self.relay = Relay(self._service.address)
         self._gauge = LoadGauge(self._service.operations)
 
     def check_health(self) -> None:
-        """Raise ServiceFailed if the service has ended: Serve, which calls this, then replaces the
-        replica.
-        """
+        """Raise ReplicaServiceFailed if the service has ended. Serve calls this, and then
+        replaces the replica."""
         self._service.check()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the input of `QueueTimePolicy`; called by Serve."""
+        """Return the load of the service, from which `QueueTimePolicy` computes the number of
+        replicas. Called by Serve. Raises grpc.aio.AioRpcError if the service does not respond."""
         return (await self._gauge.read()).figures()
 
     async def Cancel(self, data: bytes, grpc_context: Any) -> RawMessage:
-        """Cancel a request on the replica that has it; any replica may receive the call."""
+        """Cancel a request on the replica that has it. Any replica may receive the call: it tries
+        its own service first, and all replicas if that does not have the request."""
         metadata = passed_on(grpc_context.invocation_metadata())
         answer = await self.relay.unary(_CANCEL, data, metadata)
         if answer.ending.code is grpc.StatusCode.NOT_FOUND:
@@ -72,11 +81,13 @@ class PenstockReplica:
         return _handed_over(answer, grpc_context)
 
     async def cancel_here(self, data: bytes, metadata: Pairs) -> Answer:
-        """Cancel on behalf of another replica."""
+        """Cancel a request of this replica and return the result. Called by the replica that
+        received the call."""
         return await self.relay.unary(_CANCEL, data, metadata)
 
     def about(self) -> dict[str, str | int]:
-        """Return the location of this replica, for operators: `handle.broadcast("about")`."""
+        """Return the node, processes and addresses of this replica, for operators:
+        `handle.broadcast("about")`."""
         return {
             "replica": serve.get_replica_context().replica_id.unique_id,
             "node": ray.get_runtime_context().get_node_id(),
@@ -87,11 +98,10 @@ class PenstockReplica:
         }
 
     async def __del__(self) -> None:
-        """Drain the service; called by Serve when no calls are left, or too little time for
-        them.
-        """
+        """Drain the service. Called by Serve when the replica stops: when no calls are open, or
+        when the time for them has expired."""
         if not hasattr(self, "_gauge"):
-            return  # it never started
+            return  # The service has never started.
         await asyncio.to_thread(self._service.drain, self._settings.stop_timeout_s)
         await self._gauge.close()
         await self.relay.close()
@@ -100,7 +110,7 @@ class PenstockReplica:
         context = serve.get_replica_context()
         handle = serve.get_deployment_handle(context.deployment, context.app_name)
         asked = handle.broadcast("cancel_here", data, metadata)
-        # A replica that dies meanwhile has nothing left to cancel; other replicas may.
+        # A replica that dies meanwhile has no requests to cancel, but other replicas may have some.
         told: list[Answer | BaseException] = await asked.results_async(
             timeout_s=_BROADCAST_TIMEOUT_S, return_exceptions=True
         )
@@ -129,12 +139,12 @@ def _stream(method: Method) -> Any:
     return relayed
 
 
-def _dialogue(method: Method) -> Any:
+def _bidirectional(method: Method) -> Any:
     async def relayed(
         self: PenstockReplica, requests: AsyncIterator[bytes], grpc_context: Any
     ) -> AsyncGenerator[RawMessage | EndingCarrier]:
         metadata = passed_on(grpc_context.invocation_metadata())
-        items = self.relay.dialogue(method, requests, metadata)
+        items = self.relay.bidirectional(method, requests, metadata)
         async with contextlib.aclosing(_items_handed_over(items, grpc_context)) as handed_over:
             async for item in handed_over:
                 yield item
@@ -143,7 +153,7 @@ def _dialogue(method: Method) -> Any:
 
 
 def _handed_over(answer: Answer, grpc_context: Any) -> RawMessage:
-    _tell(answer.ending, grpc_context)
+    _set_status(answer.ending, grpc_context)
     return RawMessage(answer.data)
 
 
@@ -155,15 +165,15 @@ async def _items_handed_over(
             if isinstance(item, bytes):
                 yield RawMessage(item)
                 continue
-            _tell(item, grpc_context)
-            way = way_of_endings()
-            if way is Way.CARRIER:
+            _set_status(item, grpc_context)
+            method = ending_method()
+            if method is EndingMethod.CARRIER:
                 yield EndingCarrier(item.code, item.message)
-            elif way is Way.EXCEPTION and item.code is not grpc.StatusCode.OK:
-                raise RuntimeError(item.message)  # Serve takes the status from the context
+            elif method is EndingMethod.EXCEPTION and item.code is not grpc.StatusCode.OK:
+                raise RuntimeError(item.message)  # Serve takes the status from the context.
 
 
-def _tell(ending: Ending, grpc_context: Any) -> None:
+def _set_status(ending: Ending, grpc_context: Any) -> None:
     replica = serve.get_replica_context().replica_id.unique_id
     grpc_context.set_trailing_metadata([*ending.trailers, (REPLICA_TRAILER, replica)])
     if ending.code is not grpc.StatusCode.OK:
@@ -172,7 +182,7 @@ def _tell(ending: Ending, grpc_context: Any) -> None:
 
 
 def _give_methods() -> None:
-    makers = {(False, False): _unary, (False, True): _stream, (True, True): _dialogue}
+    makers = {(False, False): _unary, (False, True): _stream, (True, True): _bidirectional}
     for method in METHODS.values():
         if not hasattr(PenstockReplica, method.name):
             relayed = makers[method.is_request_stream, method.is_response_stream](method)
@@ -187,8 +197,9 @@ _give_methods()
 def build(args: dict[str, Any], **options: Any) -> Any:
     """Return the application, for `import_path: penstock.gateway.ray.app:build`.
 
-    `args`: see `Settings`. `options`: Serve's options of the deployment, for code that calls this;
-    a config file has them under `deployments`. Raises ValueError naming an invalid argument.
+    See `Settings` for `args`. `options` are Serve's options of the deployment, for callers in
+    Python; in a config file they are under `deployments`. Raises ValueError, which names an invalid
+    argument.
     """
     deployment = serve.deployment(PenstockReplica).options(**{**DEPLOYMENT, **options})
     return deployment.bind(settings_of(args))

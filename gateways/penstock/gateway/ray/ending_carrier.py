@@ -1,15 +1,15 @@
-"""Carries the end of a call, with its trailers, from a replica to the caller.
+"""Sends the end of a call, with its trailers, from a replica to the caller.
 
-Owns the values that a method passes to Serve in place of protobuf messages, and how an end is sent.
-Serve calls `SerializeToString` on every value that a method yields.
+Defines the values that a method passes to Serve instead of protobuf messages. Serve calls
+`SerializeToString` on each value that a method yields.
 
 If the replica itself is the ingress (`RAY_SERVE_ENABLE_HA_PROXY`), the status that a method sets on
 its context is sent when the method returns. If Serve's proxy is in between, the context is sent
-only together with a message: Serve's public ways to fail a stream either drop the trailers, which
-have the google.rpc details (an exception), or send the caller one message too many (a yield). The
-proxy also accepts an object of its class `ResponseStatus` in place of a message as the end,
-including the context, but Serve does not guarantee this. If a release has no such class, failed
-streams keep only their status and their message; a test on a real cluster detects this.
+only together with a message. Serve has two public ways to end a failed stream: an exception, which
+drops the trailers with the google.rpc details, and one more message, which the caller would receive
+too. The proxy also accepts an object of its private class `ResponseStatus` instead of a message: it
+ends the stream and sends the context, but Serve does not guarantee this. If a release has no such
+class, failed streams have only their status and message; a test on a real cluster detects this.
 """
 
 import enum
@@ -17,8 +17,14 @@ import importlib
 from typing import Any
 
 
-class Way(enum.Enum):
-    """How the end of a stream is sent; the first two also send what was set on the context."""
+class EndingMethod(enum.Enum):
+    """How the end of a stream is sent.
+
+    Attributes:
+        RETURN: The method returns.
+        CARRIER: The method yields an `EndingCarrier`.
+        EXCEPTION: The method raises an exception, which drops the trailers.
+    """
 
     RETURN = enum.auto()
     CARRIER = enum.auto()
@@ -26,7 +32,7 @@ class Way(enum.Enum):
 
 
 class RawMessage:
-    """A message that is already serialised."""
+    """A serialised message, which Serve accepts like a protobuf message."""
 
     __slots__ = ("_data",)
 
@@ -34,12 +40,13 @@ class RawMessage:
         self._data = data
 
     def SerializeToString(self) -> bytes:  # noqa: N802 - the name that Serve calls
-        """Return the message."""
+        """Return the serialised message unchanged. Called by Serve."""
         return self._data
 
 
 class EndingCarrier:
-    """The end of a stream as its last item, for `Way.CARRIER`."""
+    """The end of a stream, passed to Serve as the last item of the stream
+    (`EndingMethod.CARRIER`)."""
 
     __slots__ = ("_code", "_message")
 
@@ -48,22 +55,23 @@ class EndingCarrier:
         self._message = message
 
     def SerializeToString(self) -> Any:  # noqa: N802 - the name that Serve calls
-        """Return the object that the proxy accepts as the end."""
+        """Return Serve's private `ResponseStatus`, which its proxy accepts as the end of a stream.
+        Called by Serve."""
         return _private("proxy_request_response", "ResponseStatus")(
             code=self._code, message=self._message
         )
 
 
-def way_of_endings() -> Way:
-    """Return how the installed version of Ray reports the end of a stream."""
+def ending_method() -> EndingMethod:
+    """Return how the end of a stream must be sent with the installed version of Ray."""
     if _private("constants", "RAY_SERVE_ENABLE_DIRECT_INGRESS"):
-        return Way.RETURN
+        return EndingMethod.RETURN
     is_there = _private("proxy_request_response", "ResponseStatus") is not None
-    return Way.CARRIER if is_there else Way.EXCEPTION
+    return EndingMethod.CARRIER if is_there else EndingMethod.EXCEPTION
 
 
 def _private(module: str, name: str) -> Any:
-    """Return a private attribute of Serve; None if this release lacks it."""
+    """Return a private attribute of Serve; None if this release does not have it."""
     try:
         return getattr(importlib.import_module(f"ray.serve._private.{module}"), name, None)
     except ImportError:

@@ -1,7 +1,8 @@
 """Runs a program that is killed when its parent dies: `python leash.py PROGRAM ...`.
 
-Ray ends a replica with SIGKILL, which cannot be forwarded. So the kernel kills the program, and the
-supervisor's children end with the supervisor.
+Ray may end a replica with SIGKILL, which a process cannot forward to its children. Therefore this
+program requests the kernel (PR_SET_PDEATHSIG) to kill `penstock serve`, whose child processes end
+with it.
 """
 
 import ctypes
@@ -13,7 +14,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Replace this process with the program. Linux only, like this whole module."""
+    """Replace this process with the program (Linux only). Exits with an error if the parent process
+    has already ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() == 1:
         sys.exit("leash: the parent process is gone")

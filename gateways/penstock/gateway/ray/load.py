@@ -1,6 +1,6 @@
 """The load of a replica's service.
 
-Owns the query and the figures used for scaling. Independent of how they are used.
+Queries the service for the figures on which scaling is based.
 """
 
 from dataclasses import asdict, dataclass
@@ -17,20 +17,25 @@ _TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLoad:
-    """`queue_time_s`: the predicted wait of a request that arrives now. `busy_share`: how full
-    the running batch is, from 0 to 1. `num_pending`: requests in the queue."""
+    """The load of one replica.
+
+    `queue_time_s` is the predicted wait of a request that arrives now, in seconds. `busy_share` is
+    the used share of the running batch, from 0 to 1. `num_pending` is the number of requests in the
+    queue.
+    """
 
     queue_time_s: float
     busy_share: float
     num_pending: int
 
     def figures(self) -> dict[str, float]:
-        """Return the figures by the names that Serve uses."""
+        """Return the figures by name, in the form that Serve receives."""
         return asdict(self)
 
 
 class LoadGauge:
-    """Queries the operations service at `address`. Create it on its event loop."""
+    """Queries the operations service at `address`. Must be created on the event loop that uses
+    it."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.aio.insecure_channel(address)
@@ -50,8 +55,8 @@ def load_of(stats: stats_pb2.ServerStats) -> ReplicaLoad:
     """Return the maximum queue time and busy share over all models, and the sum of pending
     requests.
 
-    Without a prediction (no request has ended yet) the queue time is the median wait of the last
-    minute, zero if no request waited.
+    Without a prediction (no request has ended yet), the queue time of a model is the median of the
+    last minute; 0 if that is unknown too.
     """
     loads = [_model_load(model) for model in stats.models]
     return ReplicaLoad(

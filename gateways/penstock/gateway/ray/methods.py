@@ -1,7 +1,7 @@
-"""The calls that pass through Serve: the contract's services, and the health of a service.
+"""The calls that Serve relays: those of Penstock's services, and those of gRPC health checking.
 
-Owns their table, and the function by which Serve's proxies register them. Messages are never parsed
-here: they pass as bytes, so that the service refuses malformed ones, as without Serve.
+Contains their table, and the function with which Serve's proxies register them. Messages are passed
+as bytes and are not parsed here, so that the service rejects malformed messages, as without Serve.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,15 @@ _SERVICES = (
     model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
 )
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
-# A Watch never ends by itself, so each would delay the end of a replica. Clients that watch
-# take UNIMPLEMENTED for healthy, as the protocol requires.
+# A Watch never ends by itself, so each would delay the end of a replica. Clients that watch treat
+# UNIMPLEMENTED as healthy, as the protocol requires.
 _HEALTH_METHODS = ("Check",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """One RPC: `path` is "/package.Service/Name". Serve finds the deployment's method by `name`."""
+    """One RPC. Serve finds the method of the deployment by `name`; `service` is
+    "package.Service"."""
 
     service: str
     name: str
@@ -38,7 +39,7 @@ class Method:
 
 
 def _methods() -> dict[str, Method]:
-    # Descriptors of one kind, under two names for those who read types.
+    # Both have the same type at run time, which type checkers cannot infer.
     found: tuple[Any, ...] = (
         *(method for service in _SERVICES for method in service.methods),
         *(method for method in _HEALTH.methods if method.name in _HEALTH_METHODS),
@@ -55,15 +56,16 @@ def _methods() -> dict[str, Method]:
 
 
 METHODS = _methods()
-"""Methods by name. No two services have methods of the same name, which Serve could not
-distinguish.
-"""
+"""Methods by name. No two services have methods with the same name, because Serve could not
+distinguish them."""
 
 
 def add_penstock_to_server(servicer: object, server: grpc.Server) -> None:
-    """Register every method, without parsing its messages; named by `grpc_servicer_functions`.
+    """Register all methods, without parsing their messages. Named in Serve's
+    `grpc_servicer_functions`.
 
-    Serve replaces the behaviour of `servicer`, which is therefore never called.
+    Serve passes a placeholder as `servicer` and replaces the handlers, so its methods are never
+    called.
     """
     for service in sorted({method.service for method in METHODS.values()}):
         handlers = {

@@ -1,7 +1,7 @@
-"""Relays a replica's calls to the replica's own service.
+"""Relays the calls of a replica to its service.
 
-Owns what is relayed: messages as bytes, metadata, cancellation, and how the call ended, with its
-trailers. Independent of Serve and of the content of messages.
+Relays messages as bytes, metadata, cancellation, and the end of the call with its trailers. Does
+not use Serve and does not parse messages.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from penstock.gateway.ray.methods import Method
 
 Pairs: TypeAlias = "tuple[tuple[str, str | bytes], ...]"
 
-# Metadata for Serve, or about the connection to Serve, of no use to the service.
+# Metadata that is meant for Serve, or concerns the connection to Serve.
 _NOT_PASSED = frozenset(
     {"application", "multiplexed_model_id", "request_id", "session_id", "user-agent", "te"}
 )
@@ -32,7 +32,10 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a call ended. `trailers` includes its headers, which Serve cannot send."""
+    """The end of a call.
+
+    `trailers` has the headers of the call and its trailers, because Serve cannot send headers.
+    """
 
     code: grpc.StatusCode
     message: str
@@ -41,14 +44,16 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The result of a unary call: its message, empty if it failed, and its end."""
+    """The result of a unary call: the response, which is empty if the call failed, and the
+    status."""
 
     data: bytes
     ending: Ending
 
 
 def passed_on(metadata: Iterable[tuple[str, str | bytes]]) -> Pairs:
-    """Return the part of a caller's metadata that is passed to the service."""
+    """Return the caller's metadata for the service: without the entries for Serve, gRPC and
+    HTTP/2."""
     return tuple(
         (key, value)
         for key, value in metadata
@@ -57,18 +62,19 @@ def passed_on(metadata: Iterable[tuple[str, str | bytes]]) -> Pairs:
 
 
 class Relay:
-    """Makes calls to one service at `address`. Create it on its event loop."""
+    """Makes calls to one service at `address`. Must be created on the event loop that uses it."""
 
     def __init__(self, address: str) -> None:
-        # Its methods are typed by serializers, and bytes need none.
+        # Its methods get their types from serializers, which bytes do not need.
         self._channel: Any = grpc.aio.insecure_channel(address, options=_OPTIONS)
 
     async def close(self) -> None:
-        """Close the connection and its open calls."""
+        """Close the connection, which cancels open calls."""
         await self._channel.close()
 
     async def unary(self, method: Method, data: bytes, metadata: Pairs) -> Answer:
-        """Make a call with one message in each direction."""
+        """Make a call with one message in each direction, and return the response and the status,
+        also if the call fails."""
         call = self._channel.unary_unary(method.path)(data, metadata=metadata)
         try:
             answer: bytes = await call
@@ -79,7 +85,7 @@ class Relay:
     async def stream(
         self, method: Method, data: bytes, metadata: Pairs
     ) -> AsyncGenerator[bytes | Ending]:
-        """Make a call with one message; yield its responses, and its ending as the last item.
+        """Make a call with one message. Yield its responses, and then an `Ending` as the last item.
 
         Closing the generator cancels the call.
         """
@@ -88,11 +94,13 @@ class Relay:
             async for item in received:
                 yield item
 
-    async def dialogue(
+    async def bidirectional(
         self, method: Method, requests: AsyncIterator[bytes], metadata: Pairs
     ) -> AsyncGenerator[bytes | Ending]:
-        """Make a call as `stream` does, with messages in both directions. The end of `requests`
-        closes only that direction.
+        """Make a call with messages in both directions. The results are as in `stream`.
+
+        The end of `requests` closes only that direction. An exception in it cancels the call; the
+        last item is then an `Ending` with CANCELLED.
         """
         call = self._channel.stream_stream(method.path)(metadata=metadata)
         writer = asyncio.create_task(_send(call, requests))
@@ -101,7 +109,8 @@ class Relay:
                 async for item in received:
                     yield item
         except asyncio.CancelledError:
-            # Either the reader of this generator is cancelled, or the writer cancelled the call.
+            # Either the reader of this generator is cancelled, or the writer has cancelled the
+            # call.
             failure = _failure_of(writer)
             if failure is None:
                 raise
@@ -119,9 +128,9 @@ async def _send(call: Any, requests: AsyncIterator[bytes]) -> None:
             await call.write(data)
         await call.done_writing()
     except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
-        return  # the call is over; its reader raises the status
+        return  # The call has ended, and its reader raises the status.
     except BaseException:
-        # Cancel, so that it does not look as if the caller had sent everything.
+        # Cancel, because otherwise the caller would seem to have sent all messages.
         call.cancel()
         raise
 
@@ -139,7 +148,7 @@ async def _received(call: Any) -> AsyncGenerator[bytes | Ending]:
                 yield data
         yield await _ending(call)
     finally:
-        call.cancel()  # does nothing to a call that has ended
+        call.cancel()  # Has no effect on a call that has ended.
 
 
 async def _ending(call: Any) -> Ending:

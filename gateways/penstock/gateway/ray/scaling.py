@@ -1,12 +1,12 @@
-"""The number of replicas needed, from the queues of the current ones.
+"""Computes the required number of replicas from the queues of the current replicas.
 
-Owns the rule, which Serve's controller calls about ten times a second. Uses only the standard
-library: the controller gets a copy of this module. Limits and delays are Serve's
+Contains the rule, which Serve's controller calls about ten times per second. Uses only the standard
+library, because the controller gets a copy of this module. Limits and delays are those of Serve
 (`autoscaling_config`).
 
-Scaling up depends on the wait: callers notice how long a queue is in seconds, not in requests,
-whatever their requests are. An empty queue does not show how much capacity is unused, so scaling
-down depends on how full the batches are.
+Scaling up depends on the wait, because callers experience the length of a queue in seconds, not in
+requests. An empty queue does not indicate how much capacity is unused, so scaling down depends on
+the used share of the batches.
 """
 
 import math
@@ -15,10 +15,11 @@ from typing import Any
 
 
 class QueueTimePolicy:
-    """`target_queue_time_s`: the acceptable wait. `target_busy_share`: how full batches should be
-    after scaling down. `max_growth`: maximum factor of one decision.
+    """A Ray Serve autoscaling policy. Raises ValueError, which names the parameter that is out of
+    range.
 
-    Raises ValueError naming the parameter that is out of range.
+    `target_queue_time_s` is the acceptable wait in seconds. `target_busy_share` is the used share
+    of the batches after scaling down. `max_growth` is the maximum growth factor of one decision.
     """
 
     def __init__(
@@ -38,7 +39,8 @@ class QueueTimePolicy:
         self._max_growth = max_growth
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
-        """Return replicas and state for an AutoscalingContext; called by Serve."""
+        """Return the required number of replicas and an empty state for an AutoscalingContext.
+        Called by Serve."""
         metrics: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics or {}
         wanted = self.num_wanted(
             num_replicas=context.current_num_replicas,
@@ -56,11 +58,13 @@ class QueueTimePolicy:
         queue_time_s: Mapping[Any, float],
         busy_share: Mapping[Any, float],
     ) -> int:
-        """Return the number of replicas needed, from the last report of each replica.
+        """Return the required number of replicas, from the last report of each replica; the keys
+        are replicas.
 
-        `num_replicas` of `num_planned` run. The number does not change while one of these has not
-        reported, and does not grow while some are starting, because those will reduce the load of
-        the others.
+        `num_replicas` of `num_planned` replicas run. The number does not change while a running
+        replica has not reported. It does not grow while some replicas are starting, because those
+        will reduce the load of the others. It shrinks, to 1 at least, only while the mean wait is
+        at most the target.
         """
         if num_replicas == 0 or len(queue_time_s) < num_replicas:
             return num_planned
@@ -71,6 +75,6 @@ class QueueTimePolicy:
             growth = min(mean_wait_s / self._target_queue_time_s, self._max_growth)
             return math.ceil(num_replicas * growth)
         num_busy = sum(busy_share.values())
-        # The rounding error of the division must not add a replica: (0.7 + 0.7) / 0.7 is 2.
+        # A rounding error of the division must not add a replica: (0.7 + 0.7) / 0.7 is 2.
         num_needed = math.ceil(num_busy / self._target_busy_share - 1e-9)
         return min(num_planned, max(1, num_needed))

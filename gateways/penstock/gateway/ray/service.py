@@ -1,10 +1,10 @@
-"""The `penstock serve` that a replica owns: its start, its addresses, its end.
+"""The `penstock serve` process of a replica: start, addresses, end.
 
-Independent of Ray and gRPC. The service is a separate process, so that everything is as without
-Serve: supervisor, fronts, an engine that may die and be replaced.
+Uses neither Ray nor gRPC. The service is a separate process, so that it works as without Serve: a
+supervisor, front processes, and an engine that is replaced when it dies.
 
-Owns the settings of a deployment: the `args` of Serve's config, validated. The number of replicas
-and their resources are in Serve's part of the config.
+Also defines the settings of a deployment, which are the `args` of Serve's config, and validates
+them. The number of replicas and their resources are in Serve's part of the config.
 """
 
 import logging
@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, cast
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _READY = re.compile(r"penstock ready on (\S+) ")
 _OPERATIONS = re.compile(r"penstock operations on (\S+)")
@@ -31,13 +31,15 @@ _LEASH = Path(__file__).with_name("leash.py")
 RESERVED = ("--host", "--port", "--operations-host", "--operations-port")
 
 
-class ServiceFailed(Exception):
-    """The service did not start, or has ended; the message is for operators."""
+class ReplicaServiceFailed(Exception):
+    """The service did not start, or has ended. The message is for operators."""
 
 
 def command_line(options: Sequence[str]) -> tuple[str, ...]:
-    """Return the command for these options of `penstock serve`. Raises ValueError naming one we
-    set.
+    """Return the command that runs `penstock serve` with these options, through `leash.py`, so that
+    it ends with the replica. Without `--fronts` it has one front (front-end process).
+
+    Raises ValueError, which names an option that only the replica may set.
     """
     for option in options:
         flag = option.partition("=")[0]
@@ -50,11 +52,12 @@ def command_line(options: Sequence[str]) -> tuple[str, ...]:
     return (sys.executable, str(_LEASH), *serve, *doors, *fronts, *options)
 
 
-class OwnService:
-    """A running service; `address` and `operations` are HOST:PORT on the loopback interface.
+class ReplicaService:
+    """A running service. `address` and `operations` are HOST:PORT on the loopback interface.
 
-    Starts it and waits until it is ready. Raises ServiceFailed if it ends instead, or is not ready
-    within `start_timeout_s`.
+    The constructor starts it and waits until it is ready. Raises ValueError for an option that only
+    the replica may set, and ReplicaServiceFailed if the service ends instead or is not ready within
+    `start_timeout_s` seconds.
     """
 
     def __init__(
@@ -71,11 +74,11 @@ class OwnService:
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, **(environment or {})},
-            start_new_session=True,  # a Ctrl-C at a node's terminal is Serve's to handle
+            start_new_session=True,  # Serve handles Ctrl-C in the terminal of a node.
         )
         assert self._process.stdout is not None
-        # Its log is on stderr, which is the replica's. Stdout has the addresses, and is read to its
-        # end, or a full pipe would stop it.
+        # The service logs to stderr, which is that of the replica. Its stdout has the addresses,
+        # and must be read to the end, because a full pipe would block the service.
         self._reader = threading.Thread(
             target=self._read, args=(self._process.stdout,), daemon=True, name="penstock-stdout"
         )
@@ -94,27 +97,29 @@ class OwnService:
         return self._process.pid
 
     def check(self) -> None:
-        """Raise ServiceFailed if the service's process has ended. An engine restart does not count:
-        the service handles it, and requests continue.
+        """Raise ReplicaServiceFailed if the process of the service has ended.
+
+        A restart of the engine is not an error, because requests continue after it.
         """
         code = self._process.poll()
         if code is not None:
-            raise ServiceFailed(f"penstock serve ended with {code}")
+            raise ReplicaServiceFailed(f"penstock serve ended with {code}")
 
     def drain(self, timeout_s: float) -> None:
-        """Order the service to finish, and wait; running requests have its grace period. Kill it
-        after `timeout_s`.
+        """Request the service to stop, and wait for its end; kill it after `timeout_s` seconds.
+
+        Running requests may continue for the grace period of the service.
         """
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
                 self._process.wait(timeout_s)
             except subprocess.TimeoutExpired:
-                log.warning("penstock serve did not end within %g s", timeout_s)
+                logger.warning("penstock serve did not end within %g s", timeout_s)
         self.kill()
 
     def kill(self) -> None:
-        """Kill the service, including engine and fronts."""
+        """Kill the service, including its engine and its front processes."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -123,7 +128,7 @@ class OwnService:
     def _read(self, stdout: IO[str]) -> None:
         with stdout:
             for line in stdout:
-                log.info("%s", line.rstrip())
+                logger.info("%s", line.rstrip())
                 self._lines.put(line)
         self._lines.put(_ENDED)
 
@@ -132,18 +137,22 @@ class OwnService:
             try:
                 line = self._lines.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except queue.Empty:
-                raise ServiceFailed("penstock serve was not ready in time") from None
+                raise ReplicaServiceFailed("penstock serve was not ready in time") from None
             if line == _ENDED:
-                raise ServiceFailed(f"penstock serve ended with {self._process.wait()}")
+                raise ReplicaServiceFailed(f"penstock serve ended with {self._process.wait()}")
             if found := pattern.match(line):
                 return found[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`serve_options`: options of `penstock serve`, the same for each replica. `start_timeout_s`:
-    until the service is ready, with its model loaded. `stop_timeout_s`: for its shutdown; less than
-    Serve's `graceful_shutdown_timeout_s`, which starts earlier.
+    """The settings of a deployment.
+
+    Attributes:
+        serve_options: Options of `penstock serve`, the same for each replica.
+        start_timeout_s: Seconds for the service to become ready, including loading its model.
+        stop_timeout_s: Seconds for its shutdown. It must be less than Serve's
+            `graceful_shutdown_timeout_s`, which starts earlier.
     """
 
     serve_options: tuple[str, ...] = ()
@@ -151,7 +160,7 @@ class Settings:
     stop_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError naming an invalid field."""
+        """Raise ValueError, which names an invalid field."""
         command_line(self.serve_options)
         for name in ("start_timeout_s", "stop_timeout_s"):
             if not getattr(self, name) > 0:
@@ -159,7 +168,7 @@ class Settings:
 
 
 def settings_of(args: Mapping[str, Any]) -> Settings:
-    """Return the settings in `args`. Raises ValueError naming an unknown or invalid one."""
+    """Return the settings in `args`. Raises ValueError, which names an unknown or invalid one."""
     known = {field.name for field in fields(Settings)}
     if unknown := sorted(set(args) - known):
         raise ValueError(f"args: unknown: {', '.join(unknown)}; known: {', '.join(sorted(known))}")

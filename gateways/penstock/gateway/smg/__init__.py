@@ -1,7 +1,9 @@
-"""The protocol between the smg gateway and its workers, served over the same front.
+"""The protocol between the smg gateway and its workers, which fronts (front-end processes) serve
+next to Penstock's API.
 
-Owns the interface that `penstock.server.gateways` requires. The other modules, and the generated
-code of the extra `gateway`, are loaded only in a front that serves this protocol.
+Implements the interface that `penstock.server.gateways` requires. The other modules, and the
+generated code of the extra `gateway`, are imported only in a front process that serves this
+protocol.
 """
 
 import importlib.util
@@ -18,17 +20,18 @@ _GENERATED: Final = "smg_grpc_proto"
 
 
 def check_installed() -> None:
-    """Raise ValueError naming the extra if the generated code is missing."""
+    """Raise ValueError, which names the extra, if the generated code is missing."""
     if importlib.util.find_spec(_GENERATED) is None:
-        raise ValueError("gateway smg needs the package smg-grpc-proto: install penstock[gateway]")
+        raise ValueError(
+            "gateway smg needs the package smg-grpc-proto: pip install 'penstock[gateway]'"
+        )
 
 
 def make_service(
-    front: "Front", gate: "AccessControl", board: "BoardView | None"
+    front: "Front", access: "AccessControl", board: "BoardView | None"
 ) -> "GatewayService":
-    """Return the service over one front. `board`: the shared load figures of the engine, or
-    None.
-    """
+    """Return the service for one front process. `board` reads the engine's status board, which has
+    its load; None if the engine publishes no load."""
     from penstock.gateway.smg.service import VllmEngineService
 
-    return VllmEngineService(front, gate, board)
+    return VllmEngineService(front, access, board)

@@ -1,11 +1,12 @@
-"""Cache events for gateways: one stream for each subscriber.
+"""Streams of KV cache events for gateways, which route requests to workers that have their prefix.
 
-Owns the right to subscribe, the choice of blocks, and the disconnection of a subscriber that does
-not read. A stream has the blocks that its caller's requests may share, because blocks reveal the
-tokens of prompts.
+Serves one stream per subscriber: checks the right to subscribe, chooses the blocks, and disconnects
+a subscriber that does not read. A stream contains only the blocks that requests of its caller may
+share, because blocks reveal the tokens of prompts.
 
-Owns the gateway's messages for cached blocks (batches of events, numbered within a stream). The
-gateway uses the hash of a block only as a name, so the first eight bytes of our hash suffice.
+Also builds the gateway's messages for cached blocks: batches of events, numbered within a stream.
+The gateway uses the hash of a block only as an identifier, so the first eight bytes of the hash are
+sufficient.
 """
 
 import asyncio
@@ -29,18 +30,18 @@ from penstock.server.rpc.parsing import parse
 from penstock.server.security.rights import Caller, Right
 
 MAX_STREAMS: Final = 16
-"""Maximum streams. A gateway has one for each worker; each costs the engine a copy of the
-events.
-"""
+"""Maximum number of streams of a front (front-end process). A gateway has one per worker. For each
+stream the engine sends a copy of the events."""
 _MIN_BACKLOG: Final = 65_536
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 _HASH_BYTES: Final = 8
 
 
 class KvBatches:
-    """The batches of one stream. `wall_clock`: seconds since 1970."""
+    """Builds the event batches of one stream and numbers them from 1. `wall_clock` returns seconds
+    since 1970."""
 
     def __init__(self, wall_clock: Callable[[], float]) -> None:
         self._wall_clock = wall_clock
@@ -48,15 +49,16 @@ class KvBatches:
         self._num_events = 0
 
     def cleared(self) -> common.KvEventBatch:
-        """Return the batch that reports the loss of all blocks: the engine has ended."""
+        """Return the batch that reports that all blocks are lost, because the engine has ended."""
         batch = self._next_batch()
         self._next_event(batch).cleared.SetInParent()
         return batch
 
-    def batch_of(self, news: CacheUpdate) -> common.KvEventBatch:
-        """Return one batch. The first part of a snapshot begins by clearing the earlier state."""
+    def batch_of(self, update: CacheUpdate) -> common.KvEventBatch:
+        """Return the batch for one cache update. The first part of a snapshot begins with an event
+        that clears the earlier state."""
         batch = self._next_batch()
-        part = news.part
+        part = update.part
         if part is not None:
             batch.snapshot.SetInParent()
             batch.snapshot.index = part.index
@@ -64,7 +66,7 @@ class KvBatches:
             batch.snapshot.blocks = part.num_blocks
             if part.index == 0:
                 batch.events.add().cleared.SetInParent()
-        self._add_changes(batch, news.changes)
+        self._add_changes(batch, update.changes)
         return batch
 
     def _add_changes(self, batch: common.KvEventBatch, changes: Iterable[CacheChange]) -> None:
@@ -96,7 +98,7 @@ class KvBatches:
         return common.KvEventBatch(sequence_number=self._num_batches, timestamp=self._wall_clock())
 
     def _next_event(self, batch: common.KvEventBatch) -> common.KvCacheEvent:
-        """Add an event with the next id; events of a snapshot have no id."""
+        """Add an event with the next id and return it. Events of a snapshot have no id."""
         if batch.HasField("snapshot"):
             return batch.events.add()
         self._num_events += 1
@@ -108,23 +110,29 @@ def _hash_of(digest: bytes) -> int:
 
 
 class KvEvents:
-    """The streams of one front. `wall_clock`: seconds since 1970."""
+    """The cache event streams of one front process. `wall_clock` returns seconds since 1970."""
 
-    def __init__(self, front: Front, gate: AccessControl, wall_clock: Callable[[], float]) -> None:
+    def __init__(
+        self, front: Front, access: AccessControl, wall_clock: Callable[[], float]
+    ) -> None:
         self._front = front
-        self._gate = gate
+        self._access = access
         self._wall_clock = wall_clock
         self._num_streams = 0
 
     async def subscribe(self, data: bytes, context: Context, caller: Caller) -> None:
-        """Send the cached blocks, then every change, until the stream or the service ends.
+        """Send the cached blocks, and then all changes, until the stream or the service ends.
 
-        Raises RequestError: FEATURE_UNSUPPORTED without cache events, SEQUENCE_UNAVAILABLE for a
-        sequence number of an earlier stream, which is not kept, READER_STALLED, DRAINING.
+        Raises RequestError: FEATURE_UNSUPPORTED if the engine publishes no cache events, QUEUE_FULL
+        if too many streams are open, SEQUENCE_UNAVAILABLE for a sequence number of an earlier
+        stream, which is not kept, READER_STALLED for a gateway that reads too slowly, DRAINING. A
+        caller without the right is also rejected, and any caller while the engine accepts no
+        requests.
         """
         front, port, tenant = self._front, self._front.port, caller.tenant
         shares = front.config.shares_prefixes_across_tenants
-        # Blocks shared across tenants reveal the tokens of all tenants: for operators only.
+        # Blocks that are shared across tenants reveal tokens of all tenants, so they are only for
+        # operators.
         right = Right.OPERATIONS_READ if shares else Right.GENERATE
         require(right, caller, context)
         message = parse(common.SubscribeKvEventsRequest, data)
@@ -138,7 +146,7 @@ class KvEvents:
         if message.start_sequence_number:
             raise refuse(ErrorReason.SEQUENCE_UNAVAILABLE, first_sequence="0", next_sequence="0")
         if self._num_streams >= MAX_STREAMS:
-            raise refuse(ErrorReason.QUEUE_FULL, "as many follow the cache as may")
+            raise refuse(ErrorReason.QUEUE_FULL, "the maximum number of cache streams is open")
         stream = _Stream(
             front, KvBatches(self._wall_clock), max_backlog=2 * hello.executor.num_blocks
         )
@@ -146,9 +154,10 @@ class KvEvents:
         self._num_streams += 1
         stop = port.follow_cache(shared_salt("" if shares else tenant), stream.receive)
         try:
-            # At once: a gateway without a response for two seconds drops the worker.
+            # Send the headers immediately: a gateway drops a worker that does not respond for two
+            # seconds.
             await context.send_initial_metadata(())
-            await stream.run(context, lambda: self._gate.admit_again(context, right, tenant))
+            await stream.run(context, lambda: self._access.authorize_again(context, right, tenant))
         finally:
             stop()
             self._num_streams -= 1
@@ -156,7 +165,8 @@ class KvEvents:
 
 
 class _Stream:
-    """The events of one subscriber. `max_backlog`: maximum unread changes."""
+    """The events of one subscriber. The maximum number of unread changes is `max_backlog`, but at
+    least `_MIN_BACKLOG`."""
 
     def __init__(self, front: Front, batches: KvBatches, max_backlog: int) -> None:
         self.ready: SharedWriter[CacheUpdate | None] = SharedWriter()
@@ -165,40 +175,44 @@ class _Stream:
         self._max_backlog = max(max_backlog, _MIN_BACKLOG)
         self._backlog = 0
 
-    def receive(self, news: CacheUpdate | None) -> None:
-        """See `CacheListener`."""
+    def receive(self, update: CacheUpdate | None) -> None:
+        """Queue a cache update to be written. Ends the stream if the gateway reads too slowly."""
         if self.ready.is_cut:
             return
-        self._backlog += _size_of(news)
-        self.ready.mark(news)
+        self._backlog += _size_of(update)
+        self.ready.mark(update)
         if self._backlog > self._max_backlog:
-            _log.warning("a gateway left %d changes of the cache unread: cut", self._backlog)
+            logger.warning("a gateway left %d cache changes unread: disconnecting", self._backlog)
             self._front.counters.num_cut_readers += 1
             self.ready.cut(STALLED)
 
-    async def run(self, context: Context, admit_again: Callable[[], object]) -> None:
-        """Write the events until either side ends. Raises RequestError."""
+    async def run(self, context: Context, authorize_again: Callable[[], object]) -> None:
+        """Write the events until either peer ends the stream. Raises RequestError: DRAINING when
+        the server drains, READER_STALLED, or the rejection of a credential that was revoked."""
         ready, clock = self.ready, self._front.clock
         try:
             while not self._front.is_draining:
                 some = await ready.take()
-                # The credential may have been revoked since.
-                admit_again()
-                for news in some:
-                    self._backlog -= _size_of(news)
+                # The credential may have been revoked meanwhile.
+                authorize_again()
+                for update in some:
+                    self._backlog -= _size_of(update)
                     batch = (
-                        self._batches.cleared() if news is None else self._batches.batch_of(news)
+                        self._batches.cleared()
+                        if update is None
+                        else self._batches.batch_of(update)
                     )
                     ready.begin_write(clock())
                     await context.write(batch.SerializeToString())
                     ready.end_write(clock())
         except asyncio.CancelledError:
-            # The peer disconnected, or it did not read and the stream was closed during the write.
+            # The peer has disconnected, or it did not read and the stream was closed during the
+            # write.
             if ready.was_cut_off() and ready.refusal is not None:
                 raise RequestError(ready.refusal) from None
             raise
         raise refuse(ErrorReason.DRAINING)
 
 
-def _size_of(news: CacheUpdate | None) -> int:
-    return 1 if news is None else 1 + len(news.changes)
+def _size_of(update: CacheUpdate | None) -> int:
+    return 1 if update is None else 1 + len(update.changes)

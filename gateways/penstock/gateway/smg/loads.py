@@ -1,6 +1,7 @@
-"""The load of this worker, for a gateway's load balancing.
+"""The load of this worker, for the load balancing of a gateway.
 
-Calculates it from the engine's board: the speed is the difference of two readings.
+Computes it from the engine's status board, which is shared memory. The rate of output tokens is the
+difference between two samples of their count, divided by the time between them.
 """
 
 from collections import deque
@@ -10,18 +11,26 @@ from typing import Final
 
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.server.front.events import Usage
-from penstock.server.link.board import BoardView, LoadState
+from penstock.server.link.board import NO_LOAD, BoardView, LoadState
 
 _WINDOW_S: Final = 10.0
 _MIN_SPAN_S: Final = 1.0
-"""Rates cover at most `_WINDOW_S`; samples closer together than `_MIN_SPAN_S` are not kept."""
+"""A rate covers the time since the latest sample that is at least `_WINDOW_S` old, or otherwise
+since the oldest sample; it is 0 within `_MIN_SPAN_S` of that. Samples are at least `_MIN_SPAN_S`
+apart."""
 _MAX_REQUESTS: Final = 256
-"""Number of latest requests over which the share of cached tokens is calculated."""
+"""Number of latest requests over which the share of cached tokens is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """Current requests, tokens and shares; `output_tokens_per_s`: over the last seconds."""
+    """The current load of the engine.
+
+    `num_used_tokens` and `num_total_tokens` are the KV cache that requests use and its size, in
+    tokens. `output_tokens_per_s` is the rate over about the last ten seconds, or longer if the load
+    is queried less often. `cache_hit_share` is the share of prompt tokens that were found in the KV
+    cache, for the latest requests of this front process.
+    """
 
     num_running: int
     num_waiting: int
@@ -34,13 +43,15 @@ class EngineLoad:
 
     @property
     def usage(self) -> float:
-        """Share of the KV cache that requests use."""
+        """The share of the KV cache that requests use, from 0 to 1; 0 if there is no KV cache."""
         return self.num_used_tokens / self.num_total_tokens if self.num_total_tokens else 0.0
 
 
 class LoadReport:
-    """Reports the engine's load. `show` None: the engine has no load report, and only this front's
-    figures are reported.
+    """Reports the load of the engine.
+
+    `show` reads the engine's status board. If it is None, the engine publishes no load, and the
+    figures from the board are reported as 0.
     """
 
     def __init__(self, show: BoardView | None, clock: Callable[[], float]) -> None:
@@ -54,17 +65,9 @@ class LoadReport:
         self._usages.append(usage)
 
     def load(self, info: ExecutorInfo) -> EngineLoad:
-        """Return the current load of the engine of `info`."""
-        state = LoadState(
-            epoch=0,
-            num_running=0,
-            num_waiting=0,
-            num_waiting_tokens=0,
-            num_used_blocks=0,
-            num_output_tokens=0,
-        )
-        if self._show is not None:
-            state = self._show.load
+        """Return the current load of the engine, whose capacity is in `info`. Each call may add a
+        sample for the rate of output tokens."""
+        state = NO_LOAD if self._show is None else self._show.load
         return EngineLoad(
             num_running=state.num_running,
             num_waiting=state.num_waiting,
@@ -80,7 +83,7 @@ class LoadReport:
         now_s = self._clock()
         looks = self._looks
         if looks and looks[-1][1] != state.epoch:
-            looks.clear()  # another engine counts from 0
+            looks.clear()  # Another engine starts to count from 0.
         while len(looks) > 1 and looks[1][0] <= now_s - _WINDOW_S:
             looks.popleft()
         speed = 0.0

@@ -1,8 +1,8 @@
-"""Converts a gateway's GenerateRequest to one of our own, field by field.
+"""Converts the GenerateRequest of a gateway to that of Penstock, field by field.
 
-Owns the meaning of each of the gateway's fields. Validates no value: the result is validated like
-every request. Fields without a counterpart are refused by name, except those that cannot change a
-token: the lists of all three kinds are below, and a test compares them with the descriptor.
+Defines the meaning of each of the gateway's fields. Validates only values that Penstock's message
+cannot represent, because the result is validated like any request. Fields without a counterpart are
+rejected by name, except those that cannot change a token; tests/unit/gateways/smg lists those.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,19 +14,6 @@ from penstock.server.front.errors import refuse_feature, refuse_field
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import options_pb2
 
-UNFELT_FIELDS: Final[frozenset[str]] = frozenset(
-    {
-        # Informative: the token ids are used.
-        "tokenized.original_text",
-        # The gateway detokenises our ids.
-        "sampling_params.skip_special_tokens",
-        "sampling_params.spaces_between_special_tokens",
-        # The grammar always applies from the first token here.
-        "sampling_params.grammar_from_first_token",
-    }
-)
-"""Fields that are accepted and have no effect."""
-
 REFUSED_FIELDS: Final[Mapping[str, str]] = {
     "kv_transfer_params": "kv_transfer",
     "kv_transfer_params_json": "kv_transfer",
@@ -36,50 +23,15 @@ REFUSED_FIELDS: Final[Mapping[str, str]] = {
     "sampling_params.truncate_prompt_tokens": "prompt_truncation",
     "sampling_params.structural_tag": "structural_tag",
 }
-"""Fields that are refused if set, with the feature that they would require."""
-
-MAPPED_FIELDS: Final[frozenset[str]] = frozenset(
-    {
-        "request_id",
-        "stream",
-        "data_parallel_rank",
-        "text",
-        "tokenized.input_ids",
-        "sampling_params.temperature",
-        "sampling_params.top_p",
-        "sampling_params.top_k",
-        "sampling_params.min_p",
-        "sampling_params.frequency_penalty",
-        "sampling_params.presence_penalty",
-        "sampling_params.repetition_penalty",
-        "sampling_params.max_tokens",
-        "sampling_params.min_tokens",
-        "sampling_params.stop",
-        "sampling_params.stop_token_ids",
-        "sampling_params.ignore_eos",
-        "sampling_params.n",
-        "sampling_params.logprobs",
-        "sampling_params.prompt_logprobs",
-        "sampling_params.seed",
-        "sampling_params.include_stop_str_in_output",
-        "sampling_params.logit_bias",
-        "sampling_params.json_schema",
-        "sampling_params.regex",
-        "sampling_params.grammar",
-        "sampling_params.json_object",
-        "sampling_params.choice.choices",
-    }
-)
-"""Fields that have an effect."""
+"""Fields that are rejected if set, with the feature that they would require."""
 
 _ANY_OBJECT: Final = '{"type":"object"}'
 _UINT64: Final = (1 << 64) - 1
 
 
 def own_request(message: vllm.GenerateRequest) -> pb.GenerateRequest:
-    """Return the request in our contract. Raises RequestError: FEATURE_UNSUPPORTED,
-    INVALID_ARGUMENT.
-    """
+    """Convert a gateway's request to Penstock's message. Raises RequestError: FEATURE_UNSUPPORTED,
+    INVALID_ARGUMENT."""
     _refuse_unknown_ways(message)
     own = pb.GenerateRequest()
     if message.request_id:
@@ -117,8 +69,10 @@ def _refuse_unknown_ways(message: vllm.GenerateRequest) -> None:
 
 
 def _map_sampling(params: vllm.SamplingParams, own: pb.GenerateRequest) -> None:
-    """Map sampling options. A plain field of 0 counts as unset: 0 is either invalid or the
-    default.
+    """Map sampling options. A field that has no presence (proto3) and is 0 is treated as unset,
+    because 0 is either invalid or the default.
+
+    Raises RequestError for a negative token id.
     """
     sampling = own.sampling
     if params.HasField("temperature"):

@@ -1,7 +1,8 @@
-"""Converts our stream to a gateway's messages: token ids and counts, one final message per output.
+"""Converts Penstock's stream to the messages of a gateway: token ids and counts.
 
-Owns the format of messages. Text is not sent: the gateway detokenises. In a stream the chunks carry
-new tokens, and the final message of an output repeats none; without a stream it carries all.
+Text is not sent, because the gateway detokenises. Each output has one final message. In a stream,
+chunks contain new tokens and the final message contains none; without a stream, the final message
+contains all tokens.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,19 +14,20 @@ from penstock.scheduler.request import FinishReason
 from penstock.server.front import events
 
 _MAX_CHUNK_TOKENS: Final = 256
-"""Maximum tokens of a chunk: some tens of KiB with twenty alternatives for each token."""
+"""Maximum number of tokens per chunk: some tens of KiB with twenty top log-probabilities for each
+token."""
 
 REASONS: Final[dict[FinishReason, str]] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
-    # The gateway has no reason for it; it is a limit that was reached.
+    # The gateway has no such reason; a limit was reached.
     FinishReason.TIME_LIMIT: "length",
     FinishReason.CANCELLED: "abort",
 }
 
 
 class _Head:
-    """Values sent for a request before its first token."""
+    """The token counts and the log-probabilities of a request's prompt."""
 
     def __init__(self) -> None:
         self.num_prompt_tokens = 0
@@ -34,26 +36,27 @@ class _Head:
         self._has_run = False
 
     def receive(self, event: events.StreamEvent) -> None:
-        """Record an event that carries no tokens."""
+        """Store the values of an event without output tokens. Other events are ignored."""
         match event:
             case events.Accepted():
                 self.num_prompt_tokens = event.num_prompt_tokens
             case events.PromptPiece():
                 self.prompt_records.extend(event.records)
             case events.Progress() if event.state.name == "PROCESSING" and not self._has_run:
-                # After a preemption, a request hits its own blocks.
+                # After a preemption, a request finds its own blocks in the cache.
                 self._has_run = True
                 self.num_cached_tokens = event.num_cached_prompt_tokens
             case _:
                 pass
 
     def prompt_logprobs(self) -> vllm.InputLogProbs | None:
-        """Return the logprobs of the whole prompt; None if not requested."""
+        """Return the log-probabilities of the whole prompt; None if they were not requested."""
         return _input_logprobs(self.prompt_records) if self.prompt_records else None
 
 
 class ChunkEncoder:
-    """Encodes the messages of a streamed response. `usage`: set when it has finished."""
+    """Encodes the messages of a streamed response. `usage` has the request's token counts; None
+    until it has ended."""
 
     def __init__(self) -> None:
         self.usage: events.Usage | None = None
@@ -61,7 +64,7 @@ class ChunkEncoder:
         self._begun: set[int] = set()
 
     def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
-        """See `penstock.server.rpc.generation_call.Encoder`."""
+        """Yield the serialised messages for these events."""
         records: dict[int, list[events.TokenRecord]] = {}
         for event in batch:
             match event:
@@ -88,7 +91,7 @@ class ChunkEncoder:
         chunk = vllm.GenerateStreamChunk(
             token_ids=[record.token_id for record in records],
             prompt_tokens=self._head.num_prompt_tokens,
-            # Of this chunk: the gateway adds them up.
+            # The numbers of this chunk, because the gateway adds them.
             completion_tokens=len(records),
             cached_tokens=self._head.num_cached_tokens,
             output_logprobs=_output_logprobs(records),
@@ -99,9 +102,9 @@ class ChunkEncoder:
 
 
 class WholeEncoder:
-    """Encodes a response that is not streamed: one message for each output, at the end.
+    """Encodes a response that is not streamed: one message per output, at the end.
 
-    `usage`: set when it has finished.
+    `usage` has the request's token counts; None until it has ended.
     """
 
     def __init__(self) -> None:
@@ -110,7 +113,7 @@ class WholeEncoder:
         self._records: dict[int, list[events.TokenRecord]] = {}
 
     def encode(self, batch: Iterable[events.StreamEvent]) -> Iterator[bytes]:
-        """See `penstock.server.rpc.generation_call.Encoder`."""
+        """Collect these events. After the last event, yield one message per output."""
         for event in batch:
             match event:
                 case events.TokensPiece():

@@ -1,10 +1,11 @@
-"""VllmEngine, the protocol between the smg gateway and its workers, over one front.
+"""Serves VllmEngine, the protocol between the smg gateway and its workers, in one front (front-end
+process).
 
-Owns its handlers. A request is converted to one of ours and treated like all requests: the same
-limits, queue, quotas, deadlines and traces. No other layer depends on the gateway's protocol.
+A request is converted to a Penstock request and treated like any other, with the same limits,
+queue, quotas, deadlines and traces. No other layer depends on the gateway's protocol.
 
-Owns the table from our field paths to the gateway's, for refusals: a caller that sent
-`sampling_params.stop` has no `stopping.stop_strings`.
+Error messages name the gateway's fields, because a caller that sent `sampling_params.stop` has no
+field `stopping.stop_strings`. A table maps Penstock's field paths to those of the gateway.
 """
 
 import asyncio
@@ -60,7 +61,7 @@ MISSING_METHODS: Final = {
     "StartProfile": "profiles_by_gateway",
     "StopProfile": "profiles_by_gateway",
 }
-"""Methods that are refused, with the feature that they would require."""
+"""Methods that are rejected, with the feature that they would require."""
 _RIGHTS: Final[Mapping[str, Right | None]] = {
     "Generate": Right.GENERATE,
     "Embed": Right.GENERATE,
@@ -71,7 +72,7 @@ _RIGHTS: Final[Mapping[str, Right | None]] = {
     "GetModelInfo": Right.MODELS,
     "GetServerInfo": Right.MODELS,
     "GetTokenizer": Right.MODELS,
-    "HealthCheck": None,  # a probe, like grpc.health.v1
+    "HealthCheck": None,  # A probe, like grpc.health.v1.
     "StartProfile": Right.OPERATIONS_WRITE,
     "StopProfile": Right.OPERATIONS_WRITE,
 }
@@ -94,16 +95,19 @@ PATHS: Final[Mapping[str, str]] = {
     "constraint.grammar.ebnf": "sampling_params.grammar",
     "constraint": "sampling_params",
 }
-"""Our field paths and the gateway's: prefixes that end between two names are replaced."""
+"""The gateway's field path for each of Penstock's. A path that is not a key is mapped by its
+longest prefix of whole names that is one."""
 _BIAS: Final = re.compile(r"sampling\.logit_bias\[(\d+)\]\.(token_id|bias)")
 _ENTRY: Final = {"token_id": "key", "bias": "value"}
-"""Our list of biases is a map in the gateway's message: its entries have keys, not indexes."""
+"""Penstock's list of biases is a map in the gateway's message, so its entries have keys, not
+indexes."""
 
 
 class VllmEngineService:
-    """The handlers. `show`: the engine's load, None if it has none.
+    """The handlers of VllmEngine, for one front process.
 
-    `wall_clock`: seconds since 1970.
+    `show` reads the engine's status board; None if the engine publishes no load. `wall_clock`
+    returns seconds since 1970.
     """
 
     name = SERVICE_NAME
@@ -114,7 +118,7 @@ class VllmEngineService:
     def __init__(
         self,
         front: Front,
-        gate: AccessControl,
+        access: AccessControl,
         show: BoardView | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -122,7 +126,7 @@ class VllmEngineService:
         self._accounts = CallAccounts(front, SERVICE_NAME)
         self._loads = LoadReport(show, front.clock)
         self._wall_clock = wall_clock
-        self._kv_events = KvEvents(front, gate, wall_clock)
+        self._kv_events = KvEvents(front, access, wall_clock)
         self._started_s = front.clock()
         self._bundle: asyncio.Task[TokenizerBundle] | None = None
 
@@ -145,7 +149,8 @@ class VllmEngineService:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
-        """Serve one request, as a stream of chunks or with one message for each output."""
+        """Serve one request, as a stream of chunks or with one message per output. Raises
+        RequestError, which names the gateway's fields."""
         times = begin_call(context, account)
         message = parse(vllm.GenerateRequest, data)
         del data
@@ -170,7 +175,8 @@ class VllmEngineService:
                 self._front.release(request)
 
     async def abort(self, data: bytes, context: Context, caller: Caller) -> bytes:
-        """Cancel live requests of the caller's tenant; ended ones are ignored."""
+        """Cancel live requests of the caller's tenant. Unknown and ended requests are ignored.
+        Raises RequestError for too many or invalid ids."""
         del context
         message = parse(vllm.AbortRequest, data)
         violations = Violations()
@@ -187,16 +193,16 @@ class VllmEngineService:
         return vllm.AbortResponse().SerializeToString()
 
     async def health_check(self, data: bytes, context: Context) -> bytes:
-        """Return a response if requests are accepted, else an error: gateways route on any
-        response.
-        """
+        """Return a response if requests are accepted, otherwise raise RequestError, because
+        gateways regard a worker that returns any response as healthy."""
         del context
         parse(vllm.HealthCheckRequest, data)
         self._hello()
         return vllm.HealthCheckResponse(healthy=True, message="serving").SerializeToString()
 
     async def model_info(self, data: bytes, context: Context) -> bytes:
-        """Return information on the model, for routing."""
+        """Return the information about the model, for routing. Raises RequestError while requests
+        are rejected."""
         del context
         parse(vllm.GetModelInfoRequest, data)
         self._hello()
@@ -204,14 +210,16 @@ class VllmEngineService:
         return info.SerializeToString()
 
     async def server_info(self, data: bytes, context: Context) -> bytes:
-        """Return the model and configuration of this worker."""
+        """Return the uptime of this front process, and the properties of the engine that a gateway
+        needs. Raises RequestError while requests are rejected."""
         del context
         parse(vllm.GetServerInfoRequest, data)
         uptime_s = self._front.clock() - self._started_s
         return server_info_of(self._hello().executor, uptime_s).SerializeToString()
 
     async def loads(self, data: bytes, context: Context) -> bytes:
-        """Return the load of the engine, including the requests of all callers."""
+        """Return the load of the engine, including the requests of all callers. Raises RequestError
+        for a rank other than 0, and while requests are rejected."""
         del context
         message = parse(vllm.GetLoadsRequest, data)
         if message.dp_rank != 0:
@@ -226,12 +234,13 @@ class VllmEngineService:
         return response.SerializeToString()
 
     async def tokenizer(self, data: bytes, context: Context) -> None:
-        """Send the tokenizer's files as an archive, in parts."""
+        """Send the files of the tokenizer as an archive, in parts; the last part has the archive's
+        SHA-256. Raises RequestError if it is too large, and OSError if a file cannot be read."""
         parse(common_pb2.GetTokenizerRequest, data)
         if self._bundle is None or (self._bundle.done() and self._bundle.exception() is not None):
             folder = self._front.text.files.path
             self._bundle = asyncio.create_task(asyncio.to_thread(make_bundle, folder))
-        # The task is shared: a caller that disconnects must not cancel it for others.
+        # The task is shared, so a caller that disconnects must not cancel it for others.
         bundle = await asyncio.shield(self._bundle)
         for start in range(0, len(bundle.data), CHUNK_BYTES):
             chunk = common_pb2.GetTokenizerChunk(data=bundle.data[start : start + CHUNK_BYTES])
@@ -240,9 +249,8 @@ class VllmEngineService:
             await context.write(chunk.SerializeToString())
 
     def _hello(self) -> EngineHello:
-        """Return the current engine's startup report. Raises RequestError while requests are
-        refused.
-        """
+        """Return the startup report of the current engine. Raises RequestError while requests are
+        rejected."""
         self._front.current_limits()
         hello = self._front.hello
         if hello is None:
@@ -259,9 +267,10 @@ def _refusing(feature: str) -> Callable[[bytes, Context], Any]:
 
 
 def with_foreign_paths(refusal: Refusal, bias_ids: Sequence[int] = ()) -> Refusal:
-    """Return the same refusal with the caller's field names.
+    """Return the same refusal (the error with which a request fails) with the gateway's field
+    names.
 
-    `bias_ids`: the token ids of our `logit_bias`, in its order.
+    `bias_ids` has the token ids of `logit_bias`, in order.
     """
     violations = tuple(
         FieldViolation(
@@ -276,9 +285,8 @@ def with_foreign_paths(refusal: Refusal, bias_ids: Sequence[int] = ()) -> Refusa
 
 
 def foreign_path(path: str, bias_ids: Sequence[int] = ()) -> str:
-    """Return the caller's name of one of our fields; a field that is in no table is returned
-    unchanged.
-    """
+    """Return the gateway's path of one of Penstock's fields; without a counterpart, the path is
+    returned unchanged. `bias_ids` has the token ids of `logit_bias`, in order."""
     entry = _BIAS.fullmatch(path)
     if entry is not None and int(entry[1]) < len(bias_ids):
         return f"sampling_params.logit_bias[{bias_ids[int(entry[1])]}].{_ENTRY[entry[2]]}"

@@ -1,10 +1,10 @@
 """The information that a worker reports to a gateway: model, engine, load.
 
-Owns the gateway's messages for it. They have only the gateway's fields; GetModel of `penstock.v1`
-has everything.
+Builds the gateway's messages, which have only the gateway's fields; GetModel of `penstock.v1`
+reports all properties.
 
-Owns the archive of the model's tokenizer, for a gateway that has no copy of the model: the same
-files make the same bytes on every machine, so that a digest identifies a tokenizer.
+Also creates the archive of the model's tokenizer, for a gateway that has no copy of the model. The
+same files give the same bytes on all machines, so that a digest identifies a tokenizer.
 """
 
 import hashlib
@@ -24,15 +24,18 @@ from penstock.server.text.model_files import ModelFiles
 
 SERVER_TYPE: Final = "penstock"
 NOWHERE: Final = "/nonexistent/penstock/"
-"""Prefix of the paths that are reported to a gateway. It looks for a tokenizer at such a path, then
-for a public model, and only then requests the tokenizer from the worker. So no file and no model
-may have such a name: another tokenizer could count tokens differently.
+"""Prefix of the paths that are reported to a gateway.
+
+A gateway looks for a tokenizer at such a path, then for a public model, and only then requests the
+tokenizer from the worker. No file and no model may have such a name, because another tokenizer
+could count tokens differently.
 """
 CHUNK_BYTES: Final = 64 << 10
 MAX_FILES: Final = 50
 MAX_BUNDLE_BYTES: Final = 200 << 20
 MAX_UNPACKED_BYTES: Final = 500 << 20
-"""Maximum that gateways accept; our models need a tenth of it."""
+"""The maximum values that gateways accept for an archive: number of files, bytes of the archive,
+and bytes of the files. Models need about a tenth."""
 _NAMES: Final = frozenset(
     {
         "chat_template.jinja",
@@ -52,7 +55,7 @@ _PLAIN_FILE: Final = 0o100644 << 16
 
 
 def model_info_of(files: ModelFiles, limits: Limits) -> vllm.GetModelInfoResponse:
-    """Return the information on the one model."""
+    """Return the model's properties that a gateway needs."""
     return vllm.GetModelInfoResponse(
         model_path=NOWHERE + files.name,
         is_generation=True,
@@ -69,7 +72,7 @@ def model_info_of(files: ModelFiles, limits: Limits) -> vllm.GetModelInfoRespons
 
 
 def server_info_of(info: ExecutorInfo, uptime_s: float) -> vllm.GetServerInfoResponse:
-    """Return the information on the one engine behind this port."""
+    """Return the engine's properties that a gateway needs."""
     return vllm.GetServerInfoResponse(
         is_paused=False,
         uptime_seconds=uptime_s,
@@ -82,7 +85,7 @@ def server_info_of(info: ExecutorInfo, uptime_s: float) -> vllm.GetServerInfoRes
 
 
 def load_of(load: EngineLoad) -> vllm.SchedulerLoad:
-    """Return the load of the only rank."""
+    """Return the load of the engine as that of rank 0, which is the only rank."""
     return vllm.SchedulerLoad(
         dp_rank=0,
         num_running_reqs=load.num_running,
@@ -108,9 +111,10 @@ class TokenizerBundle:
 
 
 def make_bundle(folder: Path) -> TokenizerBundle:
-    """Return the tokenizer in `folder` as an archive. Reads and packs files: not for an event loop.
+    """Return the tokenizer in `folder` as an archive.
 
-    Raises RequestError NOT_POSSIBLE_NOW if it is too large; OSError if it cannot be read.
+    Reads and compresses files, so it must not run on an event loop. Raises RequestError
+    (NOT_POSSIBLE_NOW) if it is too large or has too many files, and OSError if it cannot be read.
     """
     files = sorted(path for path in folder.iterdir() if path.name in _NAMES and path.is_file())
     if len(files) > MAX_FILES or sum(path.stat().st_size for path in files) > MAX_UNPACKED_BYTES:
@@ -130,4 +134,4 @@ def make_bundle(folder: Path) -> TokenizerBundle:
 
 
 def _too_large() -> Exception:
-    return refuse(ErrorReason.NOT_POSSIBLE_NOW, "the tokenizer is too large to be handed over")
+    return refuse(ErrorReason.NOT_POSSIBLE_NOW, "the tokenizer is too large to be sent")

@@ -1,5 +1,5 @@
-"""The commands that run and call the service, and what they share.
+"""The commands that run and call the service, and their common code.
 
-Owns serve, build, generate, chat, models, health, top and version. The program itself, which adds
-the tools' commands, is `penstock.tools.command_line`.
+The commands are serve, generate, chat, models, health, top and version. The `penstock` program,
+which also has the commands of penstock.tools, is `penstock.tools.command_line`.
 """

@@ -1,7 +1,7 @@
-"""`penstock chat`: a chat, one line of stdin for each turn.
+"""`penstock chat`: a conversation that reads one line of stdin per user message.
 
-Owns the history. Works at a terminal and in a pipe: in a pipe there is no prompt sign, and the
-first failure ends it.
+Keeps the history of the conversation. Works on a terminal and in a pipe; in a pipe it prints no
+prompt, and ends at the first failure.
 """
 
 import argparse
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 QUIT = "/quit"
 RESET = "/reset"
-_COMMANDS = f"{RESET} clears the chat, {QUIT} leaves"
+_COMMANDS = f"{RESET} clears the chat, {QUIT} exits"
 
 
 def add_parser(subparsers: Subparsers) -> None:
     """Add `chat` to the command line."""
     parser = subparsers.add_parser(
         "chat",
-        help="talk to a model, turn by turn",
-        description="Talk to a model; each line is a turn.\n\n"
+        help="have a conversation with a model",
+        description="Have a conversation with a model. Each line of input is one message.\n\n"
         f"  {RESET}  clears the chat\n"
-        f"  {QUIT}   leaves, as does the end of input\n\n"
-        "At a terminal, Ctrl-C during an answer cancels the answer and drops the turn; at the\n"
-        "prompt it leaves.",
+        f"  {QUIT}   exits; the end of input does so too\n\n"
+        "On a terminal, Ctrl-C during an answer cancels the answer and removes the message;\n"
+        "at the prompt it exits.",
     )
     add_generation_options(parser)
     parser.add_argument("--system", metavar="TEXT", help="system message of the chat")
@@ -55,7 +55,7 @@ def _chat(args: argparse.Namespace) -> int:
     history = list(opening)
     with connect(args) as client:
         if is_terminal:
-            client.health()  # an unreachable service is reported before the first line is typed
+            client.health()  # Report an unreachable service before the user types the first line.
             print(_COMMANDS, file=sys.stderr, flush=True)
         while (line := _read_line(is_terminal)) is not None:
             if line == RESET:
@@ -77,7 +77,8 @@ def _chat(args: argparse.Namespace) -> int:
 
 
 def _failure_line(error: "KeyboardInterrupt | PenstockError", *, has_history: bool) -> str:
-    """Return the failure, with advice if the chat has filled the model's context."""
+    """Return the error line, with advice if the conversation no longer fits into the model's
+    context."""
     from penstock.client import PromptTooLong
 
     if isinstance(error, KeyboardInterrupt):
@@ -89,10 +90,11 @@ def _failure_line(error: "KeyboardInterrupt | PenstockError", *, has_history: bo
 
 
 def _read_line(is_terminal: bool) -> str | None:
-    """Read the next turn without surrounding white space; return None at the end of input."""
+    """Read the next message without surrounding whitespace; return None for `/quit` and at the end
+    of input."""
     if is_terminal:
         with suppress(ImportError):
-            importlib.import_module("readline")  # which enables line editing in `input`
+            importlib.import_module("readline")  # The import enables line editing in `input`.
         try:
             line = input("> ")
         except EOFError:
@@ -107,7 +109,8 @@ def _read_line(is_terminal: bool) -> str | None:
 
 
 def _answer(client: "SyncClient", messages: "list[ChatMessage]", args: argparse.Namespace) -> str:
-    """Stream the answer to stdout; return its text."""
+    """Stream the answer to stdout and return its text. Raises UsageError for an invalid option, and
+    PenstockError."""
     from penstock.client import Finished, Tokens
 
     try:

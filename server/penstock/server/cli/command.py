@@ -1,7 +1,8 @@
-"""How commands are added to the command line. A command is a module with `add_parser` and `run`.
+"""The interface of commands, and how they are added to the command line.
 
-Owns the interface to argparse's subparsers, which have no public type, the report of bad usage,
-exit codes, and the interruption of commands that own a service.
+A command is a module with `add_parser` and `run`. This module also contains the interface of
+argparse's subparsers, which have no public type, the report of usage errors, the exit codes, and
+the interruption of commands that start a service.
 """
 
 import argparse
@@ -18,8 +19,8 @@ from penstock.server.settings.json_values import nearest
 EXIT_CODES_HELP = """\
 exit codes:
   0    done (health: serving)
-  1    the request was refused or failed (health: not serving)
-  2    bad usage, or more was asked for than this machine can hold
+  1    the request was rejected or failed (health: not serving)
+  2    invalid usage, or the request exceeds this machine's limits
   3    no service at the address, or it takes no requests
   4    a deadline passed
   5    the input could not be read, or the output not written; the request was cancelled
@@ -30,17 +31,19 @@ exit codes:
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports usage errors in one line, without the usage (long: a command has 84 options).
+    """An argument parser that reports a usage error in one line, without the usage text, which is
+    long for a command with many options.
 
-    `fill` adds a command's options only when the command is called or its help is shown: only then
-    are the modules imported that declare them.
+    `fill` adds the options of a command only when the command is called or its help is displayed,
+    because this imports the modules that declare them.
     """
 
     fill: "Callable[[Parser], None] | None" = None
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         usual: dict[str, Any] = {
-            # A prefix of a flag may become ambiguous in a later release.
+            # Abbreviated flags are not accepted, because they may become ambiguous in a later
+            # release.
             "allow_abbrev": False,
             "epilog": EXIT_CODES_HELP,
             "formatter_class": argparse.RawDescriptionHelpFormatter,
@@ -48,24 +51,25 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{**usual, **settings})
 
     def filled(self) -> "Parser":
-        """Return the parser, with all options."""
+        """Return the parser after `fill` has added its options."""
         fill, self.fill = self.fill, None
         if fill is not None:
             fill(self)
         return self
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]  # its overloads
-        """Parse as argparse does, with all options."""
+        """Same as `argparse.ArgumentParser.parse_known_args`, with the options that `fill` adds."""
         self.filled()
         return super().parse_known_args(args, namespace)
 
     def format_help(self) -> str:
-        """Format the help as argparse does, with all options."""
+        """Same as `argparse.ArgumentParser.format_help`, with the options that `fill` adds."""
         self.filled()
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        """Print the error, a suggestion, and how to get help; exit code 2."""
+        """Print the error, a similar option if one is unknown, and how to get help; then exit with
+        code 2."""
         if message.startswith("unrecognized"):
             options = [name for action in self._actions for name in action.option_strings]
             words = (word.partition("=")[0] for word in message.split())
@@ -74,7 +78,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Check as argparse does; report an unknown command with a suggestion."""
+        """Same as argparse's method, but report an unknown command with a similar one."""
         commands: Any = action.choices
         if isinstance(action.choices, dict) and value not in commands:
             known = list(commands)
@@ -84,17 +88,17 @@ class Parser(argparse.ArgumentParser):
 
 
 class Subparsers(Protocol):
-    """The part of the result of `ArgumentParser.add_subparsers` that commands use."""
+    """The part that commands use of the object returned by `ArgumentParser.add_subparsers`."""
 
     def add_parser(self, name: str, **settings: Any) -> Parser:
-        """Add a command; `settings` are those of ArgumentParser, and `help`."""
+        """Add a command. `settings` are the arguments of ArgumentParser, and `help`."""
         ...
 
 
 async def until_signal(work: Coroutine[Any, Any, int], interrupted_line: str) -> int:
-    """Run the work; return its exit code, or 128 + n if Ctrl-C or SIGTERM (signal n) ended it.
+    """Run the work and return its exit code, or 128 + n if Ctrl-C or SIGTERM (signal n) ended it.
 
-    `interrupted_line` is then written to stderr, after the work has cleaned up.
+    If a signal ended it, `interrupted_line` is written to stderr after the work has cleaned up.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
@@ -102,7 +106,8 @@ async def until_signal(work: Coroutine[Any, Any, int], interrupted_line: str) ->
 
     def interrupt(number: signal.Signals) -> None:
         nonlocal interrupted_by
-        # Only once: a second signal must not interrupt the shutdown of the service.
+        # Handle only the first signal, because a second one must not interrupt the shutdown of the
+        # service.
         if not interrupted_by:
             interrupted_by = number
             task.cancel()
@@ -116,7 +121,8 @@ async def until_signal(work: Coroutine[Any, Any, int], interrupted_line: str) ->
 
 
 class ExitCode(enum.IntEnum):
-    """Exit codes of commands."""
+    """Exit codes of commands, from OK (0) to BROKEN_PIPE (141). BUG (70) means an unexpected
+    error."""
 
     OK = 0
     FAILED = 1

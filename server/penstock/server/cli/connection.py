@@ -1,6 +1,6 @@
-"""How commands connect to a service, and how they report failures.
+"""Common code of commands that connect to a service: the address, and the report of failures.
 
-Owns the `--address` option and the conversion of failures to a line on stderr and an exit code.
+Defines the `--address` option, and converts failures to a line on stderr and an exit code.
 """
 
 import argparse
@@ -29,15 +29,16 @@ OPERATIONS_PORT_VARIABLE = "PENSTOCK_OPERATIONS_PORT"
 
 _FIELD = re.compile(r"\b[a-z_]+\.(?:[a-z_]+\.)*([a-z_]+)(?:\[\d+\])?: ")
 _FLAGS = {"num_outputs": "n", "stop_strings": "stop", "total_timeout": "deadline"}
-"""Flags whose fields have another name."""
+"""Request field -> flag that sets it, where their names differ."""
 
 
 class UsageError(Exception):
-    """An argument is invalid; the message names it."""
+    """An argument is invalid. The message names the argument."""
 
 
 def default_address(environment: Mapping[str, str]) -> str:
-    """Return the default address: where `serve` in the same environment would listen."""
+    """Return PENSTOCK_ADDRESS; if unset, the address on which `serve` listens in the same
+    environment."""
     port = environment.get(PORT_VARIABLE, DEFAULT_PORT)
     if port.startswith("tcp://"):
         # Kubernetes sets the variable to a URL for a service called penstock.
@@ -46,22 +47,24 @@ def default_address(environment: Mapping[str, str]) -> str:
 
 
 def default_operations_address(environment: Mapping[str, str]) -> str:
-    """Return the default address of the OperationsService: one port above the service's."""
+    """Return PENSTOCK_OPERATIONS; if unset, this host at PENSTOCK_OPERATIONS_PORT or one port above
+    that of the service."""
     port = environment.get(OPERATIONS_PORT_VARIABLE, "")
     if not _is_number(port):
-        # Not set, or "off" for a service without one, or the URL that Kubernetes sets: tcp://...
+        # The variable may be unset, "off", or a URL from Kubernetes: tcp://...
         main_port = environment.get(PORT_VARIABLE, DEFAULT_PORT)
         port = str(int(main_port if _is_number(main_port) else DEFAULT_PORT) + 1)
     return environment.get(OPERATIONS_VARIABLE, f"127.0.0.1:{port}")
 
 
 def _is_number(text: str) -> bool:
-    # `int` accepts digits of other alphabets.
+    # `int` also accepts digits of other alphabets.
     return text.isascii() and text.isdecimal()
 
 
 def add_operations_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--address` (alias `--service`) of the operations port; also read PENSTOCK_OPERATIONS."""
+    """Add `--address` (alias `--service`) of the operations port, also read from
+    PENSTOCK_OPERATIONS."""
     parser.add_argument(
         "--address",
         "--service",
@@ -84,7 +87,8 @@ def add_address_option(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """Parse a positive number of seconds, as an argparse type."""
+    """Parse a positive number of seconds, as the `type` of an argument. Raises
+    ArgumentTypeError."""
     try:
         value = float(text)
     except ValueError:
@@ -95,14 +99,16 @@ def seconds(text: str) -> float:
 
 
 def run_reporting(command: str, action: Callable[[], int]) -> int:
-    """Run the action; report a failure as one line on stderr and an exit code, without a
-    traceback.
+    """Run `action` and return the exit code.
+
+    A failure is reported as one line on stderr, without a traceback.
     """
-    # gRPC's core writes to stderr, e.g. when a server disconnects; stderr is reserved for our line.
+    # gRPC's core writes to stderr, e.g. when a server disconnects, but stderr is reserved for the
+    # lines of commands.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     out: object = sys.stdout
     if isinstance(out, io.TextIOWrapper):
-        # Characters that a terminal cannot show become question marks instead of an error.
+        # Characters that a terminal cannot display become question marks instead of an error.
         out.reconfigure(errors="replace")
     try:
         code = action()
@@ -113,7 +119,7 @@ def run_reporting(command: str, action: Callable[[], int]) -> int:
 
 
 def _report(command: str, error: BaseException) -> int:
-    """Report why a command failed; return its exit code."""
+    """Report why a command failed, and return its exit code."""
     from penstock.client import PenstockError
     from penstock.server.settings.sources import BadSetting
 
@@ -145,14 +151,14 @@ def _report(command: str, error: BaseException) -> int:
 
 
 def _type_and_place(error: BaseException) -> str:
-    """Return type, message and place of an exception in one line."""
+    """Return the type, message and source location of an exception in one line."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 
 
 def as_typed(value: str) -> str:
-    """Return a value of the command line with the flag before it, or alone if it has no flag."""
+    """Return a command-line value for an error message, preceded by its flag if it has one."""
     for flag, word in zip(sys.argv, sys.argv[1:], strict=False):
         if word == value and flag.startswith("--"):
             return f"{flag} {value}"
@@ -160,12 +166,13 @@ def as_typed(value: str) -> str:
 
 
 def describe_error(error: "PenstockError") -> str:
-    """Return the error in one line, with flags in place of the fields that they set."""
+    """Return the error in one line, with flags instead of the fields that they set."""
     return with_flags(str(error).replace("\n", " "))
 
 
 def with_flags(line: str) -> str:
-    """Replace field names in a message by the flags of the command line that set them."""
+    """Return a message in which request fields are replaced by the flags of this command line that
+    set them."""
 
     def flag_of(found: re.Match[str]) -> str:
         name = _FLAGS.get(found[1], found[1]).replace("_", "-")
@@ -186,14 +193,14 @@ def exit_code_of(error: "PenstockError") -> ExitCode:
 
 
 def _discard_output() -> None:
-    """Redirect stdout to the null device: Python flushes stdout at exit and would fail again."""
+    """Redirect stdout to the null device. Python flushes stdout at exit, which would fail again."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
 
 
 def _fail(command: str, line: str, code: ExitCode) -> int:
-    # If stderr cannot be written either, only the exit code is left.
+    # If stderr cannot be written either, the exit code is the only report.
     with contextlib.suppress(OSError):
         print(f"penstock {command}: {line}", file=sys.stderr, flush=True)
     return code

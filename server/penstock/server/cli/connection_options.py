@@ -1,15 +1,19 @@
-"""Connection options besides the address: TLS, certificates, token.
+"""Connection options in addition to the address: TLS, certificates, token.
 
-Owns these options, their variables, and the arguments for clients.
+Defines these options, their environment variables, and the resulting arguments for clients.
 """
 
 import argparse
 import os
+import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from penstock.scheduler.setting import Setting
 from penstock.server.cli.connection import UsageError
+from penstock.server.settings.table import Declared
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -23,12 +27,20 @@ _FILES: Final[Mapping[str, str]] = {
     "cert": "PEM file with a certificate chain to show, where TLS is mutual",
     "key": "PEM file with its key",
 }
+_TLS: Final = Declared(
+    path="tls",
+    setting=Setting(help="use TLS, with the authorities that this system trusts"),
+    kind=bool,
+    default=False,
+)
 _SERVER_NAME: Final = "server-name"
 _NAMES: Final = (*_FILES, _SERVER_NAME)
+_LONG_WAIT_S = 3.0
 
 
 def variable_of(flag: str) -> str:
-    """Return the environment variable that a flag is also read from."""
+    """Return the environment variable from which a flag is also read. `flag` has no leading
+    dashes."""
     return f"PENSTOCK_{flag.replace('-', '_').upper()}"
 
 
@@ -41,8 +53,7 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tls",
         action="store_true",
-        default=os.environ.get(variable_of("tls"), "").lower() in ("1", "on", "true"),
-        help="use TLS, with the authorities that this system trusts",
+        help=f"{_TLS.setting.help} (default: ${_TLS.variable})",
     )
     for flag, help_text in _FILES.items():
         _add(group, flag, Path, "FILE", help_text)
@@ -51,7 +62,8 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_connection_options(args: argparse.Namespace, reason: str) -> None:
-    """Raise UsageError for one of these options, unless it comes from a variable."""
+    """Raise UsageError if a connection option was passed as a flag. Options whose environment
+    variable is set are not checked."""
     for name in (*_NAMES, "tls"):
         is_given = bool(getattr(args, name.replace("-", "_")))
         if is_given and not os.environ.get(variable_of(name)):
@@ -59,9 +71,10 @@ def refuse_connection_options(args: argparse.Namespace, reason: str) -> None:
 
 
 def client_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return arguments for any client: `token` and `tls`. `ChannelConfig` has the server name.
+    """Return arguments for any client: `token` and `tls`.
 
-    Raises UsageError for files that do not belong together or cannot be read.
+    The server name is an option of `ChannelConfig` instead. Raises UsageError if a file is missing
+    or unreadable, or if the options are inconsistent.
     """
     options = sender_options(args)
     tls, token_file = options["tls"], options["token_file"]
@@ -73,7 +86,7 @@ def sender_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return `tls`, `server_name` and `token_file` for load generators. Raises UsageError."""
     from penstock.client import TlsConfig
 
-    is_tls = args.tls or any((args.ca, args.cert, args.key))
+    is_tls = _is_tls_set(args) or any((args.ca, args.cert, args.key))
     if args.server_name is not None and not is_tls:
         raise UsageError("--server-name requires --tls or --ca")
     try:
@@ -90,21 +103,30 @@ def sender_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def connect(args: argparse.Namespace) -> "SyncClient":
-    """Create a client of the service that the arguments name. Raises UsageError."""
+    """Create a client for the service at the address in the arguments. Raises UsageError."""
     from penstock.client import ChannelConfig, SyncClient
 
     options, channel = client_options(args), ChannelConfig(server_name=args.server_name)
     try:
-        return SyncClient(args.address, channel=channel, **options)
+        return SyncClient(args.address, channel=channel, sleep=wait_to_retry, **options)
     except (ValueError, OSError) as error:
         line = str(error)
         raise UsageError(f"--{line}" if line.startswith("address:") else line) from error
 
 
+def wait_to_retry(duration_s: float) -> None:
+    """Wait before a retry. Reports a long wait on stderr, because it would look like a hanging
+    service."""
+    if duration_s >= _LONG_WAIT_S:
+        line = f"rejected for now (a full queue, a quota): trying again in {duration_s:.0f} s"
+        print(f"{line}; Ctrl-C to stop", file=sys.stderr, flush=True)
+    time.sleep(duration_s)
+
+
 def bare_channel(
     address: str, options: Mapping[str, Any], server_name: str | None
 ) -> "Callable[[], tuple[grpc.aio.Channel, Pairs]]":
-    """Return a function that opens a channel as a client with `client_options` would.
+    """Return a function that opens a channel as a client with these arguments would.
 
     The function returns the channel and the metadata of a call.
     """
@@ -126,10 +148,10 @@ def bare_channel(
 
 
 class _Options(Protocol):
-    """A group of options, whose class is private to argparse."""
+    """A group of options. Its class is private to argparse."""
 
     def add_argument(self, *names: str, **how: Any) -> object:
-        """Add an argument as argparse does."""
+        """Same as `argparse.ArgumentParser.add_argument`."""
         ...
 
 
@@ -145,8 +167,20 @@ def _add(group: _Options, flag: str, kind: Callable[[str], Any], metavar: str, t
     )
 
 
+def _is_tls_set(args: argparse.Namespace) -> bool:
+    """Return True if `--tls` is given, else the value of its environment variable, read like the
+    variables of settings. Raises UsageError if that is neither on nor off."""
+    from penstock.server.settings.sources import BadSetting, gather
+
+    try:
+        return bool(gather([_TLS], {"tls": args.tls or None}, os.environ).value("tls"))
+    except BadSetting as error:
+        raise UsageError(str(error)) from None
+
+
 def _check_pem(name: str, path: Path) -> None:
-    """Raise UsageError for an invalid PEM file: gRPC would only report a failed connection."""
+    """Raise UsageError if a file is unreadable or is not the expected PEM file. gRPC would only
+    report a failed connection."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -1,6 +1,7 @@
-"""`penstock generate`: one request, its text as it is generated, then one summary line.
+"""`penstock generate`: sends one request, and prints its text as it is generated and a summary
+line.
 
-The text goes to stdout, the summary to stderr, so that a pipe gets the text alone.
+The text is written to stdout and the summary to stderr, so that a pipe gets only the text.
 """
 
 import argparse
@@ -68,7 +69,8 @@ def _print_json(events: "Iterator[Event]") -> None:
 
 
 def _print_text(events: "Iterator[Event]", *, has_many: bool) -> None:
-    """Print the text; several outputs arrive interleaved and are printed one by one at the end."""
+    """Print the text and the summary. With several outputs, each is printed completely at the
+    end."""
     from penstock.client import Finished, Tokens
 
     texts: dict[int, str] = {}
@@ -82,7 +84,8 @@ def _print_text(events: "Iterator[Event]", *, has_many: bool) -> None:
                 if has_many:
                     texts[event.output_index] = texts.get(event.output_index, "") + event.text
                 else:
-                    # Recorded before it is printed: Ctrl-C may come right after.
+                    # Record the text before it is printed, because Ctrl-C may arrive immediately
+                    # afterwards.
                     text_open = not event.text.endswith("\n")
                     write_text(event.text)
     finally:

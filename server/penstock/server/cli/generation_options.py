@@ -1,6 +1,6 @@
 """The options that `generate` and `chat` share.
 
-Owns the flags. The server checks ranges and names the invalid field.
+Defines the flags. The server checks ranges and names the invalid field.
 """
 
 import argparse
@@ -14,34 +14,41 @@ if TYPE_CHECKING:
 
 
 def add_generation_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags; without a value the server's default applies."""
+    """Add the flags of a generation. Without a flag, the default of the server applies."""
     add_address_option(parser)
     add_connection_options(parser)
     parser.add_argument("--model", help="name of the model (default: the server's)")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an output")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="maximum number of tokens of an output"
+    )
     parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     parser.add_argument("--top-p", type=float, metavar="P", help="in (0, 1]")
     parser.add_argument("--top-k", type=int, metavar="K", help="at least 1")
     parser.add_argument("--seed", type=int, metavar="SEED", help="makes the output reproducible")
     parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before it; repeatable"
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="stop string: the output ends before it; repeatable",
     )
     parser.add_argument("--adapter", metavar="NAME", help="an adapter of the model")
     _add_constraint_options(parser)
     parser.add_argument("--priority", type=int, metavar="P", help="higher is more urgent")
     parser.add_argument(
-        "--deadline", type=seconds, metavar="SECONDS", help="fail when it takes longer"
+        "--deadline", type=seconds, metavar="SECONDS", help="fail if it takes longer"
     )
     parser.add_argument(
         "--time-limit",
         type=seconds,
         metavar="SECONDS",
-        help="stop after this long and keep the text",
+        help="end after this time, with the text so far",
     )
 
 
 def options_of(args: argparse.Namespace) -> "GenerationOptions":
-    """Return the options for the client."""
+    """Return the generation options by client argument; None if a flag is not given (`stop`:
+    empty)."""
     from penstock.client import Adapter
 
     return {
@@ -61,11 +68,18 @@ def options_of(args: argparse.Namespace) -> "GenerationOptions":
 
 def _add_constraint_options(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--json-schema", metavar="SCHEMA", help="answer in JSON that fits it")
-    kinds.add_argument("--regex", metavar="PATTERN", help="answer with text that matches it")
-    kinds.add_argument("--grammar", metavar="EBNF", help="answer with a sentence of the grammar")
     kinds.add_argument(
-        "--choice", action="append", metavar="TEXT", help="answer with it; repeat for all choices"
+        "--json-schema",
+        metavar="JSON",
+        help='the output conforms to this JSON schema; of a file: "$(cat FILE)"',
+    )
+    kinds.add_argument("--regex", metavar="PATTERN", help="the output matches it")
+    kinds.add_argument("--grammar", metavar="EBNF", help="the output conforms to it")
+    kinds.add_argument(
+        "--choice",
+        action="append",
+        metavar="TEXT",
+        help="the output is one of these texts; repeatable",
     )
 
 

@@ -1,4 +1,4 @@
-"""`penstock health`: whether a service is serving, for container health checks."""
+"""`penstock health`: reports whether a service is serving, for health checks of containers."""
 
 import argparse
 

@@ -1,6 +1,6 @@
-"""The installation: versions of packages, kernel, GPUs, driver.
+"""The installation: versions of packages, kernel and driver, and the GPUs.
 
-Owns the list of relevant packages. Imports none of them, and reads no host name.
+Contains the list of relevant packages. Imports none of them, and does not read the host name.
 """
 
 import os
@@ -16,14 +16,18 @@ _PARTS = ("penstock", "grpcio", "protobuf", "numpy", "torch", "transformers", "t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """`versions` by package; `machine`: kernel, CPUs, GPUs, driver and CUDA as plain values."""
+    """The installed packages and the machine.
+
+    `versions` has the package versions by name. `machine` has kernel, CPUs, GPUs, driver and CUDA
+    as plain values.
+    """
 
     versions: dict[str, str]
     machine: dict[str, Any]
 
 
 def collect_installation() -> Installation:
-    """Collect versions and hardware. Runs nvidia-smi, which may take a second."""
+    """Return versions and hardware. Runs nvidia-smi, which may take a second."""
     gpus = found_gpus()
     kernel = os.uname()
     return Installation(
@@ -49,7 +53,7 @@ def collect_installation() -> Installation:
 
 
 def version_of(name: str) -> str | None:
-    """Return the version of an installed distribution; None if it is not installed."""
+    """Return the version of an installed distribution, or None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

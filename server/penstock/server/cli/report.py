@@ -1,4 +1,4 @@
-"""Output formats: text for people, a summary line, JSON for programs."""
+"""Output formats: text for humans, a summary line, JSON for programs."""
 
 import dataclasses
 import enum
@@ -15,33 +15,42 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """Replace control characters except newline and tab: a model must not move the cursor."""
+    """Return `text` with U+FFFD in place of control characters except newline and tab.
+
+    Control characters in the output of a model could control the terminal.
+    """
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def write_text(text: str) -> None:
-    """Write and flush output: `printable` on a terminal, unchanged into a pipe or a file."""
+    """Write and flush text: `printable` on a terminal, unchanged to a pipe or a file."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def event_json(event: "Event") -> str:
-    """Return one event as one line of JSON; its kind is under "event", enums by name."""
+    """Return one event as one line of JSON. Its kind is under "event"; enums are encoded by
+    name."""
     kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
     return json.dumps({"event": kind, **plain(event)})
 
 
 def value_json(value: Any, **instead: Any) -> str:
-    """Return a value as one line of JSON; `instead`: fields that are shown in another form."""
+    """Return a dataclass instance as one line of JSON. `instead` has values that replace those of
+    some fields."""
     return json.dumps({**plain(value), **instead})
 
 
 def summary_line(finished: "Finished") -> str:
-    """Format queue time, TTFT, speed, finish reasons and usage."""
+    """Return queue time, TTFT, speed, finish reasons and usage as one line."""
     timings, usage = finished.timings, finished.usage
+    queue = f"queue {duration(timings.queue_s)}"
+    if timings.ttft_s is not None and timings.queue_s > timings.ttft_s:
+        # It was preempted, or continued in the engine process that replaced a dead one.
+        queue += ", also after the first token"
     parts = (
-        f"queue {milliseconds(timings.queue_s)}",
-        f"TTFT {milliseconds(timings.ttft_s)}",
+        queue,
+        f"TTFT {duration(timings.ttft_s)}",
         f"{rate(finished.tokens_per_s)} tokens/s",
         f"finish {finish_reasons(finished)}",
         f"{usage.num_completion_tokens} tokens"
@@ -51,23 +60,26 @@ def summary_line(finished: "Finished") -> str:
 
 
 def finish_reasons(finished: "Finished") -> str:
-    """Format the finish reasons of the outputs, each once: "length x15, stop_string"."""
+    """Format the distinct finish reasons of the outputs with their counts: "length x15,
+    stop_string"."""
     counts = Counter(end.finish_reason.name.lower() for end in finished.outputs)
     return ", ".join(name if num == 1 else f"{name} x{num}" for name, num in counts.items())
 
 
-def milliseconds(value_s: float | None) -> str:
-    """Format a duration with its unit; "-" for none."""
-    return "-" if value_s is None else f"{value_s * 1e3:.1f} ms"
+def duration(value_s: float | None) -> str:
+    """Format a duration with its unit; "-" for None."""
+    if value_s is None:
+        return "-"
+    return f"{value_s * 1e3:.1f} ms" if value_s < 1 else f"{value_s:.2f} s"
 
 
 def rate(value: float | None) -> str:
-    """Format a figure per second; "-" for none."""
+    """Format a rate per second; "-" for None."""
     return "-" if value is None else f"{value:.1f}"
 
 
 def plain(value: Any) -> dict[str, Any]:
-    """Convert a value to plain JSON types, enums by name."""
+    """Convert a dataclass instance to plain JSON types. Enums are encoded by name."""
     return dataclasses.asdict(value, dict_factory=_by_name)
 
 

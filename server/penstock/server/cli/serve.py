@@ -1,7 +1,7 @@
 """`penstock serve`: runs a service on this machine until it is stopped.
 
-Owns the command, the settings that depend on other settings, on the model or on the device, and
-what it prints on stdout: a banner on a terminal, elsewhere lines for scripts. Imports heavy modules
+Contains the command, the settings that depend on other settings, on the model or on the device, and
+the output on stdout: a banner on a terminal, otherwise lines for scripts. Imports large modules
 only in `run`.
 """
 
@@ -40,14 +40,14 @@ CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 _DEFAULT_MODEL = "demo"
 _EXIT_CODES = """\
 exit codes:
-  0        asked to stop (SIGTERM or SIGINT) and drained
-  1        gave up: a process kept dying, or did not survive the drain
+  0        stopped on request (SIGTERM or SIGINT), after draining
+  1        failed: a process crashed repeatedly, or during the drain
   2        could not start; one line on stderr has the reason
-  128 + n  signal n came a second time: streams were cut
+  128 + n  signal n arrived a second time: streams were interrupted
 """
 _DESCRIPTION = """\
 Run a service. Each option can also be set by PENSTOCK_<OPTION>, and in a TOML file that --config
-names: docs/settings.md has its keys. A flag wins over a variable, a variable over the file.
+names: docs/settings.md has its keys. Flags override variables, which override the file.
 """
 _PROMPT = "Once upon a time"
 
@@ -72,34 +72,36 @@ def _add_flags(parser: Parser) -> None:
 
 
 def report_start(words: Sequence[str]) -> None:
-    """On a terminal, print that the service starts, before imports that may take seconds."""
+    """On a terminal, print that the service starts, unless the command line `words` asks for help.
+    The imports that follow may take seconds."""
     if sys.stdout.isatty() and not {"-h", "--help"} & set(words):
         _print([f"Penstock {version_of('penstock') or ''} is starting ..."])
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until requested to stop; return the exit code."""
+    """Serve until stopped, and return the exit code."""
     from penstock.server.observe.logs import configure_logging
     from penstock.server.observe.logs.limits import ALWAYS
-    from penstock.server.settings.json_values import did_you_mean
+    from penstock.server.settings.json_values import nearest
     from penstock.server.settings.sources import BadSetting
 
     try:
         sources = merge_settings(vars(args), os.environ)
-        # Reported before anything can fail: a misspelt variable is often the cause.
+        # Report unknown variables before anything can fail, because a misspelt variable is often
+        # the cause.
         configure_logging(
             "supervisor",
             sources.value("log_level"),
             form=sources.value("log_format"),
             has_foreign_text=sources.value("log_foreign_text"),
         )
-        log = logging.getLogger(__name__)
-        # The next line follows after imports, which may take seconds.
+        logger = logging.getLogger(__name__)
+        # The next line is printed after imports, which may take seconds.
         if not sys.stdout.isatty():
-            log.info("penstock %s is starting", version_of("penstock") or "")
+            logger.info("penstock %s is starting", version_of("penstock") or "")
         for variable in unknown_variables(os.environ):
-            likely = did_you_mean(variable, _variables())
-            log.warning("%s is set but is not a known setting%s", variable, likely, extra=ALWAYS)
+            likely = nearest(variable, _variables())
+            logger.warning("%s is set but is not a known setting%s", variable, likely, extra=ALWAYS)
         config = build_config(sources)
     except BadSetting as error:
         return _cannot_start(str(error))
@@ -113,7 +115,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> "Sources":
-    """Merge arguments over environment over file. Raises BadSetting naming the setting as given."""
+    """Merge the settings: arguments override environment variables, which override a file.
+
+    Raises BadSetting.
+    """
     from penstock.server.config import SETTINGS
     from penstock.server.settings.sources import gather
 
@@ -122,10 +127,10 @@ def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str])
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return variables with our prefix that are not settings, most likely misspelt.
+    """Return environment variables with the prefix PENSTOCK_ that are not settings.
 
-    Excludes the variables of other commands, and those that Kubernetes sets for services called
-    penstock, penstock-metrics or penstock-operations.
+    Most likely they are misspelt. The variables of other commands are excluded, and so are those
+    that Kubernetes sets for services called penstock, penstock-metrics or penstock-operations.
     """
     from penstock.executor.torch.thread_environment import KERNELS_VARIABLE
 
@@ -150,7 +155,7 @@ def _variables() -> list[str]:
 
 
 def build_config(sources: "Sources") -> "ServerConfig":
-    """Build the service's configuration. Raises BadSetting naming the invalid setting."""
+    """Build the configuration of the service. Raises BadSetting."""
     from penstock.executor.models import ModelNotFound
     from penstock.scheduler.setting import SettingError
     from penstock.server.cli.serve_settings import check_gateway, check_security
@@ -169,7 +174,8 @@ def build_config(sources: "Sources") -> "ServerConfig":
 
 
 def _derived(sources: "Sources") -> dict[str, Any]:
-    """Return the fields of the configuration that depend on others, by their paths."""
+    """Return the configuration fields that are derived from other settings, by field path. Raises
+    ModelNotFound or ValueError."""
     from penstock.executor.config import ExecutorKind
     from penstock.executor.models import resolve_model
     from penstock.server.cli.serve_settings import (
@@ -210,9 +216,8 @@ def _tokenizer_path(sources: "Sources") -> Path | None:
 
 
 def _files(sources: "Sources") -> dict[str, Any]:
-    """Return paths by field. Create missing folders, so that missing write access is reported
-    now.
-    """
+    """Return the paths of files and folders by field path. Creates missing folders, so that missing
+    write access is reported at the start. Raises ValueError."""
     if "record" not in sources:
         sources.refuse(["record_max_mib"], f"requires {sources.spell('record')}")
     paths: dict[str, Any] = {}
@@ -221,7 +226,7 @@ def _files(sources: "Sources") -> dict[str, Any]:
             paths[field] = _writable_folder(sources, name)
     for name in ("policy_file", "tls_cert", "tls_key", "tls_client_ca"):
         if name in sources:
-            # Not resolved: Kubernetes mounts symlinks, and their targets change.
+            # Not resolved, because Kubernetes mounts symlinks whose targets change.
             paths[f"security.{name}"] = sources.get(name).expanduser().absolute()
     return paths
 
@@ -239,17 +244,19 @@ def _writable_folder(sources: "Sources", name: str) -> Path:
 
 
 def by_flags(message: str) -> str:
-    """Replace fields by flags in a message of a process of the service."""
+    """Return a message from a process of the service, with the names of configuration fields
+    replaced by flags."""
     from penstock.server.config import SETTINGS
 
     flags = {item.path.rpartition(".")[2]: f"--{item.flag}" for item in SETTINGS}
     flags |= {item.name: f"--{item.flag}" for item in SETTINGS}
-    # A single word is a field name if one of the field's values follows.
+    # A single word is the name of a field if a value of that field follows.
     values = [
         rf"{item.path.rpartition('.')[2]}(?= (?:{'|'.join(item.choices)})\b)"
         for item in SETTINGS
         if item.choices
     ]
+    values.append(r"device(?= (?:cpu|cuda)\b)")
     return re.sub(
         rf"(?<![\w.'\"/-])(?:{'|'.join(values)}|[a-z]+(?:_[a-z]+)+(?![\w./'\"-]))",
         lambda match: flags.get(match[0], match[0]),
@@ -265,7 +272,8 @@ def _cannot_start(reason: str) -> int:
 
 
 def prepare_terminal(config: "ServerConfig") -> None:
-    """On a terminal, print what is loaded, and drop log lines that repeat the banner."""
+    """On a terminal, print which model is being loaded. If stderr is a terminal too, drop log lines
+    that repeat the banner."""
     if not sys.stdout.isatty():
         return
     if sys.stderr.isatty():
@@ -274,12 +282,12 @@ def prepare_terminal(config: "ServerConfig") -> None:
 
 
 def announce(ready: "ServiceReady") -> None:
-    """Print that the service is ready, and where."""
+    """Print that the service is ready, with its addresses."""
     _print(banner_lines(ready) if sys.stdout.isatty() else script_lines(ready))
 
 
 def script_lines(ready: "ServiceReady") -> list[str]:
-    """Return a line for each address."""
+    """Return one line per address, for scripts."""
     resources = f"; {ready.resources}" if ready.resources else ""
     lines = [
         f"penstock ready on {ready.address} (model {ready.model}, {_executor(ready)},"
@@ -298,6 +306,7 @@ def banner_lines(ready: "ServiceReady") -> list[str]:
         ("model", f"{printable(ready.model)} ({_executor(ready)})"),
         ("device", ready.resources),
         ("address", f"{ready.address} (gRPC)"),
+        ("operations", ready.operations_address),
         ("status page", (ready.metrics_url or "").removesuffix("metrics")),
         *(("try" if first else "", command) for first, command in _commands(ready)),
         ("stop", "Ctrl-C"),
@@ -307,7 +316,12 @@ def banner_lines(ready: "ServiceReady") -> list[str]:
 
 
 def _commands(ready: "ServiceReady") -> list[tuple[bool, str]]:
-    """Return commands to try in another terminal; with TLS they need files not known here."""
+    """Return commands to try in another terminal, each with True for a client's command and False
+    for an operator's.
+
+    With TLS, only the help is suggested, because the commands need files whose paths are unknown
+    here.
+    """
     if ready.has_tls:
         return [(True, "penstock generate --help  (connection: --tls)")]
     commands = [(True, f'penstock generate "{_PROMPT}"')]
@@ -327,6 +341,6 @@ def _executor(ready: "ServiceReady") -> str:
 
 
 def _print(lines: list[str]) -> None:
-    # The reader of stdout may be gone; the service continues.
+    # If stdout has no reader, the service continues.
     with contextlib.suppress(BrokenPipeError):
         print("\n".join(lines), flush=True)

@@ -1,8 +1,8 @@
 """Settings of `penstock serve` that depend on files, packages, the device or other settings.
 
-Owns the checks of a configuration, the defaults of slots and token budget, which settings have a
-separate key in the section of TensorRT-LLM, the default ports, and which OpenTelemetry variables
-switch tracing on.
+Checks a configuration. Defines the default ports, the defaults of slots and token budget, the
+settings that have a separate key in the TensorRT-LLM section, and the OpenTelemetry variables that
+enable tracing.
 """
 
 import logging
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.server.config import ServerConfig
 
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _FAIR_ONLY = ("tenant_weights", "aging_s", "max_num_running_per_tenant", "max_prefill_share")
 _CACHE_ONLY = (
     *("eviction", "session_ttl_s", "session_retention_level", "max_session_share"),
@@ -37,7 +37,6 @@ _CACHE_ONLY = (
     *("max_retention_s", "share_prefixes_across_tenants"),
 )
 _QUOTAS = ("tenant_max_live", "tenant_requests_per_minute", "tenant_tokens_per_minute")
-log = logging.getLogger(__name__)
 _KEYS = {
     "max_num_seqs": "max_batch_size",
     "max_num_batched_tokens": "max_num_tokens",
@@ -51,9 +50,9 @@ _KEYS = {
     "kv_cache_dtype": "kv_cache_config.dtype",
     "pipeline_depth": "disable_overlap_scheduler",
 }
-"""Settings of the other executors, and the key of the TensorRT-LLM section that replaces each."""
+"""Settings of the other executors, with the key of the TensorRT-LLM section that replaces each."""
 _OWN_PACE = "the engine plans its own steps"
-_OWN_CACHE = "the engine evicts its own blocks, and knows retention but no sessions"
+_OWN_CACHE = "the engine evicts its own blocks; it supports retention but not sessions"
 _MEANINGLESS = {
     "device": "GPUs are chosen by CUDA_VISIBLE_DEVICES and tensor_parallel_size",
     "threads": "it does not use the CPU",
@@ -69,19 +68,18 @@ _MEANINGLESS = {
     ),
 }
 _STEPS = {"operations_port": 1, "metrics_port": 2}
-"""Offset from the service's port, unless a setting overrides it."""
+"""Offset of a default port from the port of the service."""
 _MAX_PORT = 65535
 _MAX_THREADS_PER_CORE = 4
-"""More threads would only wait for each other."""
+"""With more threads per core the threads would only wait for each other."""
 _EXPORTER_VARIABLE = "OTEL_TRACES_EXPORTER"
 _OPT_IN_VARIABLE = "OTEL_SEMCONV_STABILITY_OPT_IN"
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
 def check_security(config: "ServerConfig") -> None:
-    """Raise ValueError if unauthenticated callers could get access by accident or a file is
-    invalid.
-    """
+    """Raise ValueError if a file is invalid, or if unauthenticated callers could get access by
+    accident. Logs a warning if tokens are accepted without TLS."""
     security, observer = config.security, config.observer
     is_behind_proxy = bool(config.front.tenant_metadata_key)
     host = observer.operations_host
@@ -102,7 +100,7 @@ def check_security(config: "ServerConfig") -> None:
                 raise SettingError(f"{{}}: {what}", name) from error
         raise ValueError(what) from error
     if opened.authenticator is not None and not security.has_tls and not is_loopback(config.host):
-        _log.warning(
+        logger.warning(
             "tokens cross the network in plain text: set --tls-cert and --tls-key, or terminate TLS"
             " in front of %s",
             config.host,
@@ -111,9 +109,9 @@ def check_security(config: "ServerConfig") -> None:
 
 
 def check_gateway(config: "ServerConfig") -> None:
-    """Raise ValueError if the gateway cannot be served; log a warning if no gateway could call
-    it.
-    """
+    """Raise ValueError if the gateway cannot be served. Logs a warning if its traffic would use
+    only one of several front-end processes, or lack the TLS or credentials that the port
+    requires."""
     if config.gateway == NO_GATEWAY:
         return
     load_gateway(config.gateway).check_installed()
@@ -123,7 +121,7 @@ def check_gateway(config: "ServerConfig") -> None:
         *(["credentials"] if security.policy_file is not None else []),
     ]
     if config.num_fronts > 1:
-        _log.warning(
+        logger.warning(
             "the %s gateway keeps one connection to this worker, so one of its %d fronts gets all"
             " requests: --fronts 1 is enough here, and more workers add throughput",
             config.gateway,
@@ -131,8 +129,8 @@ def check_gateway(config: "ServerConfig") -> None:
             extra=ALWAYS,
         )
     if what:
-        _log.warning(
-            "the port asks for %s and the %s gateway has none: it needs a separate proxy that"
+        logger.warning(
+            "the port requires %s, and the %s gateway sends none: it needs a separate proxy that"
             " adds them",
             " and ".join(what),
             config.gateway,
@@ -141,7 +139,8 @@ def check_gateway(config: "ServerConfig") -> None:
 
 
 def check_scheduling(sources: Sources, *, is_caching: bool) -> None:
-    """Raise ValueError for a setting without effect. `is_caching`: whether prefixes are cached."""
+    """Raise ValueError for a setting that is invalid or would have no effect. `is_caching`: whether
+    the executor caches prefixes."""
     if sources.get("order") is SchedulingOrder.FCFS:
         sources.refuse(_FAIR_ONLY, "has no effect with the order fcfs")
     if not (is_caching and sources.value("prefix_caching")):
@@ -166,7 +165,11 @@ def check_scheduling(sources: Sources, *, is_caching: bool) -> None:
 
 
 def executor_settings(sources: Sources) -> dict[str, Any]:
-    """Return settings of executors batched by our scheduler. Raises ValueError naming a setting."""
+    """Return the derived settings, by field path, of an executor for which Penstock's scheduler
+    forms the batches (all except TensorRT-LLM).
+
+    Raises ValueError for an invalid setting.
+    """
     kind, device = sources.value("executor"), sources.value("device")
     budget, num_seqs = sources.get("max_num_batched_tokens"), sources.get("max_num_seqs")
     sources.refuse(["trtllm_config"], f"has no effect with the {kind} executor")
@@ -178,7 +181,7 @@ def executor_settings(sources: Sources) -> dict[str, Any]:
     if kind is not ExecutorKind.SIMULATED:
         sources.refuse(["simulated_config"], f"has no effect with the {kind} executor")
     elif "simulated_config" not in sources:
-        # Simulated steps take real time, so that the service has realistic timings.
+        # Simulated steps take real time, so that the latencies of the service are realistic.
         derived["executor.simulated"] = SimulatedConfig(pace=SimulatedPace.REAL_TIME)
     if kind is ExecutorKind.TORCH and device.startswith("cuda"):
         usual = device_defaults(device)
@@ -207,9 +210,11 @@ def _check_threads(spelling: str, num_threads: int) -> None:
 def trtllm_settings(
     sources: Sources, model_path: Path, tokenizer_path: Path | None
 ) -> dict[str, Any]:
-    """Return the TensorRT-LLM settings, checked against flags and model. Raises ValueError.
+    """Return the settings derived from the TensorRT-LLM section, by field path, after checks
+    against flags and model. Logs warnings. Raises ValueError.
 
-    Our scheduler must predict the engine's admissions, so both use the policy that is set there.
+    The scheduler must predict which requests the engine admits, so both use the admission policy of
+    the TensorRT-LLM section.
     """
     for name, key in _KEYS.items():
         sources.refuse([name], f"is set for the trtllm executor by {key} in --trtllm-config")
@@ -226,9 +231,9 @@ def trtllm_settings(
         )
     findings = check_before_load(model_path, config, os.environ)
     check_tokenizer(findings.folder, tokenizer_path)
-    log.info("%s", findings.folder.explanation)
+    logger.info("%s", findings.folder.explanation)
     for notice in findings.notices:
-        log.warning("%s", notice, extra=ALWAYS)
+        logger.warning("%s", notice, extra=ALWAYS)
     policy = config.scheduler_config.capacity_scheduler_policy.name.lower()
     return {
         "executor.max_num_seqs": config.max_batch_size,
@@ -240,11 +245,12 @@ def trtllm_settings(
 
 
 def observer_settings(sources: Sources) -> dict[str, Any]:
-    """Return observer settings by field path. Raises ValueError naming the setting."""
+    """Return the settings of the observer (the process with the operations and metrics ports) by
+    field path. Raises ValueError for an invalid setting."""
     ports: dict[str, int | None] = {}
     for name, step in _STEPS.items():
         port = sources.value("port")
-        # No port follows the last one.
+        # There is no port after the last one.
         behind = port + step if 0 < port <= _MAX_PORT - step else 0
         ports[name] = sources.get(name) if name in sources else behind
     if not any(port is not None for port in ports.values()):
@@ -268,7 +274,8 @@ def observer_settings(sources: Sources) -> dict[str, Any]:
 
 
 def _has_traces(sources: Sources) -> bool:
-    """Return whether traces are enabled, by a setting or by OpenTelemetry's variables."""
+    """Return True if tracing is enabled by a setting or by an OpenTelemetry variable. Raises
+    ValueError for a setting without effect or an invalid variable."""
     environment = sources.environment
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False

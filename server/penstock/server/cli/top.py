@@ -1,6 +1,7 @@
 """`penstock top`: a live view of a service, from its operations port.
 
-Owns the command, its keys and its refresh. `top_view.py` draws what `top_board.py` holds.
+Contains the command, its keys and its refresh. `top_state.py` holds the state, and `top_view.py`
+draws it.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from penstock.server.cli.connection import (
 )
 from penstock.server.cli.connection_options import add_connection_options, client_options
 from penstock.server.cli.report import plain
-from penstock.server.cli.top_board import MAX_REQUESTS, SORT_KEYS, Board
+from penstock.server.cli.top_state import MAX_REQUESTS, SORT_KEYS, TopState
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 DEFAULT_INTERVAL_S = 1.0
 LOOK_DEADLINE_S = 2.0
-"""Time limit of a query, after which the service counts as unresponsive; keys wait for it."""
+"""Time limit of a query, in seconds, after which the service is considered unresponsive. Keys are
+not handled during a query."""
 _NO_WIDTH = 10_000
 """Unlimited width, for output that is not a terminal."""
 
@@ -71,24 +73,24 @@ def _top(args: argparse.Namespace) -> int:
     if not args.once and not sys.stdout.isatty():
         raise UsageError("stdout is not a terminal; use --once to write one frame")
     console = None if args.json else _console()
-    board = Board(args.address, sort_key=args.sort)
+    state = TopState(args.address, sort_key=args.sort)
     with _connect(args) as client:
         if args.once:
-            _query(client, board)
+            _query(client, state)
             if console is None:
-                print(_json(board))
+                print(_json(state))
             else:
-                _print_frame(console, board)
+                _print_frame(console, state)
             return ExitCode.OK
         assert console is not None
-        return _watch(console, client, board, args.interval)
+        return _watch(console, client, state, args.interval)
 
 
 def _connect(args: argparse.Namespace) -> "SyncOperationsClient":
     from penstock.client import NO_RETRY, ChannelConfig, SyncOperationsClient
 
     try:
-        # It polls anyway: a query must not wait for an unreachable service.
+        # The command polls anyway, so a query must not wait for an unreachable service.
         channel = ChannelConfig(
             max_reconnect_backoff_s=DEFAULT_INTERVAL_S, server_name=args.server_name
         )
@@ -104,7 +106,7 @@ def _console() -> "Console":
         from rich.console import Console
     except ModuleNotFoundError:
         raise UsageError(
-            "needs the package rich: install penstock[top], or use --once --json"
+            "needs the package rich: pip install 'penstock[top]', or use --once --json"
         ) from None
     if sys.stdout.isatty():
         return Console()
@@ -112,15 +114,15 @@ def _console() -> "Console":
     return Console(width=int(width) if width.isdecimal() and int(width) else _NO_WIDTH)
 
 
-def _query(client: "SyncOperationsClient", board: Board) -> None:
-    """Query once; raises PenstockError."""
+def _query(client: "SyncOperationsClient", state: TopState) -> None:
+    """Query the service once and store the response in `state`. Raises PenstockError."""
     stats = client.get_stats(deadline_s=LOOK_DEADLINE_S)
     requests = client.list_requests(max_requests=MAX_REQUESTS, deadline_s=LOOK_DEADLINE_S)
-    board.take(stats, requests)
+    state.take(stats, requests)
 
 
 def _watch(
-    console: "Console", client: "SyncOperationsClient", board: Board, interval_s: float
+    console: "Console", client: "SyncOperationsClient", state: TopState, interval_s: float
 ) -> int:
     from rich.live import Live
 
@@ -132,40 +134,41 @@ def _watch(
         while True:
             begun_s = time.monotonic()
             try:
-                _query(client, board)
+                _query(client, state)
             except PenstockError as error:
-                board.miss(describe_error(error))
+                state.miss(describe_error(error))
             # Keys are read until the next refresh.
             while True:
                 size = console.size
-                frame = frame_of(board, width=size.width, height=size.height)
+                frame = frame_of(state, width=size.width, height=size.height)
                 live.update(frame, refresh=True)
                 key = _key(max(0.0, begun_s + interval_s - time.monotonic()), can_type)
                 if key in ("q", "Q", "\x1b"):
                     return ExitCode.OK
                 if key in ("s", "S"):
-                    board.sort_by_next()
+                    state.sort_by_next()
                 if not key:
                     break
     return ExitCode.OK
 
 
-def _print_frame(console: "Console", board: Board) -> None:
+def _print_frame(console: "Console", state: TopState) -> None:
     from penstock.server.cli.top_view import frame_of
 
     width = None if console.width == _NO_WIDTH else console.width
-    console.print(frame_of(board, width=width))
+    console.print(frame_of(state, width=width))
 
 
-def _json(board: Board) -> str:
-    assert board.stats is not None
-    requests = [plain(request) for request in board.sorted_requests]
-    return json.dumps({"stats": plain(board.stats), "requests": requests})
+def _json(state: TopState) -> str:
+    assert state.stats is not None
+    requests = [plain(request) for request in state.sorted_requests]
+    return json.dumps({"stats": plain(state.stats), "requests": requests})
 
 
 @contextlib.contextmanager
 def _keys(terminal: TextIO) -> Generator[bool]:
-    """Read single keys; yield False without a terminal."""
+    """Let keys be read one by one, without Enter, in this context. Yields False if `terminal` is
+    not a terminal."""
     if not terminal.isatty():
         yield False
         return
@@ -178,10 +181,10 @@ def _keys(terminal: TextIO) -> Generator[bool]:
 
 
 def _key(timeout_s: float, can_type: bool) -> str:
-    """Return the next key, "" if none was typed in time."""
+    """Return the next key; "" if none was typed in time, "q" at the end of the input."""
     sources = [sys.stdin.fileno()] if can_type else []
     ready, _, _ = select.select(sources, [], [], timeout_s)
     if not ready:
         return ""
-    # Bypasses Python's buffer, which select does not see. The end of input acts as q.
+    # Bypasses Python's buffer, which is invisible to select. The end of input is treated as q.
     return os.read(sys.stdin.fileno(), 1).decode("utf-8", "replace") or "q"

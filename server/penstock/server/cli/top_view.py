@@ -1,4 +1,4 @@
-"""One frame of `penstock top`, for the package `rich`; imported only to draw."""
+"""Draws one frame of `penstock top` with the package `rich`. Imported only when needed."""
 
 import time
 from collections import Counter
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from penstock.client import ModelState, RequestState, WaitReason
 from penstock.server.cli.report import printable
-from penstock.server.cli.top_board import SORT_KEYS, Board
+from penstock.server.cli.top_state import SORT_KEYS, TopState
 
 if TYPE_CHECKING:
     from penstock.client import LiveRequest, ModelStats, Percentiles, ServerStats
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_POOL_LINES = 4
 MAX_OWNERS = 6
-"""Tenants that are shown separately in the KV pool."""
+"""Maximum number of tenants that are displayed separately in the KV pool."""
 _OWNER_STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red")
 _USED, _CACHED, _FREE = "█", "▒", "·"
 _STATE_STYLES = {
@@ -29,7 +29,7 @@ _STATE_STYLES = {
     ModelState.DRAINING: "bold magenta",
 }
 _NUM_TABLE_EXTRAS = 2
-"""Lines of the request table besides the requests."""
+"""Number of lines of the request table besides the requests."""
 _COLUMNS = (
     ("REQUEST", False, 36),
     ("TENANT", False, 16),
@@ -43,58 +43,59 @@ _COLUMNS = (
     ("UNREAD", True, 8),
     ("LEFT", True, 8),
 )
-"""Name, whether it is numeric, and maximum width. LEFT: until the deadline."""
+"""Name, whether it is numeric, and maximum width. LEFT displays the time until the deadline."""
 _WIDE = 110
 _WIDTH_OF_PAPER = 120
-"""Width of elements that would fill any width."""
+"""Width in characters for output that is not a terminal."""
 _NUM_NARROW_COLUMNS = 8
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
-def frame_of(board: Board, *, width: int | None, height: int | None = None) -> RenderableType:
-    """Return one frame. `height` None: as long as needed, for output without keys.
+def frame_of(state: TopState, *, width: int | None, height: int | None = None) -> RenderableType:
+    """Return one frame. If `height` is None, it is as high as needed, for output that is not a
+    terminal.
 
-    `width` None: as wide as needed, nothing is truncated.
+    If `width` is None, it is as wide as needed, and nothing is truncated.
     """
-    if board.stats is None:
-        problem = board.problem or "no answer yet"
-        place = "" if board.address in problem else f"{board.address}: "
+    if state.stats is None:
+        problem = state.problem or "no response yet"
+        place = "" if state.address in problem else f"{state.address}: "
         return Text(f"{place}{problem}", style="bold red")
     head: list[RenderableType] = []
-    if board.problem:
-        problem = f"no answer since {_clock(board.stats.time_s)}, trying again: {board.problem}"
+    if state.problem:
+        problem = f"no response since {_clock(state.stats.time_s)}, trying again: {state.problem}"
         head.append(Text(problem, style="bold red", no_wrap=True, overflow="ellipsis"))
-    for model in board.stats.models:
-        head += _model_lines(board, model, board.stats, width or _WIDTH_OF_PAPER)
-    requests = board.sorted_requests
+    for model in state.stats.models:
+        head += _model_lines(state, model, state.stats, width or _WIDTH_OF_PAPER)
+    requests = state.sorted_requests
     if height is None:
         num_rows = len(requests)
     else:
         num_head = sum(_num_lines(part) for part in head)
         num_rows = max(0, height - num_head - _NUM_TABLE_EXTRAS)
-    caption = _requests_caption(board, num_rows, has_keys=height is not None)
+    caption = _requests_caption(state, num_rows, has_keys=height is not None)
     return Group(*head, caption, _requests_table(requests[:num_rows], width))
 
 
 def _model_lines(
-    board: Board, model: "ModelStats", stats: "ServerStats", width: int
+    state: TopState, model: "ModelStats", stats: "ServerStats", width: int
 ) -> list[RenderableType]:
     return [
-        _title(board, model, stats),
+        _title(state, model, stats),
         _load_line(model),
         _totals_line(model),
-        _latency_table(board, model, width),
-        *_pool_lines(board, model, width),
+        _latency_table(state, model, width),
+        *_pool_lines(state, model, width),
     ]
 
 
-def _title(board: Board, model: "ModelStats", stats: "ServerStats") -> Text:
-    state = "DRAINING" if stats.is_draining else model.state.name
+def _title(state: TopState, model: "ModelStats", stats: "ServerStats") -> Text:
+    status = "DRAINING" if stats.is_draining else model.state.name
     num_backlog = sum(front.num_backlog_tokens for front in stats.fronts)
     return _line(
-        (f"penstock {board.address} ", "bold"),
+        (f"penstock {state.address} ", "bold"),
         (f"{printable(model.model)} ", "bold cyan"),
-        (state, _STATE_STYLES.get(model.state, "bold red")),
+        (status, _STATE_STYLES.get(model.state, "bold red")),
         f"  up {span(stats.uptime_s)}  engine {model.engine_epoch}",
         f" ({model.num_engine_restarts} restarts)" if model.num_engine_restarts else "",
         f"  fronts {len(stats.fronts)}  backlog {count(num_backlog)} tokens",
@@ -136,7 +137,7 @@ def _totals_line(model: "ModelStats") -> Text:
     return _line((f"{text}  prefix hits {hits:.0%}", "dim"))
 
 
-def _latency_table(board: Board, model: "ModelStats", width: int) -> Table:
+def _latency_table(state: TopState, model: "ModelStats", width: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("last minute", no_wrap=True)
     for name in ("p50", "p90", "p99"):
@@ -144,9 +145,9 @@ def _latency_table(board: Board, model: "ModelStats", width: int) -> Table:
     table.add_column("", no_wrap=True, overflow="crop")
     room = max(0, min(60, width - 66))
     courses = {
-        "TTFT": f"step     {duration(model.mean_step_s):>8} {sparkline(board.step_s, room)}",
+        "TTFT": f"step     {duration(model.mean_step_s):>8} {sparkline(state.step_s, room)}",
         "ITL": f"tokens/s {count(model.decode_tokens_per_s):>8}"
-        f" {sparkline(board.tokens_per_s, room)}",
+        f" {sparkline(state.tokens_per_s, room)}",
     }
     rows = {"TTFT": model.ttft, "ITL": model.itl, "queue": model.queue, "total": model.e2e}
     for name, values in rows.items():
@@ -158,8 +159,8 @@ def _percentiles(values: "Percentiles") -> tuple[str, str, str]:
     return duration(values.p50_s), duration(values.p90_s), duration(values.p99_s)
 
 
-def _pool_lines(board: Board, model: "ModelStats", width: int) -> list[RenderableType]:
-    """Return the KV pool as a grid: used blocks by tenant, then cached and free ones."""
+def _pool_lines(state: TopState, model: "ModelStats", width: int) -> list[RenderableType]:
+    """Return the KV pool as a grid: used blocks by tenant, then cached blocks, then free blocks."""
     cache = model.cache
     caption = _line(
         f"KV pool  {count(cache.num_total_blocks)} blocks of {cache.block_size_tokens} tokens: ",
@@ -168,7 +169,7 @@ def _pool_lines(board: Board, model: "ModelStats", width: int) -> list[Renderabl
     )
     if not cache.num_total_blocks:
         return [caption]
-    owners = _owners(board.requests, model.model, cache.num_used_blocks)
+    owners = _owners(state.requests, model.model, cache.num_used_blocks)
     parts = [*owners.values(), cache.num_cached_blocks, cache.num_free_blocks]
     cells = cells_of(parts, MAX_POOL_LINES * width)
     grid = Text()
@@ -189,10 +190,11 @@ def _pool_lines(board: Board, model: "ModelStats", width: int) -> list[Renderabl
 def _owners(
     requests: "tuple[LiveRequest, ...]", model: str, num_used_blocks: int
 ) -> dict[str, int]:
-    """Return used blocks by tenant, the largest first; "other" for requests that were not queried.
+    """Return the number of used blocks by tenant, the largest first; "other" for the remaining
+    blocks.
 
-    Outputs that share a block each count it, and the list is older than the totals, so shares are
-    scaled down if they exceed the total.
+    Outputs that share a block each count it, and the list is older than the totals, so the numbers
+    are scaled down if they exceed the total.
     """
     held: Counter[str] = Counter()
     for request in requests:
@@ -208,13 +210,13 @@ def _owners(
     return owners
 
 
-def _requests_caption(board: Board, num_rows: int, *, has_keys: bool) -> Text:
-    num_known = len(board.requests)
-    num = f"{num_known} of {board.num_requests}" if board.num_requests > num_known else num_known
+def _requests_caption(state: TopState, num_rows: int, *, has_keys: bool) -> Text:
+    num_known = len(state.requests)
+    num = f"{num_known} of {state.num_requests}" if state.num_requests > num_known else num_known
     num_hidden = num_known - num_rows
     more = f", {num_hidden} more" if num_hidden > 0 else ""
     keys = f"   q quit, s sort ({'/'.join(SORT_KEYS)})" if has_keys else ""
-    return _line((f"{num} requests by {board.sort_key}{more}{keys}", "dim"))
+    return _line((f"{num} requests by {state.sort_key}{more}{keys}", "dim"))
 
 
 def _requests_table(requests: "list[LiveRequest]", width: int | None) -> Table:
@@ -276,7 +278,7 @@ def _clock(time_s: float) -> str:
 
 
 def duration(value_s: float | None) -> str:
-    """Format a duration with three digits and a unit; "-" for none."""
+    """Format a duration with its unit, to about three digits; "-" for None."""
     if value_s is None:
         return "-"
     if value_s < 1e-3:
@@ -291,7 +293,7 @@ def duration(value_s: float | None) -> str:
 
 
 def span(value_s: float) -> str:
-    """Format a time from seconds to days, in its two largest units."""
+    """Format a duration in its two largest units, or in tenths of a second below a minute."""
     whole = int(value_s)
     if whole < 60:
         return f"{value_s:.1f} s"
@@ -303,12 +305,14 @@ def span(value_s: float) -> str:
 
 
 def count(value: float) -> str:
-    """Format a number with separated thousands."""
+    """Format a number with thousands separators, and with one decimal if it is below 10 and not
+    whole."""
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw the last `width` values as bars from zero to their maximum; empty for a single one."""
+    """Draw the last `width` values as bars from zero to their maximum; empty for fewer than two
+    values."""
     shown = list(values)[-width:] if width > 0 and len(values) > 1 else []
     top = max(shown, default=0.0)
     if top <= 0:
@@ -318,9 +322,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def cells_of(parts: Sequence[int], num_cells: int) -> list[int]:
-    """Divide `num_cells` cells in proportion to `parts`; each is less than one cell off.
+    """Return the number of cells for each of `parts`, in proportion to its value, out of
+    `num_cells`.
 
-    If the sum of `parts` is at most `num_cells`, each part gets as many cells as its value.
+    Each number is rounded by less than one cell. If the sum of `parts` is at most `num_cells`, each
+    part gets as many cells as its value.
     """
     total = sum(parts)
     num_cells = min(num_cells, total)

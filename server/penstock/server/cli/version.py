@@ -1,4 +1,4 @@
-"""`penstock version`: versions of installed packages, without importing them."""
+"""`penstock version`: prints the versions of installed packages, without importing them."""
 
 import argparse
 import platform

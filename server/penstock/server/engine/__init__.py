@@ -1,1 +1,2 @@
-"""The engine process: its loop, its side of the fronts' frames, and quarantine of requests."""
+"""The engine process: its main loop, the dispatcher for frames from fronts (front-end processes),
+the streams kept for Resume, and the quarantine of requests."""

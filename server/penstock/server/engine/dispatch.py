@@ -1,7 +1,7 @@
-"""Dispatches frames of fronts to the engine, independent of the transport.
+"""Dispatches the frames that fronts (front-end processes) and observers send to the engine.
 
-Owns which front has which live requests, in order to cancel the requests of a front that
-disconnects. Does not know sockets or threads.
+Records which front has which live requests, so that it can cancel the requests of a front that
+disconnects. Uses no sockets and no threads: `front_connections.py` transports the frames.
 """
 
 import logging
@@ -15,7 +15,6 @@ from penstock.scheduler.events import Failed, Queued, StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.engine.kept_streams import (
-    DEFAULT_LIMITS,
     NO_FRONT,
     KeptLimits,
     KeptStream,
@@ -47,24 +46,27 @@ from penstock.server.link.frames import (
 from penstock.server.link.step_frames import FRONT_SHIFT, StepFrame, split_by_front
 from penstock.server.link.wire import LinkError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MAX_CANCELS = 64
-"""Most requests cancelled between two steps: each takes some 20 us, so a thousand at once would
-delay every other stream.
-"""
+"""Maximum number of outputs cancelled at a time. One cancellation takes about 20 us, so a thousand
+at once would delay all other streams."""
 _RECONNECT_S = 5.0
-"""Time that fronts have to resubmit their requests after an engine died."""
+"""Time after an engine restart in which fronts resubmit their requests, in seconds. Until then, an
+unknown stream may still be resubmitted."""
 
 
 class Dispatcher:
-    """Turns fronts' frames into engine calls, and engine events into frames for fronts.
+    """Translates frames from fronts into engine calls, and engine events into frames for fronts.
 
-    `carry_out` runs an observer's command; without it commands are refused. `quarantine` holds back
-    requests that may have crashed an earlier engine. `mark_submitting` receives the first key of
-    the request being submitted, and 0 afterwards. `clock` is the engine's. `cache_index` is the
-    index of the engine's blocks; without it fronts cannot subscribe. `kept_limits` bounds the
-    streams that outlive their calls.
+    Each output of a request has a key, whose upper bits are the id of the front that submitted it.
+    `hello` is the startup report that connecting processes receive. `kept_limits` limits the number
+    and size of the streams kept for Resume. `carry_out` executes an observer's command; without it
+    commands are rejected. `quarantine` holds or rejects requests that may have crashed an earlier
+    engine. `mark_submitting` is called with the key of the first output of a request before the
+    request is submitted, and with 0 afterwards. `clock` is the engine's clock. `cache_index` is the
+    index of the blocks in the prefix cache; without it fronts cannot subscribe to changes of the
+    cache.
     """
 
     def __init__(
@@ -72,18 +74,18 @@ class Dispatcher:
         engine: Engine,
         hello: EngineHello,
         *,
+        kept_limits: KeptLimits,
         carry_out: CarryOut | None = None,
         quarantine: Quarantine | None = None,
         mark_submitting: Callable[[int], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         cache_index: CacheIndex | None = None,
-        kept_limits: KeptLimits = DEFAULT_LIMITS,
     ) -> None:
         self.engine = engine
         self.newest_queue_s: float | None = None
-        """The estimated queue time of the last queued request, seconds."""
+        """Estimated queue time of the most recently queued request, in seconds; None if unknown."""
         self.num_output_tokens = 0
-        """Total of all requests so far."""
+        """Number of tokens generated since the start of the engine."""
         self.kept = KeptStreams(clock, on_drop=self._drop, limits=kept_limits)
         self._clock = clock
         self._reconnected_at_s = clock() + _RECONNECT_S if hello.epoch > 1 else clock()
@@ -93,18 +95,18 @@ class Dispatcher:
         self._mark_submitting = mark_submitting
         self.hello_frame = encode(hello)
         self._carry_out = carry_out
-        # By front id; NO_FRONT has the keys of kept streams without a front.
+        # By front id. NO_FRONT holds the keys of kept streams that have no front.
         self._live_keys: dict[int, set[int]] = {NO_FRONT: set()}
         self._to_cancel: deque[tuple[int, FinishReason]] = deque()
 
     @property
     def num_live(self) -> int:
-        """Outputs of all fronts that have not ended."""
+        """Number of outputs that have not ended, also in kept streams without a front."""
         return sum(map(len, self._live_keys.values()))
 
     @property
     def has_own_work(self) -> bool:
-        """True when `step` has work or frames to send apart from the engine's own work."""
+        """True if `step` has work besides running the engine, or frames to send."""
         return (
             bool(self._to_cancel or self._outgoing)
             or self._quarantine.has_work
@@ -112,35 +114,42 @@ class Dispatcher:
         )
 
     def front_connected(self, front_id: int) -> bytes:
-        """Register a front; return the frame that answers its hello."""
+        """Register a front and return the response to its first frame, `FrontHello`. Executes all
+        pending cancellations first."""
         if self._to_cancel:
-            # A front that reconnects may use its keys again.
+            # A front that reconnects may reuse its keys.
             self._cancel_first(len(self._to_cancel))
         self._live_keys[front_id] = set()
         return self.hello_frame
 
     def front_gone(self, front_id: int) -> None:
-        """Cancel the requests of a disconnected front that cannot be resumed elsewhere."""
+        """Cancel the requests of a disconnected front, except those that another front can
+        resume."""
         keys = self._live_keys.pop(front_id, set())
         kept = self.kept.front_gone(front_id)
         orphaned = self._live_keys[NO_FRONT]
         for stream in kept:
-            orphaned |= stream.live
+            # Otherwise its stream was dropped because the limits were exceeded.
+            if self.kept.find(stream.name) is stream:
+                orphaned |= stream.live
         keys -= orphaned
         self._cache_feeds.front_gone(front_id)
         self._quarantine.front_gone(front_id, orphaned)
         if kept:
             others = f", {len(keys)} running outputs are stopped" if keys else ""
-            log.info("front %d is lost, %d requests can be resumed%s", front_id, len(kept), others)
+            logger.info(
+                "front %d is lost, %d requests can be resumed%s", front_id, len(kept), others
+            )
         elif keys:
-            log.info("front %d is lost, its %d requests are cancelled", front_id, len(keys))
+            logger.info("front %d is lost, its %d requests are cancelled", front_id, len(keys))
         if keys:
             self._cancel_soon(keys, FinishReason.CANCELLED)
 
     def handle(self, front_id: int, frame: Frame) -> bytes | None:
-        """Handle one frame of a front; return the frame that answers it, if any.
+        """Handle one frame from a front and return the response frame, if any.
 
-        Raises LinkError if the front violates the protocol; the caller must close its connection.
+        Raises LinkError if the front violates the protocol; the caller must then close the
+        connection.
         """
         match frame:
             case Submit(specs=specs, kept=kept):
@@ -160,13 +169,14 @@ class Dispatcher:
             case Unfollow(ticket=ticket):
                 self._cache_feeds.unfollow(front_id, ticket)
             case other:
-                raise LinkError(f"a front does not send {type(other).__name__}")
+                raise LinkError(f"unexpected frame from a front: {type(other).__name__}")
         return None
 
     def observe(self, frame: Frame, answer: Callable[[bytes], None]) -> None:
-        """Handle one frame of an observer. `answer` sends it a frame, from any thread.
+        """Handle one frame from an observer.
 
-        Raises LinkError if the observer violates the protocol.
+        The response is passed to `answer`, possibly later and from another thread. Raises LinkError
+        if the observer violates the protocol.
         """
         match frame:
             case ViewQuery(ticket=ticket):
@@ -175,13 +185,14 @@ class Dispatcher:
                 self._carry_out(command, lambda done: answer(encode(done)))
             case Command(ticket=ticket):
                 answer(
-                    encode(CommandResult(ticket=ticket, problem="this engine takes no commands"))
+                    encode(CommandResult(ticket=ticket, problem="this engine accepts no commands"))
                 )
             case other:
-                raise LinkError(f"an observer does not send {type(other).__name__}")
+                raise LinkError(f"unexpected frame from an observer: {type(other).__name__}")
 
     def step(self) -> list[tuple[int, bytes]]:
-        """Run one engine step; return the frames to send, with their front ids."""
+        """Execute pending cancellations, submit the next request on probation, and run one engine
+        step. Return the frames to send, each with the id of its front."""
         if self._to_cancel:
             self._cancel_first(_MAX_CANCELS)
         quarantine = self._quarantine
@@ -197,25 +208,25 @@ class Dispatcher:
         self._note(events)
         parts = split_by_front(events, self.kept.moved)
         self.kept.record(events)
-        for front_id, news in parts:
+        for front_id, part in parts:
             live = self._live_keys.get(front_id)
             if live is None:
                 continue
-            for end in news.ends:
+            for end in part.ends:
                 live.discard(end.key)
             if front_id != NO_FRONT:
-                frames.append((front_id, encode(news)))
+                frames.append((front_id, encode(part)))
         return frames
 
     def _note(self, events: StepEvents) -> None:
-        """Record the newest queue estimate, and log failed requests."""
+        """Store the latest estimate of the queue time, and log failed requests."""
         for change in events.changes:
             if isinstance(change, Queued):
                 self.newest_queue_s = change.estimated_queue_s
         for end in events.ends:
             if isinstance(end, Failed) and end.detail:
-                # Clients get the reason only; the detail is logged.
-                log.warning(
+                # The client receives only the reason; the detail is logged.
+                logger.warning(
                     "a request failed in its step: %s",
                     end.detail,
                     extra={
@@ -226,11 +237,12 @@ class Dispatcher:
                 )
 
     def sweep(self) -> None:
-        """Drop streams whose resume timeout has passed; call it about once a second."""
+        """Drop streams whose resume timeout has expired. Call this about once per second."""
         self.kept.sweep()
 
     def _attach(self, front_id: int, attach: Attach) -> Attached:
-        """Attach a stream to this front: send its events there from now on."""
+        """Attach a stream to this front, which receives its events from now on. Return the history
+        of the stream, or a failure if it cannot be attached."""
         stream = self.kept.find(attach.name)
         if stream is None or stream.is_lost:
             failure = AttachFailure.NOT_FOUND if stream is None else AttachFailure.LOST
@@ -239,7 +251,7 @@ class Dispatcher:
             return Attached(ticket=attach.ticket, resume_spec=None, failure=failure)
         if stream.front_id not in (NO_FRONT, front_id):
             self._detach(stream)
-        # An older notice would arrive after the answer and end the new stream.
+        # A pending detach notice would arrive after the response and end the new stream.
         stale = (front_id, _detach_frame(stream))
         self._outgoing = [sent for sent in self._outgoing if sent != stale]
         self._live_keys[stream.front_id] -= stream.live
@@ -253,21 +265,24 @@ class Dispatcher:
         )
 
     def _detach(self, stream: KeptStream) -> None:
-        """Notify the stream's front, with the frames of the next step."""
+        """Queue a notice to the front of the stream that the stream is detached. The next step
+        sends it."""
         self._outgoing.append((stream.front_id, _detach_frame(stream)))
 
     def _drop(self, stream: KeptStream) -> None:
-        """Cancel a dropped request's running outputs: no front can attach it any more."""
+        """Cancel the running outputs of a dropped stream, because no front can attach to it any
+        more. Notify its front, if it has one."""
         if stream.front_id != NO_FRONT:
             self._detach(stream)
         self._live_keys[stream.front_id] -= stream.live
         self._cancel_soon(tuple(stream.live), FinishReason.CANCELLED)
 
     def _is_at_other_front(self, front_id: int, stream: KeptStream, *, is_read: bool) -> bool:
-        """Return whether another front has this resubmitted request; if not, drop its old stream.
+        """Return True if a resubmitted request stays at another front that has its stream.
+        Otherwise drop that older stream and return False.
 
-        The other front has it if it has a reader, or if the submitting front has none. `is_read`:
-        the submitting front has a reader.
+        The request stays there if a client reads it there, or if no client reads it at the
+        submitting front. `is_read` is True if a client reads it at the submitting front.
         """
         is_others = stream.front_id not in (NO_FRONT, front_id)
         if is_others and (stream.is_read or not is_read):
@@ -282,7 +297,8 @@ class Dispatcher:
         return self.engine.cancel_by_id(request_id) if state is None else state
 
     def _cancel_soon(self, keys: Iterable[int], reason: FinishReason) -> None:
-        """Cancel as many requests as allowed now, and the rest before the next steps."""
+        """Queue outputs for cancellation. If the queue was empty, the first `_MAX_CANCELS` are
+        cancelled now; the others are cancelled before the next steps."""
         is_first = not self._to_cancel
         self._to_cancel.extend((key, reason) for key in keys)
         if is_first:
@@ -310,7 +326,9 @@ class Dispatcher:
         if kept is not None and self.kept.find(kept.name) is None:
             self.kept.begin(front_id, specs, kept)
             if self.kept.find(kept.name) is None:
-                return  # dropped: no reader and no room; its front was notified
+                # It was dropped because the limits were exceeded while it had no reader; its front
+                # was notified.
+                return
         live.update(keys)
         if specs and not self._quarantine.takes(front_id, specs):
             self._submit_to_engine(specs)
@@ -318,9 +336,11 @@ class Dispatcher:
     def _release_previous(
         self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest | None
     ) -> bool:
-        """Drop an older stream of the submitted request; return False if another front has it.
+        """Release the previous stream of the submitted request. If the stream stays at another
+        front, notify the submitting front and return False.
 
-        A request that is no longer kept still has a stream if only its front's connection was lost.
+        If `kept` is None, the request cannot be resumed. It may still have a previous stream, if
+        its front lost only the connection to this engine.
         """
         if kept is not None:
             name, keys, is_read = kept.name, kept.keys, kept.is_read
@@ -348,7 +368,7 @@ class Dispatcher:
         if self._mark_submitting is None:
             self.engine.submit(specs)
             return
-        # If this raises, the engine ends and the board still names the request.
+        # If this raises, the engine process ends while the status board still lists the request.
         self._mark_submitting(specs[0].key)
         self.engine.submit(specs)
         self._mark_submitting(0)

@@ -1,8 +1,9 @@
-"""The engine's connections to its fronts over Unix sockets: one thread, no asyncio.
+"""The engine's connections to its fronts (front-end processes) over Unix sockets, on one thread
+without asyncio.
 
-Owns the connections and their output buffers. A front that does not read is disconnected before its
-buffer can grow without bound, and its requests are cancelled. Observers connect here too. Does not
-know what frames mean.
+Owns the connections and their output buffers. Disconnects a front that does not read, so that its
+output buffer stays bounded; its requests are then cancelled. Observers also connect here.
+`dispatch.py` interprets the frames.
 """
 
 import functools
@@ -18,22 +19,26 @@ from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.link.frames import Frame, FrontHello, ObserverHello, decode
 from penstock.server.link.wire import FrameBuffer, LinkError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
+MAX_OUTPUT_BYTES = 64 * 1024 * 1024
+"""A front or observer is disconnected when its output buffer exceeds this size."""
 _RECEIVE_BYTES = 256 * 1024
 _MAX_ACCEPTS_PER_POLL = 64
 _LEAST_HANDLING_S = 0.005
-"""Time to handle frames before the next step, or `_HANDLING_SHARE` of the time since the last poll
-if that is longer: 256 requests at once take some 65 ms, during which the device would be idle.
-"""
+"""Minimum of the time limit for handling frames before the next step, in seconds. The limit is
+`_HANDLING_SHARE` of the time since the last poll if that is longer. Without a limit, 256
+simultaneous requests would take about 65 ms, during which the device would be idle."""
 _HANDLING_SHARE = 0.5
 
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """One front's socket. `front_id` is 0 until its hello, and for an observer.
+    """The connection to one front or observer. `front_id` is 0 for an observer, and for a front
+    that has not sent its first frame, `FrontHello`.
 
-    `received`: bodies of frames not yet handled; nothing more is read until they are.
+    `received` yields the bodies of frames that are not handled yet; unless it is None, nothing more
+    is read.
     """
 
     socket: socket.socket
@@ -42,16 +47,16 @@ class _Connection:
     output: bytearray = field(default_factory=bytearray)
     front_id: int = 0
     is_observer: bool = False
-    # Sizes of the parts of `output`, and when each was buffered.
+    # The size of each part of `output`, and the time when it was buffered.
     waiting: deque[tuple[int, float]] = field(default_factory=deque[tuple[int, float]])
 
     def put(self, rest: memoryview, now_s: float) -> None:
-        """Buffer the bytes that the socket did not accept."""
+        """Append bytes that the socket did not accept to the output buffer."""
         self.output += rest
         self.waiting.append((len(rest), now_s))
 
     def took(self, num_bytes: int) -> None:
-        """Remove the oldest bytes, which the socket has accepted."""
+        """Remove the first bytes of the output buffer, which the socket has accepted."""
         del self.output[:num_bytes]
         while num_bytes:
             size, since_s = self.waiting.popleft()
@@ -61,16 +66,15 @@ class _Connection:
 
     @property
     def blocked_since_s(self) -> float:
-        """When the oldest buffered byte was buffered; there must be one."""
+        """Time when the oldest buffered byte was buffered. The buffer must not be empty."""
         return self.waiting[0][1]
 
 
 class FrontConnections:
-    """Accepts fronts on a listening socket and sends and receives their frames.
+    """Accepts fronts and observers on a listening socket, and exchanges frames with them.
 
-    A front is disconnected when it leaves more than `max_output_bytes` unread, or any byte for
-    longer than `max_blocked_s`, so that reading a trickle does not help. `clock` returns monotonic
-    seconds.
+    A process is disconnected when its output buffer exceeds `max_output_bytes`, or when a byte
+    stays in that buffer for longer than `max_blocked_s`. `clock` returns monotonic seconds.
     """
 
     def __init__(
@@ -78,7 +82,7 @@ class FrontConnections:
         listener: socket.socket,
         dispatcher: Dispatcher,
         *,
-        max_output_bytes: int = 64 * 1024 * 1024,
+        max_output_bytes: int = MAX_OUTPUT_BYTES,
         max_blocked_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -91,7 +95,7 @@ class FrontConnections:
         self._connections: set[_Connection] = set()
         self._by_front: dict[int, _Connection] = {}
         self._blocked: set[_Connection] = set()
-        # Connections with `received` frames, the longest waiting first.
+        # Connections with frames in `received`; the one that has waited longest comes first.
         self._unhandled: dict[_Connection, None] = {}
         self._polled_s = self._until_s = clock()
         self._late_answers: deque[tuple[_Connection, bytes]] = deque()
@@ -104,7 +108,7 @@ class FrontConnections:
 
     @property
     def num_fronts(self) -> int:
-        """Connected fronts whose hello was received."""
+        """Number of connected fronts that have sent their first frame, `FrontHello`."""
         return len(self._by_front)
 
     def watch(self, fd: int) -> None:
@@ -117,15 +121,14 @@ class FrontConnections:
         try:
             self._wake_sender.send(b"\0")
         except BlockingIOError:
-            return  # unread bytes wake it already
+            return  # The pipe has unread bytes, which wake `poll` already.
 
     def poll(self, timeout_s: float | None) -> bool:
-        """Receive frames of fronts, and send buffered output.
+        """Accept connections, handle received frames, and send buffered output.
 
-        Frames that would delay the next step too long are left for the next poll.
-
-        Wait up to `timeout_s` (None: no limit) for the first event, but wake as often as blocked
-        fronts must be checked. Return True if the watched descriptor is readable.
+        Frames that would delay the next step too long are handled in the next poll. Waits up to
+        `timeout_s` (None: without limit) for the first event, or until a process that does not read
+        must be disconnected. Returns True if the descriptor passed to `watch` is readable.
         """
         is_watched_ready = False
         if self._blocked:
@@ -156,13 +159,14 @@ class FrontConnections:
         return is_watched_ready
 
     def send(self, front_id: int, frame: bytes) -> None:
-        """Send what the socket accepts, buffer the rest. A no-op for a disconnected front."""
+        """Send the bytes that the socket accepts and buffer the others. Does nothing for a
+        disconnected front."""
         connection = self._by_front.get(front_id)
         if connection is not None:
             self._send(connection, frame)
 
     def close(self) -> None:
-        """Close all connections. The listening socket belongs to the caller."""
+        """Close all connections, but not the listening socket, which belongs to the caller."""
         for connection in self._connections:
             connection.socket.close()
         self._connections.clear()
@@ -179,8 +183,9 @@ class FrontConnections:
             except BlockingIOError:
                 return
             except OSError as error:
-                # Out of descriptors, or the peer is gone already: the next poll tries again.
-                log.warning("cannot accept a front: %s", error)
+                # Either no descriptors are left or the peer has disconnected: the next poll accepts
+                # again.
+                logger.warning("cannot accept a front: %s", error)
                 return
             accepted.setblocking(False)
             connection = _Connection(accepted)
@@ -203,7 +208,8 @@ class FrontConnections:
         self._handle_received(connection)
 
     def _handle_received(self, connection: _Connection) -> None:
-        """Handle at least one frame, and more while time allows."""
+        """Handle received frames until the time limit of this poll; the first one is always
+        handled. Disconnect a process that violates the protocol."""
         self._unhandled.pop(connection, None)
         try:
             for body in connection.received or ():
@@ -230,7 +236,7 @@ class FrontConnections:
             self._send(connection, answer)
 
     def _answer_late(self, connection: _Connection, frame: bytes) -> None:
-        """Queue a frame for an observer, from any thread; the next poll sends it."""
+        """Queue a frame for an observer; the next poll sends it. May be called from any thread."""
         self._late_answers.append((connection, frame))
         self.wake()
 
@@ -248,7 +254,7 @@ class FrontConnections:
             raise LinkError("the first frame is not a hello")
         earlier = self._by_front.get(hello.front_id)
         if earlier is not None:
-            # The front reconnected before the end of its old connection was detected.
+            # The front reconnected before the loss of its old connection was detected.
             self._drop(earlier, "it reconnected")
         connection.front_id = hello.front_id
         self._by_front[hello.front_id] = connection
@@ -299,10 +305,12 @@ class FrontConnections:
             self._drop(connection, f"its unread output is {self._max_blocked_s:g} s old")
 
     def _drop(self, connection: _Connection, fault: str = "") -> None:
-        """Close a connection; `fault` is empty if its peer closed it.
+        """Close a connection, and notify the dispatcher if it belongs to a front. `fault` is empty
+        if the peer closed it.
 
-        In that case nothing is logged: a front drains before it closes, the supervisor reports a
-        process that dies, the dispatcher reports its requests, and a peer without hello is a probe.
+        Closing by the peer is logged at debug level only, because a front drains before it closes,
+        the supervisor logs the death of a process, the dispatcher logs cancelled requests, and a
+        peer that sends no frame is a liveness probe.
         """
         if connection not in self._connections:
             return
@@ -315,9 +323,9 @@ class FrontConnections:
         if connection.front_id:
             name = f"front {connection.front_id}"
         if fault:
-            log.warning("%s is disconnected: %s", name, fault)
+            logger.warning("%s is disconnected: %s", name, fault)
         else:
-            log.debug("%s has disconnected", name)
+            logger.debug("%s has disconnected", name)
         if connection.front_id:
             del self._by_front[connection.front_id]
             self.dispatcher.front_gone(connection.front_id)

@@ -1,11 +1,14 @@
-"""Keeps the streams of requests that outlive their calls, in the engine that generates them.
+"""Keeps the streams of resumable requests in the engine, so that a client can reconnect to them.
 
-Owns which front has which stream, and the bounds of all streams. The bound in time is the resume
-timeout after the reader disconnected. Bounds in bytes and in number: the tenant with the most loses
-the streams that are unread for longest, and their requests if they still run. A stream is kept as
-the events of its steps, with the tokens between two other events merged; a front that attaches it
-processes them like any events. Knows neither sockets nor the engine; times are seconds on the
-engine's clock.
+Records which front (front-end process) has which stream, and limits the number and size of all
+streams. A stream without a reader is kept until its resume timeout expires. When a limit is
+exceeded, streams without a reader are dropped, and their requests are cancelled if they still run:
+first those of the tenant with the most bytes or the most such streams, and of these the one without
+a reader for the longest time. If a tenant has no such stream, its largest stream loses its events.
+A stream must fit into one frame, because a front receives it in one frame when it attaches. A
+stream is stored as the events of its steps, with consecutive tokens merged; a front that attaches
+it processes them like other events. Uses no sockets and does not call the engine; times are seconds
+on the engine's clock.
 """
 
 import operator
@@ -20,8 +23,8 @@ import numpy as np
 from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.events import (
     Admitted,
+    Completed,
     Failed,
-    Finished,
     Preempted,
     PrefixFound,
     Queued,
@@ -30,6 +33,7 @@ from penstock.scheduler.events import (
 from penstock.scheduler.request import NO_TIME, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.link.frames import KeptRequest, ResumeSpec
+from penstock.server.link.wire import MAX_FRAME_BYTES
 from penstock.server.tenants import TenantBytes
 
 T = TypeVar("T")
@@ -45,15 +49,22 @@ _LOGPROBS_BYTES: Final = 512
 """Bytes of one `TokenLogprobs` without its rows."""
 _TOKEN_BYTES: Final = 12
 _LOGPROB_BYTES: Final = 8
+_FRAME_MARGIN_BYTES: Final = 8 << 20
+"""Margin for what an encoded stream contains beyond the sizes above."""
 _key_of: Final = operator.attrgetter("key")
 _first_of: Final = operator.itemgetter(0)
 
 
 class KeptStream:
-    """One stream. `keys`: keys of its outputs, by index. `live`: keys of those that have not ended.
+    """The stream of one request, kept so that its client can resume it.
 
-    `front_id`: its front, or NO_FRONT. `is_read`: a client reads it there; otherwise it is kept
-    until `expires_s`. `is_lost`: its events exceeded the bounds and were dropped.
+    Attributes:
+        keys: Keys of its outputs, by output index.
+        live: Keys of the outputs that have not ended.
+        front_id: The front that has the stream, or NO_FRONT.
+        is_read: True if a client reads the stream at that front; otherwise the stream is kept until
+            `expires_s`.
+        is_lost: True if its events were dropped because they exceeded a limit.
     """
 
     __slots__ = (
@@ -103,13 +114,13 @@ class KeptStream:
 
     @property
     def was_accepted(self) -> bool:
-        """Whether the engine accepted the request: a rejected one cannot be resumed."""
+        """True if the engine accepted the request. A rejected request cannot be resumed."""
         return bool(self._tokens) or any(
             segment.changes or len(segment.tokens) for segment in self._segments
         )
 
     def add_token(self, events: StepEvents, key: int, token: int, row: int) -> None:
-        """Add the token in row `row` of a step's events."""
+        """Add the token in row `row` of the events of a step."""
         if self.is_lost:
             return
         if not self._tokens:
@@ -123,35 +134,36 @@ class KeptStream:
             self.num_bytes += _LOGPROB_BYTES * (1 + self._rows.num_top)
 
     def add_change(self, events: StepEvents, change: _Change) -> None:
-        """Add a state change of an output."""
+        """Add a state change of one output."""
         self._append(StepEvents(step=events.step, at_s=events.at_s, changes=(change,)))
 
     def add_prompt(self, events: StepEvents, entry: tuple[int, int, TokenLogprobs]) -> None:
-        """Add log probabilities of the prompt."""
+        """Add the log probabilities of the prompt."""
         rows = entry[2]
         num_values = len(rows.chosen) * (1 + rows.top_ids.shape[1])
         size = _EVENT_BYTES + _LOGPROBS_BYTES + num_values * _LOGPROB_BYTES
-        news = StepEvents(step=events.step, at_s=events.at_s, prompt_logprobs=(entry,))
-        self._append(news, size)
+        added = StepEvents(step=events.step, at_s=events.at_s, prompt_logprobs=(entry,))
+        self._append(added, size)
 
-    def add_end(self, events: StepEvents, end: Finished | Failed) -> None:
-        """Add the end of an output."""
+    def add_end(self, events: StepEvents, end: Completed | Failed) -> None:
+        """Add the end of one output."""
         self.live.discard(end.key)
         self.has_failed = self.has_failed or isinstance(end, Failed)
         self._append(StepEvents(step=events.step, at_s=events.at_s, ends=(end,)))
 
     def history(self) -> tuple[StepEvents, ...]:
-        """Return all events so far."""
+        """Return all events so far; none if they were dropped."""
         self._seal()
         return tuple(self._segments)
 
     def lose(self) -> None:
-        """Drop the events: the request continues, and its stream cannot be resumed any more."""
+        """Drop all events. The request continues, but its stream can no longer be resumed."""
         self.is_lost = True
         self._segments.clear()
         self._keys, self._tokens, self._rows = array("q"), array("i"), None
         self.resume_spec = replace(self.resume_spec, message=b"")
-        self.num_bytes = 0  # only the request is left, and the number of requests is bounded
+        # Only the request remains in memory, and the number of requests is limited.
+        self.num_bytes = 0
 
     def _append(self, events: StepEvents, num_bytes: int = _EVENT_BYTES) -> None:
         if not self.is_lost:
@@ -175,9 +187,11 @@ class KeptStream:
 
 
 class _LogprobRows:
-    """Log probabilities of one stream's tokens, `num_top` alternatives per row.
+    """Log probabilities of the tokens of one stream, with those of the `num_top` most likely tokens
+    at each position.
 
-    A separate array for each row would take twenty times the memory.
+    Each field is one array over all rows, because one array per row would take twenty times the
+    memory.
     """
 
     __slots__ = ("_chosen", "_ranks", "_top_ids", "_top_logprobs", "num_top")
@@ -187,7 +201,7 @@ class _LogprobRows:
         self._clear()
 
     def append(self, logprobs: TokenLogprobs, row: int) -> None:
-        """Append a row of a step. A step has at least as many columns as its widest request."""
+        """Append row `row` of a step, with its `num_top` most likely tokens."""
         top = slice(self.num_top)
         self._chosen.append(logprobs.chosen[row])
         self._ranks.append(logprobs.ranks[row])
@@ -195,7 +209,7 @@ class _LogprobRows:
         self._top_logprobs.extend(logprobs.top_logprobs[row, top].tolist())
 
     def take(self) -> TokenLogprobs | None:
-        """Remove and return all rows; None if there are none."""
+        """Remove and return all rows; return None if there are none."""
         num_rows = len(self._chosen)
         if not num_rows:
             return None
@@ -216,20 +230,18 @@ class _LogprobRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptLimits:
-    """`max_bytes`: bound on the bytes of all streams. `max_unread`: on streams without a reader."""
+    """Limits of all kept streams: `max_bytes` is the limit of their total size, `max_unread` the
+    limit of the number of streams without a reader."""
 
-    max_bytes: int = 64 * 1024 * 1024
-    max_unread: int = 1024
-
-
-DEFAULT_LIMITS: Final = KeptLimits()
+    max_bytes: int
+    max_unread: int
 
 
 class KeptStreams:
     """The kept streams of one engine.
 
-    `clock`: the engine's. `on_drop` is called with each dropped stream. `moved`: maps live keys to
-    their current front if another front submitted them.
+    `clock` is the engine's clock. `on_drop` is called with each dropped stream. `moved` maps live
+    keys to the front that receives their events, if that is not the front that submitted them.
     """
 
     def __init__(
@@ -237,7 +249,7 @@ class KeptStreams:
         clock: Callable[[], float],
         *,
         on_drop: Callable[[KeptStream], None],
-        limits: KeptLimits = DEFAULT_LIMITS,
+        limits: KeptLimits,
     ) -> None:
         self._clock = clock
         self._on_drop = on_drop
@@ -245,7 +257,7 @@ class KeptStreams:
         self._max_unread = limits.max_unread
         self._streams: dict[str, KeptStream] = {}
         self._by_key: dict[int, KeptStream] = {}
-        # By tenant; streams that are unread for longest come first.
+        # By tenant; the stream without a reader for the longest time comes first.
         self._unread: defaultdict[str, dict[KeptStream, None]] = defaultdict(dict)
         self._num_unread = 0
         self._sizes: defaultdict[str, dict[KeptStream, int]] = defaultdict(dict)
@@ -257,22 +269,25 @@ class KeptStreams:
 
     @property
     def num_bytes(self) -> int:
-        """Total bytes of all streams."""
+        """Total size of all streams, in bytes."""
         return self._bytes.total
 
     def find(self, name: str) -> KeptStream | None:
-        """Return the stream of this request, None if it is not kept."""
+        """Return the stream of this request, or None if it is not kept."""
         return self._streams.get(name)
 
     def state_of(self, name: str) -> RequestState | None:
-        """Return the final state of a request; None if it is not kept or has not ended."""
+        """Return the final state of a request, or None if it is not kept or has not ended."""
         stream = self._streams.get(name)
         if stream is None or stream.live:
             return None
         return RequestState.ERROR if stream.has_failed else RequestState.COMPLETED
 
     def begin(self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
-        """Start the stream, under an unused name, of a request to be submitted or already ended."""
+        """Create the stream of a request that is about to be submitted or has already ended.
+
+        Its name must be unused. The limits may drop the new stream or others at once.
+        """
         stream = KeptStream(kept, front_id, specs)
         self._streams[kept.name] = stream
         self._by_key.update((key, stream) for key in stream.live)
@@ -281,7 +296,7 @@ class KeptStreams:
         self._grew(stream)
 
     def forget(self, stream: KeptStream) -> None:
-        """Remove the stream. Idempotent."""
+        """Remove the stream. Does nothing if it was removed already."""
         if self._streams.get(stream.name) is stream:
             del self._streams[stream.name]
         self._bytes.add(stream.tenant, -self._sizes[stream.tenant].pop(stream, 0))
@@ -293,7 +308,7 @@ class KeptStreams:
             self.moved.pop(key, None)
 
     def move(self, stream: KeptStream, front_id: int) -> None:
-        """Set the front that reads the stream from now on."""
+        """Record that this front reads the stream from now on."""
         stream.front_id = front_id
         stream.is_read = True
         stream.expires_s = NO_TIME
@@ -301,14 +316,16 @@ class KeptStreams:
         self.moved.update(dict.fromkeys(stream.live, front_id))
 
     def detach(self, name: str, front_id: int) -> None:
-        """Record that no client reads the stream at this front any more."""
+        """Record that no client reads the stream at this front any more. Does nothing if the stream
+        is not at this front."""
         stream = self._streams.get(name)
         if stream is not None and stream.front_id == front_id and stream.is_read:
             self._park(stream)
             self._make_room()
 
     def front_gone(self, front_id: int) -> list[KeptStream]:
-        """Detach the streams of a disconnected front; return them."""
+        """Detach the streams of a disconnected front. Return them, including those that the limits
+        then drop."""
         lost = [stream for stream in self._streams.values() if stream.front_id == front_id]
         for stream in lost:
             stream.front_id = NO_FRONT
@@ -319,7 +336,8 @@ class KeptStreams:
         return lost
 
     def record(self, events: StepEvents) -> None:
-        """Append a step's results to the kept streams."""
+        """Append the results of a step to the kept streams. Removes the stream of a request that
+        was rejected."""
         if not self._by_key:
             return
         touched: dict[KeptStream, None] = {}
@@ -337,25 +355,25 @@ class KeptStreams:
             self._ended(stream, end.key)
         for stream in touched:
             if self._streams.get(stream.name) is not stream:
-                continue  # dropped to make room for another
+                continue  # It was dropped because another stream exceeded the limits.
             if stream.has_failed and not stream.live and not stream.was_accepted:
                 self.forget(stream)
             else:
                 self._grew(stream)
 
     def _of(
-        self, news: Iterable[T], key_of: Callable[[T], int], touched: dict[KeptStream, None]
+        self, items: Iterable[T], key_of: Callable[[T], int], touched: dict[KeptStream, None]
     ) -> Iterator[tuple[KeptStream, T]]:
-        """Yield the items of `news` that belong to a kept stream, with their streams."""
+        """Yield the given items that belong to kept streams, each with its stream."""
         find = self._by_key.get
-        for item in news:
+        for item in items:
             stream = find(key_of(item))
             if stream is not None:
                 touched[stream] = None
                 yield stream, item
 
     def sweep(self) -> None:
-        """Drop streams whose resume timeout has passed; call it about once a second."""
+        """Drop streams whose resume timeout has expired. Call this about once per second."""
         now_s = self._clock()
         unread = [stream for streams in self._unread.values() for stream in streams]
         for stream in unread:
@@ -371,7 +389,7 @@ class KeptStreams:
             self._park(stream)
 
     def _park(self, stream: KeptStream) -> None:
-        """Record that the stream has no reader: its resume timeout starts now."""
+        """Record that the stream has no reader. Its resume timeout starts now."""
         stream.is_read = False
         stream.expires_s = self._clock() + stream.resume_spec.grace_s
         self._unpark(stream)
@@ -387,6 +405,8 @@ class KeptStreams:
                 del self._unread[stream.tenant]
 
     def _grew(self, stream: KeptStream) -> None:
+        if stream.num_bytes > MAX_FRAME_BYTES - _FRAME_MARGIN_BYTES:
+            stream.lose()
         self._count(stream)
         self._make_room()
 
@@ -405,7 +425,8 @@ class KeptStreams:
             if tenant in unread:
                 self._drop(next(iter(unread[tenant])))
                 continue
-            # All its streams have readers: its largest stream can no longer be resumed.
+            # All streams of the tenant have readers, so the events of its largest stream are
+            # dropped.
             sizes = self._sizes[tenant]
             stream = max(sizes, key=sizes.__getitem__)
             stream.lose()

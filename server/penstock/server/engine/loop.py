@@ -1,13 +1,14 @@
-"""The engine process's loop: receive frames, step, send frames.
+"""The main loop of the engine process: receive frames, run a step, send frames.
 
-Owns when to step, when to wait, when to run the integrity check and when chores are due. With an
-ordinary executor the engine steps while it has work. With a self-paced executor it steps when the
-executor has results, when a front sent a frame and when a request's time limit passes. The
-integrity check runs while the engine is idle, one piece at a time, so that a new request waits for
-at most one piece.
+Decides when to run a step, when to wait, and when to run the engine's integrity check and periodic
+tasks. With an ordinary executor the engine runs steps while it has work. A self-paced executor
+schedules its own batches; with it the engine runs a step when the executor has results, when a
+front (front-end process) has sent a frame, and when the time limit of a request expires. The
+integrity check runs in small parts while the engine is idle, so that a new request waits for at
+most one part.
 
-Also owns when each entry of the status board is written. Requests are written before their step
-starts, so that the board names them if the step kills the process.
+The loop also writes the status board. It writes the requests of a step before the step starts, so
+that the board lists them if the step crashes the process.
 """
 
 from collections.abc import Callable
@@ -19,27 +20,28 @@ from penstock.server.engine.front_connections import FrontConnections
 from penstock.server.link.board import EngineBoard
 
 _MAX_WAIT_S = 0.5
-"""The longest wait: the heartbeat must continue, and a self-paced executor that has work but
-reports nothing may be dead.
-"""
+"""Maximum wait, in seconds. A longer wait would delay the heartbeat, and the detection of a
+self-paced executor that has work but returns no results."""
 _CHORES_EVERY_S = 1.0
 _QUIET_S = 0.05
-"""Idle time before the integrity check, so that it does not run between requests."""
+"""Idle time before the integrity check starts, in seconds, so that it does not run between two
+requests."""
 
 
 class StatusPublisher:
-    """Publishes the status of the dispatcher's engine on `board`, on the loop's thread."""
+    """Publishes the status of the dispatcher's engine on `board`, on the main loop's thread."""
 
     def __init__(self, board: EngineBoard, dispatcher: Dispatcher) -> None:
         self._board = board
         self._dispatcher = dispatcher
 
     def heartbeat(self) -> None:
-        """Publish that the loop is running."""
+        """Publish that the main loop is running."""
         self._board.beat()
 
     def after_step(self) -> None:
-        """Publish the queue, the load and the retention cuts."""
+        """Publish the queue, the load, and how many retentions of cached blocks were shortened or
+        dropped because of the retention limits."""
         board, dispatcher = self._board, self._dispatcher
         engine = dispatcher.engine
         num_waiting, num_tokens = engine.queue_size
@@ -49,12 +51,14 @@ class StatusPublisher:
         board.show_retention_cuts(*engine.retention_cuts)
 
     def idle(self) -> None:
-        """Clear the board's steps: all work is done and the integrity check has passed."""
+        """Remove the step from the board. Called when all work is done and the integrity check has
+        passed."""
         self._board.no_step()
 
 
 class StatusBoardExecutor:
-    """Wraps another `Executor`, and publishes each step's keys on `board` before its launch."""
+    """Wraps an `Executor` and publishes the keys of the outputs in each step on `board` before the
+    launch."""
 
     def __init__(self, executor: Executor, board: EngineBoard) -> None:
         self._executor = executor
@@ -63,35 +67,36 @@ class StatusBoardExecutor:
 
     @property
     def info(self) -> ExecutorInfo:
-        """See `Executor`."""
+        """The limits and features of the wrapped executor."""
         return self._executor.info
 
     @property
     def ready_fd(self) -> int | None:
-        """See `Executor`."""
+        """A descriptor that becomes readable when a self-paced executor has results; None for other
+        executors."""
         return self._executor.ready_fd
 
     def launch(self, batch: Batch) -> None:
-        """See `Executor`."""
+        """Publish the keys of the outputs in the step, then launch it."""
         keys = batch.arrays.key
         # A self-paced executor works on all its requests, not only on those of this step.
         self._board.step_begins(keys[keys != 0] if self._is_self_paced else keys[batch.slots])
         self._executor.launch(batch)
 
     def collect(self) -> StepResult:
-        """See `Executor`."""
+        """Return the result of the oldest launched step; see `Executor.collect`."""
         return self._executor.collect()
 
     def close(self) -> None:
-        """See `Executor`."""
+        """Close the wrapped executor. Idempotent."""
         self._executor.close()
 
 
 class EngineLoop:
-    """Runs one engine for the fronts of one hub, on the calling thread.
+    """Runs one engine for the fronts connected to `hub`, on the calling thread.
 
-    `clock` is the engine's. `display` publishes the engine's status, None for none. `stop()` may be
-    called from a signal handler or another thread.
+    `clock` is the engine's clock. `display` publishes the status of the engine; None disables it.
+    `stop()` may be called from a signal handler or from another thread.
     """
 
     def __init__(
@@ -112,22 +117,24 @@ class EngineLoop:
             hub.watch(dispatcher.engine.ready_fd)
 
     def add_chore(self, chore: Callable[[], object]) -> None:
-        """Run `chore` between two steps, about once a second, also without work.
+        """Call `chore` between two steps about once per second, even without work.
 
-        It must be quick: every stream waits for it. An exception that it raises ends the engine.
+        It must be quick, because all streams wait for it. An exception from it stops the engine.
         """
         self._chores.append(chore)
 
     def stop(self) -> None:
-        """Make `run` return before the next step."""
+        """Make `run` return before it starts another step."""
         self._is_stopping = True
         self._hub.wake()
 
     def run(self) -> None:
-        """Serve until `stop`. Propagates an exception of the engine, which has then failed."""
+        """Serve until `stop` is called. An exception of the engine propagates; the engine has then
+        failed."""
         dispatcher, display = self._dispatcher, self._display
         engine = dispatcher.engine
-        # The integrity check since the last step: not started; partly done.
+        # Whether a step has run since the last integrity check began, and whether that check is
+        # incomplete.
         was_busy = is_checking = False
         while not self._is_stopping:
             if display is not None:
@@ -144,7 +151,7 @@ class EngineLoop:
                     display.after_step()
                 was_busy, is_checking = True, False
             elif was_busy or is_checking:
-                # The accounts must balance exactly when no step is in flight.
+                # The counts of blocks are consistent only while no step is in flight.
                 was_busy, is_checking = False, not engine.check_next_piece()
                 if display is not None and not is_checking:
                     display.idle()

@@ -1,17 +1,17 @@
-"""Runs requests that may have crashed an engine one at a time (probation), or refuses them.
+"""Quarantine for requests that may have crashed an engine.
 
-Owns which requests are held back, which are on probation and how refused requests end. A request
-passes when it has generated some new tokens; if the engine dies again, the supervisor decides.
-Knows neither boards nor sockets, and has no clock.
-
-The supervisor decides which requests are suspected, and passes them to the next engine.
+The supervisor decides which requests are suspected, and passes them to the next engine. That engine
+runs them one at a time (probation), or rejects them. A request passes its probation when each of
+its outputs has ended or has generated `num_probation_tokens` tokens (one token if that output is
+not suspected); if the engine dies again, the supervisor decides whether the request is rejected.
+Uses no status board, no sockets and no clock.
 """
 
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.scheduler.events import Failed, Finished, StepEvents
+from penstock.scheduler.events import Completed, Failed, StepEvents
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 
@@ -20,10 +20,11 @@ _QUARANTINE_DETAIL = "it was in two engines when they died, in the second one al
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspectedRequest:
-    """One output that was in an engine when it died. Raises ValueError naming the field.
+    """One output that was running in an engine when the engine died, identified by its `key`.
 
-    `num_probation_tokens`: how many tokens it must generate alone before it counts as harmless.
-    `is_poison`: it must be refused.
+    `num_probation_tokens` is the number of tokens that it must generate alone before it is
+    considered harmless. If `is_poison`, it must be rejected. An invalid value raises ValueError,
+    which names the field.
     """
 
     key: int
@@ -41,16 +42,17 @@ class SuspectedRequest:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """The outputs of one request, leader first."""
+    """A request in quarantine. `specs` are its outputs that have not ended, in order."""
 
     front_id: int
     specs: tuple[RequestSpec, ...]
 
 
 class Quarantine:
-    """Holds suspected requests that are submitted again. Not thread-safe.
+    """Holds suspected requests that were submitted again. Not thread-safe.
 
-    `mark_probation` receives the keys on probation before they run, and no keys when it is over.
+    `mark_probation` is called with the keys of a request before it runs on probation, and with no
+    keys after its probation.
     """
 
     def __init__(
@@ -64,11 +66,11 @@ class Quarantine:
 
     @property
     def has_work(self) -> bool:
-        """Whether the next step admits a request or has an end to report."""
+        """True if the next step has a request to submit or an end to report."""
         return bool(self._ended or (self._held and not self._on_probation))
 
     def takes(self, front_id: int, specs: tuple[RequestSpec, ...]) -> bool:
-        """Hold back or refuse a request if any output is suspected; return whether it did."""
+        """Hold or reject the request if one of its outputs is suspected; return True if it did."""
         if not self._suspects:
             return False
         suspects = [self._suspects[spec.key] for spec in specs if spec.key in self._suspects]
@@ -81,7 +83,8 @@ class Quarantine:
         return True
 
     def next_probation(self) -> tuple[RequestSpec, ...]:
-        """Return the next request to submit to the engine; none during another's probation."""
+        """Start the probation of the next held request and return its outputs, which the caller
+        submits. Return () if no request is held or another one is on probation."""
         if self._on_probation or not self._held:
             return ()
         specs = self._held.popleft().specs
@@ -92,7 +95,8 @@ class Quarantine:
         return specs
 
     def with_ends(self, events: StepEvents) -> StepEvents:
-        """Count a step's tokens; return its events with the ends decided here added."""
+        """Count the tokens of a step, and return its events together with the ends of requests that
+        were rejected, or cancelled while they were held."""
         if self._on_probation:
             self._count_tokens(events)
         if not self._ended:
@@ -102,7 +106,7 @@ class Quarantine:
         return replace(events, ends=events.ends + ends)
 
     def cancel(self, key: int, reason: FinishReason) -> bool:
-        """End a held output; return False if it is not held."""
+        """End a held output; return False if this output is not held."""
         for held in self._held:
             for spec in held.specs:
                 if spec.key == key:
@@ -111,7 +115,7 @@ class Quarantine:
         return False
 
     def cancel_by_id(self, request_id: str) -> RequestState | None:
-        """End a held request; return its state, None if it is not held."""
+        """End a held request and return its state, PENDING; return None if it is not held."""
         for held in self._held:
             if held.specs[0].request_id == request_id:
                 self._ended.extend((spec, FinishReason.CANCELLED) for spec in held.specs)
@@ -120,7 +124,8 @@ class Quarantine:
         return None
 
     def front_gone(self, front_id: int, kept: Container[int] = ()) -> None:
-        """Drop what this front submitted, except requests with a key in `kept`."""
+        """Drop the held requests of a disconnected front (front-end process), except requests with
+        a key in `kept`."""
         self._held = deque(
             held for held in self._held if held.front_id != front_id or held.specs[0].key in kept
         )
@@ -150,10 +155,10 @@ class Quarantine:
             self._mark_probation(())
 
 
-def _end_of(spec: RequestSpec, reason: FinishReason | None, at_s: float) -> Finished | Failed:
-    """Return the end event of `spec`. `reason` None: the request is refused."""
+def _end_of(spec: RequestSpec, reason: FinishReason | None, at_s: float) -> Completed | Failed:
+    """Return the end event of `spec`. If `reason` is None, the request is rejected."""
     if reason is not None:
-        return Finished(key=spec.key, at_s=at_s, reason=reason)
+        return Completed(key=spec.key, at_s=at_s, reason=reason)
     return Failed(
         key=spec.key,
         at_s=at_s,

@@ -1,1 +1,2 @@
-"""A front without its transport: live requests, their streams, the engine's events."""
+"""The front (front-end process), independent of its transport: live requests, their streams, and
+the handling of engine events."""

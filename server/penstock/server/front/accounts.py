@@ -1,9 +1,10 @@
-"""The account of each request of a front, from its arrival to its record.
+"""Collects the data for the record of each request, from its arrival to its end.
 
-Owns what is known before the front has opened a request, its outcome, and that each request has
-exactly one record. Recording never fails the request, and costs nothing when records are off. The
-server of a request opens its account first and closes it last; only the first close counts. Does
-not know gRPC: the status code is passed in. Single event loop.
+An account (`RequestAccount`) has the outcome of one request, and the data that exist before the
+front (front-end process) has opened the request. Each request gets at most one record, and none if
+records are disabled. An error while a record is created never fails the request. The RPC handler of
+a request opens the account on arrival and closes it at the end; closing it again has no effect.
+Does not use gRPC: the caller passes the status code. All calls happen on one event loop.
 """
 
 import logging
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from penstock.scheduler.events import Admitted, Failed, Finished
+from penstock.scheduler.events import Admitted, Completed, Failed
 from penstock.scheduler.request import NO_TIME
 from penstock.server.front.errors import Refusal
 from penstock.server.front.live_output import captured_prompt
@@ -31,22 +32,24 @@ from penstock.server.observe.request_record import (
 from penstock.server.observe.trace_context import NOT_TRACED, RemoteParent, TraceIds
 from penstock.server.tenants import NO_CEILINGS, PriorityCeilings
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 MAX_WAITING: Final = 1024
-"""Records that may wait for their engine's end event; beyond it the oldest is written early."""
+"""Maximum number of records that wait for the engine's end event. Beyond it the oldest record is
+written early."""
 MAX_WAIT_S: Final = 1.0
 
 
 _NO_OPTIONS = RequestOptions()
 _Numbers: TypeAlias = tuple[int, int, int, float, int, float, int]
-"""The fields `num_prompt_tokens` to `num_preemptions` of a record."""
+"""The fields `num_prompt_tokens` to `num_preemptions` of a `RequestRecord`, in order."""
 _NO_NUMBERS: _Numbers = (0, 0, 0, math.nan, -1, math.nan, 0)
 _NO_REASONS: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a request: a gRPC status code, and the name of its ErrorReason if any."""
+    """The outcome of a request: a gRPC status code, and the name of the ErrorReason, empty if there
+    is none."""
 
     code: int
     reason: str = ""
@@ -54,12 +57,20 @@ class Outcome:
 
 @dataclass(slots=True, eq=False)
 class RequestAccount:
-    """The data of a request besides those of its `live` request.
+    """The data for the record of one request, except those that `live` has.
 
-    `call_timeout_s`: its call's timeout on arrival, infinite without one. `ceilings`: the highest
-    priorities of its tenant's requests. `refusal`: reported to its caller, once known. `shared`:
-    the writer that it shares with others, if any, and `shared_stalls` that writer's earlier stalls.
-    `num_messages`: sent other than by its own stream. `outcome` and `end_s`: set when it is closed.
+    Attributes:
+        call_timeout_s: Timeout of the call on arrival, in seconds; infinite without one.
+        ceilings: The maximum priorities of its tenant.
+        live: The request in the front; None until the front has opened it.
+        refusal: The error returned to the caller; None while there is none.
+        shared: The writer that sends the messages of this request together with those of other
+            requests; None otherwise.
+        shared_stalls: `WatchedWrite.stalls` of the shared writer at the arrival of this request.
+        num_messages: Number of messages that were not sent by the request's own writer.
+        outcome, end_s: Outcome and end time of the request; None and NaN until the account is
+            closed.
+        stalled_s, num_stalls: Set when the account is closed; see `WatchedWrite.stalls`.
     """
 
     method: str
@@ -83,12 +94,14 @@ class RequestAccount:
     num_stalls: int = 0
 
     def share(self, writer: WatchedWrite) -> None:
-        """Record that `writer` sends its messages together with those of other requests."""
+        """Record that `writer` sends the messages of this request together with those of other
+        requests."""
         self.shared = writer
         self.shared_stalls = writer.stalls(self.arrival_s)
 
     def seal(self, outcome: Outcome, now_s: float) -> None:
-        """Set the outcome: the request has ended for its caller."""
+        """Set the outcome, the end time and the stalls, because the request has ended for its
+        caller."""
         self.outcome = outcome
         self.end_s = now_s if now_s > self.arrival_s else self.arrival_s
         if self.live is not None:
@@ -99,7 +112,11 @@ class RequestAccount:
             self.num_stalls += max(0, num_stalls - self.shared_stalls[1])
 
     def record(self, *, sequence: int, front_id: int, has_content: bool) -> RequestRecord:
-        """Return the record of a sealed account."""
+        """Return the record of the request, which has ended (see `seal`).
+
+        `sequence` is the number of the record in this front. If `has_content`, the record includes
+        the start of the prompt and of each output.
+        """
         live, outcome = self.live, self.outcome or _NO_OUTCOME
         if live is None:
             request_id, end_s, finish_reasons = self.request_id, self.end_s, _NO_REASONS
@@ -108,7 +125,7 @@ class RequestAccount:
         else:
             request_id, finish_reasons = live.request_id, live.finish_reasons
             numbers, num_writes = _numbers_of(live), live.stream.num_writes
-            # The engine's timestamps may be slightly later than ours.
+            # The engine's timestamps may be slightly later than those of this process.
             end_s = max(self.end_s, live.phases.segments[-1].start_s)
             segments = live.phases.segments_until(end_s, num_tokens=numbers[2])
             content = _content_of(live) if has_content else None
@@ -168,10 +185,10 @@ def _content_of(live: LiveRequest) -> Content:
 
 
 class Accounts:
-    """Opens accounts, and passes the record of each to `recorder` when it is closed.
+    """Opens accounts, and passes the record of each closed account to `recorder`.
 
-    Without a recorder nothing is recorded. `is_tracing`: requests get trace ids. `has_content`:
-    records include prompts and outputs.
+    Without a recorder nothing is recorded. If `is_tracing`, requests get trace ids. If
+    `has_content`, records include the start of the prompt and of each output.
     """
 
     def __init__(
@@ -191,20 +208,25 @@ class Accounts:
 
     @property
     def are_kept(self) -> bool:
-        """Whether there is a recorder."""
+        """True if requests are recorded, i.e. if a recorder is configured."""
         return self._recorder is not None
 
     def open(
         self, method: str, *, arrival_s: float, peer: str = "", parent: RemoteParent | None = None
     ) -> RequestAccount:
-        """Open the account of an arrived request. `parent`: of its trace, if any was sent."""
+        """Return a new account for a request that has just arrived. `parent` is the remote parent
+        span, or None."""
         trace = self._ids.begin(parent) if self.is_tracing else NOT_TRACED
         return RequestAccount(method, peer, arrival_s, trace)
 
     def close(
         self, account: RequestAccount, outcome: Outcome, now_s: float, *, is_engine_up: bool
     ) -> None:
-        """Close the account; only the first call has an effect."""
+        """Close the account. Only the first call has an effect.
+
+        Creates the record immediately. If the engine is connected and has not ended the request,
+        the record is created later, at the engine's end event or by `sweep`.
+        """
         if self._recorder is None or account.outcome is not None:
             return
         account.seal(outcome, now_s)
@@ -214,19 +236,23 @@ class Accounts:
         else:
             self._record(account)
 
-    def on_late_event(self, event: Admitted | Finished | Failed) -> None:
-        """Handle the admission or the end of a request that was released."""
+    def on_late_event(self, event: Admitted | Completed | Failed) -> None:
+        """Handle an engine event of a request that this front has already removed. The record of
+        the request may wait for this event."""
         if isinstance(event, Admitted):
             self._pending.on_admitted(event)
         else:
             self._pending.on_end(event)
 
     def sweep(self, now_s: float) -> None:
-        """Write records that have waited too long; call it about once a second."""
+        """Write the records that have waited `MAX_WAIT_S` for their end event.
+
+        Call this about once per second.
+        """
         self._pending.flush(now_s - MAX_WAIT_S)
 
     def settle(self) -> None:
-        """Write the records that wait for events of an engine that is lost."""
+        """Write all waiting records, because the engine is lost and sends no more events."""
         self._pending.flush(float("inf"))
 
     def _record(self, account: RequestAccount) -> None:
@@ -241,18 +267,20 @@ class Accounts:
                 )
             )
         except Exception as error:
-            # A bug here must not affect the request, which has been answered.
+            # An error here must not affect the request, which has been answered.
             if recorder.num_records == sequence:
                 outcome = account.outcome or Outcome(code=0)
                 recorder.note_unreadable(account.method, outcome.code, outcome.reason)
-            # Frames only: the text of an exception may quote a prompt.
+            # Log only the frames: the text of an exception may quote a prompt.
             frames = "".join(traceback.format_tb(error.__traceback__))
-            _log.error("a record could not be made: %s\n%s", type(error).__name__, frames)
+            logger.error("a record could not be created: %s\n%s", type(error).__name__, frames)  # noqa: TRY400
 
 
 class PendingRecords:
-    """Sealed accounts that wait for the engine's end event, by the key of their first output. Each
-    is passed to `record` once.
+    """Accounts of requests that have ended for their callers and wait for the engine's end event.
+
+    They are indexed by the key of the first output (its number in the engine). Each account is
+    passed to `record` exactly once.
     """
 
     def __init__(self, record: Callable[[RequestAccount], None]) -> None:
@@ -260,22 +288,27 @@ class PendingRecords:
         self._waiting: dict[int, RequestAccount] = {}
 
     def hold(self, key: int, account: RequestAccount) -> None:
-        """Record `account` once `key` has ended in the engine."""
+        """Record `account` when the output `key` has ended in the engine, or at `flush`.
+
+        Above MAX_WAITING accounts, the oldest is recorded now.
+        """
         self._waiting[key] = account
         if len(self._waiting) > MAX_WAITING:
             self._record(self._waiting.pop(next(iter(self._waiting))))
 
     def on_admitted(self, change: Admitted) -> None:
-        """Add the queue wait of a released request that was admitted before its cancel arrived.
+        """Add the details of the queue wait to a waiting record.
 
-        Only this event has the reasons of its wait; the end event describes its time in the batch.
+        A removed request may still be admitted before its cancellation reaches the engine. The end
+        event then describes only the time in the batch.
         """
         account = self._waiting.get(change.key)
         if account is not None and account.live is not None:
             account.live.phases.explain(wait=change.wait)
 
-    def on_end(self, end: Finished | Failed) -> None:
-        """Record a released request after its end event."""
+    def on_end(self, end: Completed | Failed) -> None:
+        """Write the waiting record of the request that has now ended in the engine. Ignores
+        requests without a waiting record."""
         account = self._waiting.pop(end.key, None)
         if account is None:
             return
@@ -284,7 +317,7 @@ class PendingRecords:
         self._record(account)
 
     def flush(self, oldest_s: float) -> None:
-        """Record all accounts that were sealed before `oldest_s`."""
+        """Record all requests that ended for their callers before `oldest_s`."""
         while self._waiting:
             key, account = next(iter(self._waiting.items()))
             if account.end_s >= oldest_s:

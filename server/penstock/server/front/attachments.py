@@ -1,9 +1,11 @@
-"""Attaches kept streams of the engine to this front, and detaches them.
+"""Takes over streams that the engine keeps for Resume (attaches them to this front, the front-end
+process), and detaches them.
 
-Owns the path from an engine's answer to a live request: the request is started like a new one, then
-its history is applied like other events, without the part that its client has received. Attaching
-continues when the client disconnects, so that the request is not lost. Does not know gRPC: the
-parser of a request is passed in.
+When the engine has responded, the front starts the request like a new one, and then applies its
+history (the events so far) like other events, without the part that the client has already
+received. Once the engine has been asked for the stream, attaching continues even if the client
+disconnects, so that the request is not lost. Does not use gRPC: the caller passes the parser of a
+request.
 """
 
 import asyncio
@@ -17,10 +19,10 @@ import numpy as np
 
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
-from penstock.server.front.errors import ErrorReason, Refusal, RequestError, refuse
-from penstock.server.front.events import Accepted, PromptPiece, StreamEvent, TokensPiece
+from penstock.server.front.errors import ErrorReason, RequestError, refuse
+from penstock.server.front.events import Accepted, Finished, PromptPiece, StreamEvent, TokensPiece
 from penstock.server.front.front import Front
-from penstock.server.front.generation import Generation
+from penstock.server.front.generation import GenerationSpec
 from penstock.server.front.live_output import output_texts
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.submission import CallTimes, submission_for
@@ -29,19 +31,21 @@ from penstock.server.link.ports import EnginePort, EngineUnavailable
 from penstock.server.link.step_frames import part_of
 from penstock.server.tenants import PriorityCeilings, engine_request_id
 
-SUPERSEDED: Final = Refusal(reason=ErrorReason.STREAM_SUPERSEDED)
 _POLL_INTERVAL_S: Final = 0.05
-"""Polling interval while waiting for an engine to have a request."""
-_TOKENS_PER_TURN: Final = 256
-"""Tokens of a history applied per iteration of the event loop: about a millisecond."""
+"""Interval between two checks for an engine that has the request, in seconds."""
+_TOKENS_PER_ITERATION: Final = 256
+"""Tokens of a history that are applied per iteration of the event loop; they take about a
+millisecond."""
 
-ReadGeneration = Callable[[bytes, str, str, PriorityCeilings], Generation]
-"""Parses a serialised request with the given id and tenant. Raises RequestError."""
+ReadGeneration = Callable[[bytes, str, str, PriorityCeilings], GenerationSpec]
+"""Parses a serialised request; the other arguments are its id, its tenant and the tenant's maximum
+priorities. Raises RequestError."""
 
 
 @dataclass(slots=True, eq=False)
 class _Attachment:
-    """A request that is being attached: its events so far, and its engine's hello."""
+    """A request that is being attached: the events not yet applied, and the first frame (hello) of
+    its engine."""
 
     request: LiveRequest
     resume_spec: ResumeSpec
@@ -51,7 +55,7 @@ class _Attachment:
 
 
 class Attachments:
-    """Attaches streams to one front."""
+    """Attaches streams that the engine keeps for Resume to one front."""
 
     def __init__(self, front: Front, read: ReadGeneration) -> None:
         self._front = front
@@ -60,66 +64,26 @@ class Attachments:
         self._tasks: set[asyncio.Task[LiveRequest]] = set()
 
     async def attach(self, request_id: str, tenant: str, ceilings: PriorityCeilings) -> LiveRequest:
-        """Return a tenant's request with its whole stream; the caller releases it.
+        """Return a tenant's request with its whole stream. The caller must pass it to
+        `Front.release`.
 
-        Without an engine, waits for one as long as requests do.
+        Waits at most `FrontConfig.max_replay_wait_s` for an engine that has the request.
 
         Raises RequestError: REQUEST_NOT_FOUND, or the reason why it cannot be attached or found
         now.
         """
-        due_s = self._front.clock() + self._front.config.max_replay_wait_s
-        task = asyncio.create_task(self._attach(request_id, tenant, ceilings, due_s), name="attach")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.add_done_callback(self._park)
-            raise
-
-    def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
-        """Detach a request that another front took over, or that was dropped. `name`: the engine's;
-        `keys`: of its outputs.
-        """
         front = self._front
-        front.results.forget(name, keys)
-        for request in {output.request for key in keys if (output := front.table.output(key))}:
-            front.detach(request, SUPERSEDED)
-        for attachment in tuple(self._attachments):
-            if attachment.keys == keys:
-                front.detach(attachment.request, SUPERSEDED)
-
-    def _park(self, task: asyncio.Task[LiveRequest]) -> None:
-        """Park the request: its caller has disconnected."""
-        if not task.cancelled() and task.exception() is None:
-            self._front.release(task.result())
-
-    async def _attach(
-        self, request_id: str, tenant: str, ceilings: PriorityCeilings, due_s: float
-    ) -> LiveRequest:
-        front = self._front
-        name = engine_request_id(tenant, request_id)
+        due_s = front.clock() + front.config.max_replay_wait_s
         while True:
             port = await self._port(request_id, tenant, due_s)
-            answers: list[_Attachment | RequestError | AttachFailure] = []
-
-            def on_attached(
-                answer: Attached,
-                answers: list[_Attachment | RequestError | AttachFailure] = answers,
-                port: EnginePort = port,
-            ) -> None:
-                answers.append(self._on_attached(answer, tenant, ceilings, port))
-
-            with contextlib.suppress(EngineUnavailable):  # the engine was lost meanwhile
-                await port.attach_stream(name, on_attached)
-            match answers:
-                case [_Attachment() as attachment]:
-                    return await self._start(attachment)
-                case [RequestError() as error]:
+            match await self._call(port, request_id, tenant, ceilings):
+                case asyncio.Task() as starting:
+                    return await self._started(starting)
+                case RequestError() as error:
                     raise error
-                case [AttachFailure.NOT_FOUND]:
+                case Attached(failure=AttachFailure.NOT_FOUND):
                     raise refuse(ErrorReason.REQUEST_NOT_FOUND)
-                case [AttachFailure.LOST]:
+                case Attached(failure=AttachFailure.LOST):
                     raise refuse_sequence()
                 case _ if front.clock() >= due_s:
                     raise refuse(
@@ -129,8 +93,70 @@ class Attachments:
                 case _:
                     await asyncio.sleep(_POLL_INTERVAL_S)
 
+    def on_detached(self, name: str, keys: tuple[int, ...]) -> None:
+        """Detach a request that another front has taken over, or that was dropped.
+
+        `name` is the engine's id of the request, and `keys` are the keys of its outputs.
+        """
+        front = self._front
+        front.results.forget(name, keys)
+        for request in {output.request for key in keys if (output := front.table.output(key))}:
+            front.supersede(request)
+        for attachment in tuple(self._attachments):
+            if attachment.keys == keys:
+                front.supersede(attachment.request)
+
+    async def _call(
+        self, port: EnginePort, request_id: str, tenant: str, ceilings: PriorityCeilings
+    ) -> "asyncio.Task[LiveRequest] | RequestError | Attached | None":
+        """Call the engine and return its response, or None if the engine was lost.
+
+        If the engine has the stream, the result is the task that starts the request, or the error
+        if it cannot start here. If the caller is cancelled, a stream that the engine attaches
+        meanwhile is detached again.
+        """
+        answers: list[asyncio.Task[LiveRequest] | RequestError | Attached] = []
+        is_abandoned = False
+
+        def park_all() -> None:
+            for answer in answers:
+                if isinstance(answer, asyncio.Task):
+                    answer.add_done_callback(self._park)
+
+        def on_attached(answer: Attached) -> None:
+            answers.append(self._on_attached(answer, tenant, ceilings, port))
+            if is_abandoned:
+                park_all()
+
+        try:
+            with contextlib.suppress(EngineUnavailable):
+                await port.attach_stream(engine_request_id(tenant, request_id), on_attached)
+        except asyncio.CancelledError:
+            is_abandoned = True
+            park_all()
+            raise
+        return answers[0] if answers else None
+
+    async def _started(self, starting: "asyncio.Task[LiveRequest]") -> LiveRequest:
+        """Return the started request. If the caller is cancelled first, detach the request."""
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(self._park)
+            raise
+
+    def _park(self, task: "asyncio.Task[LiveRequest]") -> None:
+        """Detach the request, because its caller has disconnected."""
+        if not task.cancelled() and task.exception() is None:
+            self._front.release(task.result())
+
     async def _port(self, request_id: str, tenant: str, due_s: float) -> EnginePort:
-        """Return the port to an engine that has this front's requests. Raises RequestError."""
+        """Wait for an engine and return its port. If this front has the request, wait until that
+        engine has it too.
+
+        Raises RequestError if the request is not resumable, if there is no such engine by `due_s`,
+        or, without waiting, if this front drains or replays are off.
+        """
         front = self._front
         while True:
             port = front.port
@@ -138,6 +164,10 @@ class Attachments:
             if here is not None and here.generation.resumption is None:
                 raise refuse(ErrorReason.REQUEST_NOT_FOUND)
             is_ready = here is None or here.is_at_engine
+            if here is not None and here.stream.is_closed:
+                # If a stream exists, the engine has it. A stream that is being attached here is not
+                # complete.
+                is_ready = here not in front.attaching
             if port is not None and front.is_engine_up and is_ready:
                 front.current_limits()
                 return port
@@ -154,11 +184,15 @@ class Attachments:
 
     def _on_attached(
         self, answer: Attached, tenant: str, ceilings: PriorityCeilings, port: EnginePort
-    ) -> "_Attachment | RequestError | AttachFailure":
-        """Register the attached request: all its later events come to this front."""
+    ) -> "asyncio.Task[LiveRequest] | RequestError | Attached":
+        """Register the attached request, so that its later events are routed to this front.
+
+        Returns the task that starts it; `answer` if the engine has no stream; or the error if it
+        cannot start here.
+        """
         front, resume_spec = self._front, answer.resume_spec
         if resume_spec is None:
-            return answer.failure
+            return answer
         name = engine_request_id(tenant, resume_spec.request_id)
         self.on_detached(name, answer.keys)
         try:
@@ -171,10 +205,16 @@ class Attachments:
         events = front.attaching[request] = deque(frame.value() for frame in answer.history)
         attachment = _Attachment(request, resume_spec, answer.keys, events, front.hello)
         self._attachments.add(attachment)
-        return attachment
+        starting = asyncio.create_task(self._start(attachment), name="attach")
+        self._tasks.add(starting)
+        starting.add_done_callback(self._tasks.discard)
+        return starting
 
     async def _start(self, attachment: _Attachment) -> LiveRequest:
-        """Start the attached request: prompt, outputs and history."""
+        """Tokenise the prompt of the attached request, create its outputs and apply its history.
+
+        Returns the request. Raises RequestError.
+        """
         front, request, resume_spec = self._front, attachment.request, attachment.resume_spec
         generation = request.generation
         try:
@@ -212,9 +252,9 @@ class Attachments:
         return request
 
     async def _catch_up(self, attachment: _Attachment) -> None:
-        """Apply the history and the events that arrive meanwhile, a part per iteration of the loop.
+        """Apply the history and the events that arrive meanwhile, with pauses for the event loop.
 
-        Raises RequestError.
+        Raises RequestError if the request was cancelled, or if another front has attached it.
         """
         request = attachment.request
         request.is_catching_up = True
@@ -225,18 +265,18 @@ class Attachments:
             rows = np.flatnonzero(np.isin(events.keys, attachment.keys))
             for part in _parts_of(part_of(events, keys.__contains__, rows)):
                 self._front.apply_history(request, part)
-                num_tokens += 1 + len(part.tokens)  # other events cost about as much as a token
-                if num_tokens >= _TOKENS_PER_TURN:
+                num_tokens += 1 + len(part.tokens)  # Other events take about as long as a token.
+                if num_tokens >= _TOKENS_PER_ITERATION:
                     num_tokens = 0
                     await asyncio.sleep(0)
                     _raise_if_over(request)
 
 
 def _parts_of(events: StepEvents) -> Iterator[StepEvents]:
-    """Split the events into parts of at most `_TOKENS_PER_TURN` tokens."""
+    """Yield the events in parts of at most `_TOKENS_PER_ITERATION` tokens."""
     logprobs = events.logprobs
-    while len(events.tokens) > _TOKENS_PER_TURN:
-        now, later = slice(_TOKENS_PER_TURN), slice(_TOKENS_PER_TURN, None)
+    while len(events.tokens) > _TOKENS_PER_ITERATION:
+        now, later = slice(_TOKENS_PER_ITERATION), slice(_TOKENS_PER_ITERATION, None)
         yield replace(
             events,
             keys=events.keys[now],
@@ -257,17 +297,20 @@ def _parts_of(events: StepEvents) -> Iterator[StepEvents]:
 
 
 def _raise_if_over(request: LiveRequest) -> None:
-    """Raise RequestError if the request was cancelled or another front has attached it."""
+    """Raise RequestError if the request was cancelled, or if another front has attached it."""
     if request.stream.refusal is not None:
         raise RequestError(request.stream.refusal)
 
 
 @dataclass(slots=True, eq=False)
 class Received:
-    """What a client has received. `tokens`: how many of each output, by index.
+    """The position of a client in a stream.
 
-    `closed`: outputs whose last text, which is held back until the output ends, was delivered with
-    their last token, if that was delivered.
+    `is_accepted` and `is_echoed` are True if the client has received the acceptance and the whole
+    prompt. `tokens` has the number of received tokens of each output, by output index. `closed` has
+    the outputs of which the client has received tokens, until a later `TokensPiece` of the output
+    is sent. If such an output ended with STOP or LENGTH, its last `TokensPiece` without tokens is
+    skipped, because that text was sent with the last token.
     """
 
     is_accepted: bool = False
@@ -276,7 +319,12 @@ class Received:
     closed: set[int] = field(default_factory=set[int])
 
     def rest_of(self, batch: Iterable[StreamEvent], live: LiveRequest) -> list[StreamEvent]:
-        """Return the new part of a request's `batch`, whose pieces have at most one token each."""
+        """Return the part of `batch` that the client has not received. A `TokensPiece` in `batch`
+        must have at most one token.
+
+        Raises RequestError (SEQUENCE_UNAVAILABLE) if an output ended with fewer tokens than
+        received.
+        """
         return [event for event in batch if self._is_new(event, live)]
 
     def _is_new(self, event: StreamEvent, live: LiveRequest) -> bool:
@@ -293,15 +341,17 @@ class Received:
                     return False
                 self.closed.discard(event.output_index)
                 return True
+            case Finished() if any(num_left > 0 for num_left in self.tokens.values()):
+                raise refuse_sequence()
             case _:
                 return True
 
 
-def received(generation: Generation, next_sequence: int, num_tokens: Sequence[int]) -> Received:
-    """Return the position of a client that has `num_tokens` of each output and wants
-    `next_sequence` next.
+def received(generation: GenerationSpec, next_sequence: int, num_tokens: Sequence[int]) -> Received:
+    """Return the position of a client from its request: it has received `num_tokens` tokens of each
+    output and expects the message with number `next_sequence`.
 
-    Raises RequestError, SEQUENCE_UNAVAILABLE, for an inconsistent position: more outputs or tokens
+    Raises RequestError (SEQUENCE_UNAVAILABLE) for an inconsistent position: more outputs or tokens
     than possible, or a position inside the prompt.
     """
     most = generation.stopping.max_tokens
@@ -318,11 +368,12 @@ def received(generation: Generation, next_sequence: int, num_tokens: Sequence[in
 
 
 def refuse_sequence() -> RequestError:
-    """Return the error for a position at which a stream cannot continue; it may restart from 0."""
+    """Return the error for a position from which a stream cannot continue, or for a stream that is
+    no longer kept."""
     return refuse(ErrorReason.SEQUENCE_UNAVAILABLE, first_sequence="0", next_sequence="0")
 
 
 def _ended_by_itself(live: LiveRequest, index: int) -> bool:
-    """Return whether an output ended with its own last token, and was not truncated."""
+    """Return True if an output ended with STOP or LENGTH."""
     end = live.outputs[index].end
     return end is not None and end.reason in (FinishReason.STOP, FinishReason.LENGTH)

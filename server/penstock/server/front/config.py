@@ -1,4 +1,4 @@
-"""The front's settings: frozen, validated once."""
+"""The settings of a front (front-end process). They are immutable and validated once."""
 
 import re
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ _MAX_WAIT_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportConfig:
-    """Bounds of one front. Raises SettingError naming the invalid field.
+    """Connection limits of one front process. Raises SettingError, which names the invalid field.
 
-    Connections beyond `max_connections` are refused, so that a flood of them cannot take all memory
-    and descriptors. After `max_connection_age_s`, plus or minus a tenth, a connection takes no more
-    calls, and its client opens another, which may reach another server.
+    Connections beyond `max_connections` are refused, so that many connections cannot exhaust memory
+    and file descriptors. After `max_connection_age_s`, plus or minus 10 %, a connection accepts no
+    more calls; the client then opens another connection, possibly to another server.
     """
 
     max_connections: int = setting(
@@ -56,22 +56,30 @@ _METADATA_KEY = re.compile(r"[a-z0-9_.-]{1,128}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontConfig:
-    """Bounds and defaults of one front. Raises SettingError naming the invalid field.
+    """Limits and defaults of one front. Raises SettingError, which names the invalid field.
 
-    Request bounds are those of `penstock.v1.ModelLimits`, which publishes them. A coalesced message
-    is split at `max_message_bytes_hint`, or at `max_shared_message_bytes_hint` if it carries the
-    events of many requests or its client wants large messages. `max_chunk_tokens`: the most tokens
-    that a client may make a message wait for. `acceptance_delay_s`: how long at most the first
-    message waits for the engine's first event, so that a refusal precedes it and clients may retry.
-    `retry_after_s`: the value of RetryInfo if the engine has no estimate. Without
-    `is_prefix_caching`, requests do not share blocks, except the outputs of one request. With
-    `shares_prefixes_across_tenants`, a tenant can infer from the time to first token what another
-    has sent.
+    The limits of requests are those of `penstock.v1.ModelLimits`, which publishes them. A message
+    that combines several steps is split at `max_message_bytes_hint`, or at
+    `max_shared_message_bytes_hint` if it carries events of several requests or if the client asked
+    for large messages. `max_resume_bytes` (including prompts) and `max_detached_requests` limit the
+    streams that the engine keeps for Resume; above a limit, streams of the tenant that uses the
+    most of it are dropped.
 
-    `max_text_bytes_per_tenant`: a longer single text is accepted if its tenant has no other.
-    `tenant_metadata_key`: empty for a single tenant. `max_resume_bytes`, prompts included, and
-    `max_detached_requests` bound what the engine keeps for Resume; beyond a bound the tenant with
-    the most loses streams. `has_content`: records of ended requests include prompts and outputs.
+    Attributes:
+        max_chunk_tokens: The maximum of `min_chunk_tokens` in a request.
+        acceptance_delay_s: Maximum time that the first message waits for the engine's first event,
+            in seconds. A rejected request then fails before its first message, so that the client
+            may retry it.
+        retry_after_s: The value of RetryInfo if the engine has no estimate, in seconds.
+        is_prefix_caching: Whether requests with equal prefixes share KV cache blocks. Without it,
+            only the outputs of one request share blocks.
+        shares_prefixes_across_tenants: Whether requests of different tenants share blocks. If so, a
+            tenant can infer prompts of other tenants from the time to first token.
+        max_text_bytes_per_tenant: Limit of the text that waits to be tokenised, per tenant. A
+            single longer text is accepted if its tenant has no other waiting text.
+        tenant_metadata_key: The metadata key in which a proxy sends the tenant of a call; empty for
+            a single tenant.
+        has_content: Whether the records of ended requests include the start of prompts and outputs.
     """
 
     front_id: int = setting(1, at_least=1, below=2**31)
@@ -105,7 +113,7 @@ class FrontConfig:
         "requests",
         "largest max_tokens",
         at_least=1,
-        shown="what the model's length allows",
+        shown="limited by the model's context",
     )
     max_prompt_bytes: int = setting(1 << 20, at_least=1)
     max_text_bytes_per_tenant: int = setting(
@@ -119,7 +127,7 @@ class FrontConfig:
     max_stop_string_chars: int = setting(64, at_least=1)
     max_stop_string_bytes: int = setting(256, at_least=1)
     max_stop_token_ids: int = setting(16, at_least=1, at_most=16)
-    """At most 16: the size of the batch's arrays."""
+    """The maximum is 16, the size of the arrays in the batch."""
     max_num_outputs: int = setting(16, at_least=1)
     max_logprobs: int = setting(20, at_least=1)
     max_logit_bias: int = setting(300, at_least=1)
@@ -140,10 +148,18 @@ class FrontConfig:
     max_chunk_tokens: int = setting(256, at_least=1)
 
     default_deadline_s: float = setting(
-        600.0, "deadlines", "deadline of a call without one, seconds", above=0
+        600.0,
+        "deadlines",
+        "deadline of a request without total_timeout and gRPC deadline, seconds; if it is not"
+        " complete by then it fails with DEADLINE_EXCEEDED",
+        above=0,
     )
     max_deadline_s: float = setting(
-        3600.0, "deadlines", "longest deadline; longer ones are lowered to it, seconds", at_least=0
+        3600.0,
+        "deadlines",
+        "maximum deadline, seconds; a later gRPC deadline is lowered to it, a longer timeout is"
+        " rejected",
+        at_least=0,
     )
     acceptance_delay_s: float = setting(0.05, at_least=0)
     retry_after_s: float = setting(1.0, at_least=0)
@@ -163,20 +179,20 @@ class FrontConfig:
     max_resume_grace_s: float = setting(
         60.0,
         "survival",
-        "longest time that a request is kept for Resume, seconds; 0 turns Resume off",
+        "maximum time that a request is kept for Resume, seconds; 0 disables Resume",
         at_least=0,
     )
     max_resume_bytes: int = setting(
         64 << 20,
         "survival",
-        "bytes that the engine keeps of such requests, all together; each front keeps at most as"
-        " many of their results",
+        "maximum bytes of all requests that the engine keeps for Resume; each front keeps at most"
+        " as many bytes of their results",
         at_least=1,
     )
     max_detached_requests: int = setting(
         1024,
         "survival",
-        "detached requests (such requests without a reader) that the engine keeps",
+        "maximum number of detached requests, which are resumable requests without a reader",
         at_least=1,
     )
 

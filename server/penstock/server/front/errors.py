@@ -1,7 +1,8 @@
-"""Why a call fails: the contract's reasons, and the exception that carries them.
+"""The errors of calls: the reasons of the API, and the exception that carries them.
 
-Owns the reason of each failure that the engine reports. Only the gRPC layer knows status codes
-(`penstock.server.rpc.statuses`). A refusal must not contain prompt or output text: clients see it.
+Defines the reason for each failure that the engine reports. Only the gRPC layer maps reasons to
+status codes (`penstock.server.rpc.statuses`). An error must not contain text of a prompt or an
+output, because proxies may log it.
 """
 
 import math
@@ -13,7 +14,7 @@ from penstock.scheduler.events import Failed
 from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import ConstraintKind, FailureReason
 from penstock.server.error_reason import ErrorReason as ErrorReason
-from penstock.server.front.generation import Generation
+from penstock.server.front.generation import GenerationSpec
 from penstock.server.front.phases import PhaseClock
 
 NO_METADATA: Mapping[str, str] = {}
@@ -46,17 +47,19 @@ _CONSTRAINT_PATHS: dict[ConstraintKind, str] = {
 _NOT_COMPILED = "cannot be compiled, or can reach a point from which no output is complete"
 _CLOCK_ERROR_MS = 1e-3
 _OF_TIME = frozenset({ErrorReason.DEADLINE_EXCEEDED, ErrorReason.DEADLINE_UNREACHABLE})
-_QUOTA_NAMES: dict[QuotaKind, str] = {
-    QuotaKind.NUM_LIVE: "max_num_live",
-    QuotaKind.REQUESTS_PER_MINUTE: "max_requests_per_minute",
-    QuotaKind.TOKENS_PER_MINUTE: "max_tokens_per_minute",
-    QuotaKind.NUM_WAITING: "max_num_waiting_per_tenant",
+# The setting, and what it counts.
+_QUOTAS: dict[QuotaKind, tuple[str, str]] = {
+    QuotaKind.NUM_LIVE: ("max_num_live", "requests at a time"),
+    QuotaKind.REQUESTS_PER_MINUTE: ("max_requests_per_minute", "requests per minute"),
+    QuotaKind.TOKENS_PER_MINUTE: ("max_tokens_per_minute", "tokens per minute"),
+    QuotaKind.NUM_WAITING: ("max_num_waiting_per_tenant", "waiting requests"),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldViolation:
-    """One invalid field: its proto path, such as `stopping.stop_strings[2]`, and the rule."""
+    """One invalid field: its proto path, such as `stopping.stop_strings[2]`, and the rule it
+    violates."""
 
     path: str
     description: str
@@ -64,7 +67,7 @@ class FieldViolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaViolation:
-    """The tenant and the exceeded limit, as in google.rpc.QuotaFailure."""
+    """A quota violation, as in google.rpc.QuotaFailure: the tenant and the exceeded limit."""
 
     subject: str
     description: str
@@ -72,11 +75,15 @@ class QuotaViolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """What the caller learns about a failed call.
+    """The details of a failed call that are returned to the caller, whether the request was
+    rejected or had started.
 
-    `message`: for people; empty for the standard message of `reason`. `metadata`: the keys that the
-    contract lists for `reason`. `retry_after_s`: seconds until a retry; None: the front's default
-    if `reason` is retryable; infinite: never. `quota`: the violation for QUOTA_EXCEEDED.
+    Attributes:
+        message: Text for humans; empty for the standard message of `reason`.
+        metadata: The error metadata that the API defines for `reason`.
+        retry_after_s: Seconds until the caller may retry; infinite if it must not. None: the
+            default of the front (front-end process) if `reason` is retryable.
+        quota: The violation, for QUOTA_EXCEEDED.
     """
 
     reason: ErrorReason
@@ -92,7 +99,7 @@ INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
 
 
 class RequestError(Exception):
-    """A call that fails for a reason of the contract. Carries a `Refusal`, never free text."""
+    """A call failed with an error reason of the API. Carries a `Refusal`."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.reason.value)
@@ -100,12 +107,12 @@ class RequestError(Exception):
 
     @property
     def reason(self) -> ErrorReason:
-        """Short for `refusal.reason`."""
+        """The error reason."""
         return self.refusal.reason
 
 
 def refuse(reason: ErrorReason, message: str = "", **metadata: str) -> RequestError:
-    """Return the error for `reason`."""
+    """Return the error for `reason`, with the `metadata` that the API defines for it."""
     return RequestError(Refusal(reason=reason, message=message, metadata=metadata))
 
 
@@ -117,31 +124,65 @@ def refuse_field(
     return RequestError(Refusal(reason=reason, metadata=metadata, violations=(violation,)))
 
 
-def refuse_feature(feature: str, path: str = "", executor: str = "") -> RequestError:
-    """Return the error for an unsupported feature, a field of ModelFeatures.
+def refuse_feature(
+    feature: str, path: str = "", executor: str = "", cause: str = ""
+) -> RequestError:
+    """Return the error for an unsupported feature. Features are named as in ModelFeatures.
 
-    `path`: the field that requested it. `executor`: the name of the executor that lacks it; empty
-    if no executor would support it here.
+    `path` is the request field that uses the feature. `executor` is the name of the executor that
+    does not support it; it is empty if no executor supports it here. `cause` replaces the standard
+    text.
     """
     lacking = f"the {executor} executor" if executor else "this service"
-    metadata = {"feature": feature, "field": path} if path else {"feature": feature}
+    cause = cause or (
+        f"is not supported by {lacking}; GetModel (penstock models --json) lists what is"
+    )
     return RequestError(
         Refusal(
             reason=ErrorReason.FEATURE_UNSUPPORTED,
-            message=(
-                f"{f'{path}: ' if path else ''}{feature} is not supported by {lacking};"
-                " GetModel (penstock models --json) lists what is"
+            message=f"{path}: {cause}" if path else f"{feature} {cause}",
+            metadata={"feature": feature, "field": path} if path else {"feature": feature},
+        )
+    )
+
+
+def refuse_quota(tenant: str, breach: QuotaBreach) -> RequestError:
+    """Return the error for a tenant that exceeds a quota."""
+    setting, counted = _QUOTAS[breach.kind]
+    return refuse_limit(tenant, setting, breach.limit, counted, breach.retry_after_s)
+
+
+def refuse_limit(
+    tenant: str, setting: str, limit: int, counted: str, retry_after_s: float | None
+) -> RequestError:
+    """Return the error for a tenant that exceeds the `limit` of a setting. `counted` is what it
+    limits, in the plural."""
+    whose = f'tenant "{tenant}"' if tenant else "all requests without a tenant"
+    return RequestError(
+        Refusal(
+            reason=ErrorReason.QUOTA_EXCEEDED,
+            message=f"{whose}: at most {limit} {counted}",
+            retry_after_s=retry_after_s,
+            quota=QuotaViolation(
+                subject=f"tenant:{tenant}" if tenant else "tenant",
+                description=f"{setting} is {limit}",
             ),
-            metadata=metadata,
         )
     )
 
 
 def refusal_for(
-    end: Failed, generation: Generation, *, phases: PhaseClock, deadline_kind: str, tenant: str
+    end: Failed, generation: GenerationSpec, *, phases: PhaseClock, deadline_kind: str, tenant: str
 ) -> Refusal:
-    """Return the refusal for a request of `tenant` that the engine ended with `end`."""
+    """Return the error details for a request that the engine ended with `end`.
+
+    `deadline_kind` is what sets the earliest deadline: `total` (a field of the request), `grpc`
+    (the call) or `server` (the settings).
+    """
     reason = _REASONS[end.reason]
+    over_quota: Refusal | None = None
+    if reason is ErrorReason.QUOTA_EXCEEDED and end.breach is not None:
+        over_quota = refuse_quota(tenant, end.breach).refusal
     metadata: dict[str, str] = {}
     if reason in _OF_TIME:
         metadata = {
@@ -149,7 +190,8 @@ def refusal_for(
             "phase": phases.phase.value,
             "deadline": "ttft" if end.reason in _OF_FIRST_TOKEN else deadline_kind,
         }
-    # Rounded up: an estimate that misses its deadline by under a millisecond must still exceed it.
+    # Rounded up: an estimate that exceeds the deadline by under a millisecond must still show as
+    # larger.
     if _is_known(end.deadline_s):
         metadata["deadline_ms"] = str(_whole_ms(end.deadline_s))
     if _is_known(end.estimate_s):
@@ -161,15 +203,17 @@ def refusal_for(
         metadata["chance"] = f"{end.chance:.3f}"
     return Refusal(
         reason=reason,
+        message="" if over_quota is None else over_quota.message,
         metadata=metadata,
         violations=_violations(end, generation),
         retry_after_s=end.retry_after_s,
-        quota=None if end.breach is None else quota_violation(tenant, end.breach),
+        quota=None if over_quota is None else over_quota.quota,
     )
 
 
-def _violations(end: Failed, generation: Generation) -> tuple[FieldViolation, ...]:
-    """Return the violation, for reasons that concern a single field."""
+def _violations(end: Failed, generation: GenerationSpec) -> tuple[FieldViolation, ...]:
+    """Return the field violation if the reason concerns a single field; otherwise an empty
+    tuple."""
     match end.reason:
         case FailureReason.PROMPT_TOO_LONG:
             path, description = generation.prompt_path, "exceeds the context"
@@ -178,7 +222,7 @@ def _violations(end: Failed, generation: Generation) -> tuple[FieldViolation, ..
         case FailureReason.TOO_MANY_OUTPUTS:
             limit = "the queue has places"
             if end.breach is not None:
-                limit = f"{_QUOTA_NAMES[end.breach.kind]}, which is {end.breach.limit}"
+                limit = f"{_QUOTAS[end.breach.kind][0]}, which is {end.breach.limit}"
             path, description = "sampling.num_outputs", f"is more than {limit}"
         case FailureReason.CONSTRAINT_REFUSED if generation.constraint is not None:
             path, description = _CONSTRAINT_PATHS[generation.constraint.kind], _NOT_COMPILED
@@ -187,24 +231,11 @@ def _violations(end: Failed, generation: Generation) -> tuple[FieldViolation, ..
     return (FieldViolation(path=path, description=description),)
 
 
-def quota_violation(tenant: str, breach: QuotaBreach) -> QuotaViolation:
-    """Return the violation, which names the exceeded limit by its setting."""
-    return QuotaViolation(
-        subject=quota_subject(tenant),
-        description=f"{_QUOTA_NAMES[breach.kind]} is {breach.limit}",
-    )
-
-
-def quota_subject(tenant: str) -> str:
-    """Return the subject of google.rpc.QuotaFailure for a tenant."""
-    return f"tenant:{tenant}" if tenant else "tenant"
-
-
 def _whole_ms(duration_s: float) -> int:
-    """Convert to milliseconds, rounded down.
+    """Convert seconds to milliseconds, rounded down.
 
-    A client's whole number is returned unchanged, although floating-point sums on the engine's
-    clock may have lost its last digits.
+    A whole number set by a client is returned exactly, even if floating-point sums on the engine's
+    clock have changed its last digits.
     """
     nearest = round(duration_s * 1e3)
     if abs(duration_s * 1e3 - nearest) < _CLOCK_ERROR_MS:

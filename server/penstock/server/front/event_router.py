@@ -1,7 +1,8 @@
-"""Routes the events of an engine step to the streams that they concern.
+"""Routes the events of an engine step to the streams of their requests.
 
-A bug in handling one request's events fails that request alone. Never raises, never blocks; writers
-are woken only after the whole step.
+An error in the handling of the events of one request fails only that request. Never raises and
+never blocks. A plain token (see `LiveOutput.is_plain`) wakes its writer at once; other writers are
+woken after all events of the step are handled.
 """
 
 import logging
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, Queued, StepEvents
+from penstock.scheduler.events import Admitted, Completed, Failed, Preempted, Queued, StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.errors import INTERNAL, ErrorReason, Refusal
 from penstock.server.front.events import LogprobRows
@@ -19,14 +20,14 @@ from penstock.server.front.live_request import LiveRequest, OwnOutput
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.watched_write import SharedWriter
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 STALLED = Refusal(reason=ErrorReason.READER_STALLED)
 LOG_INTERVAL_S = 1.0
 
 
 @dataclass(slots=True)
 class FrontCounters:
-    """Counters of a front since its start."""
+    """Counters of a front (front-end process) since its start."""
 
     num_submitted: int = 0
     num_cut_readers: int = 0
@@ -37,10 +38,11 @@ class FrontCounters:
 
 
 class EventRouter:
-    """Finds the request of every event. `cancel` makes the engine drop keys.
+    """Routes each event to the request that it concerns.
 
-    `on_late_event` gets the admissions and ends of requests that were released before.
-    `newest_place`: the queue position of the last queued request, even if it was released.
+    `cancel` cancels the outputs with the given keys in the engine. `on_late_event` receives
+    admissions and ends of requests that this front has already removed. `newest_place` is the queue
+    position of the most recently queued request, even if the request was removed; None before.
     """
 
     def __init__(
@@ -50,20 +52,21 @@ class EventRouter:
         *,
         max_backlog_tokens: int,
         cancel: Callable[[tuple[int, ...], FinishReason], None],
-        on_late_event: Callable[[Admitted | Finished | Failed], None],
+        on_late_event: Callable[[Admitted | Completed | Failed], None],
     ) -> None:
         self._table = table
         self._counters = counters
         self._max_backlog_tokens = max_backlog_tokens
         self._cancel = cancel
         self._on_late_event = on_late_event
-        self._cuts = CloseLog(_log)
+        self._cuts = CloseLog(logger)
         self.newest_place: Queued | None = None
 
     def dispatch(self, events: StepEvents, now_s: float, *, is_history: bool = False) -> None:
-        """Handle one step, received by this front at `now_s`.
+        """Handle the events of one step, which this front received at `now_s`.
 
-        `is_history`: kept events of a request whose reader has not started yet.
+        If `is_history`, these are earlier events of a request that is being attached; its reader
+        has not started yet, and `newest_place` stays unchanged.
         """
         touched: dict[LiveRequest, None] = {}
         newest = self.newest_place
@@ -83,7 +86,7 @@ class EventRouter:
             request.stream.wake()
 
     def cut(self, request: LiveRequest, why: str, now_s: float) -> None:
-        """Disconnect a stalled reader; cancel its request unless it is resumable."""
+        """Disconnect a stalled reader, and cancel its request unless the request is resumable."""
         extra = {"request_id": request.request_id, "trace_id": request.trace_id.hex()}
         self._cuts.report(now_s, f"request {request.request_id}", why, extra)
         self._counters.num_cut_readers += 1
@@ -93,7 +96,8 @@ class EventRouter:
             self._cancel(request.live_keys, FinishReason.CANCELLED)
 
     def cut_shared(self, writer: SharedWriter[Any], why: str, now_s: float) -> None:
-        """Disconnect the stalled reader of many requests; the writer's owner releases them."""
+        """Disconnect the stalled reader of several requests. The owner of the writer releases the
+        requests (`Front.release_all`)."""
         self._cuts.report(now_s, "a shared stream", why, {})
         self._counters.num_cut_readers += 1
         writer.cut(STALLED)
@@ -101,8 +105,10 @@ class EventRouter:
     def cut_stalled(
         self, writers: Iterable[SharedWriter[Any]], max_stall_s: float, now_s: float
     ) -> None:
-        """Disconnect every reader that blocks one write for over `max_stall_s`; call it
-        periodically.
+        """Disconnect each reader whose current write has been blocked for longer than
+        `max_stall_s`.
+
+        Call this periodically.
         """
         for request in self._table:
             stalled_s = now_s - request.stream.blocked_since_s
@@ -117,7 +123,8 @@ class EventRouter:
     def _find(self, key: int, touched: dict[LiveRequest, None]) -> "OwnOutput | None":
         output = self._table.output(key)
         if output is None:
-            # Released here while the events were in transit: expected, but counted.
+            # This front released the request while the events were in transit; this is expected and
+            # counted.
             self._counters.num_late_events += 1
             return None
         touched[output.request] = None
@@ -170,8 +177,8 @@ class EventRouter:
                 continue
             try:
                 if output.is_plain:
-                    # Nearly every token takes this path. Cache misses are most of its cost, so
-                    # nothing else of the request is touched.
+                    # Nearly all tokens take this path. Cache misses are most of its cost, so no
+                    # other part of the request is accessed.
                     output.token_ids.append(token_id)
                     stream = output.stream
                     stream.push_text(output.text.push_one(token_id))
@@ -199,22 +206,23 @@ class EventRouter:
                 if isinstance(end, Failed):
                     output.request.on_failed(output, end)
                 else:
-                    output.request.on_finished(output, end, now_s)
+                    output.request.on_completed(output, end, now_s)
             except Exception as error:
                 self._break(output.request, error, now_s)
 
     def _break(self, request: LiveRequest, error: Exception, now_s: float) -> None:
-        """End a request after a bug in our code, without affecting others."""
+        """Fail a request after an error in this code, without affecting other requests."""
         self._counters.num_internal_errors += 1
-        # Frames only: the text of an exception may quote a prompt.
+        # Log only the frames: the text of an exception may quote a prompt.
         frames = "".join(traceback.format_tb(error.__traceback__))
-        _log.error(
+        logger.error(
             "request failed here with %s\n%s",
             type(error).__name__,
             frames,
             extra={"request_id": request.request_id, "trace_id": request.trace_id.hex()},
         )
-        # Its later events must not fail again, and the engine must not continue without a reader.
+        # Its later events must not fail again, and the engine must not continue to generate without
+        # a reader.
         live_keys = request.live_keys
         for output in request.outputs:
             output.is_live = output.is_plain = False
@@ -223,29 +231,32 @@ class EventRouter:
 
 
 class CloseLog:
-    """Logs stalled readers. At most one warning per second: further ones are counted and logged
-    afterwards.
+    """Logs disconnected stalled readers, as warnings for at most one reader per second.
+
+    Further disconnects are counted, and their number is logged afterwards.
     """
 
-    def __init__(self, log: logging.Logger) -> None:
-        self._log = log
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
         self._last_s = -math.inf
         self._num_unreported: int = 0
 
     def report(self, now_s: float, who: str, why: str, extra: dict[str, str]) -> None:
-        """Report a disconnected reader. `now_s`: monotonic seconds that do not decrease."""
+        """Report a disconnected reader. `now_s` is monotonic time in seconds and must not
+        decrease."""
         if now_s < self._last_s + LOG_INTERVAL_S:
             self._num_unreported += 1
-            self._log.debug("%s: stalled reader disconnected: %s", who, why, extra=extra)
+            self._logger.debug("%s: stalled reader disconnected: %s", who, why, extra=extra)
             return
         self.report_remaining(now_s)
         self._last_s = now_s
-        self._log.warning("%s: stalled reader disconnected: %s", who, why, extra=extra)
+        self._logger.warning("%s: stalled reader disconnected: %s", who, why, extra=extra)
 
     def report_remaining(self, now_s: float) -> None:
-        """Log the number of unreported readers, once the second has passed."""
+        """Log how many further stalled readers were disconnected, if there were any and if
+        `LOG_INTERVAL_S` has passed since the last warning."""
         if self._num_unreported and now_s >= self._last_s + LOG_INTERVAL_S:
-            self._log.warning(
+            self._logger.warning(
                 "%d more stalled readers disconnected in the last %.1f s",
                 self._num_unreported,
                 now_s - self._last_s,

@@ -1,8 +1,8 @@
-"""The events of a stream, as domain values.
+"""The events of a stream, independent of their encoding.
 
-Owns the pieces in a stream's backlog, and the records of single tokens. Records are made from the
-arrays of a step, which become Python lists once per step and only when needed. The gRPC layer
-groups the pieces into messages and numbers them.
+Defines the events in the backlog of a stream, and the records of single tokens. Records are created
+from the arrays of a step, which are converted to Python lists at most once per step. The gRPC layer
+groups events into messages and numbers the messages.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,8 @@ class TopToken(NamedTuple):
 
 
 class TokenRecord(NamedTuple):
-    """One token. `logprob`: None if not requested, or for the first token of a prompt."""
+    """One token. `logprob` is None if it was not requested, and for the first token of a prompt.
+    `rank` is 1 for the most likely token, 0 without `logprob`. `top` has the most likely tokens."""
 
     token_id: int
     logprob: float | None = None
@@ -34,10 +35,8 @@ class TokenRecord(NamedTuple):
 
 
 class IdRecords(Sequence[TokenRecord]):
-    """Records of tokens that have only an id; each is made when it is read.
-
-    A prompt has up to a hundred thousand of them.
-    """
+    """Records of tokens that have only an id. Each record is created on access, because a prompt
+    may have a hundred thousand tokens."""
 
     __slots__ = ("ids",)
 
@@ -60,7 +59,8 @@ class IdRecords(Sequence[TokenRecord]):
 
 
 class TokensPiece(NamedTuple):
-    """New output of one step for one output. A tuple: one is made per token and stream."""
+    """New text of one output, and its tokens. `records` is empty if neither ids nor logprobs are
+    requested. It is a tuple because one is created per token and stream."""
 
     output_index: int
     text: str
@@ -69,17 +69,18 @@ class TokensPiece(NamedTuple):
 
 
 class PromptPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the prompt, as requested by echo or prompt logprobs: see `stream_head.py`."""
+    """A part of the prompt, for `echo` or prompt logprobs; see `stream_head.py`."""
 
     text: str = ""
     records: Sequence[TokenRecord] = ()
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine has queued the request. `estimated_queue_s`: its queue time, None if unknown.
+    """The request is accepted. `estimated_queue_s` is its estimated queue time in seconds, None if
+    unknown.
 
-    `num_dropped_messages`: chat messages that a window left out. `trace_id`: in hexadecimal, empty
-    for an untraced request.
+    `num_dropped_messages` is the number of chat messages that the chat window has removed.
+    `trace_id` is the trace id in hexadecimal, empty for a request without a trace.
     """
 
     request_id: str
@@ -92,10 +93,11 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """The request changed its state, or has a position in the queue.
+    """The state of the request has changed, or its queue position is known.
 
-    `queue_s`: time spent waiting so far. `queue_position`: requests ahead of it.
-    `estimated_queue_s`: the remaining queue time. Both are None where unknown.
+    `queue_s` is the time spent in the queue so far, in seconds. `queue_position` is the number of
+    requests ahead of it, and `estimated_queue_s` is the remaining queue time; both are None where
+    unknown.
     """
 
     state: RequestState
@@ -107,7 +109,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of one output. At most one of `stop_string` and `stop_token_id` is set."""
+    """The end of one output. Of `stop_string` and `stop_token_id`, at most one is set."""
 
     output_index: int
     reason: FinishReason
@@ -117,7 +119,7 @@ class OutputEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts; completion tokens are the total of all outputs."""
+    """Token counts. The number of completion tokens is the total of all outputs."""
 
     num_prompt_tokens: int
     num_completion_tokens: int
@@ -147,7 +149,7 @@ StreamEvent = Accepted | Progress | PromptPiece | TokensPiece | Finished
 
 
 class LogprobRows:
-    """The logprobs of one step, by row. Converts on first use."""
+    """The logprobs of one step, by row. They are converted to Python values on first use."""
 
     __slots__ = ("_chosen", "_logprobs", "_ranks", "_top_ids", "_top_logprobs")
 
@@ -159,10 +161,11 @@ class LogprobRows:
         self._top_logprobs: Sequence[Sequence[float]] = ()
 
     def record(self, row: int, token_id: int, num_logprobs: int) -> TokenRecord:
-        """Return the record of the token in `row`, with `num_logprobs` alternatives.
+        """Return the record of the token in `row`, with at most `num_logprobs` of the most likely
+        tokens.
 
-        `num_logprobs` -1 requests the id alone. Raises ValueError if logprobs are requested and the
-        step has none: a bug of the executor.
+        If `num_logprobs` is -1, the record has only the id. Raises ValueError if logprobs are
+        requested and the step has none, which is an error of the executor.
         """
         if num_logprobs < 0:
             return TokenRecord(token_id)
@@ -180,7 +183,7 @@ class LogprobRows:
     def _convert(self) -> Sequence[float]:
         if self._chosen is None:
             if self._logprobs is None:
-                raise ValueError("the step brought no logprobs")
+                raise ValueError("the step has no logprobs")
             chosen: list[float] = self._logprobs.chosen.tolist()
             self._ranks = self._logprobs.ranks.tolist()
             self._top_ids = self._logprobs.top_ids.tolist()

@@ -1,7 +1,8 @@
-"""A front without its transport: opens requests and feeds their streams from the engine's events.
+"""The front (front-end process), independent of its transport: opens requests, and passes the
+engine's events to their streams.
 
-Owns the live requests and the calls of the engine port. Does not know gRPC or protobuf. Everything
-runs on one event loop; the engine's callbacks (`on_*`) neither block nor raise.
+Owns the live requests and makes the calls of the engine port. Uses neither gRPC nor protobuf. All
+code runs on one event loop; the engine's callbacks (`on_*`) neither block nor raise.
 """
 
 import asyncio
@@ -11,22 +12,22 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
-from penstock.scheduler.events import Queued, StepEvents
-from penstock.scheduler.request import FinishReason
+from penstock.scheduler.events import Failed, Queued, StepEvents
+from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.front.accounts import Accounts, RequestAccount
+from penstock.server.front.admission_estimate import AdmissionEstimate
 from penstock.server.front.config import FrontConfig
-from penstock.server.front.errors import ErrorReason, Refusal, refuse
+from penstock.server.front.errors import ErrorReason, Refusal, refuse, refuse_field
 from penstock.server.front.event_router import EventRouter, FrontCounters
-from penstock.server.front.generation import Generation
+from penstock.server.front.generation import GenerationSpec
 from penstock.server.front.kept_requests import KeptResults, result_of, submit
 from penstock.server.front.limits import Limits
 from penstock.server.front.live_output import output_texts
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.prompt_tokens import Prompts, TextQuotas
-from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.replay import Replays
 from penstock.server.front.request_table import RequestTable, view_of
 from penstock.server.front.submission import CallTimes, submission_for
@@ -38,18 +39,20 @@ from penstock.server.observe.request_record import RequestRecorder
 from penstock.server.tenants import NO_TENANT, engine_request_id, new_request_id
 from penstock.server.text.model_text import ModelText
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
+_SUPERSEDED: Final = Refusal(reason=ErrorReason.STREAM_SUPERSEDED)
 _SEED_BITS = 53
-"""Bits of the largest integer that JSON and JavaScript represent exactly."""
+"""Number of bits of a random seed, which JavaScript must be able to represent exactly."""
 
 
 class Front:
-    """The live requests of one front process and their path to the engine.
+    """The live requests of one front process, and their connection to the engine.
 
-    `port`, `gate` and `prompts.quotas` may be set after construction, before the first request.
-    `clock` is the engine's. `ready_time_s`: when the engine last connected, seconds since 1970.
-    `shared_writers`: writers that serve several requests each, added by the task that runs them.
-    `recorder` notes every ended request; with `is_tracing` these belong to traces.
+    `port`, `admission` and `prompts.quotas` may be set after construction, before the first
+    request. `clock` is the engine's clock. `ready_time_s` is the time when the engine last
+    connected, in seconds since 1970; None before. `shared_writers` are writers that each serve
+    several requests; the task that runs a writer adds it. `recorder` records each ended request; if
+    `is_tracing`, requests get trace ids.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class Front:
         self.clock = clock
         self.port = port
         self.counters = FrontCounters()
-        self.gate = QueueGate()
+        self.admission = AdmissionEstimate()
         self.table = RequestTable(config.front_id, config.max_live_requests)
         self.hello: EngineHello | None = None
         self.limits: Limits | None = None
@@ -90,7 +93,7 @@ class Front:
         )
         self.results = KeptResults(config.max_resume_bytes)
         self.attaching: dict[LiveRequest, deque[StepEvents]] = {}
-        """Requests that are being attached, and their events so far."""
+        """Requests that are being attached, with the events that are not applied yet."""
         self.replays = Replays(
             config, self.table, lambda: self.port, clock, note_sent=self._note_sent
         )
@@ -102,41 +105,43 @@ class Front:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """All names of the model, its own first."""
+        """All names of the model; the first is `model`."""
         return (self.model, *self.config.model_aliases)
 
     @property
     def is_engine_up(self) -> bool:
-        """True between an engine's hello and its loss."""
+        """True while an engine is connected: from its first frame (hello) until the loss of the
+        connection."""
         return self.limits is not None and self.port is not None and self.port.is_up
 
     @property
     def num_backlog_tokens(self) -> int:
-        """Output tokens that readers have not taken."""
+        """Number of output tokens that readers have not taken, over all backlogs."""
         return sum(request.stream.num_backlog_tokens for request in self.table)
 
     @property
     def num_detached(self) -> int:
-        """Requests without a reader."""
+        """Number of requests that continue without a reader."""
         return sum(request.is_detached for request in self.table)
 
     @property
     def newest_place(self) -> Queued | None:
-        """The queue position of the last request that the current engine queued for this front."""
+        """The queue position of the request that the current engine has queued most recently for
+        this front; None if there is none."""
         return self._dispatcher.newest_place
 
     def live_views(self) -> Iterator[FrontView]:
-        """Yield a view of every live request, for operators.
+        """Yield a view of each live request, for operators.
 
-        Views are made one by one, so that other tasks may run in between; requests released by then
-        are skipped.
+        Views are created one by one, so that other tasks may run in between. Requests that are
+        removed meanwhile are skipped.
         """
         for request in self.table:
             if self.table.get(request.request_id, request.tenant) is request:
                 yield view_of(request, self.config.front_id)
 
     def current_limits(self) -> Limits:
-        """Return the bounds in force. Raises RequestError if the front accepts nothing now."""
+        """Return the current limits. Raises RequestError if the front accepts no requests now."""
         if self.is_draining:
             raise refuse(ErrorReason.DRAINING)
         if self.limits is None or not self.is_engine_up:
@@ -144,14 +149,14 @@ class Front:
         return self.limits
 
     async def open(
-        self, generation: Generation, times: CallTimes, account: RequestAccount | None = None
+        self, generation: GenerationSpec, times: CallTimes, account: RequestAccount | None = None
     ) -> LiveRequest:
-        """Open a request; the caller must `release` it in any case.
+        """Open a request and return it. The caller must pass it to `release` in all cases.
 
-        `account`: the account of this request, which its opener closes.
+        `account` holds the data for the record of the request; the caller closes it.
 
-        Raises RequestError for every refusal that does not need the engine; other refusals arrive
-        on the stream.
+        Raises RequestError for every error found before the request is submitted to the engine.
+        Later errors are delivered on the stream.
         """
         request = self.reserve(generation, times, account)
         try:
@@ -162,11 +167,11 @@ class Front:
         return request
 
     def reserve(
-        self, generation: Generation, times: CallTimes, account: RequestAccount | None = None
+        self, generation: GenerationSpec, times: CallTimes, account: RequestAccount | None = None
     ) -> LiveRequest:
-        """Register the request here, without sending it to the engine: the first half of `open`.
+        """Register the request in this front without submitting it to the engine, and return it.
 
-        Raises RequestError.
+        This is the first half of `open`. Raises RequestError.
         """
         self.current_limits()
         if times.call_deadline_s <= self.clock():
@@ -174,9 +179,12 @@ class Front:
                 ErrorReason.DEADLINE_EXCEEDED, state="PENDING", phase="queue", deadline="grpc"
             )
         kept = generation.resumption
-        if kept is not None and len(kept.message) > self.config.max_resume_bytes:
-            raise refuse(ErrorReason.QUEUE_FULL, "the request is too large to be kept for Resume")
-        self.gate.check(
+        max_bytes = self.config.max_resume_bytes
+        if kept is not None and len(kept.message) > max_bytes:
+            raise refuse_field(
+                "resume_timeout", f"must not be set: the request has more than {max_bytes} bytes"
+            )
+        self.admission.check(
             self.hello,
             generation.sampling.num_outputs,
             tenant=generation.tenant,
@@ -192,9 +200,9 @@ class Front:
         return request
 
     async def start(self, request: LiveRequest, times: CallTimes) -> None:
-        """Tokenise the request and submit it to the engine: the second half of `open`.
+        """Tokenise the request and submit it to the engine. This is the second half of `open`.
 
-        A request that was cancelled or lost meanwhile has its end in its stream. Raises
+        Does nothing if the request has ended since `reserve`; its end is then in its stream. Raises
         RequestError.
         """
         if request.stream.is_closed:
@@ -204,13 +212,18 @@ class Front:
         await self._submit(request, times)
 
     def release(self, request: LiveRequest) -> None:
-        """Remove the request from this front; the engine drops what still runs. Idempotent."""
+        """Remove a request that its caller no longer reads. Idempotent.
+
+        The engine cancels the outputs that still run. A resumable request that has not ended is
+        detached instead.
+        """
         self.release_all((request,))
 
     def release_all(self, requests: Iterable[LiveRequest]) -> None:
-        """Release each request, with one message to the engine for all of them.
+        """Release requests (see `release`), with at most one cancel frame and one detach frame to
+        the engine.
 
-        A resumable request is only parked: it stays until it ends.
+        A detached request stays in this front until it ends.
         """
         live_keys: list[int] = []
         unread: list[str] = []
@@ -223,7 +236,7 @@ class Front:
                 if request.stream.is_closed:
                     self._keep_result(request)
                     self._remove(request)
-                elif is_arriving:  # its stream is not complete here
+                elif is_arriving:  # Its stream is not complete here.
                     self._remove(request)
                 else:
                     self._park(request)
@@ -234,46 +247,55 @@ class Front:
         if unread and self.port is not None:
             self.port.detach(tuple(unread))
 
-    def detach(self, request: LiveRequest, refusal: Refusal) -> None:
-        """Remove a request that continues elsewhere; its reader here gets `refusal`."""
-        request.fail(refusal, self.clock())
+    def supersede(self, request: LiveRequest) -> None:
+        """Remove a request whose stream was taken over by another front or call.
+
+        The call that reads it here ends immediately, even if the request has ended or if a write to
+        the client is blocked.
+        """
+        request.phases.stop(self.clock())
+        request.stream.cut(_SUPERSEDED)
         self._remove(request)
 
     def apply_history(self, request: LiveRequest, events: StepEvents) -> None:
-        """Add kept events to the stream of a started request of `attaching`.
+        """Add earlier `events` to the stream of a request that is being attached (taken over).
 
-        Events that the engine sends meanwhile are not routed to the request yet.
+        New events from the engine are not routed to the request yet.
         """
         self.table.add_outputs(request)
         self._dispatcher.dispatch(events, events.at_s, is_history=True)
         self.table.remove_outputs(request)
 
     def finish_attach(self, request: LiveRequest, is_same_engine: bool) -> None:
-        """Make a request of `attaching` live here: its stream is complete.
+        """Complete an attach: from now on the request is live on this front, with a complete
+        stream.
 
-        `is_same_engine`: the engine of its history is still connected. Otherwise it is submitted to
-        the next engine.
+        `is_same_engine` is True if the engine from which it was taken over is still connected.
+        Otherwise the request is submitted to the next engine; if the request has ended, its result
+        is submitted instead.
         """
         del self.attaching[request]
         self.table.add_outputs(request)
-        if request.stream.is_closed:
-            return
         if is_same_engine:
             self._note_sent(request)
-        else:
+            return
+        if not request.stream.is_closed:
             request.suspend(self.clock())
-            self.replays.adopt(request, self.limits)
+        self.replays.adopt(request, self.limits)
 
     async def cancel(self, request_id: str, tenant: str = NO_TENANT) -> RequestState:
-        """Cancel a live request of `tenant`, here or on another front; return its state.
+        """Cancel a live request of `tenant`, on this or another front, and return the state that it
+        had.
 
-        Raises RequestError if it is not found or no engine is connected.
+        Raises RequestError if it is not found, or if it is not on this front and no engine is
+        connected.
         """
         request = self.table.get(request_id, tenant)
         if request is not None and request not in self.attaching:
             return self.cancel_here(request)
         if request is not None:
-            # Only the engine knows its state; if the engine is lost first, this flag counts.
+            # The engine has the state. If the connection is lost before the response, the flag
+            # still takes effect.
             request.is_cancelled = True
         if self.port is None:
             raise refuse(ErrorReason.ENGINE_DOWN)
@@ -288,7 +310,8 @@ class Front:
         return known
 
     def cancel_here(self, request: LiveRequest) -> RequestState:
-        """Cancel a live request of this front; return its state. It finishes as CANCELLED."""
+        """Cancel a live request of this front and return the state that it had. The request then
+        ends as CANCELLED."""
         state = request.state
         if self.replays.cancel(request):
             return state
@@ -301,26 +324,30 @@ class Front:
         return state
 
     def begin_drain(self) -> None:
-        """Accept nothing new from now on. Writers without requests may end."""
+        """Accept no new requests from now on. Wakes the shared writers, so that those without
+        requests end."""
         self.is_draining = True
         for writer in self.shared_writers:
             writer.wake()
 
     def on_hello(self, hello: EngineHello) -> None:
-        """Handle a new connection. Requests that are live here belonged to an earlier engine.
+        """Handle a new connection: submit the live requests, and the results of ended resumable
+        requests, again.
 
-        If the epoch is unchanged, only the connection had been lost.
+        If the epoch (the number of the engine start) is unchanged, only the connection had been
+        lost.
         """
         self.on_lost()
         is_same_engine = self.hello is not None and self.hello.epoch == hello.epoch
         self.hello = hello
         self.ready_time_s = time.time()
         self.limits = Limits.of(self.config, hello.executor, self.text.files.vocab_size)
-        # The tokenizer may be another model's: an unknown sampled id must not end a stream.
+        # The tokenizer may belong to another model: an unknown id in the output must not end a
+        # stream.
         self.text.detokenizer.cover(hello.executor.vocab_size)
         num_known = self.text.files.tokenizer.get_vocab_size(True)
         if num_known > self.limits.vocab_size:
-            log.warning(
+            logger.warning(
                 "the tokenizer of %s has %d tokens and the model %d: prompts with one of the"
                 " others are refused",
                 self.text.files.path,
@@ -330,39 +357,44 @@ class Front:
         self.replays.resubmit(self.limits, is_same_engine=is_same_engine)
         if self.port is not None:
             for request in self.table:
-                self._keep_result(request)  # for readers that have not reached the end
+                # Readers that have not reached the end still need it; the next engine receives it.
+                self._keep_result(request)
             with contextlib.suppress(EngineUnavailable):  # the next engine gets them
                 for result in self.results:
                     self.port.submit_kept((), result)
 
     def on_events(self, events: StepEvents) -> None:
-        """Handle the events of one step."""
+        """Pass the events of one engine step to the streams of their requests, and refund the
+        quotas of displaced requests."""
         for waiting in self.attaching.values():
             waiting.append(events)
+        self._refund_displaced(events)
         self._dispatcher.dispatch(events, self.clock())
 
     def on_lost(self) -> None:
-        """Make every request wait for the next engine: the current one is lost."""
+        """Handle the loss of the connection: suspend requests until the next engine connects, or
+        fail them if replays are off. Also writes the records that wait for the engine."""
         self.accounts.settle()
         self._dispatcher.newest_place = None
-        # Requests being attached are incomplete: they are submitted to the next engine later.
+        # Requests that are being attached are incomplete; they are submitted to the next engine
+        # later.
         waits = [one for one in self.table if one not in self.attaching or not self.replays.are_on]
         self.replays.lose(waits)
 
     def on_given_up(self) -> None:
-        """End the requests that wait for an engine: no further engine will start."""
+        """End the requests that wait for an engine, because no further engine will be started."""
         self.replays.give_up()
 
     def fail_all(self, refusal: Refusal) -> None:
-        """End every live request with `refusal`."""
+        """End every live request with the error `refusal`."""
         now_s = self.clock()
         for request in self.table:
             request.fail(refusal, now_s)
 
     def leave_resumable(self, refusal: Refusal) -> None:
-        """Leave resumable requests to the engine, because this front is about to stop.
+        """Detach resumable requests before this front stops; the engine keeps them.
 
-        Their readers get `refusal`.
+        Their readers receive the error `refusal`.
         """
         left = [
             request
@@ -370,20 +402,21 @@ class Front:
             if request.generation.resumption is not None and request.is_at_engine
         ]
         for request in left:
-            self.detach(request, refusal)
+            request.fail(refusal, self.clock())
+            self._remove(request)
         if left and self.port is not None:
             self.port.detach(tuple(engine_request_id(one.tenant, one.request_id) for one in left))
 
     def cut_stalled(self) -> None:
-        """Disconnect every reader that blocks one write for over `max_reader_stall_s`."""
+        """Disconnect each reader whose current write has been blocked for longer than
+        `max_reader_stall_s`."""
         self._dispatcher.cut_stalled(
             self.shared_writers, self.config.max_reader_stall_s, self.clock()
         )
 
     def known_limits(self) -> Limits:
-        """Return the limits of the engine, or of a lost one while replays are on. Raises
-        RequestError.
-        """
+        """Return the limits of the connected engine, or of the last engine if replays are enabled.
+        Raises RequestError (ENGINE_DOWN) if there is none."""
         if self.limits is None or not (self.is_engine_up or self.replays.are_on):
             raise refuse(ErrorReason.ENGINE_DOWN)
         return self.limits
@@ -396,16 +429,17 @@ class Front:
         prompt, prompt_text = await self.prompts.tokenise(
             generation, began_with, is_replay=is_again
         )
-        if request.stream.is_closed:  # cancelled, or the engine was lost, meanwhile
+        # The request was cancelled, or the engine was lost, meanwhile.
+        if request.stream.is_closed:
             return
         limits = self.known_limits()
         if limits.block_size != began_with.block_size:
-            # Another engine has connected; the prompt was hashed for the previous one.
+            # Another engine has connected, and the prompt was hashed for the previous one.
             await self._submit(request, times, is_again=True)
             return
         num_outputs = generation.sampling.num_outputs
         num_tokens = num_outputs * len(prompt.ids)
-        self.gate.check(
+        self.admission.check(
             self.hello if self.is_engine_up else None,
             num_outputs,
             num_tokens,
@@ -442,17 +476,30 @@ class Front:
         except EngineUnavailable:
             if not self.replays.are_on:
                 raise refuse(ErrorReason.ENGINE_DOWN) from None
-            # The engine was lost while the request was prepared: the next one gets it.
+            # The engine was lost while the request was prepared; the next engine will receive the
+            # request.
             self.replays.suspend(request)
             return
         self._note_sent(request)
         self.counters.num_submitted += 1
-        # An engine reports a refusal with its next step. A client can retry only before the first
-        # message, so the first message waits a little for the engine's first event.
+        # An engine reports a rejection with its next step. A client can retry only before the first
+        # message, so the first message waits briefly for the engine's first event.
         request.head.accept_after(self.config.acceptance_delay_s, asyncio.get_running_loop())
 
+    def _refund_displaced(self, events: StepEvents) -> None:
+        """Refund the quota of requests that the engine had queued and then displaced."""
+        for end in events.ends:
+            if not isinstance(end, Failed) or end.reason is not FailureReason.QUEUE_FULL:
+                continue
+            output = self.table.find_output(end.key)
+            # A request that was never queued has no queue wait.
+            if end.wait is not None and output is not None and output.index == 0:
+                request = output.request
+                self.prompts.quotas.take_back(request.tenant, request.num_prompt_tokens)
+
     def _end_unread(self) -> None:
-        """Free places in a full front: end requests that have ended and are not read."""
+        """Remove ended requests whose readers have not read to the end (see `RequestTable.unread`),
+        because this front is full."""
         now_s = self.clock()
         unread = self.table.unread(now_s)
         for request in unread:
@@ -467,13 +514,14 @@ class Front:
         self.replays.forget(request)
         if request.is_at_engine:
             num_queued = request.num_queued
-            self.gate.note_sent(-num_queued, -num_queued * request.num_prompt_tokens)
+            self.admission.note_sent(-num_queued, -num_queued * request.num_prompt_tokens)
         request.head.stop_waiting()
         request.stream.close()
         self.table.remove(request)
 
     def _park(self, request: LiveRequest) -> None:
-        """Park a request without a reader: the engine keeps its events, this front its replay."""
+        """Detach a request. This front drops its events, which the engine keeps, but can still
+        replay it."""
         request.is_detached = True
         stream = request.stream
 
@@ -492,10 +540,10 @@ class Front:
             self.results.add(result)
 
     def _note_sent(self, request: LiveRequest) -> None:
-        """Record that the outputs of a submitted request wait in the engine's queue."""
+        """Count the outputs of a submitted request as waiting in the engine's queue."""
         request.is_at_engine = True
         num_queued = request.num_queued
-        self.gate.note_sent(num_queued, num_queued * request.num_prompt_tokens)
+        self.admission.note_sent(num_queued, num_queued * request.num_prompt_tokens)
 
     def _cancel_keys(self, keys: tuple[int, ...], reason: FinishReason) -> None:
         if keys and self.port is not None:

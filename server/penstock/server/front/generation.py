@@ -1,7 +1,7 @@
 """One validated generation request, before its prompt is tokenised.
 
-Every value here is within the published bounds; `submission.py` checks what depends on the number
-of prompt tokens.
+All values are within the published limits. `submission.py` checks the limits that depend on the
+number of prompt tokens.
 """
 
 from collections.abc import Callable
@@ -48,24 +48,24 @@ class TokenInput:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LongTokenInput:
-    """Token ids whose conversion would take too long on the event loop.
+    """Token ids whose conversion takes too long for the event loop.
 
-    `convert` returns int32 [num_tokens], or raises RequestError if an id is not within the
-    vocabulary.
+    `convert` returns int32 [num_tokens], or raises RequestError if an id is outside the vocabulary.
     """
 
     num_tokens: int
     convert: Callable[[], NDArray[np.int32]] = field(repr=False)
 
     def read(self) -> NDArray[np.int32]:
-        """Return the converted ids, and release the source values."""
+        """Return the converted ids, int32 [num_tokens], and release the source values."""
         ids = self.convert()
         self.convert = lambda: ids
         return ids
 
 
 class ChatInput(msgspec.Struct, frozen=True, kw_only=True):
-    """A chat for the model's chat template; `window_tokens` bounds the part that is kept."""
+    """A chat, to which the chat template of the model is applied. If `window_tokens` is set, the
+    oldest messages are dropped from a prompt with more tokens."""
 
     messages: tuple[ChatMessage, ...]
     add_generation_prompt: bool = True
@@ -77,7 +77,10 @@ PromptInput = TextInput | TokenInput | LongTokenInput | ChatInput
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are sampled. `params.seed` is set later. `seed` None: use a random seed."""
+    """The sampling parameters. `seed` is the requested seed; None means a random seed.
+
+    `params.seed` is set for each output at submission.
+    """
 
     params: SamplingParams = SamplingParams()
     seed: int | None = None
@@ -85,7 +88,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stopping(msgspec.Struct, frozen=True, kw_only=True):
-    """When an output ends. `max_tokens` None: the default of the model."""
+    """The conditions that end an output. If `max_tokens` is None, the default of the front
+    applies."""
 
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -96,25 +100,27 @@ class Stopping(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChunkLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How many tokens of one output a message waits for, and for how long at most."""
+    """The minimum number of tokens of one output per message, and the maximum time for which tokens
+    are held back."""
 
     min_tokens: int = 1
     max_delay_s: float = 0.1
 
     @property
     def is_holding(self) -> bool:
-        """Whether tokens are held back; False if each is sent at once."""
+        """True if tokens are held back; False if each token is sent immediately."""
         return self.min_tokens > 1 and self.max_delay_s > 0
 
 
 WHOLE_BACKLOG: Final = ChunkLimits()
-"""Each message carries the whole backlog."""
+"""Nothing is held back: each message carries all events that are not sent yet."""
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
-    """What the stream carries besides text, and how it is split into messages.
+    """The content of the stream besides text, and how it is split into messages.
 
-    `num_logprobs` as in `SamplingParams`: -1 for none.
+    `num_logprobs` and `num_prompt_logprobs` are the numbers of most likely tokens per position, -1
+    without logprobs.
     """
 
     num_logprobs: int = -1
@@ -125,12 +131,12 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wants_records(self) -> bool:
-        """True when each token comes with its id."""
+        """True if each token is sent with its id."""
         return self.return_token_ids or self.num_logprobs >= 0
 
 
 class Urgency(msgspec.Struct, frozen=True, kw_only=True):
-    """Priority, deadlines and time limit; times in seconds from arrival, None for none."""
+    """Priority, deadlines and time limit. Times are in seconds from arrival, None for no limit."""
 
     priority: int = 0
     ttft_deadline_s: float | None = None
@@ -140,23 +146,28 @@ class Urgency(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """The request outlives its call, for `grace_s` after its stream lost its last reader.
+    """Settings of a resumable request, which continues for `grace_s` seconds after its stream has
+    lost its last reader.
 
-    `message`: the request as its client sent it, serialised, from which any front can recreate it.
-    It contains the prompt: never log or dump it.
+    `message` is the request message from the client, serialised, from which any front (front-end
+    process) can recreate the request. It contains the prompt, so it must not be logged.
     """
 
     grace_s: float
     message: bytes = field(repr=False)
 
 
-class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A validated request. `prompt_path`: the proto path of the prompt, for errors.
+class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A validated request.
 
-    `adapter`: a name that the executor knows, empty for none. `tenant` and `trace_id` (16 bytes,
-    empty for an untraced request) are properties of the call, not of the message. `session_id`: the
-    tenant's name of the session, empty for none. `resumption`: None if the request ends with its
-    call.
+    Attributes:
+        prompt_path: The proto path of the prompt, for errors.
+        request_id: The id set by the client; None if the server generates it.
+        adapter: The name of an adapter of the executor; empty for the model without an adapter.
+        tenant: The tenant of the call, which is not part of the request message.
+        trace_id: The trace id of the call, 16 bytes; empty for a request without a trace.
+        session_id: The name of the session within the tenant; empty without a session.
+        resumption: The settings of a resumable request; None if the request ends with its call.
     """
 
     prompt: PromptInput

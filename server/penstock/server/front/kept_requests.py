@@ -1,8 +1,9 @@
-"""Submits resumable requests, so that the engine keeps their streams.
+"""Submits requests; the engine keeps the streams of those that are resumable.
 
-Owns the conversion of a live request to a `KeptRequest`, for its first engine and for later ones.
-For a later engine it includes the history, for the front that resumes the request. Pure, apart from
-sending.
+Converts a resumable request to a `KeptRequest`, for its first engine and for later engines. For a
+later engine it includes the history (the tokens and ends so far), from which another front
+(front-end process) can resume the request. Also keeps the results of ended requests, for later
+engines.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.scheduler.events import Finished, StepEvents
+from penstock.scheduler.events import Completed, StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.link.frames import KeptRequest, ResumeSpec
@@ -23,7 +24,7 @@ from penstock.server.tenants import TenantBytes, engine_request_id
 def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...]) -> bool:
     """Submit the `specs` of a request to the engine. Raises EngineUnavailable.
 
-    Return False, without effect, for a request without a reader that cannot be resumed.
+    Returns False, without submitting, if the request has no reader and cannot be resumed.
     """
     kept = kept_of(request)
     if kept is not None:
@@ -36,9 +37,10 @@ def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...
 
 
 def kept_of(request: LiveRequest) -> KeptRequest | None:
-    """Return the `KeptRequest` of a started request; None if it ends with its call.
+    """Return the data with which the engine keeps the stream of a started request for Resume.
 
-    Also None after an engine's death if log probabilities were delivered, since they are not kept.
+    Returns None if the request ends with its call, or if an engine died after log probabilities
+    were delivered, because those are not kept.
     """
     resumption = request.generation.resumption
     if resumption is None:
@@ -65,7 +67,11 @@ def kept_of(request: LiveRequest) -> KeptRequest | None:
 
 
 def result_of(request: LiveRequest) -> KeptRequest | None:
-    """Return the `KeptRequest` of a request that ended with STOP or LENGTH, else None."""
+    """Return the data with which another engine keeps the stream of an ended request for Resume.
+
+    Returns None if an output has not ended, or not with STOP or LENGTH, or if `kept_of` returns
+    None.
+    """
     own = (FinishReason.STOP, FinishReason.LENGTH)
     if not request.ends or any(end.reason not in own for end in request.ends):
         return None
@@ -74,19 +80,21 @@ def result_of(request: LiveRequest) -> KeptRequest | None:
 
 
 def submit_result(port: EnginePort, request: LiveRequest) -> None:
-    """Make the engine keep what an earlier engine generated. Raises EngineUnavailable."""
+    """Send the result of an ended request, if there is one, to a new engine, which keeps it. Raises
+    EngineUnavailable."""
     result = result_of(request)
     if result is not None:
         port.submit_kept((), result)
 
 
 def _history_of(request: LiveRequest) -> StepFrame | None:
-    """Return the events of earlier engines that will not be repeated."""
+    """Return the tokens and ends so far of the outputs that are not generated again; None if there
+    are none."""
     delivered = [output for output in request.outputs if not output.num_repeating]
     keys = [np.full(len(output.token_ids), output.key, dtype=np.int64) for output in delivered]
     tokens = [np.array(output.token_ids, dtype=np.int32) for output in delivered]
     ends = tuple(
-        Finished(
+        Completed(
             key=output.key,
             at_s=request.first_token_s,
             reason=output.end.reason,
@@ -113,21 +121,21 @@ _TOKEN_BYTES: Final = 12
 
 
 class KeptResults:
-    """Results of ended requests, by the engine's request names, as long as the engine keeps them.
+    """Results of ended requests by the engine's ids, for as long as the engine keeps their streams.
 
-    `max_bytes`: of all results. Above it the oldest results of the tenant with the most bytes are
-    removed; they cannot be restored if the engine dies.
+    `max_bytes` limits the size of all results. Above it the oldest results of the tenant with the
+    most bytes are removed; removed results are lost if the engine dies.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._by_name: dict[str, KeptRequest] = {}
-        self._names: dict[str, dict[str, None]] = {}  # by tenant, oldest first
+        self._names: dict[str, dict[str, None]] = {}  # By tenant, oldest first.
         self._bytes = TenantBytes()
 
     @property
     def num_bytes(self) -> int:
-        """Total bytes of all results."""
+        """Total size of all results, in bytes."""
         return self._bytes.total
 
     def __len__(self) -> int:
@@ -138,7 +146,7 @@ class KeptResults:
         return iter(tuple(self._by_name.values()))
 
     def add(self, result: KeptRequest) -> None:
-        """Add a result; it replaces an earlier one of the same name."""
+        """Add a result. It replaces an earlier result with the same name."""
         self._remove(result.name)
         self._by_name[result.name] = result
         self._names.setdefault(result.tenant, {})[result.name] = None
@@ -147,7 +155,8 @@ class KeptResults:
             self._remove(next(iter(self._names[self._bytes.largest])))
 
     def forget(self, name: str, keys: tuple[int, ...]) -> None:
-        """Remove the result of a request that the engine has dropped."""
+        """Remove the result with this name and these keys, because another front has taken the
+        stream over or the engine has dropped it."""
         result = self._by_name.get(name)
         if result is not None and result.keys == keys:
             self._remove(name)

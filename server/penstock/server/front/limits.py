@@ -1,6 +1,6 @@
-"""All bounds of requests, from the settings and the engine's hello.
+"""The limits of requests, computed from the settings and the engine's description of its executor.
 
-Owns the arithmetic between them. Does not know how the bounds are published or checked.
+Other modules publish and check them.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,17 @@ _CONSTRAINTS = frozenset({Feature.JSON_SCHEMA, Feature.REGEX, Feature.GRAMMAR, F
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one model on one engine, in tokens unless the name has another unit.
+    """Limits of one model on one engine, in tokens unless the name has another unit.
 
-    `max_total_tokens`: the context length, or the size of the KV cache if that is less.
-    `max_engine_prompt_tokens`: the executor's own bound on prompts, None for none. `adapters`:
-    names of the executor's adapters. `executor`: its name, for error messages.
+    Attributes:
+        vocab_size: Token ids in requests must be below it.
+        block_size, num_blocks: Tokens per block of the KV cache, and number of blocks.
+        max_context_tokens: The context length of the model on its executor.
+        max_engine_prompt_tokens: The executor's own limit of the prompt length; None if it has
+            none.
+        features: The features that clients may use.
+        adapters: Names of the executor's adapters.
+        executor: The name of the executor, for error messages.
     """
 
     config: FrontConfig
@@ -34,7 +40,8 @@ class Limits:
     def of(config: FrontConfig, info: ExecutorInfo, vocab_size: int | None = None) -> "Limits":
         """Return the limits of an engine under these settings.
 
-        `vocab_size`: of the tokenizer, if known; ids without a text are refused.
+        `vocab_size` is the size of the tokenizer's vocabulary, None if unknown. The smaller one of
+        the vocabularies of tokenizer and model applies.
         """
         return Limits(
             config=config,
@@ -50,41 +57,48 @@ class Limits:
 
     @property
     def has_sessions(self) -> bool:
-        """Whether the blocks of a session can be kept for its next turn."""
+        """True if the KV cache blocks of a session can be kept for its next request."""
         return Feature.CACHE_RETENTION in self.features
 
     @property
     def max_total_tokens(self) -> int:
-        """Maximum of prompt and output together."""
+        """Maximum number of tokens of prompt and output together: the context length, or the size
+        of the KV cache if that is smaller."""
         return min(self.max_context_tokens, self.num_blocks * self.block_size)
 
     @property
     def max_context_prompt_tokens(self) -> int:
-        """The longest prompt that the model and its executor accept, regardless of the cache size.
+        """Maximum length of a prompt that the model and its executor accept, regardless of the
+        cache size.
 
-        One less than the context: a prompt without room for output is useless.
+        It is at most the context length minus 1, because at least one output token must fit.
         """
         return self._bounded_prompt(self.max_context_tokens - 1)
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The longest prompt that also fits the cache."""
+        """Maximum length of a prompt that also fits into the cache."""
         return self._bounded_prompt(self.max_total_tokens - 1)
 
     @property
     def max_output_tokens(self) -> int:
-        """Largest `max_tokens`: a prompt has at least one token."""
+        """The largest accepted `max_tokens`, if the prompt is short enough for it."""
         most = max(1, self.max_total_tokens - 1)
         return min(self.config.max_output_tokens or most, most)
 
     @property
     def default_max_tokens(self) -> int:
-        """`max_tokens` of a request that does not set it."""
+        """The value of `max_tokens` for a request that does not set it; lower if less space remains
+        after the prompt."""
         return min(self.config.default_max_tokens, self.max_output_tokens)
 
     @property
     def max_chunk_tokens(self) -> int:
-        """Largest `min_chunk_tokens`: the backlog must hold the held tokens of all outputs."""
+        """The largest accepted `min_chunk_tokens`.
+
+        The backlog of unsent tokens must have space for the tokens that all outputs of a request
+        hold back.
+        """
         config = self.config
         return max(
             1, min(config.max_chunk_tokens, config.max_backlog_tokens // config.max_num_outputs)
@@ -92,7 +106,7 @@ class Limits:
 
     @property
     def max_constraint_bytes(self) -> int:
-        """Largest constraint, in UTF-8 bytes; 0 if constraints are unsupported."""
+        """Maximum length of a constraint, in UTF-8 bytes; 0 if constraints are unsupported."""
         is_any = not self.features.isdisjoint(_CONSTRAINTS)
         return self.config.max_constraint_bytes if is_any else 0
 
@@ -106,7 +120,11 @@ class Limits:
 
 
 def _features_of(config: FrontConfig, info: ExecutorInfo) -> frozenset[Feature]:
-    """Return the executor's features, and the scheduler's if it manages the blocks."""
+    """Return the features that clients may use.
+
+    These are the features of the executor. CACHE_RETENTION is removed without prefix caching, and
+    otherwise added if the scheduler manages the blocks.
+    """
     kept = frozenset({Feature.CACHE_RETENTION})
     if not config.is_prefix_caching:
         return info.features - kept

@@ -1,7 +1,7 @@
 """One output of a live request.
 
-Owns what was delivered of one output, the parts of a request that affect detokenising, and how much
-text is kept for traces (`FrontConfig.has_content`). Its request interprets the events.
+Also creates the text streams of the outputs, and truncates the prompts and outputs that are
+recorded for traces (`FrontConfig.has_content`). The live request interprets the events.
 """
 
 from array import array
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from penstock.server.front.events import OutputEnd
-from penstock.server.front.generation import ChatInput, Generation, TextInput
+from penstock.server.front.generation import ChatInput, GenerationSpec, TextInput
 from penstock.server.front.stream import TokenStream
 from penstock.server.text.model_text import ModelText
 from penstock.server.text.text_stream import StopStrings, TextStream
@@ -22,8 +22,8 @@ MAX_CONTENT_BYTES: Final = 4096
 _TOKEN_IDS = "[token ids]"
 
 
-def captured_prompt(generation: Generation) -> str:
-    """Return the start of the prompt, as its client sent it."""
+def captured_prompt(generation: GenerationSpec) -> str:
+    """Return the start of the prompt as text, for traces; for token ids a fixed placeholder."""
     match generation.prompt:
         case TextInput(text=text):
             return cut(text)
@@ -34,7 +34,7 @@ def captured_prompt(generation: Generation) -> str:
 
 
 class CapturedText:
-    """The start of one output, as it was sent."""
+    """The start of one output as sent to the client, for traces."""
 
     __slots__ = ("_num_bytes", "_texts")
 
@@ -43,20 +43,20 @@ class CapturedText:
         self._num_bytes = 0
 
     def add(self, text: str) -> None:
-        """Append the next text."""
+        """Append the next text of the output, until MAX_CONTENT_BYTES are reached."""
         if text and self._num_bytes < MAX_CONTENT_BYTES:
             self._texts.append(text)
             self._num_bytes += len(text.encode())
 
     @property
     def text(self) -> str:
-        """The text so far."""
+        """The captured text so far."""
         return cut("".join(self._texts))
 
 
 def cut(text: str) -> str:
-    """Return at most MAX_CONTENT_BYTES of `text`, in whole characters."""
-    # A character has at least one byte, so most of a long text need not be encoded.
+    """Return the start of `text` in whole characters, at most MAX_CONTENT_BYTES bytes long."""
+    # A character has at least one byte, so only the start of a long text needs to be encoded.
     data = text[:MAX_CONTENT_BYTES].encode()
     return data[:MAX_CONTENT_BYTES].decode(errors="ignore")
 
@@ -67,12 +67,21 @@ def _no_tokens() -> "array[int]":
 
 @dataclass(slots=True, eq=False)
 class LiveOutput(Generic[RequestT]):
-    """One output of a request: its text, and how it ended. `stream`: its request's stream.
+    """One output of a request: its text, and its end.
 
-    `is_plain`: for its next token `on_token` would only push the text. `captured`: its text for
-    traces. `token_ids`: all its tokens, four bytes each, from which another engine continues.
-    `num_repeating`: how many of the last tokens the current engine will generate again before new
-    ones.
+    Attributes:
+        key: The number of the output in the engine; an engine restart may change it.
+        text: Converts the tokens to text.
+        stream: The stream of the request.
+        end: The end as reported to the client; None before it.
+        is_live: True until the output has ended or failed here.
+        is_running: True while the output has a slot in the batch.
+        is_plain: True if only the text of the next token must be pushed to the stream, so that
+            `LiveRequest.on_token` can be skipped.
+        captured: The text recorded for traces; None if it is not recorded.
+        token_ids: All tokens of the output so far, from which another engine continues.
+        num_repeating: Number of tokens at the end of `token_ids` that the current engine still
+            generates again before it generates new ones.
     """
 
     request: RequestT
@@ -90,18 +99,21 @@ class LiveOutput(Generic[RequestT]):
     num_repeating: int = 0
 
     def repeats(self, token_id: int) -> bool:
-        """Consume one repeated token; return whether it is the same. Only while `num_repeating`."""
+        """Handle a token that the current engine generates again.
+
+        Returns True if it equals the earlier token. Call this only while `num_repeating` is above
+        0.
+        """
         is_same = self.token_ids[-self.num_repeating] == token_id
         self.num_repeating -= 1
         return is_same
 
 
 def output_texts(
-    generation: Generation, text: ModelText, stop_ids: Iterable[int]
+    generation: GenerationSpec, text: ModelText, stop_ids: Iterable[int]
 ) -> list[TextStream]:
-    """Create a text stream for each output. `stop_ids`: all stop token ids, the model's own
-    included.
-    """
+    """Return a new text stream for each output. `stop_ids` are all stop token ids, including those
+    of the model."""
     stopping = generation.stopping
     ending = frozenset(stop_ids)
     stops = StopStrings(stopping.stop_strings) if stopping.stop_strings else None

@@ -1,16 +1,14 @@
-"""One request from acceptance to its end: its outputs merged into one stream, and its usage.
+"""One request at a front (front-end process): its outputs, merged into one stream, and its usage.
 
-Owns the meaning of the engine's events for one request. Does not know gRPC, the engine port, or
-other requests. Never blocks. Call every method on the event loop; times are seconds on the engine's
-clock.
+Handles the engine's events of one request. Uses neither gRPC nor the engine port. Never blocks. All
+methods must be called on the event loop; times are seconds on the engine's clock.
 """
 
 from collections.abc import Sequence
 from typing import TypeAlias
 
 from penstock.scheduler.batch import TokenLogprobs
-from penstock.scheduler.events import Admitted, Failed, Preempted, PrefixFound, Queued
-from penstock.scheduler.events import Finished as EngineFinished
+from penstock.scheduler.events import Admitted, Completed, Failed, Preempted, PrefixFound, Queued
 from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.front.errors import ENGINE_DOWN, Refusal, refusal_for
@@ -25,7 +23,7 @@ from penstock.server.front.events import (
     TokensPiece,
     Usage,
 )
-from penstock.server.front.generation import Generation
+from penstock.server.front.generation import GenerationSpec
 from penstock.server.front.live_output import CapturedText, LiveOutput
 from penstock.server.front.phases import DECODE, PREFILL, QUEUE, PhaseClock
 from penstock.server.front.stream import TokenStream
@@ -40,14 +38,22 @@ _OWN_ENDS = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 
 
 class LiveRequest:
-    """A request that has not been released yet.
+    """A request, from its opening until this front removes it.
 
-    `ends`: of its outputs, once all have ended. `has_engine_end`: the engine has reported how its
-    first output ended. `first_token_s`: NO_TIME before the first token. `is_cancelled`: its
-    cancellation was sent to the engine. `num_replays`: engines that received it after the first.
-    `is_detached`: no client reads it; it is kept here only to be sent to another engine.
-    `is_catching_up`: its events wait here without a limit, because its client does not cause the
-    delay.
+    The key of an output is its number in the engine.
+
+    Attributes:
+        ends: The end of each output; empty until all outputs have ended.
+        has_engine_end: True if the engine has reported the end of the first output.
+        first_token_s: Time of the first token; NO_TIME before it.
+        is_cancelled: True if the request was cancelled and the engine must confirm it.
+        num_replays: Number of resubmissions after the loss of an engine or of its connection.
+        is_detached: True if no client reads the request. It stays here so that it can be submitted
+            to another engine.
+        is_catching_up: True while a client that resumes the stream reads its earlier events. The
+            backlog has no limit in this time.
+        is_at_engine: True if the request has been submitted and its engine is not lost.
+        is_released: True after the front has removed the request.
     """
 
     __slots__ = (
@@ -73,7 +79,7 @@ class LiveRequest:
         "stream",
     )
 
-    def __init__(self, request_id: str, generation: Generation, arrival_s: float) -> None:
+    def __init__(self, request_id: str, generation: GenerationSpec, arrival_s: float) -> None:
         self.request_id = request_id
         self.generation = generation
         self.arrival_s = arrival_s
@@ -105,7 +111,12 @@ class LiveRequest:
         now_s: float,
         has_content: bool = False,
     ) -> None:
-        """Prepare the outputs and the head before submission; echo delivers `prompt_text`."""
+        """Create the outputs, and prepare the acceptance and the prompt for the stream.
+
+        Call this before the first submission. `texts` has the text stream of each output.
+        `prompt_text` is the prompt to echo, empty without echo. If `has_content`, the start of each
+        output is captured for traces.
+        """
         self._submission = submission
         self.phases.submit(now_s)
         self.outputs = tuple(
@@ -128,33 +139,34 @@ class LiveRequest:
 
     @property
     def tenant(self) -> str:
-        """The tenant that the request belongs to."""
+        """The tenant of the request."""
         return self.generation.tenant
 
     @property
     def trace_id(self) -> bytes:
-        """The trace id, 16 bytes; empty for an untraced request."""
+        """The trace id, 16 bytes; empty for a request without a trace."""
         return self.generation.trace_id
 
     @property
     def live_keys(self) -> tuple[int, ...]:
-        """Keys of the outputs that have not ended, as far as this front knows."""
+        """Keys of the outputs that have not ended, according to the events received so far."""
         return tuple([output.key for output in self.outputs if output.is_live])
 
     @property
     def num_queued(self) -> int:
-        """Outputs that wait for a slot, as far as this front knows."""
+        """Number of outputs that wait for a slot in the batch, according to the events received so
+        far."""
         return sum([output.is_live and not output.is_running for output in self.outputs])
 
     @property
     def state(self) -> RequestState:
-        """The state of the request."""
+        """The state; COMPLETED or ERROR once the stream is closed."""
         if not self.stream.is_closed:
             return self.phases.state
         return RequestState.COMPLETED if self.stream.refusal is None else RequestState.ERROR
 
     def is_unread_since(self, since_s: float) -> bool:
-        """Return whether it ended before `since_s`, and its reader started but did not finish."""
+        """Return True if the stream ended before `since_s`, unless `is_catching_up`."""
         is_over = self.stream.is_closed and not self.is_catching_up
         return is_over and self.phases.segments[-1].start_s < since_s
 
@@ -166,43 +178,44 @@ class LiveRequest:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Prompt tokens; 0 before the prompt is tokenised."""
+        """Number of prompt tokens; 0 before `start`."""
         return self._submission.specs[0].num_prompt_tokens if self._submission else 0
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens so far, of all outputs."""
+        """Number of output tokens so far, over all outputs."""
         return sum([output.text.num_tokens for output in self.outputs])
 
     @property
     def num_preemptions(self) -> int:
-        """Preemptions so far, of all outputs."""
+        """Number of preemptions so far, over all outputs."""
         return sum([output.num_preemptions for output in self.outputs])
 
     @property
     def specs(self) -> tuple[RequestSpec, ...]:
-        """The specs of the first submission; empty before `start`."""
+        """The specs of `submission`; empty before `start`."""
         return self._submission.specs if self._submission else ()
 
     @property
     def submission(self) -> Submission | None:
-        """The first submission, with the keys of the latest one."""
+        """The first submission, but with the keys of the latest one; None before `start`."""
         return self._submission
 
     def on_queued(self, output: OwnOutput, change: Queued) -> None:
-        """Report acceptance: the engine has queued the request."""
+        """Handle `Queued`: store the queue position of the first output, and send the acceptance
+        unless it was sent."""
         if output.index == 0:
             self.head.queued(change, is_waiting=self.phases.phase is QUEUE)
         self.head.accept()
 
     def report_queue_position(self) -> None:
-        """Call after all of a step's events: see `StreamHead.report_queue_position`."""
+        """Send the queue position if it is due. Call this after all events of a step."""
         self.head.report_queue_position(self.state, self.phases.spent_s(QUEUE))
 
     def on_admitted(self, output: OwnOutput, change: Admitted) -> None:
-        """Handle an output's first or repeated admission to a slot."""
+        """Handle `Admitted`: an output got a slot in the batch, for the first time or again."""
         self.head.accept()
-        # A replay finds the request's own output in the cache, which must not count as cached
+        # After a replay the cache may contain the output of this request, which is not cached
         # prompt.
         if output.index == 0 and change.num_preemptions == 0 and self.first_token_s == NO_TIME:
             self.num_cached_tokens = change.num_cached_tokens
@@ -213,7 +226,7 @@ class LiveRequest:
             self._change_state(num_cached)
 
     def on_preempted(self, output: OwnOutput, change: Preempted) -> None:
-        """Handle an output's loss of its slot: it waits again."""
+        """Handle `Preempted`: an output lost its slot and waits in the queue."""
         output.num_preemptions += 1
         output.is_running = False
         if output.index == 0:
@@ -222,14 +235,16 @@ class LiveRequest:
             self._change_state(0)
 
     def on_prefix_found(self, output: OwnOutput, change: PrefixFound) -> None:
-        """Replace the predicted cached tokens by those that the executor reports."""
+        """Replace the predicted number of cached prompt tokens by the number that the executor
+        reports. Only the first output counts."""
         if output.index == 0 and output.num_preemptions == 0 and self.first_token_s == NO_TIME:
             self.num_cached_tokens = change.num_cached_tokens
         if output.index == 0:
             self.phases.find_prefix(change.num_cached_tokens)
 
     def on_prompt_logprobs(self, first_position: int, logprobs: TokenLogprobs) -> None:
-        """Push new rows for prompt tokens from `first_position` on; skip recomputed ones."""
+        """Push the prompt tokens from `first_position` on, with log probabilities. Tokens that were
+        pushed before are skipped."""
         self.head.accept()
         for piece in self.head.prompt.rows(first_position, logprobs):
             self.stream.push(piece)
@@ -244,8 +259,11 @@ class LiveRequest:
         rows: LogprobRows,
         row: int,
     ) -> bool:
-        """Handle one new token. Return True if a stop string ended the output: the caller must
-        notify the engine.
+        """Handle one new token. Its log probabilities are in row `row` of `rows`.
+
+        `at_s` is the time when the engine received the token, and `now_s` is the time of its
+        arrival in this process. Returns True if a stop string has ended the output; the caller must
+        then notify the engine.
         """
         if not output.is_live:
             return False
@@ -253,8 +271,8 @@ class LiveRequest:
             self._check_repeated(output, token_id, at_s=at_s, now_s=now_s)
             return False
         output.token_ids.append(token_id)
-        # This runs for every token that is not plain text: checks are inlined where they rarely
-        # hold.
+        # This runs for every token that is not plain text, so conditions that are rarely true are
+        # checked before the call.
         if self.head.is_due:
             self.head.accept()
         if self.phases.phase is not DECODE:
@@ -265,7 +283,7 @@ class LiveRequest:
         if self._wants_records:
             records = (rows.record(row, token_id, self.generation.output.num_logprobs),)
         elif output.text.is_plain and output.index == 0 and output.captured is None:
-            # Nothing else is left to do for it, until the state changes.
+            # The next tokens need nothing else until the state changes.
             output.is_plain = True
             self.stream.push_text(output.text.push_one(token_id))
             return False
@@ -278,13 +296,17 @@ class LiveRequest:
         self._end_output(output, FinishReason.STOP, at_s=at_s, now_s=now_s, stop_string=delta.stop)
         return True
 
-    def on_finished(self, output: OwnOutput, end: EngineFinished, now_s: float) -> None:
-        """Handle an output that the engine completed."""
+    def on_completed(self, output: OwnOutput, end: Completed, now_s: float) -> None:
+        """Deliver the remaining text of an output, and its end.
+
+        If a replayed output ends with STOP or LENGTH before it has repeated its earlier tokens,
+        fails the request instead.
+        """
         self._note_engine_end(output, end)
         if not output.is_live:
             return
         if output.num_repeating and end.reason in _OWN_ENDS:
-            # It ended before its earlier length: this is a different output.
+            # The output ended earlier than before the replay, so it is a different output.
             self.fail(ENGINE_DOWN, now_s)
             return
         self.head.accept()
@@ -294,7 +316,7 @@ class LiveRequest:
             if output.captured is not None:
                 output.captured.add(delta.text)
         reason = FinishReason.STOP if delta.stop is not None else end.reason
-        # The model's own end-of-sequence token is the normal end and is not reported.
+        # The end-of-sequence token of the model is the normal end, and is not reported.
         is_asked_for = end.stop_id in self.generation.stopping.stop_token_ids
         self._end_output(
             output,
@@ -306,7 +328,7 @@ class LiveRequest:
         )
 
     def on_failed(self, output: OwnOutput, end: Failed) -> None:
-        """Fail the whole request: the engine refused or failed an output."""
+        """Fail the whole request, because the engine rejected or failed one output."""
         self._note_engine_end(output, end)
         if not output.is_live:
             return
@@ -324,13 +346,14 @@ class LiveRequest:
         )
 
     def fail(self, refusal: Refusal, now_s: float) -> None:
-        """End the request with an error. Idempotent; wakes the writer."""
+        """End the request with an error, unless it has ended, and wake the writer."""
         self.phases.stop(now_s)
         self.stream.fail(refusal)
         self.stream.wake()
 
     def suspend(self, now_s: float) -> None:
-        """Make the request wait for another engine, which continues where this one stopped."""
+        """Make the request wait for another engine, which continues its outputs. Also sends the
+        acceptance unless it was sent."""
         self.head.accept()
         self.is_at_engine = False
         for output in self.outputs:
@@ -340,13 +363,15 @@ class LiveRequest:
         self.stream.wake()
 
     def resubmit(self, submission: Submission, now_s: float) -> None:
-        """Record the submission to another engine. `submission`: the first one with new keys."""
+        """Record that the request was submitted again. `submission` is the first submission with
+        the current keys."""
         self._submission = submission
         self.num_replays += 1
         self.phases.resubmit(now_s)
 
     def cancel_unsubmitted(self, model: str, now_s: float) -> None:
-        """End a request that was cancelled before submission as the engine would have."""
+        """End a request that was cancelled before submission, with the events of a cancelled
+        request."""
         self.phases.stop(now_s)
         self.ends = tuple(
             OutputEnd(output_index=index, reason=FinishReason.CANCELLED, num_completion_tokens=0)
@@ -370,11 +395,11 @@ class LiveRequest:
     ) -> None:
         self.phases.token(at_s)
         if not output.repeats(token_id):
-            # The continuation would not match what was delivered.
+            # The continuation would not match the delivered tokens.
             self.fail(ENGINE_DOWN, now_s)
 
     def _change_state(self, num_cached_tokens: int) -> None:
-        """Report that the request runs or waits again; `on_token` times the next token."""
+        """Send the new state of the request, which has started to run or waits again."""
         for output in self.outputs:
             output.is_plain = False
         self.stream.push(
@@ -386,7 +411,7 @@ class LiveRequest:
             )
         )
 
-    def _note_engine_end(self, output: OwnOutput, end: EngineFinished | Failed) -> None:
+    def _note_engine_end(self, output: OwnOutput, end: Completed | Failed) -> None:
         if output.index == 0:
             self.has_engine_end = True
             self.phases.explain(wait=end.wait, stay=end.stay)

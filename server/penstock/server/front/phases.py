@@ -1,10 +1,10 @@
 """The phases of a request: queue, prefill, decode.
 
-Turns admissions, preemptions and tokens into a state, three total durations, and the segments of a
-record. Takes every time as an argument, in seconds on the engine's clock, and reads no clock.
+Computes the state, the total duration of each phase, and the segments of a record from admissions,
+preemptions and tokens. All times are arguments, in seconds on the engine's clock.
 
-A request with several outputs waits only while none of them runs. The engine's details are those of
-its first output.
+A request with several outputs waits only while none of them runs. The engine's details (`Wait`,
+`Stay`) describe the first output.
 """
 
 from typing import Final
@@ -21,12 +21,12 @@ DELIVER: Final = SegmentKind.DELIVER
 
 
 class PhaseClock:
-    """The time that one request spends in each phase. Starts in the queue at `now_s`.
+    """The time that one request spends in each phase. Starts at `now_s` with the preparation.
 
-    `phase`: the current phase, QUEUE, PREFILL or DECODE. `segments`: every phase so far, oldest
-    first; the last one has no length yet. Before submission that is its preparation, which counts
-    as waiting for its client. After `stop` nothing changes: an output may run in the engine for a
-    moment longer.
+    `phase` is the phase that the client sees: QUEUE, which includes the preparation before
+    submission, PREFILL or DECODE. `segments` is the finer timeline, oldest first: it starts with
+    PREPARE and has DELIVER after `stop`; the end of the last segment is not set yet. After `stop`
+    the phase no longer changes, although an output may run in the engine for a moment longer.
     """
 
     __slots__ = (
@@ -44,22 +44,23 @@ class PhaseClock:
 
     @property
     def state(self) -> RequestState:
-        """PENDING while in the queue, PROCESSING otherwise."""
+        """The state: PENDING while in the queue, PROCESSING otherwise."""
         return RequestState.PENDING if self.phase is QUEUE else RequestState.PROCESSING
 
     def spent_s(self, phase: SegmentKind) -> float:
-        """Return the time spent in `phase`, up to the last change."""
+        """Return the seconds spent in `phase`, up to the last change of the phase."""
         return self._spent_s[phase]
 
     def submit(self, now_s: float) -> None:
-        """Begin the wait in the engine's queue: the request is submitted."""
+        """Start the wait in the engine's queue, because the request is submitted."""
         self._since_s = max(now_s, self._since_s)
         self._begin(QUEUE)
 
     def admit(self, now_s: float, *, num_cached_tokens: int = 0, wait: Wait | None = None) -> bool:
-        """Record that one more output runs. Return True if the request's state changed.
+        """Record that one more output has started to run. Returns True if the state of the request
+        changed.
 
-        `num_cached_tokens` and `wait`: of an admission that changes it.
+        `num_cached_tokens` and `wait` are used only if the state changes.
         """
         self._num_running += 1
         if self.phase is not QUEUE or self._is_over:
@@ -70,9 +71,10 @@ class PhaseClock:
         return True
 
     def leave(self, now_s: float, *, has_more: bool, num_tokens: int = 0) -> bool:
-        """Record that an output stopped running. Return True if the request waits again.
+        """Record that an output stopped running. Returns True if the request waits again.
 
-        `has_more`: not all outputs have ended. `num_tokens`: output tokens so far.
+        `has_more` is True if some outputs have not ended. `num_tokens` is the number of output
+        tokens so far.
         """
         self._num_running = max(0, self._num_running - 1)
         if self._num_running or not has_more or self.phase is QUEUE or self._is_over:
@@ -82,9 +84,9 @@ class PhaseClock:
         return True
 
     def lose(self, now_s: float, *, num_tokens: int) -> bool:
-        """Record the loss of the engine. Return True if the request's state changed.
+        """Record the loss of the engine. Returns True if the state of the request changed.
 
-        `num_tokens`: output tokens so far.
+        `num_tokens` is the number of output tokens so far.
         """
         self._num_running = 0
         if self._is_over:
@@ -97,24 +99,25 @@ class PhaseClock:
         return was_running
 
     def resubmit(self, now_s: float) -> None:
-        """Begin another wait in a queue: another engine gets the request."""
+        """Start another wait in the queue, because the request was submitted again."""
         if not self._is_over:
             self._enter(QUEUE, now_s)
 
     def token(self, now_s: float) -> None:
-        """Record a sampled token: the first one ends prefill and begins decode."""
+        """Record a sampled token. The first token ends the prefill phase and starts the decode
+        phase."""
         if self.phase is PREFILL and not self._is_over:
             self._enter(DECODE, now_s)
 
     def find_prefix(self, num_cached_tokens: int) -> None:
-        """Record the cached tokens of the prompt that is being computed."""
+        """Record the number of cached tokens of the prompt that is being computed. Does nothing
+        outside the prefill phase."""
         if self.segments[-1].kind is PREFILL:
             self.segments[-1].num_cached_tokens = num_cached_tokens
 
     def explain(self, *, wait: Wait | None = None, stay: Stay | None = None) -> None:
-        """Add the engine's details on the latest wait in its queue and the latest residency in its
-        batch.
-        """
+        """Add the engine's details of the latest queue wait, unless it has some, and of the latest
+        time in the running batch. None adds nothing."""
         if wait is not None:
             segment = self._latest(QUEUE)
             if segment is not None and segment.wait is None:
@@ -125,7 +128,7 @@ class PhaseClock:
                 segment.stay = stay
 
     def stop(self, now_s: float) -> None:
-        """End the current phase: the request has ended, and the rest of the time is delivery."""
+        """End the current phase, because the request has ended. The time after it is delivery."""
         if self._is_over:
             return
         self._add(now_s)
@@ -133,11 +136,13 @@ class PhaseClock:
         self._begin(DELIVER)
 
     def segments_until(self, end_s: float, *, num_tokens: int) -> tuple[Segment, ...]:
-        """Return the segments from the first to `end_s`. `num_tokens`: output tokens by then.
+        """Return all segments up to `end_s`. `num_tokens` is the number of output tokens until
+        then.
 
-        No segment begins after `end_s`. An empty phase is left out, except that there is always one
-        segment; the details of a residency in the batch then go to its remaining part. The first
-        token of a residency counts towards its DECODE, though computed before.
+        No segment may begin after `end_s`. Segments of zero length are left out, unless all are;
+        the `stay` of one that is left out moves to the preceding PREFILL or DECODE segment. The
+        first token after a prefill is counted in the DECODE segment, although the prefill computed
+        it.
         """
         segments = self.segments
         segments[-1].end_s = end_s
@@ -153,7 +158,7 @@ class PhaseClock:
         return tuple(found) or (Segment(segments[0].kind, segments[0].start_s, end_s),)
 
     def _count(self, segment: Segment, num_tokens: int) -> None:
-        """Count the output tokens of a segment that ended by a preemption or a lost engine."""
+        """Count the output tokens of a segment that a preemption or the loss of an engine ended."""
         if segment.kind is DECODE:
             segment.num_tokens = num_tokens - self._num_counted
             self._num_counted = num_tokens
@@ -172,7 +177,7 @@ class PhaseClock:
         self.segments.append(Segment(kind, since_s, since_s))
 
     def _add(self, now_s: float) -> None:
-        # Times are read by the front and by the engine: no phase may have a negative length.
+        # Times are read by both the front and the engine, but no phase may have a negative length.
         now_s = max(now_s, self._since_s)
         self._spent_s[self.phase] += now_s - self._since_s
         self._since_s = now_s

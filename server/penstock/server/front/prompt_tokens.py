@@ -1,10 +1,12 @@
-"""Converts prompts of every kind to token ids, and ids to text, on threads where that takes long.
+"""Converts prompts of all kinds to token ids, and ids to text; long conversions run on threads.
 
-Owns the order of the checks: what can be refused by counting bytes or ids is refused before any
-work, and a prompt is charged to its tenant's quotas first. Every prompt is charged to this front's
-accounts of the limits per minute, even if it is refused afterwards or its call only tokenises or
-detokenises. The engine's accounts, which all fronts share, are charged for admitted requests, so a
-tenant must meet both. The rule is the same (`scheduler/quotas.py`).
+The order of the checks matters. A prompt that can be rejected by its number of bytes or ids is
+rejected first. Then the prompt is charged to its tenant, and then it is tokenised. Each tenant has
+a quota account for requests and tokens per minute in this front (front-end process). Every prompt
+is charged to it, even if it is rejected afterwards or if the call only tokenises or detokenises. It
+is refunded if too much text of its tenant waits, or if other requests displace it from the engine's
+queue. The engine has separate accounts, shared by all fronts, which it charges for admitted
+requests. A tenant must stay within both. Both use the algorithm of `scheduler/quotas.py`.
 """
 
 import secrets
@@ -19,18 +21,15 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.quotas import NO_QUOTA, TenantQuota, charged, minute_breach
 from penstock.server.front.errors import (
-    ErrorReason,
-    QuotaViolation,
-    Refusal,
     RequestError,
-    quota_subject,
-    quota_violation,
     refuse_feature,
     refuse_field,
+    refuse_limit,
+    refuse_quota,
 )
 from penstock.server.front.generation import (
     ChatInput,
-    Generation,
+    GenerationSpec,
     LongTokenInput,
     PromptInput,
     TextInput,
@@ -58,10 +57,11 @@ from penstock.server.text.tokenizer import TextAccount
 from penstock.server.text.tokenizer_pool import Steps, in_one_step, run_at_once
 
 _MAX_TOKENS_HASHED_ON_LOOP = 4096
-"""Hashing this many takes about a third of a millisecond."""
+"""Up to this many tokens are hashed on the event loop, which takes about a third of a
+millisecond."""
 _MAX_TOKENS_DECODED_ON_LOOP = 1024
 _BYTES_PER_TOKEN: Final = 4
-"""Approximate text bytes of a token id, by which token ids are scheduled and bounded like texts."""
+"""Approximate bytes of text per token id, used to schedule and limit token ids like texts."""
 _SALT_BYTES = 16
 _WINDOW_PATH = "chat_prompt.window_tokens"
 _TOOLS_PATH = "chat_prompt.tools"
@@ -73,8 +73,9 @@ _MAX_KEPT: Final = 1024
 
 
 @dataclass(slots=True)
-class _Account:
-    """When each limit is fully replenished, on the front's clock."""
+class _QuotaAccount:
+    """The quota account of a tenant: for each limit, the time when it is fully replenished, on the
+    front's clock."""
 
     requests_full_s: float
     tokens_full_s: float
@@ -86,7 +87,8 @@ def _no_quota(tenant: str) -> TenantQuota:
 
 
 class TextQuotas:
-    """The quota accounts of one front. `quota_of`: returns a tenant's current limits."""
+    """The quota accounts of one front, one per tenant, for prompts and tokens per minute.
+    `quota_of` returns the current limits of a tenant."""
 
     def __init__(
         self,
@@ -95,10 +97,11 @@ class TextQuotas:
     ) -> None:
         self._quota_of = quota_of
         self._clock = clock
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[str, _QuotaAccount] = {}
 
     def charge(self, tenant: str, num_tokens: int) -> None:
-        """Charge one prompt of at least `num_tokens`; call `settle` when the number is known.
+        """Charge one prompt of at least `num_tokens` tokens to its tenant. Call `settle` when the
+        exact number is known.
 
         Raises RequestError (QUOTA_EXCEEDED), without charging, if a limit is exceeded.
         """
@@ -110,21 +113,16 @@ class TextQuotas:
         full_s = account.requests_full_s, account.tokens_full_s
         breach = minute_breach(quota, 1, max(num_tokens, 1), full_s, now_s)
         if breach is not None:
-            raise RequestError(
-                Refusal(
-                    reason=ErrorReason.QUOTA_EXCEEDED,
-                    retry_after_s=breach.retry_after_s,
-                    quota=quota_violation(tenant, breach),
-                )
-            )
+            raise refuse_quota(tenant, breach)
         self._add(tenant, 1, num_tokens)
 
     def settle(self, tenant: str, num_tokens: int) -> None:
-        """Charge the tokens beyond the lower bound; this may overdraw the account."""
+        """Charge `num_tokens` tokens beyond those given to `charge`. The account may become
+        overdrawn."""
         self._add(tenant, 0, num_tokens)
 
     def take_back(self, tenant: str, num_tokens: int) -> None:
-        """Refund a charged prompt that was not processed."""
+        """Refund a prompt that was not processed, or whose request was displaced."""
         self._add(tenant, -1, -num_tokens)
 
     def _add(self, tenant: str, num_requests: int, num_tokens: int) -> None:
@@ -135,7 +133,7 @@ class TextQuotas:
         if (most := quota.max_tokens_per_minute) is not None:
             account.tokens_full_s = charged(account.tokens_full_s, num_tokens, most, now_s)
 
-    def _account(self, tenant: str, now_s: float) -> _Account:
+    def _account(self, tenant: str, now_s: float) -> _QuotaAccount:
         account = self._accounts.get(tenant)
         if account is None:
             if len(self._accounts) >= _MAX_KEPT:
@@ -144,29 +142,27 @@ class TextQuotas:
                     for name, kept in self._accounts.items()
                     if max(kept.requests_full_s, kept.tokens_full_s) > now_s
                 }
-            account = self._accounts[tenant] = _Account(now_s, now_s)
+            account = self._accounts[tenant] = _QuotaAccount(now_s, now_s)
         return account
 
 
 def refuse_waiting_text(tenant: str, error: TooMuchText) -> RequestError:
-    """Return the error for a tenant with too much text waiting to be tokenised."""
-    return RequestError(
-        Refusal(
-            reason=ErrorReason.QUOTA_EXCEEDED,
-            retry_after_s=error.retry_after_s,
-            quota=QuotaViolation(
-                subject=quota_subject(tenant),
-                description=f"max_text_bytes_per_tenant is {error.max_bytes}",
-            ),
-        )
+    """Return the error for a tenant with too much text that waits to be tokenised."""
+    return refuse_limit(
+        tenant,
+        "max_text_bytes_per_tenant",
+        error.max_bytes,
+        "bytes of waiting text",
+        error.retry_after_s,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncodedPrompt:
-    """Token ids int32 [n] and their `text`, which for token ids is empty unless requested.
+    """Token ids, int32 [n], and their `text`, which is empty for a prompt of token ids unless
+    requested.
 
-    `num_dropped_messages`: the number of oldest chat messages that its window left out.
+    `num_dropped_messages` is the number of oldest chat messages that the chat window has removed.
     """
 
     ids: NDArray[np.int32]
@@ -175,10 +171,11 @@ class EncodedPrompt:
 
 
 class Prompts:
-    """Converts the prompts of one front to ids, and ids to text. `quotas`: of tenants.
+    """Converts the prompts of one front to ids, and ids to text. `quotas` has the quotas of
+    tenants.
 
-    `is_replay`: the prompt was admitted before; it is not charged again, and not refused because
-    many wait.
+    In the methods, `is_replay` is True for a prompt that was admitted before. It is not charged
+    again, and it is not rejected because too much text waits.
     """
 
     def __init__(self, text: ModelText, quotas: TextQuotas) -> None:
@@ -196,11 +193,12 @@ class Prompts:
         has_text: bool = False,
         is_replay: bool = False,
     ) -> EncodedPrompt:
-        """Convert the prompt to token ids. `has_text`: the text of token ids is needed too.
+        """Convert the prompt to token ids. `path` is its field, for errors. If `has_text`, token
+        ids are also converted to text.
 
-        Raises RequestError if the text is too long to ever fit, is invalid, has more than
-        `max_tokens`, exceeds the tenant's quotas, or contains tokens that the model does not have
-        (a tokenizer may have more tokens than the model embeds).
+        Raises RequestError if the text is invalid, can never fit, has more than `max_tokens` tokens
+        or exceeds the quotas of the tenant, or if it becomes tokens outside the model's vocabulary
+        (a tokenizer may have more tokens than the model).
         """
         least = self._least(prompt)
         is_window = isinstance(prompt, ChatInput) and prompt.window_tokens is not None
@@ -230,14 +228,15 @@ class Prompts:
         return encoded
 
     async def tokenise(
-        self, generation: Generation, limits: Limits, *, is_replay: bool = False
+        self, generation: GenerationSpec, limits: Limits, *, is_replay: bool = False
     ) -> tuple[TokenisedPrompt, str]:
         """Return the prompt as ids with block hashes, and its text if echo is requested.
 
-        Raises RequestError.
+        A prompt that does not fit the KV cache is returned without both; `check_prompt_fits` then
+        rejects it. Raises RequestError.
         """
         if isinstance(generation.prompt, TokenInput | LongTokenInput):
-            # Refuse by the count alone, before the ids are converted or decoded.
+            # Reject the prompt by its number of ids, before the ids are converted or decoded.
             check_prompt_fits(generation, generation.prompt.num_tokens, limits)
         encoded = await self.encode(
             generation.prompt,
@@ -250,7 +249,7 @@ class Prompts:
         )
         ids = encoded.ids
         if len(ids) > limits.max_prompt_tokens:
-            # Not hashed: the next check refuses it with the exact count.
+            # Not hashed: the next check rejects the prompt with its exact number of tokens.
             return TokenisedPrompt(ids=ids), ""
 
         def hashed() -> TokenisedPrompt:
@@ -274,7 +273,7 @@ class Prompts:
     async def detokenise(
         self, ids: TokenInput | LongTokenInput, *, tenant: str, skip_special_tokens: bool
     ) -> str:
-        """Return the text of token ids, for Detokenize. Raises RequestError."""
+        """Return the text of token ids, for the Detokenize method. Raises RequestError."""
         self.quotas.charge(tenant, ids.num_tokens)
         try:
             read = await self._read(
@@ -286,7 +285,11 @@ class Prompts:
         return read.text
 
     async def on_thread(self, task: Callable[[], T], *, num_tokens: int, tenant: str) -> T:
-        """Run long work on charged tokens in the thread pool, in turn with other texts."""
+        """Run `task` on the tokenizer's threads and return its result.
+
+        The task is queued with the tenant's texts to tokenise and counts there as `num_tokens`
+        tokens. It is not charged to the tenant's quota.
+        """
         num_bytes = num_tokens * _BYTES_PER_TOKEN
         return await self._text.tokenizer.pool.run(
             in_one_step(task, num_bytes), tenant=tenant, num_bytes=num_bytes, is_bounded=False
@@ -301,8 +304,9 @@ class Prompts:
         skip_special_tokens: bool = True,
         is_bounded: bool = True,
     ) -> EncodedPrompt:
-        """Return token ids, and their text if needed. Raises TooMuchText like a text of that
-        length.
+        """Return token ids, and their text if needed.
+
+        Raises TooMuchText if `is_bounded` and too much text of the tenant waits to be tokenised.
         """
         if isinstance(prompt, TokenInput) and not has_text:
             return EncodedPrompt(ids=prompt.read())
@@ -356,7 +360,7 @@ class Prompts:
         )
 
     def _least(self, prompt: PromptInput) -> int:
-        """Return a lower bound on the prompt's tokens; for token ids the exact number."""
+        """Return a lower bound of the number of prompt tokens; it is exact for token ids."""
         if isinstance(prompt, TokenInput | LongTokenInput):
             return prompt.num_tokens
         if isinstance(prompt, TextInput):
@@ -367,12 +371,12 @@ class Prompts:
 
 
 def _refuse_text(error: TextError, path: str) -> RequestError:
-    """Return the error for a refused text. `path`: of the text in the request."""
+    """Return the error for an invalid text. `path` is the field of the text in the request."""
     match error:
         case ChatTemplateMissing():
-            return refuse_feature("chat_prompt", path)
+            return refuse_feature("chat_prompt", path, cause=str(error))
         case ToolsUnsupported():
-            return refuse_feature("tools", _TOOLS_PATH)
+            return refuse_feature("tools", _TOOLS_PATH, cause=str(error))
         case BadTemplateArgument():
             return refuse_field(_ARGUMENTS_PATH, str(error))
         case WindowTooSmall():

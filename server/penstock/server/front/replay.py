@@ -1,8 +1,8 @@
-"""Replays: requests whose engine is lost wait for the next one, which continues them.
+"""Replays: the next engine continues the requests of a lost engine.
 
-Owns which requests wait, for how long, and the end of requests that cannot continue: without an
-engine, only this module checks their deadlines. Does not know how an engine is reached, nor what is
-submitted (`kept_requests.py`). Single event loop.
+Decides which requests wait for the next engine and for how long, checks the deadlines of waiting
+requests, and ends requests that cannot continue. `kept_requests.py` defines what is submitted. All
+code runs on one event loop.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
-from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.executor import Feature
 from penstock.scheduler.request import NO_TIME, FailureReason, FinishReason, RequestSpec
 from penstock.server.front.config import FrontConfig
@@ -29,20 +29,20 @@ from penstock.server.front.request_table import RequestTable
 from penstock.server.front.submission import Submission
 from penstock.server.link.ports import EnginePort, EngineUnavailable
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MAX_UNSENT_BYTES: Final = 1024 * 1024
-"""Most bytes unsent in the connection before more are added: an engine reads between two steps, and
-thousands of requests exceed its buffer.
-"""
+"""While the connection has more unsent bytes, no more requests are submitted. The engine reads
+between steps, and thousands of requests would exceed its buffer."""
 _MAX_AT_ONCE: Final = 32
 _PAUSE_S: Final = 0.002
 
 
 class Replays:
-    """The requests of one front that wait for an engine. `port`: returns the current engine's port.
+    """The requests of one front (front-end process) that wait for an engine.
 
-    `note_sent` is called for each request that was submitted.
+    `port` returns the interface to the engine, None if there is none. `note_sent` is called for
+    each request that was submitted.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Replays:
         self._clock = clock
         self._note_sent = note_sent
         self._waiting: dict[LiveRequest, int] = {}
-        # Deadlines of waits: due time, the number of the wait, the request. Entries of requests
-        # that no longer wait stay until they are due.
+        # Deadlines of waits: the due time, the number of the wait, and the request. An entry stays
+        # until it is due, even if the request no longer waits.
         self._due: list[tuple[float, int, LiveRequest]] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -75,23 +75,32 @@ class Replays:
 
     @property
     def are_on(self) -> bool:
-        """Whether requests outlive their engine at all."""
+        """True if requests continue after the loss of their engine."""
         return self._config.max_replays > 0 and not self._is_given_up
 
     def lose(self, requests: Iterable[LiveRequest]) -> None:
-        """Suspend the requests of a lost engine. `requests`: all live ones, oldest first."""
+        """Suspend the requests of a lost engine, or fail them if replays are off.
+
+        `requests` are the live requests, the oldest first. With replays, requests that are still
+        being prepared are left unchanged.
+        """
         self._stop_sending()
         num_before = len(self._waiting)
         for request in requests:
-            # Requests still being prepared have not been submitted.
+            # Requests that are still being prepared have not been submitted.
             if request.outputs or not self.are_on:
                 self.suspend(request)
         num_lost = len(self._waiting) - num_before
         if num_lost:
-            _log.info("%d requests wait for the next engine", num_lost)
+            noun = "request waits" if num_lost == 1 else "requests wait"
+            logger.info("%d %s for the next engine", num_lost, noun)
 
     def suspend(self, request: LiveRequest) -> None:
-        """Make a request wait, or end it if it cannot. A no-op if it has ended or waits."""
+        """Make a request wait for an engine, or end it if it cannot wait.
+
+        A cancelled request ends as CANCELLED. If replays are off, or after `max_replays` replays,
+        the request fails with ENGINE_DOWN. Does nothing if the request has ended or already waits.
+        """
         if request.stream.is_closed or request in self._waiting:
             return
         now_s = self._clock()
@@ -111,15 +120,18 @@ class Replays:
     def resubmit(self, limits: Limits, *, is_same_engine: bool) -> None:
         """Submit the waiting requests to a connected engine, as fast as it reads them.
 
-        `is_same_engine`: only the connection was lost; events of earlier submissions may still
-        arrive.
+        If `is_same_engine`, only the connection was lost. Requests then get new keys, because
+        events of earlier submissions may still arrive.
         """
         self._limits = limits
         self._has_new_keys = is_same_engine
         self._send_some()
 
     def adopt(self, request: LiveRequest, limits: Limits | None) -> None:
-        """Continue, with the next engine, a request that was attached from a lost engine."""
+        """Submit a request whose engine was lost while this front took over its stream.
+
+        Suspends it instead if no engine is connected, and ends it if it was cancelled.
+        """
         port = self._port()
         if port is None or limits is None or request.is_cancelled:
             self.suspend(request)
@@ -130,18 +142,18 @@ class Replays:
             self.suspend(request)
 
     def cancel(self, request: LiveRequest) -> bool:
-        """End a waiting request as CANCELLED. Return False if it does not wait."""
+        """End a waiting request as CANCELLED. Returns False if it does not wait."""
         if self._waiting.pop(request, None) is None:
             return False
         _end(request, FinishReason.CANCELLED, self._clock())
         return True
 
     def forget(self, request: LiveRequest) -> None:
-        """Stop waiting for a released request. Idempotent."""
+        """Remove a request from the waiting requests. Idempotent."""
         self._waiting.pop(request, None)
 
     def give_up(self) -> None:
-        """End all waiting requests and refuse new ones: no further engine will start."""
+        """Fail all requests that wait, now or later, because no further engine will be started."""
         self._is_given_up = True
         self._stop_sending()
         waiting, self._waiting = self._waiting, {}
@@ -169,14 +181,18 @@ class Replays:
             try:
                 self._send(request, limits, port)
             except EngineUnavailable:
-                return  # the engine is lost again, which is reported separately
+                return  # The engine was lost again, which is reported separately.
             self._waiting.pop(request, None)
         if self._waiting:
             pause_s = _PAUSE_S if port.num_unsent_bytes > MAX_UNSENT_BYTES else 0.0
             self._sender = asyncio.get_running_loop().call_later(pause_s, self._send_some)
 
     def _send(self, request: LiveRequest, limits: Limits, port: EnginePort) -> None:
-        """Submit a waiting request, if it can still continue."""
+        """Submit a request for continuation. Submits only the result of a request that has ended;
+        fails a request that cannot be continued.
+
+        Raises EngineUnavailable.
+        """
         now_s = self._clock()
         _end_complete(request, now_s)
         submission = request.submission
@@ -194,7 +210,7 @@ class Replays:
         self._note_sent(request)
 
     def _set_timer(self) -> None:
-        """Set the timer for the first deadline."""
+        """Set the timer to the earliest deadline."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -206,7 +222,7 @@ class Replays:
             self._timer = loop.call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
-        """End every request whose deadline has passed."""
+        """End each waiting request that is due."""
         now_s = self._clock()
         while self._due and self._due[0][0] <= now_s:
             _, number, request = heapq.heappop(self._due)
@@ -217,14 +233,19 @@ class Replays:
 
 
 def _next_due_s(request: LiveRequest) -> float:
-    """Return the next deadline of a request, with or without an engine."""
+    """Return the earliest deadline or time limit of a request. The deadline for the first token
+    counts only until that token."""
     leader = request.specs[0]
     ttft_s = leader.ttft_deadline_s if request.first_token_s == NO_TIME else NO_TIME
     return min(leader.deadline_s, leader.time_limit_s, ttft_s)
 
 
 def _time_out(request: LiveRequest, now_s: float) -> None:
-    """End a request as the engine would have, or because its wait for an engine timed out."""
+    """End a request whose deadline has passed, or whose wait for an engine has timed out.
+
+    A deadline or time limit ends it as the engine would have; a wait that is too long ends it with
+    ENGINE_DOWN.
+    """
     leader = request.specs[0]
     if leader.time_limit_s <= now_s:
         _end(request, FinishReason.TIME_LIMIT, now_s)
@@ -243,14 +264,14 @@ def _fail(request: LiveRequest, reason: FailureReason, deadline_s: float, now_s:
 
 
 def _end(request: LiveRequest, reason: FinishReason, now_s: float) -> None:
-    """End all outputs of a request with the tokens that they have."""
+    """End all outputs of a request, with the tokens that they have."""
     for output in _live_outputs(request):
-        request.on_finished(output, Finished(key=output.key, at_s=now_s, reason=reason), now_s)
+        request.on_completed(output, Completed(key=output.key, at_s=now_s, reason=reason), now_s)
     request.stream.wake()
 
 
 def _end_complete(request: LiveRequest, now_s: float) -> None:
-    """End outputs that lack only the end event, which was lost with the engine."""
+    """Finish outputs that have all their tokens. Only their end event was lost with the engine."""
     for output in _live_outputs(request):
         spec = request.specs[output.index]
         token_ids = output.token_ids
@@ -259,9 +280,9 @@ def _end_complete(request: LiveRequest, now_s: float) -> None:
             reason, stop_id = FinishReason.STOP, token_ids[-1]
         elif len(token_ids) < spec.max_tokens:
             continue
-        end = Finished(key=output.key, at_s=now_s, reason=reason, stop_id=stop_id)
+        end = Completed(key=output.key, at_s=now_s, reason=reason, stop_id=stop_id)
         output.num_repeating = 0
-        request.on_finished(output, end, now_s)
+        request.on_completed(output, end, now_s)
         request.stream.wake()
 
 
@@ -270,9 +291,10 @@ def _live_outputs(request: LiveRequest) -> list[OwnOutput]:
 
 
 def replay_specs(request: LiveRequest, limits: Limits) -> tuple[RequestSpec, ...]:
-    """Return a spec for each output that has not ended, leader first, under the outputs' keys.
+    """Return a spec for each output that has not ended, in order, with its current key; empty if
+    the request was never submitted.
 
-    Sets how many tokens each output repeats. Every output must lack at least one token.
+    Also sets `num_repeating` of these outputs. Each must have at least one more token to generate.
     """
     submission = request.submission
     if submission is None:
@@ -286,7 +308,7 @@ def replay_specs(request: LiveRequest, limits: Limits) -> tuple[RequestSpec, ...
         is_first_due = request.first_token_s == NO_TIME
         sampling = spec.sampling
         is_kept = request.generation.resumption is not None
-        # The next engine has to keep the stream of a resumable request too.
+        # The next engine must also keep the stream of a resumable request.
         if request.head.prompt.is_delivered and not is_kept:
             sampling = replace(sampling, num_prompt_logprobs=-1)
         spec = replace(
@@ -304,7 +326,8 @@ def replay_specs(request: LiveRequest, limits: Limits) -> tuple[RequestSpec, ...
 
 
 def _prompt_hashes(submission: Submission, limits: Limits) -> tuple[bytes, ...]:
-    """Return the block hashes of the client's prompt, the same for all outputs."""
+    """Return the block hashes of the client's prompt, without output tokens, for the block size of
+    `limits`."""
     leader = submission.specs[0]
     if not leader.hash_salt or submission.block_size == limits.block_size:
         return leader.block_hashes
@@ -314,14 +337,20 @@ def _prompt_hashes(submission: Submission, limits: Limits) -> tuple[bytes, ...]:
 def _continued(
     spec: RequestSpec, output: OwnOutput, limits: Limits, *, is_kept: bool
 ) -> RequestSpec:
-    """Return `spec`, continued after the output's tokens so far."""
+    """Return `spec` with the tokens of the output so far appended to its prompt, so that it
+    continues.
+
+    Returns `spec` unchanged if the output must be generated again from its start. Sets
+    `output.num_repeating`. `is_kept` is True for a resumable request.
+    """
     num_tokens = len(output.token_ids)
     output.num_repeating = 0
     if not num_tokens:
         return spec
     has_logprobs = spec.sampling.num_logprobs >= 0 and Feature.SEED in limits.features
     if _must_restart(spec, num_tokens, limits) or (is_kept and has_logprobs):
-        # Log probabilities are not kept, and a resuming client needs them: generate them again.
+        # Log probabilities are not kept, and a resuming client needs them, so they are computed
+        # again.
         output.num_repeating = num_tokens
         return spec
     prompt_ids = np.concatenate((spec.prompt_ids, np.array(output.token_ids, dtype=np.int32)))
@@ -334,7 +363,7 @@ def _continued(
 
 
 def _must_restart(spec: RequestSpec, num_tokens: int, limits: Limits) -> bool:
-    """Return whether no executor can continue the output in the middle.
+    """Return True if the output must be generated again from its start.
 
     A constraint is tracked from the start of the output, and an executor may limit prompts to less
     than its context length.

@@ -1,7 +1,7 @@
-"""The live requests of a front, by id and by key.
+"""The live requests of a front (front-end process), by id and by key.
 
-Owns the two indexes and the keys. Ids are per tenant: another tenant may use the same id. Only
-`remove` removes a request.
+A key is the number of an output in the engine. Keeps the two indexes and assigns the keys. Ids are
+per tenant: two tenants may use the same id. Only `remove` removes a request.
 """
 
 import math
@@ -14,23 +14,25 @@ from penstock.server.front.live_request import LiveRequest, OwnOutput
 from penstock.server.observe.frames import FrontView
 
 MIN_UNREAD_S: Final = 1.0
-"""A reader that reads an ended request at all has read it by then."""
+"""Seconds after its end for which a request is considered as still being read."""
 _SEARCH_INTERVAL_S: Final = 0.1
 _NUM_COUNTER_BITS = 32
 
 
 class RequestTable:
-    """Live requests of one front, at most `max_live_requests`; no tenant may use the last eighth
-    (rounded down). A request that ended at the engine and is not yet read counts against no quota,
-    but it stays here until it is read, its reader counts as stalled, or others need its place.
+    """The live requests of one front: at most `max_live_requests`, and at most seven eighths of
+    them per tenant.
 
-    `find_output`: returns the output of a key, if its request is live.
+    A request that has ended in the engine and is not read yet counts towards these limits, but
+    towards no tenant quota. It stays here until it is read, until its reader has stalled for too
+    long, or until its place is needed for another request. `find_output` is `output` without the
+    cost of a method call.
     """
 
     def __init__(self, front_id: int, max_live_requests: int) -> None:
         self._by_id: dict[tuple[str, str], LiveRequest] = {}
         self._by_key: dict[int, OwnOutput] = {}
-        # The dictionary's own method: it is called for every token.
+        # A bound method of the dictionary, because it is called for every token.
         self.find_output: Callable[[int], OwnOutput | None] = self._by_key.get
         self._first_key = front_id << _NUM_COUNTER_BITS
         self._counter = 0
@@ -43,19 +45,19 @@ class RequestTable:
         return len(self._by_id)
 
     def __iter__(self) -> Iterator[LiveRequest]:
-        """Iterate over a snapshot, so that requests may be removed during the loop."""
+        """Iterate over a snapshot, so that requests may be removed during the iteration."""
         return iter(tuple(self._by_id.values()))
 
     def get(self, request_id: str, tenant: str) -> LiveRequest | None:
-        """Return the live request of this id and tenant."""
+        """Return the live request of this id and tenant, or None."""
         return self._by_id.get((tenant, request_id))
 
     def output(self, key: int) -> "OwnOutput | None":
-        """Return the output of this key, if its request is live."""
+        """Return the output of this key, or None if its request is not live."""
         return self.find_output(key)
 
     def new_keys(self, num_keys: int) -> tuple[int, ...]:
-        """Return keys that no live output has."""
+        """Return keys that no live output uses."""
         keys: list[int] = []
         while len(keys) < num_keys:
             self._counter = self._counter % (2**_NUM_COUNTER_BITS - 1) + 1
@@ -66,13 +68,15 @@ class RequestTable:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no place for another request."""
+        """True if no more requests of any tenant can be added."""
         return len(self._by_id) >= self._max_live_requests
 
     def unread(self, now_s: float) -> list[LiveRequest]:
-        """Return the ended requests unread after `MIN_UNREAD_S`, of the tenant with most of them.
+        """Return ended requests that have been unread for more than `MIN_UNREAD_S`, of the tenant
+        with the most of them.
 
-        None within `_SEARCH_INTERVAL_S` of the last search: refusing must be cheaper than serving.
+        Returns an empty list within `_SEARCH_INTERVAL_S` of the last search, because rejecting a
+        request must cost less than serving one.
         """
         if now_s < self._searched_s + _SEARCH_INTERVAL_S:
             return []
@@ -84,9 +88,8 @@ class RequestTable:
         return max(by_tenant.values(), key=len) if by_tenant else []
 
     def add(self, request: LiveRequest) -> None:
-        """Reserve the id. Raises RequestError if it is in use, or if the front or the tenant's part
-        of it is full.
-        """
+        """Add a request under its id. Raises RequestError if the id is in use, or if the front or
+        the tenant's share of it is full."""
         tenant = request.tenant
         if (tenant, request.request_id) in self._by_id:
             raise refuse(ErrorReason.REQUEST_ID_IN_USE)
@@ -100,22 +103,23 @@ class RequestTable:
         self._by_id[tenant, request.request_id] = request
 
     def add_outputs(self, request: LiveRequest) -> None:
-        """Make the outputs of a started request findable by key."""
+        """Add the outputs of a started request to the index by key."""
         for output in request.outputs:
             self._by_key[output.key] = output
 
     def remove_outputs(self, request: LiveRequest) -> None:
-        """Remove a request's outputs from the index by key. Idempotent."""
+        """Remove the outputs of a request from the index by key. Idempotent."""
         for output in request.outputs:
             self._by_key.pop(output.key, None)
 
     def owns_keys(self, request: LiveRequest) -> bool:
-        """Return whether all its keys are this front's, not those of another that submitted it."""
+        """Return True if this front has assigned all keys of the request, and False if another
+        front has submitted the request."""
         first = self._first_key
         return all(first < key <= first + 2**_NUM_COUNTER_BITS - 1 for key in request.live_keys)
 
     def renew_keys(self, request: LiveRequest) -> None:
-        """Give the live outputs new keys; events for the old keys are late."""
+        """Give the live outputs new keys. Later events for the old keys are ignored."""
         outputs = [output for output in request.outputs if output.is_live]
         for output, key in zip(outputs, self.new_keys(len(outputs)), strict=True):
             del self._by_key[output.key]
@@ -133,7 +137,7 @@ class RequestTable:
 
 
 def view_of(request: LiveRequest, front_id: int) -> FrontView:
-    """Return the current view of `request`."""
+    """Return the current view of `request`, for operators."""
     segments = request.phases.segments
     return FrontView(
         front_id=front_id,

@@ -1,9 +1,9 @@
-"""Returns freed memory to the system after a flood of calls.
+"""Returns freed memory to the operating system after a burst of calls.
 
-Owns when trimming is worth its cost. glibc keeps nearly all freed memory, in pages between live
-allocations, in an arena for each thread of the gRPC core. Large blocks are best mapped separately
-from the start: glibc maps the first one from the system, but adapts its threshold and puts the next
-into an arena. A no-op without glibc.
+Decides when to return it, and calls glibc for that. glibc keeps nearly all freed memory, as pages
+between live allocations, in one arena per thread of the gRPC core. Large blocks should always be
+mapped separately. By default glibc maps the first large block, but then raises its threshold and
+allocates the next one from an arena. Without glibc the functions have no effect.
 """
 
 import ctypes
@@ -12,16 +12,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 GROWTH_BYTES = 8 << 20
-"""Growth since the last trim that justifies another trim."""
+"""Growth of resident memory since the last trim that causes another trim."""
 INTERVAL_S = 2.0
 LARGE_BYTES = 256 << 10
-"""Larger blocks are mapped from the system and unmapped when freed."""
+"""Blocks above this size are mapped separately, and unmapped when freed."""
 _M_MMAP_THRESHOLD = -3
 _STATM = Path("/proc/self/statm")
 
 
 class SpareMemory:
-    """Decides when to `trim`. `rss_bytes` returns None where the size is not known."""
+    """Decides when to return free memory to the operating system with `trim`.
+
+    `rss_bytes` returns the resident memory of the process, None if unknown.
+    """
 
     def __init__(self, rss_bytes: Callable[[], int | None], clock: Callable[[], float]) -> None:
         self._rss_bytes = rss_bytes
@@ -30,7 +33,10 @@ class SpareMemory:
         self._next_s = clock() + INTERVAL_S
 
     def is_worth_trimming(self) -> bool:
-        """Return whether memory grew by GROWTH_BYTES; checked at most every INTERVAL_S."""
+        """Return True if memory has grown by more than GROWTH_BYTES since the last trim.
+
+        Checks at most every INTERVAL_S and returns False in between.
+        """
         if self._least_bytes is None or self._clock() < self._next_s:
             return False
         self._next_s = self._clock() + INTERVAL_S
@@ -43,21 +49,22 @@ class SpareMemory:
 
 
 def keep_large_apart() -> None:
-    """Give large blocks separate mappings; call once, when the process starts."""
+    """Make glibc map large blocks separately. Call this once, when the process starts."""
     if _mallopt is not None:
         _mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def trim() -> None:
-    """Return free memory to the system. Takes some milliseconds: call on another thread than the
-    loop's.
+    """Return free memory to the operating system.
+
+    Takes some milliseconds, so it must not run on the thread of the event loop.
     """
     if _malloc_trim is not None:
         _malloc_trim(0)
 
 
 def resident_bytes() -> int | None:
-    """Return the memory of this process; None if that is unknown, or memory cannot be returned."""
+    """Return the resident memory of this process; None if it is unknown or `trim` does nothing."""
     if _malloc_trim is None:
         return None
     try:

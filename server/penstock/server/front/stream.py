@@ -1,13 +1,13 @@
-"""The backlog of one request: events that its writer has not taken yet.
+"""The backlog of one request: events that the writer has not taken yet.
 
-Owns one list: the engine's events are appended, and the writer takes everything at once. So a write
-carries all events since the last write: one token while the reader keeps up, more under load, and
-at least as many as its client wants in a message. Tokens are counted per output, because a message
-carries tokens of one output only; at most one timer runs at a time, and it is not reset for each
-token. The writer serves this stream alone, or many streams (`watched_write.py`). Does not know
-gRPC, nor what the events mean.
+The backlog is one list: the engine's events are appended, and the writer takes all that are due at
+once. A write therefore carries one token while the reader keeps up, and more under load or if the
+client requested larger messages. Tokens are counted per output, because a message carries tokens of
+one output only. At most one timer runs, and it is not reset for each token. The writer serves only
+this stream, or many streams (`watched_write.py`). Does not use gRPC and does not interpret the
+events.
 
-Single event loop; appending never blocks.
+All code runs on one event loop; appending never blocks.
 """
 
 import asyncio
@@ -20,19 +20,22 @@ from penstock.server.front.generation import WHOLE_BACKLOG, ChunkLimits
 from penstock.server.front.watched_write import WatchedWrite
 
 _FEW: Final = 256
-"""Up to this many pieces of output are taken at once without checking their size."""
+"""Up to this number of events, none of them a part of a prompt, are taken without computing their
+cost."""
 _MAX_COST: Final = 6000
-"""Maximum cost of the events taken at once: a piece of output costs one, each of its records and
-alternatives one more; three characters of a prompt cost one, and a part with log probabilities the
-maximum. Writing that much takes some milliseconds.
+"""Maximum cost of the events taken at once, which takes some milliseconds to write.
+
+A `TokensPiece` costs 1, and each of its records and of their `top` tokens costs 1 more. Three
+characters or one token id of a prompt cost 1; a part of a prompt with log probabilities has the
+maximum cost.
 """
 
 
 class Timer(Protocol):
-    """The result of `Timers.call_at`."""
+    """The return value of `Timers.call_at`."""
 
     def cancel(self) -> None:
-        """Cancel the callback."""
+        """Cancel the scheduled callback."""
         ...
 
 
@@ -49,7 +52,8 @@ class Timers(Protocol):
 
 
 class ChunkHold:
-    """The tokens that one stream holds back. `on_due` is called when a delay has passed."""
+    """Decides which tokens of one stream are held back. `on_due` is called when their maximum delay
+    has passed."""
 
     __slots__ = (
         "_is_all_due",
@@ -76,11 +80,12 @@ class ChunkHold:
 
     @property
     def is_due(self) -> bool:
-        """Whether there are tokens to send."""
+        """True if there are events to send now."""
         return self._is_all_due or len(self._send_at) < len(self._num_held)
 
     def add(self, event: StreamEvent) -> None:
-        """Add an event. Events other than tokens, and an output's first token, are due at once."""
+        """Add an event. The first token of an output, or an event other than tokens, makes all
+        events due."""
         if not isinstance(event, TokensPiece):
             self._is_all_due = True
             return
@@ -98,18 +103,19 @@ class ChunkHold:
             self._send_at.pop(index, None)
 
     def release(self) -> None:
-        """Make everything so far due."""
+        """Make all events due that were added so far."""
         self._is_all_due = True
 
     def stop(self) -> None:
-        """Hold nothing any more: the stream has ended."""
+        """Hold back nothing from now on, because the stream has ended."""
         self._is_all_due = self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def settle(self) -> bool:
-        """Return whether events are due after a batch; set the timer for the rest."""
+        """Return True if events are due, and set the timer for those that are not. Call this after
+        a batch of events."""
         if self._is_all_due:
             return True
         if self._timer is None and self._send_at:
@@ -117,7 +123,8 @@ class ChunkHold:
         return self.is_due
 
     def split(self, events: list[StreamEvent]) -> tuple[list[StreamEvent], list[StreamEvent]]:
-        """Split the backlog into what is due and what waits; keeps the order within an output."""
+        """Return the due events and the held-back events of the backlog, each in order within an
+        output."""
         if self._is_all_due:
             return events, []
         if not self.is_due:
@@ -125,13 +132,13 @@ class ChunkHold:
         due: list[StreamEvent] = []
         held: list[StreamEvent] = []
         for event in events:
-            # Any other event would have made everything due.
+            # Any other event would have made all events due.
             is_held = isinstance(event, TokensPiece) and event.output_index in self._send_at
             (held if is_held else due).append(event)
         return due, held
 
     def forget_due(self) -> None:
-        """Record that everything due has been taken."""
+        """Record that all due events have been taken."""
         if self._is_all_due:
             self._is_all_due = self._is_stopped
             self._num_held.clear()
@@ -152,8 +159,9 @@ class ChunkHold:
 class TokenStream(WatchedWrite):
     """The backlog between the engine and one writer.
 
-    `num_backlog_tokens`: tokens appended and not taken. `is_closed`: nothing more will be appended.
-    `timers`: the running loop unless given; required by `chunks` that hold tokens back.
+    `num_backlog_tokens` is the number of tokens that were appended and not taken. If `is_closed`,
+    nothing more will be appended. `is_cut` is True after `cut`. `chunks` decides which tokens are
+    held back. `timers` schedules their release; by default it is the running event loop.
     """
 
     __slots__ = (
@@ -172,7 +180,7 @@ class TokenStream(WatchedWrite):
     def __init__(self, chunks: ChunkLimits = WHOLE_BACKLOG, timers: Timers | None = None) -> None:
         super().__init__()
         self._events: list[StreamEvent] = []
-        # All of the backlog, if it is the text of one token of output 0: see `push_text`.
+        # The whole backlog, if it is the text of one token of output 0; see `push_text`.
         self._text: str | None = None
         self._has_prompt = False
         self._waiter: asyncio.Future[None] | None = None
@@ -187,28 +195,30 @@ class TokenStream(WatchedWrite):
 
     @property
     def is_drained(self) -> bool:
-        """True once nothing more will be taken."""
+        """True if all events have been taken and no more will be appended."""
         return self.is_closed and not self.has_backlog
 
     @property
     def has_backlog(self) -> bool:
-        """Whether there are events that were not taken."""
+        """True if there are events that were not taken."""
         return bool(self._events) or self._text is not None
 
     @property
     def refusal(self) -> Refusal | None:
-        """The error that the stream failed with; None if it did not fail."""
+        """The error with which the stream failed; None if it has not failed."""
         return self._refusal
 
     def attach(self, on_ready: Callable[[], None]) -> None:
-        """Call `on_ready` instead of waking `take`: the stream shares its writer with others.
+        """Call `on_ready` instead of waking `take`, because the stream shares its writer with other
+        streams.
 
-        It is not called for the present backlog.
+        It is not called for events that are in the backlog already.
         """
         self._on_ready = on_ready
 
     def push(self, event: StreamEvent) -> None:
-        """Append an event; a closed stream drops it. Does not wake the writer: see `wake`."""
+        """Append an event. Ignored if the stream is closed. Does not wake the writer; see
+        `wake`."""
         if isinstance(event, TokensPiece):
             self.push_tokens(event)
         elif not self.is_closed:
@@ -219,7 +229,7 @@ class TokenStream(WatchedWrite):
                 self._hold.add(event)
 
     def push_tokens(self, piece: TokensPiece) -> None:
-        """Like `push`, for the most frequent event."""
+        """Append tokens. Like `push`, but faster, because this is the most frequent event."""
         if self.is_closed:
             return
         self._keep_text()
@@ -229,10 +239,10 @@ class TokenStream(WatchedWrite):
             self._hold.add(piece)
 
     def push_text(self, text: str) -> None:
-        """Like `push`, for one token of output 0 that has only text.
+        """Append one token of output 0 that has only text, like `push`.
 
-        This is the most frequent case; `take_text` takes the token before the next one arrives, and
-        no event is made.
+        This is the most frequent case. If `take_text` takes the token before the next one arrives,
+        no event object is created.
         """
         if self._events or self.num_backlog_tokens or self._hold is not None or self.is_closed:
             self.push_tokens(TokensPiece(0, text, 1, ()))
@@ -241,7 +251,7 @@ class TokenStream(WatchedWrite):
         self.num_backlog_tokens = 1
 
     def take_text(self) -> str | None:
-        """Take the backlog if it is the text of one token of output 0; else return None."""
+        """Take the backlog if it is the text of one token of output 0; otherwise return None."""
         text = self._text
         if text is not None:
             self._text = None
@@ -249,18 +259,19 @@ class TokenStream(WatchedWrite):
         return text
 
     def release_held(self) -> None:
-        """Send tokens held back for a larger message with the next write."""
+        """Make the tokens due that are held back for a larger message."""
         if self._hold is not None:
             self._hold.release()
 
     def close(self) -> None:
-        """End the stream: the backlog will be taken, then `take` returns nothing."""
+        """End the stream. The backlog can still be taken; after it `take` returns an empty list."""
         self.is_closed = True
         if self._hold is not None:
             self._hold.stop()
 
     def fail(self, refusal: Refusal) -> None:
-        """End the stream with an error: the backlog will be taken, then `take` raises."""
+        """End the stream with an error. The backlog can still be taken; after it `take` raises the
+        error."""
         if not self.is_closed:
             self._refusal = refusal
             self.close()
@@ -268,8 +279,8 @@ class TokenStream(WatchedWrite):
     def cut(self, refusal: Refusal) -> None:
         """Disconnect the reader: drop the backlog and interrupt a blocked write.
 
-        Also works on a closed stream whose end was not taken. The writer is cancelled;
-        `was_cut_off` distinguishes this from a cancellation by its peer.
+        Also works on a closed stream whose end was not taken. The writer task is cancelled;
+        `was_cut_off` distinguishes this from a cancellation by the peer.
         """
         if self.is_cut:
             return
@@ -283,7 +294,8 @@ class TokenStream(WatchedWrite):
         self.wake()
 
     def wake(self) -> None:
-        """Wake the writer if there is something to take. Call once after a batch of events."""
+        """Wake the writer, unless all events are held back. Call this once after a batch of
+        events."""
         if self._hold is not None and not self._hold.settle():
             return
         if self._on_ready is not None:
@@ -294,9 +306,9 @@ class TokenStream(WatchedWrite):
             waiter.set_result(None)
 
     async def take(self) -> list[StreamEvent]:
-        """Take everything that is due since the last call; wait for at least one event.
+        """Take all events that are due; wait until there is at least one.
 
-        Returns an empty list at the end; raises RequestError if the stream failed.
+        Returns an empty list at the end of the stream. Raises RequestError if the stream failed.
         """
         while not (events := self.take_due()):
             if self._refusal is not None:
@@ -311,10 +323,12 @@ class TokenStream(WatchedWrite):
         return events
 
     def take_due(self, max_tokens: int | None = None) -> list[StreamEvent]:
-        """Take what is due now, at most `max_tokens` of output; may return nothing.
+        """Take the events that are due now, with at most `max_tokens` tokens; the list may be
+        empty.
 
-        Events behind a piece that exceeds `max_tokens` wait with it. Returns no more than can be
-        written in one iteration of the event loop; `on_ready` is called again for the rest.
+        An event that exceeds `max_tokens` stays in the backlog, and so do the events after it.
+        Returns no more than can be written in one iteration of the event loop; `on_ready` (see
+        `attach`) is then called again for the others.
         """
         if self._text is not None:
             self._keep_text()
@@ -334,8 +348,8 @@ class TokenStream(WatchedWrite):
         return taken
 
     def _num_at_once(self, due: list[StreamEvent], num_due: int) -> int:
-        """Return how many of the first `num_due` are taken now; schedule the others."""
-        num_now = _num_in_a_turn(due, num_due)
+        """Return how many of the first `num_due` events are taken now, and schedule the others."""
+        num_now = _num_per_pass(due, num_due)
         if num_now < num_due and self._on_ready is not None:
             asyncio.get_running_loop().call_soon(self.wake)
         if num_now == len(due):
@@ -343,7 +357,7 @@ class TokenStream(WatchedWrite):
         return num_now
 
     def _keep_text(self) -> None:
-        """Make an event of a token that `take_text` has not taken."""
+        """Convert the pending token to an event, because `take_text` has not taken it."""
         if self._text is not None:
             self._events.append(TokensPiece(0, self._text, 1, ()))
             self._text = None
@@ -355,7 +369,8 @@ def num_tokens_of(events: list[StreamEvent]) -> int:
 
 
 def _num_within(events: list[StreamEvent], max_tokens: int) -> int:
-    """Return how many of `events`, from the first, have at most `max_tokens` of output in total."""
+    """Return how many events, from the first on, have at most `max_tokens` output tokens in
+    total."""
     num_left = max_tokens
     for position, event in enumerate(events):
         if isinstance(event, TokensPiece):
@@ -365,8 +380,8 @@ def _num_within(events: list[StreamEvent], max_tokens: int) -> int:
     return len(events)
 
 
-def _num_in_a_turn(events: list[StreamEvent], num: int) -> int:
-    """Return how many of the first `num` fit one iteration of the loop."""
+def _num_per_pass(events: list[StreamEvent], num: int) -> int:
+    """Return how many of the first `num` events are sent in this iteration of the event loop."""
     cost = 0
     for position in range(num):
         event = events[position]

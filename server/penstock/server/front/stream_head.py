@@ -1,7 +1,7 @@
 """The events of a stream before its output: acceptance, prompt, queue position.
 
-Owns when they are sent. The first message waits a little for the engine's first event, so that a
-refusal precedes it and clients may retry. Does not know other requests.
+Decides when they are sent. The first message waits briefly for the engine's first event, so that a
+rejected request fails before its first message and the client may retry it.
 """
 
 import asyncio
@@ -30,17 +30,17 @@ from penstock.server.front.submission import Submission
 MAX_PART_CHARS: Final = 16 << 10
 MAX_PART_IDS: Final = 4096
 MAX_PART_LOGPROBS: Final = 1280
-"""Bounds of one part, each some two milliseconds of writing. A row has the log probabilities of its
-token and of the alternatives.
-"""
+"""Limits of one part of a prompt. Writing a part of this size takes about 2 ms. MAX_PART_LOGPROBS
+limits the log probabilities: those of the prompt tokens and of the most likely tokens at their
+positions."""
 _NO_IDS: Final = np.empty(0, dtype=np.int32)
 
 
-class PromptEcho:
-    """The prompt of one request.
+class EchoedPrompt:
+    """The prompt of one request, as the client requested to receive it.
 
-    `ids`: its tokens, if requested. `text`: the text that echo delivers. `num_logprobs`: number of
-    alternatives, -1 without logprobs.
+    `ids` are its tokens, if requested. `text` is the text for echo. `num_logprobs` is the number of
+    most likely tokens per position, -1 without logprobs.
     """
 
     __slots__ = ("_ids", "_next_position", "_num_logprobs", "_text")
@@ -55,11 +55,15 @@ class PromptEcho:
 
     @property
     def is_delivered(self) -> bool:
-        """Whether everything has been delivered."""
+        """True unless tokens with logprobs remain to be delivered."""
         return self._num_logprobs < 0 or self._next_position >= len(self._ids)
 
     def head(self) -> Iterator[PromptPiece]:
-        """Yield the part that needs no computation."""
+        """Yield the text and the ids of the prompt, which are known before the engine has computed
+        it.
+
+        With logprobs, yields only the first of the ids, which has no log probability.
+        """
         for start in range(0, len(self._text), MAX_PART_CHARS):
             yield PromptPiece(text=self._text[start : start + MAX_PART_CHARS])
         # The first token has no predecessor, so it has no log probability.
@@ -68,7 +72,8 @@ class PromptEcho:
             yield PromptPiece(records=IdRecords(ids[start : start + MAX_PART_IDS]))
 
     def rows(self, first_position: int, logprobs: TokenLogprobs) -> Iterator[PromptPiece]:
-        """Yield the new part of rows for the tokens from `first_position` on."""
+        """Yield the tokens from `first_position` on with their logprobs, in parts. Tokens that were
+        yielded before are left out."""
         end = min(first_position + len(logprobs.chosen), len(self._ids))
         num_rows = max(1, MAX_PART_LOGPROBS // (1 + self._num_logprobs))
         for start in range(max(self._next_position, first_position), end, num_rows):
@@ -79,7 +84,7 @@ class PromptEcho:
 
 
 class _RowRecords(Sequence[TokenRecord]):
-    """Records of tokens with their logprobs; made when they are read."""
+    """Records of tokens with their logprobs. Each record is created on access."""
 
     __slots__ = ("_ids", "_logprobs", "_num_logprobs")
 
@@ -110,11 +115,12 @@ class _RowRecords(Sequence[TokenRecord]):
 
 def accepted_event(
     request_id: str, submission: Submission, wanted: Output, *, model: str, prompt_text: str
-) -> tuple[Accepted, PromptEcho]:
-    """Return the acceptance and the prompt of a submitted request; echo delivers `prompt_text`."""
+) -> tuple[Accepted, EchoedPrompt]:
+    """Return the acceptance and the prompt for the stream of a request. `prompt_text` is the prompt
+    to echo, empty without echo."""
     leader = submission.specs[0]
     has_ids = wanted.num_prompt_logprobs >= 0 or (wanted.echo and wanted.return_token_ids)
-    prompt = PromptEcho(
+    prompt = EchoedPrompt(
         leader.prompt_ids if has_ids else leader.prompt_ids[:0],
         prompt_text,
         num_logprobs=wanted.num_prompt_logprobs,
@@ -131,15 +137,16 @@ def accepted_event(
 
 
 class StreamHead:
-    """The head of one stream. `prompt`: the part of the prompt to deliver.
+    """The events of one stream before its output. `prompt` is the part of the prompt to deliver.
 
-    `is_due`: the acceptance was not sent yet. `place`: the first queue position.
+    `is_due` is True from `prepare` until the acceptance is sent. `place` is the first queue
+    position of the first output, None before it is known.
     """
 
     __slots__ = ("_accepted", "_stream", "_timer", "_unreported_place", "is_due", "place", "prompt")
 
     def __init__(self, stream: TokenStream) -> None:
-        self.prompt = PromptEcho()
+        self.prompt = EchoedPrompt()
         self.is_due = False
         self.place: Queued | None = None
         self._stream = stream
@@ -147,13 +154,13 @@ class StreamHead:
         self._timer: asyncio.TimerHandle | None = None
         self._unreported_place: Queued | None = None
 
-    def prepare(self, accepted: Accepted, prompt: PromptEcho) -> None:
-        """Set the acceptance and the prompt, which are sent later."""
+    def prepare(self, accepted: Accepted, prompt: EchoedPrompt) -> None:
+        """Store the acceptance and the prompt, which are sent later."""
         self._accepted, self.prompt = accepted, prompt
         self.is_due = True
 
     def accept_after(self, delay_s: float, loop: asyncio.AbstractEventLoop) -> None:
-        """Send the acceptance after a delay, unless the engine's first event comes first."""
+        """Send the acceptance after a delay, or earlier when the engine's first event arrives."""
 
         def accept() -> None:
             self.accept()
@@ -168,7 +175,8 @@ class StreamHead:
             self._timer = None
 
     def accept(self) -> None:
-        """Send the acceptance, once, and the prompt. Does not wake the writer."""
+        """Send the acceptance and the prompt, unless they were sent already. Does not wake the
+        writer."""
         accepted, self._accepted = self._accepted, None
         if accepted is None:
             return
@@ -182,17 +190,18 @@ class StreamHead:
             self._stream.push(piece)
 
     def queued(self, place: Queued, *, is_waiting: bool) -> None:
-        """Record the first output's queue position. `is_waiting`: no other output runs."""
+        """Store the queue position of the first output, to be reported only if `is_waiting`, i.e.
+        if no output runs."""
         if self.place is None:
             self.place = place
         if is_waiting:
             self._unreported_place = place
 
     def report_queue_position(self, state: RequestState, queue_s: float) -> None:
-        """Send the queue position, after all of a step's events, if the request still waits.
+        """Send the queue position if the request still waits. Call this after all events of a step.
 
-        Sent only once, and only behind other requests: a request that runs in the step that queued
-        it has no queue position.
+        It is sent once per submission, and only if other requests are ahead. A request that runs in
+        the step in which it was queued has no queue position.
         """
         place, self._unreported_place = self._unreported_place, None
         if place is None or not place.num_ahead or state is not RequestState.PENDING:

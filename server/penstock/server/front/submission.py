@@ -1,8 +1,8 @@
-"""Converts a validated generation and its prompt ids to the specs for the engine.
+"""Converts a validated generation and the ids of its prompt to the specs for the engine.
 
-Owns the checks that need the number of prompt tokens, the seeds of several outputs, the block
-hashes of the prompt and the conversion of durations to times. Pure: clock readings and random
-numbers are arguments, so it may run on a thread.
+Makes the checks that need the number of prompt tokens, derives the seeds of the outputs and the
+block hashes of the prompt, and converts durations to times. The functions have no side effects and
+may run on any thread: clock readings and random numbers are arguments.
 """
 
 from collections.abc import Callable
@@ -17,24 +17,28 @@ from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.executor import Feature
 from penstock.scheduler.request import NO_TIME, RequestSpec, SamplingParams
 from penstock.server.front.errors import ErrorReason, RequestError, refuse_field
-from penstock.server.front.generation import Generation
+from penstock.server.front.generation import GenerationSpec
 from penstock.server.front.limits import Limits
 from penstock.server.tenants import engine_request_id
 
 
 class CallTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """When a call arrived and when its gRPC deadline passes, seconds on the engine's clock."""
+    """Arrival time and gRPC deadline of a call (NO_TIME without one), in seconds on the engine's
+    clock."""
 
     arrival_s: float
     call_deadline_s: float = NO_TIME
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """The specs for the engine, leader first, and what the stream reports about them.
+    """The specs for the engine, one per output in order, and data for events and errors.
 
-    `deadline_kind`: the origin of the deadline, `total`, `grpc` or `server`. `seed`: 0 if the
-    executor does not honour seeds. `block_size`: tokens per hashed block. `num_dropped_messages`:
-    chat messages that a window left out of the prompt.
+    Attributes:
+        deadline_kind: What sets the deadline: `total` (a field of the request), `grpc` (the call)
+            or `server` (the settings).
+        seed: The seed reported to the client; 0 if the executor does not support seeds.
+        block_size: Tokens per hashed block.
+        num_dropped_messages: Number of chat messages that the chat window has removed.
     """
 
     specs: tuple[RequestSpec, ...]
@@ -45,7 +49,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenisedPrompt(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A prompt as ids, int32 [n], with its block hashes and the salt they were chained from."""
+    """The ids of a prompt, int32 [n], with its block hashes and the salt from which the hashes
+    start."""
 
     ids: NDArray[np.int32]
     block_hashes: tuple[bytes, ...] = ()
@@ -54,7 +59,8 @@ class TokenisedPrompt(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def output_seed(seed: int, output_index: int) -> int:
-    """Return an output's seed: the request's for the first, else a hash of it and the index."""
+    """Return the seed of an output: the seed of the request for output 0, otherwise a hash of that
+    seed and the index."""
     if output_index == 0:
         return seed
     data = seed.to_bytes(8, "little") + output_index.to_bytes(8, "little")
@@ -62,9 +68,9 @@ def output_seed(seed: int, output_index: int) -> int:
 
 
 def refuse_prompt(path: str, num_tokens: int, limits: Limits, qualifier: str = "") -> RequestError:
-    """Return the error for a prompt that is too long for any request.
+    """Return the error for a prompt that exceeds the maximum length.
 
-    `qualifier`: "at least " if `num_tokens` is a lower bound.
+    `qualifier` is "at least " if `num_tokens` is a lower bound.
     """
     return refuse_field(
         path,
@@ -76,20 +82,25 @@ def refuse_prompt(path: str, num_tokens: int, limits: Limits, qualifier: str = "
     )
 
 
-def check_prompt_fits(generation: Generation, num_prompt_tokens: int, limits: Limits) -> int:
-    """Return the resolved `max_tokens`. Raises RequestError if the request can never fit."""
+def check_prompt_fits(generation: GenerationSpec, num_prompt_tokens: int, limits: Limits) -> int:
+    """Return `max_tokens`; if it is not set, its default, limited to the space after the prompt.
+
+    Raises RequestError if the request can never fit, if the prompt is empty, or if `min_tokens` is
+    above `max_tokens`.
+    """
     if num_prompt_tokens < 1:
         raise refuse_field(generation.prompt_path, "has no tokens")
     asked = generation.stopping.max_tokens
     max_total = limits.max_context_tokens
     room = max_total - num_prompt_tokens
-    # If the prompt leaves no room, the prompt is at fault, otherwise max_tokens.
+    # If no output token fits after the prompt, the prompt is too long; otherwise max_tokens is too
+    # large.
     if room < 1 or num_prompt_tokens > limits.max_context_prompt_tokens:
         raise refuse_prompt(generation.prompt_path, num_prompt_tokens, limits)
     if asked is not None and asked > room:
         raise refuse_field(
             "stopping.max_tokens",
-            f"prompt ({num_prompt_tokens}) and max_tokens together exceed {max_total} tokens",
+            f"must be at most {room} after a prompt of {num_prompt_tokens} tokens, not {asked}",
             ErrorReason.PROMPT_TOO_LONG,
             num_prompt_tokens=str(num_prompt_tokens),
             max_total_tokens=str(limits.max_total_tokens),
@@ -99,7 +110,7 @@ def check_prompt_fits(generation: Generation, num_prompt_tokens: int, limits: Li
         needed = limits.num_blocks_for(num_prompt_tokens + (asked or 1))
         raise refuse_field(
             generation.prompt_path if room < 1 else "stopping.max_tokens",
-            f"would not fit the KV cache of {limits.num_blocks} blocks even alone",
+            f"would not fit the KV cache of {limits.num_blocks} blocks even if it were alone",
             ErrorReason.EXCEEDS_KV_CACHE,
             num_blocks_needed=str(needed),
             num_blocks=str(limits.num_blocks),
@@ -112,17 +123,19 @@ def check_prompt_fits(generation: Generation, num_prompt_tokens: int, limits: Li
 
 def hash_prompt(
     ids: NDArray[np.int32],
-    generation: Generation,
+    generation: GenerationSpec,
     block_size: int,
     *,
     is_prefix_caching: bool,
     random_salt: Callable[[], bytes],
     shares_across_tenants: bool = False,
 ) -> TokenisedPrompt:
-    """Hash the prompt's full blocks, with the salt of the requests that may share them.
+    """Return the prompt with the hashes of its full blocks.
 
-    Sharing is off for prompt logprobs, which need every position computed, and without prefix
-    caching; then only the outputs of one request share blocks, under a random salt.
+    The hashes start from the salt of the requests that may share the blocks. There are no hashes if
+    no other output can share blocks. Without prefix caching, or with prompt logprobs, which need
+    every position computed, only the outputs of one request share blocks, under a random salt. If
+    `shares_across_tenants`, tenants with the same prefix share blocks.
     """
     is_shared = is_prefix_caching and generation.output.num_prompt_logprobs < 0
     if not is_shared and generation.sampling.num_outputs == 1:
@@ -137,24 +150,25 @@ def hash_prompt(
 
 
 def shared_salt(tenant: str, adapter: str = "", cache_salt: str = "") -> bytes:
-    """Return the salt common to requests that may share blocks: tenant, adapter and client salt.
+    """Return the common salt of requests that may share blocks, made of tenant, adapter and client
+    salt.
 
-    The first byte separates client salts from random ones, and salts with a tenant from others; the
-    length before a name separates it from the next.
+    The salt starts with t, a or c, and random salts start with r. The names of tenant and adapter
+    are preceded by their lengths, so that different combinations have different salts.
     """
     parts: list[bytes] = []
     for kind, name in ((b"t", tenant), (b"a", adapter)):
         if name:
             data = name.encode()
             parts += [kind, len(data).to_bytes(4, "little"), data]
-    # After an adapter no marker is needed: the rest is the salt.
+    # After an adapter no marker is needed, because only the client salt follows.
     if not adapter:
         parts.append(b"c")
     return b"".join((*parts, cache_salt.encode()))
 
 
 def submission_for(
-    generation: Generation,
+    generation: GenerationSpec,
     prompt: TokenisedPrompt,
     *,
     limits: Limits,
@@ -164,7 +178,10 @@ def submission_for(
     seed: int,
     eos_ids: tuple[int, ...],
 ) -> Submission:
-    """Build one spec per output. Raises RequestError if the request can never fit."""
+    """Return the submission, with one spec per output.
+
+    Raises the errors of `check_prompt_fits`.
+    """
     max_tokens = check_prompt_fits(generation, len(prompt.ids), limits)
     stopping, urgency = generation.stopping, generation.urgency
     deadline_s, deadline_kind = _deadline(generation, times, limits)
@@ -198,7 +215,8 @@ def submission_for(
             output_index=index,
             leader_key=keys[0],
             sampling=_follower_sampling(leader.sampling, output_seed(seed, index)),
-            # The first token of any output meets the deadline, and the leader's comes first.
+            # Any output's first token satisfies the deadline, and the first token of the leader
+            # comes first.
             ttft_deadline_s=NO_TIME,
         )
         for index, key in enumerate(keys[1:], start=1)
@@ -213,14 +231,16 @@ def submission_for(
 
 
 def _follower_sampling(sampling: SamplingParams, seed: int) -> SamplingParams:
-    """Return a follower's sampling: its own seed, and no prompt logprobs."""
+    """Return the sampling parameters of an output after the first: its seed, and no prompt
+    logprobs."""
     return replace(sampling, seed=seed, num_prompt_logprobs=-1)
 
 
-def _least_tokens(generation: Generation, stop_ids: tuple[int, ...], max_tokens: int) -> int:
-    """Return the fewest tokens of an output: all of them if only `max_tokens` can end it.
+def _least_tokens(generation: GenerationSpec, stop_ids: tuple[int, ...], max_tokens: int) -> int:
+    """Return the minimum number of tokens of an output: `max_tokens` if nothing else can end it.
 
-    The engine does not know stop strings. It predicts deadlines from this minimum.
+    The engine predicts missed deadlines from this minimum, because it does not receive stop
+    strings.
     """
     stopping = generation.stopping
     is_ended = stop_ids or stopping.stop_strings or generation.constraint is not None
@@ -233,8 +253,12 @@ def _after(start_s: float, duration_s: float | None) -> float:
     return NO_TIME if duration_s is None else start_s + duration_s
 
 
-def _deadline(generation: Generation, times: CallTimes, limits: Limits) -> tuple[float, str]:
-    """Return the earliest deadline (of client, call or server) and its kind."""
+def _deadline(generation: GenerationSpec, times: CallTimes, limits: Limits) -> tuple[float, str]:
+    """Return the earliest deadline and its kind (see `Submission`).
+
+    The server's deadline is its maximum if the request or the call has a deadline, otherwise its
+    default.
+    """
     config = limits.config
     total_s = _after(times.arrival_s, generation.urgency.total_deadline_s)
     is_bounded = min(total_s, times.call_deadline_s) < NO_TIME

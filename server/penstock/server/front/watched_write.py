@@ -1,9 +1,9 @@
-"""One write at a time that a reader may block, and how to interrupt it.
+"""Measures the current write of a task, which a slow reader may block, and can interrupt it.
 
-Owns which task writes, since when, and the difference between an interrupted writer and a writer
-whose peer disconnected: both get a CancelledError. A writer of many streams has the list of ready
-streams and waits on one future: a step's events mark each stream that they touch and wake the
-writer once. Does not know what is written. Single event loop; marking never blocks.
+Records which task writes and since when. Distinguishes an interrupted writer from a writer whose
+peer disconnected, because both receive a CancelledError. A writer of many streams has a list of
+ready streams and waits on one future: the events of a step mark each stream that they concern, and
+wake the writer once. All code runs on one event loop; marking never blocks.
 """
 
 import asyncio
@@ -13,15 +13,16 @@ from penstock.scheduler.request import NO_TIME
 from penstock.server.front.errors import Refusal, RequestError
 
 STALL_S: Final = 0.05
-"""A write that takes longer counts as waiting for its reader."""
+"""A write that takes longer is counted as blocked by its reader."""
 S = TypeVar("S")
 
 
 class WatchedWrite:
-    """The current write.
+    """Measures how long a writer is blocked by its reader, in the current write and in earlier
+    writes.
 
-    `blocked_since_s`: when waiting for the reader began: the start of the current write, NO_TIME
-    between writes. `num_writes`: completed writes.
+    `blocked_since_s` is the start of the current write, or of the wait for flow-control credit;
+    NO_TIME between writes. `num_writes` is the number of completed writes.
     """
 
     __slots__ = (
@@ -42,7 +43,7 @@ class WatchedWrite:
         self._num_stalls = 0
 
     def begin_write(self, now_s: float) -> None:
-        """Record that the calling task starts a write, which its reader may block."""
+        """Record that the calling task starts a write, which the reader may block."""
         self.blocked_since_s = now_s
         self._writer = asyncio.current_task()
 
@@ -56,14 +57,15 @@ class WatchedWrite:
         self._writer = None
 
     def stalls(self, now_s: float) -> tuple[float, int]:
-        """Return the seconds by which writes exceeded STALL_S, and how many did, up to now."""
+        """Return by how many seconds writes have exceeded STALL_S in total, and the number of such
+        writes."""
         open_s = now_s - self.blocked_since_s - STALL_S
         if open_s > 0:
             return self._stalled_s + open_s, self._num_stalls + 1
         return self._stalled_s, self._num_stalls
 
     def wait_for_reader(self, now_s: float) -> None:
-        """Record that the reader blocks the writer by giving no credit."""
+        """Record that the writer is blocked because the reader grants no flow-control credit."""
         self.blocked_since_s = now_s
 
     def break_off(self) -> None:
@@ -73,7 +75,7 @@ class WatchedWrite:
             self._writer.cancel()
 
     def was_cut_off(self) -> bool:
-        """Return whether the CancelledError just caught came from `break_off` alone.
+        """Return True if the CancelledError just caught was caused only by `break_off`.
 
         If so, the calling task is no longer being cancelled and may report the reason to its peer.
         """
@@ -85,7 +87,11 @@ class WatchedWrite:
 
 
 class SharedWriter(WatchedWrite, Generic[S]):
-    """The writer of several sources of type S. A source marks itself once until it is taken."""
+    """A writer shared by several sources of type S.
+
+    A source that has data to write is queued with `mark`. The source ensures that it is queued at
+    most once until the writer takes it.
+    """
 
     __slots__ = ("_ready", "_refusal", "_waiter")
 
@@ -97,29 +103,30 @@ class SharedWriter(WatchedWrite, Generic[S]):
 
     @property
     def is_cut(self) -> bool:
-        """True once `cut` was called."""
+        """True after `cut` was called."""
         return self._refusal is not None
 
     @property
     def refusal(self) -> Refusal | None:
-        """The error that the writer was closed with; None before."""
+        """The error with which the writer was closed; None before."""
         return self._refusal
 
     def mark(self, source: S) -> None:
-        """Mark `source` as having something to write."""
+        """Queue `source`, because it has data to write, and wake the writer."""
         if not self._ready:
-            # The writer waits only for the first mark.
+            # Only the first mark must wake the writer.
             self.wake()
         self._ready.append(source)
 
     def wake(self) -> None:
-        """Make the writer check for changes other than marks."""
+        """Wake the writer even if no source is marked. A waiting `take` then returns an empty
+        list."""
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def cut(self, refusal: Refusal) -> None:
-        """Close the writer with `refusal`, even during a blocked write."""
+        """Close the writer with the error `refusal`; interrupts a blocked write."""
         if self._refusal is None:
             self._refusal = refusal
             self.break_off()
@@ -128,8 +135,8 @@ class SharedWriter(WatchedWrite, Generic[S]):
     async def take(self) -> list[S]:
         """Return the sources that were marked since the last call, in that order.
 
-        Waits while there are none, but returns none if `wake` was called. Raises RequestError once
-        closed.
+        Waits while there are none; after `wake` the list may be empty. Raises RequestError after
+        `cut`.
         """
         if not self._ready and self._refusal is None:
             self._waiter = asyncio.get_running_loop().create_future()

@@ -1,1 +1,1 @@
-"""The connection between fronts and an engine: frames and sockets."""
+"""Communication between the processes of a service: frames, sockets and status boards."""

@@ -1,9 +1,10 @@
-"""Status boards in shared memory: written by an engine and its fronts, read by other processes.
+"""Status boards in shared memory: written by the engine and the fronts (front-end processes), read
+by other processes.
 
-Owns two layouts of whole 8-byte words. The engine's board has a heartbeat, the state of its queue,
-its load and the requests of the current step, so that they are known after a crash. The fronts'
-beats have one heartbeat per row. The memory belongs to its descriptor and outlives its writers.
-Does not import numpy, because the supervisor uses this module.
+Defines two layouts of 8-byte words. The engine's board has a heartbeat, the state of the queue, the
+load, and the requests of the current step. The fronts' board has one heartbeat per row. The memory
+belongs to a file descriptor and remains readable when the process that wrote it crashes. Does not
+import numpy, because the supervisor uses this module.
 """
 
 import math
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 _WORD_BYTES = 8
 _MAGIC = int.from_bytes(b"pnstkbd1", "little")
 
-# Words of the engine's board.
+# Word offsets of the fields of the engine's board.
 _MAGIC_AT, _MAX_KEYS, _EPOCH, _NUM_BEATS, _BEAT_NS = range(5)
 _NUM_WAITING, _NUM_WAITING_TOKENS, _QUEUE_S, _NUM_ON_PROBATION, _SUBMITTING_KEY = range(5, 10)
 _BANK_SIZES = 10
 _NUM_BANKS = 2
-"""Most steps in flight at once, each with its own keys."""
+"""Maximum number of steps in flight, each with separate keys."""
 _NUM_RUNNING, _NUM_USED_BLOCKS, _NUM_OUTPUT_TOKENS = range(12, 15)
 _NUM_SHORTENED_RETENTIONS, _NUM_DROPPED_BLOCKS = range(15, 17)
 _PROBATION_KEYS, _MAX_ON_PROBATION = 17, 64
@@ -40,15 +41,18 @@ _ROW_OWNER, _ROW_BEATS, _ROW_NS = range(3)
 
 
 class BoardError(Exception):
-    """The descriptor does not refer to a status board."""
+    """The memory is not a status board, or has no such row."""
 
 
 class QueueState(NamedTuple):
-    """An engine's queue after its last step.
+    """The state of the engine's queue after the last step.
 
-    `num_waiting_tokens`: prompt tokens of the waiting requests. `estimated_queue_s`: the estimated
-    queue time of a request that arrives now, seconds; None without an estimate. `at_s`: the time of
-    the last heartbeat, on the monotonic clock; 0 before the first.
+    Attributes:
+        epoch: The number of the engine start, from 1; 0 before the first.
+        num_waiting_tokens: Prompt tokens of the waiting requests.
+        estimated_queue_s: Estimated queue time of a request that arrives now, in seconds; None
+            without an estimate.
+        at_s: Time of the last heartbeat on the monotonic clock; 0 before the first heartbeat.
     """
 
     epoch: int
@@ -60,11 +64,11 @@ class QueueState(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadState:
-    """An engine's load after its last step.
+    """The load of the engine after the last step.
 
-    `num_used_blocks`: blocks of the KV cache, without cached blocks that no request uses.
-    `num_output_tokens`, `num_shortened_retentions` and `num_dropped_blocks` (see `RetentionCuts`)
-    count since the engine started.
+    `num_used_blocks` counts blocks of the KV cache that a request uses; other cached blocks are not
+    included. `num_output_tokens`, `num_shortened_retentions` and `num_dropped_blocks` (see
+    `RetentionCuts`) are totals since the start of the engine.
     """
 
     epoch: int
@@ -77,10 +81,22 @@ class LoadState:
     num_dropped_blocks: int = 0
 
 
-def create_board(max_num_keys: int) -> int:
-    """Create an engine's board for steps of at most `max_num_keys` keys; return its descriptor.
+NO_LOAD = LoadState(
+    epoch=0,
+    num_running=0,
+    num_waiting=0,
+    num_waiting_tokens=0,
+    num_used_blocks=0,
+    num_output_tokens=0,
+)
 
-    Child processes do not inherit it unless it is passed explicitly. Raises OSError without memory.
+
+def create_board(max_num_keys: int) -> int:
+    """Create the status board of an engine and return its descriptor.
+
+    `max_num_keys` is the maximum number of outputs per step, each listed by its key. Child
+    processes do not inherit the descriptor unless it is passed explicitly. Raises OSError if memory
+    is exhausted.
     """
     num_words = _KEYS + _NUM_BANKS * max_num_keys
     fd = _nameless_file("penstock-board", num_words * _WORD_BYTES)
@@ -89,15 +105,16 @@ def create_board(max_num_keys: int) -> int:
 
 
 def create_beats(num_rows: int) -> int:
-    """Create the memory for the heartbeats of fronts; return its descriptor. Raises OSError."""
+    """Create the memory for the heartbeats of at most `num_rows` fronts and return its descriptor.
+    Raises OSError."""
     return _nameless_file("penstock-beats", num_rows * _ROW_WORDS * _WORD_BYTES)
 
 
 class EngineBoard:
-    """The writing side, for the running engine. Clears what an earlier engine wrote.
+    """Writes the engine's board. First clears the content of an earlier engine.
 
-    `num_steps`: how many may be in flight at once, 1 or 2. The descriptor may be closed afterwards.
-    Raises BoardError, OSError.
+    `num_steps` is the maximum number of steps in flight, 1 or 2. The descriptor may be closed
+    afterwards. Raises BoardError and OSError.
     """
 
     def __init__(self, fd: int, epoch: int, num_steps: int = 1) -> None:
@@ -113,7 +130,7 @@ class EngineBoard:
         self._bank = 0
 
     def beat(self) -> None:
-        """Count a heartbeat: the loop is not stuck."""
+        """Increment the heartbeat count, which shows that the engine's loop is running."""
         words = self._words
         words[_NUM_BEATS] += 1
         words[_BEAT_NS] = time.monotonic_ns()
@@ -121,7 +138,8 @@ class EngineBoard:
     def show_queue(
         self, num_waiting: int, num_waiting_tokens: int, estimated_queue_s: float | None
     ) -> None:
-        """Publish the queue; fronts use it to refuse requests without asking the engine."""
+        """Publish the state of the queue, from which fronts reject requests without asking the
+        engine."""
         words = self._words
         words[_NUM_WAITING] = num_waiting
         words[_NUM_WAITING_TOKENS] = num_waiting_tokens
@@ -135,16 +153,20 @@ class EngineBoard:
         words[_NUM_OUTPUT_TOKENS] = num_output_tokens
 
     def show_retention_cuts(self, num_shortened: int, num_dropped_blocks: int) -> None:
-        """Publish what the retention budget cut."""
+        """Publish the counts of `RetentionCuts` since the start of the engine."""
         words = self._words
         words[_NUM_SHORTENED_RETENTIONS] = num_shortened
         words[_NUM_DROPPED_BLOCKS] = num_dropped_blocks
 
     def step_begins(self, keys: "NDArray[np.int64]") -> None:
-        """Publish the keys, int64 [n], of the step that the executor is about to get."""
+        """Publish the keys, int64 [n], of the outputs in the step that is about to be launched.
+
+        Keys beyond the board's capacity are left out.
+        """
         words, bank = self._words, self._bank
         keys = keys[: self._max_keys]
-        # If the process is killed in between, the board has no requests: the step never started.
+        # If the process is killed between the two writes, the board lists no requests for this
+        # step, which had not started.
         words[_BANK_SIZES + bank] = 0
         start = (_KEYS + bank * self._max_keys) * _WORD_BYTES
         self._map[start : start + len(keys) * _WORD_BYTES] = keys.tobytes()
@@ -154,13 +176,16 @@ class EngineBoard:
     def no_step(self) -> None:
         """Publish that no step is in flight.
 
-        Until then the last steps stay on the board, because their results may cause a crash.
+        Until this call the last steps stay on the board, because a crash may happen while their
+        results are processed.
         """
         for bank in range(_NUM_BANKS):
             self._words[_BANK_SIZES + bank] = 0
 
     def mark_probation(self, keys: Sequence[int]) -> None:
-        """Publish the outputs of the suspected request that runs alone; empty for none."""
+        """Publish the keys of the request on probation, which runs alone because it may have
+        crashed an engine; `keys` is empty if there is none. Keys beyond the board's capacity are
+        left out."""
         words = self._words
         words[_NUM_ON_PROBATION] = 0
         for place, key in enumerate(keys[:_MAX_ON_PROBATION]):
@@ -168,7 +193,8 @@ class EngineBoard:
         words[_NUM_ON_PROBATION] = min(len(keys), _MAX_ON_PROBATION)
 
     def mark_submitting(self, key: int) -> None:
-        """Publish the leader of the request being submitted; 0: none."""
+        """Publish the key of the first output of the request that is being submitted; 0 if there is
+        none."""
         self._words[_SUBMITTING_KEY] = key
 
     def close(self) -> None:
@@ -179,9 +205,11 @@ class EngineBoard:
 
 
 class BoardView:
-    """The reading side; the descriptor may be closed afterwards. Raises BoardError, OSError.
+    """Reads the engine's board. The descriptor may be closed after the creation of the view, which
+    may raise BoardError and OSError.
 
-    Words are written one by one: each is consistent, but two may be of different steps.
+    Words are written one at a time. Each word is consistent, but two words may belong to different
+    steps.
     """
 
     def __init__(self, fd: int) -> None:
@@ -191,7 +219,8 @@ class BoardView:
 
     @classmethod
     def taking(cls, fd: int) -> "BoardView | None":
-        """Return the view of a descriptor and close it; None for a negative one: no board."""
+        """Return the view of a descriptor and close the descriptor; return None for a negative
+        descriptor."""
         if fd < 0:
             return None
         try:
@@ -201,17 +230,17 @@ class BoardView:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the engine that wrote last; 0 before the first engine."""
+        """The epoch of the engine that wrote most recently; 0 before the first engine."""
         return self._words[_EPOCH]
 
     @property
     def num_beats(self) -> int:
-        """Heartbeats of the engine's loop; 0 while it starts."""
+        """Number of heartbeats of the engine's loop; 0 while it starts."""
         return self._words[_NUM_BEATS]
 
     @property
     def queue(self) -> QueueState:
-        """The last queue state that the engine published."""
+        """The state of the queue that the engine published most recently."""
         words, queue_s = self._words, self._floats[_QUEUE_S]
         return QueueState(
             epoch=words[_EPOCH],
@@ -223,7 +252,7 @@ class BoardView:
 
     @property
     def load(self) -> LoadState:
-        """The last load that the engine published."""
+        """The load that the engine published most recently."""
         words = self._words
         return LoadState(
             epoch=words[_EPOCH],
@@ -237,14 +266,13 @@ class BoardView:
         )
 
     def keys_on_probation(self) -> frozenset[int]:
-        """Return the outputs of the suspected request that ran alone; empty for none."""
+        """Return the keys of the request on probation; empty if there is none."""
         num_keys = min(self._words[_NUM_ON_PROBATION], _MAX_ON_PROBATION)
         return frozenset(self._words[_PROBATION_KEYS : _PROBATION_KEYS + num_keys])
 
     def keys_in_progress(self) -> frozenset[int]:
-        """Return the outputs of the last steps, until these were complete, and of the request being
-        submitted.
-        """
+        """Return the keys of the steps in flight, and the first key of the request that is being
+        submitted."""
         keys: set[int] = set()
         for bank in range(_NUM_BANKS):
             first = _KEYS + bank * self._max_keys
@@ -262,7 +290,7 @@ class BoardView:
 
 
 class FrontBeat:
-    """The writing side of one row, for the front that owns it. Raises BoardError, OSError."""
+    """Writes the heartbeats of one front to its row. Raises BoardError and OSError."""
 
     def __init__(self, fd: int, row: int, front_id: int) -> None:
         self._map, self._words = _map_words(fd)
@@ -273,7 +301,7 @@ class FrontBeat:
         self._words[self._first + _ROW_OWNER] = front_id
 
     def beat(self) -> None:
-        """Count a heartbeat: the event loop is not stuck."""
+        """Increment the heartbeat count, which shows that the event loop is running."""
         words, first = self._words, self._first
         words[first + _ROW_BEATS] += 1
         words[first + _ROW_NS] = time.monotonic_ns()
@@ -285,13 +313,13 @@ class FrontBeat:
 
 
 class BeatsView:
-    """The reading side of all rows. Raises BoardError, OSError."""
+    """Reads the heartbeats of all fronts. Raises BoardError and OSError."""
 
     def __init__(self, fd: int) -> None:
         self._map, self._words = _map_words(fd, is_writer=False)
 
     def num_beats(self, row: int, front_id: int) -> int:
-        """Return the heartbeats of this front's loop; 0 if the row is not its own."""
+        """Return the heartbeat count of this front; 0 if its row now belongs to another front."""
         first = row * _ROW_WORDS
         if self._words[first + _ROW_OWNER] != front_id:
             return 0
@@ -322,7 +350,8 @@ def _nameless_file(name: str, num_bytes: int) -> int:
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
     else:
-        # Not Linux: an unlinked file, in memory if temporary files are kept in memory.
+        # Without memfd (not Linux): an unlinked file, which is in memory if the temporary folder
+        # is.
         fd, path = tempfile.mkstemp(prefix=f"{name}-")
         Path(path).unlink()
     os.ftruncate(fd, num_bytes)

@@ -1,8 +1,10 @@
-"""Cache subscriptions: an engine publishes its cached blocks to subscribed fronts.
+"""Subscriptions to the prefix cache: the engine publishes its cached blocks to subscribed fronts
+(front-end processes).
 
-Owns both sides. A snapshot is sent in parts, a few per step, so that it does not delay tokens;
-changes during the snapshot are sent after it. A front's listeners are notified when the engine is
-lost, and receive a new snapshot from the next engine. Does not know how frames are sent.
+Contains the engine's end (`CacheFeeds`) and the front's end (`CacheSubscriber`). A snapshot is sent
+in parts, a few per step, so that it does not delay tokens. Changes that occur while a snapshot is
+sent are sent after it. The listeners of a front are notified when the connection to the engine is
+lost; the next engine sends them a new snapshot.
 """
 
 import contextlib
@@ -17,16 +19,16 @@ from penstock.server.link.wire import LinkError
 
 MAX_FEEDS_PER_FRONT = 64
 BLOCKS_PER_PART = 256
-"""Blocks in a frame of a snapshot or of changes. A gateway receives it as one message of at most
-four megabytes: blocks of four thousand tokens would still fit.
-"""
-_PARTS_PER_TURN = 4
-"""Parts sent per step: about a millisecond."""
+"""Blocks per frame. A gateway receives a frame as one gRPC message of at most 4 MB, which is enough
+even for blocks of 4,000 tokens."""
+_PARTS_PER_STEP = 4
+"""Parts of one snapshot that are sent per step; they take about a millisecond."""
 
 
 @dataclass(slots=True)
 class _Feed:
-    """One subscription. `next_part`: next part of the snapshot; `num_parts` when all are sent."""
+    """One subscription. `next_part` is the number of the next part of the snapshot, `num_parts`
+    after the last one."""
 
     ticket: int
     watch: CacheWatch
@@ -35,7 +37,7 @@ class _Feed:
 
 
 class CacheFeeds:
-    """The feeds of all fronts; without an index every subscription is refused."""
+    """The subscriptions of all fronts. Without an index every subscription is rejected."""
 
     def __init__(self, cache_index: CacheIndex | None) -> None:
         self._cache_index = cache_index
@@ -43,23 +45,29 @@ class CacheFeeds:
 
     @property
     def has_work(self) -> bool:
-        """Whether part of a snapshot is unsent. Changes are sent with the step that makes them."""
+        """True if parts of a snapshot are unsent. Unsent changes do not count, because the step
+        that causes them sends them."""
         return any(feed.next_part < feed.num_parts for feed in self._feeds.values())
 
     def follow(self, front_id: int, request: Follow) -> None:
-        """Subscribe a front. Raises LinkError if that is not possible."""
+        """Subscribe a front to the cached blocks.
+
+        Raises LinkError if the engine does not publish its blocks, if the front already uses
+        `ticket` for another subscription, or if the front already has MAX_FEEDS_PER_FRONT
+        subscriptions.
+        """
         if self._cache_index is None:
             raise LinkError("cached blocks are not published")
         if (front_id, request.ticket) in self._feeds:
             raise LinkError("a ticket is used twice")
         if sum(front == front_id for front, _ in self._feeds) >= MAX_FEEDS_PER_FRONT:
-            raise LinkError(f"a front follows at most {MAX_FEEDS_PER_FRONT} times")
+            raise LinkError(f"a front may have at most {MAX_FEEDS_PER_FRONT} subscriptions")
         self._feeds[front_id, request.ticket] = _feed_of(
             self._cache_index, request.ticket, request.salt
         )
 
     def unfollow(self, front_id: int, ticket: int) -> None:
-        """Unsubscribe; a no-op if there is no such subscription."""
+        """Unsubscribe. Does nothing if there is no such subscription."""
         feed = self._feeds.pop((front_id, ticket), None)
         if feed is not None and self._cache_index is not None:
             self._cache_index.unwatch(feed.watch)
@@ -71,11 +79,12 @@ class CacheFeeds:
                 self.unfollow(front, ticket)
 
     def take(self) -> list[tuple[int, CacheUpdate]]:
-        """Return the updates to send now, with their front ids."""
+        """Return the updates to send now, each with the id of its front."""
         updates: list[tuple[int, CacheUpdate]] = []
         for (front_id, ticket), feed in self._feeds.items():
             if feed.watch.is_overrun and self._cache_index is not None:
-                # The kept changes are incomplete: send a new snapshot, which is shorter.
+                # The recorded changes are incomplete: send a new snapshot instead, which is also
+                # shorter.
                 self._cache_index.unwatch(feed.watch)
                 feed = self._feeds[front_id, ticket] = _feed_of(
                     self._cache_index, ticket, feed.watch.salt
@@ -86,14 +95,14 @@ class CacheFeeds:
 
 def _feed_of(cache_index: CacheIndex, ticket: int, salt: bytes) -> _Feed:
     watch = cache_index.watch(salt)
-    # An empty snapshot is sent too: it voids earlier updates.
+    # An empty snapshot is sent too, because a snapshot invalidates earlier updates.
     num_parts = max(1, -(-watch.num_blocks // BLOCKS_PER_PART))
     return _Feed(ticket=ticket, watch=watch, num_parts=num_parts)
 
 
 def _updates_of(feed: _Feed) -> list[CacheUpdate]:
     updates: list[CacheUpdate] = []
-    last = min(feed.num_parts, feed.next_part + _PARTS_PER_TURN)
+    last = min(feed.num_parts, feed.next_part + _PARTS_PER_STEP)
     for index in range(feed.next_part, last):
         part = SnapshotPart(index=index, num_parts=feed.num_parts, num_blocks=feed.watch.num_blocks)
         blocks = feed.watch.take_blocks(BLOCKS_PER_PART)
@@ -108,9 +117,9 @@ def _updates_of(feed: _Feed) -> list[CacheUpdate]:
 
 
 class CacheSubscriber:
-    """Subscriptions of one front to changes of the prefix cache.
+    """The subscriptions of one front to changes of the prefix cache.
 
-    `write` sends a frame or raises EngineUnavailable.
+    `write` sends a frame, or raises EngineUnavailable.
     """
 
     def __init__(self, write: Callable[[Follow | Unfollow], None]) -> None:
@@ -120,7 +129,10 @@ class CacheSubscriber:
         self._is_published = False
 
     def follow(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
-        """See `EnginePort.follow_cache`."""
+        """Subscribe `listener` to the blocks whose hashes start from `salt`.
+
+        Returns a function that unsubscribes it.
+        """
         ticket = next(self._tickets)
         self._listeners[ticket] = (salt, listener)
         self._send(Follow(ticket=ticket, salt=salt))
@@ -132,20 +144,21 @@ class CacheSubscriber:
         return stop
 
     def on_hello(self, hello: EngineHello) -> None:
-        """Send the subscriptions to an engine that has connected."""
+        """Send the subscriptions to a newly connected engine."""
         self._is_published = hello.publishes_cache
         for ticket, (salt, _) in self._listeners.items():
             self._send(Follow(ticket=ticket, salt=salt))
 
     def on_update(self, update: CacheUpdate) -> None:
-        """Pass an update to its listener, if that has not just unsubscribed."""
+        """Pass an update to its listener. Ignored if the listener has unsubscribed meanwhile."""
         found = self._listeners.get(update.ticket)
         if found is not None:
             _, listener = found
             listener(update)
 
     def on_lost(self) -> None:
-        """Notify the listeners that the engine is lost."""
+        """Notify the listeners that the connection to the engine is lost, if it published its
+        cache."""
         if not self._is_published:
             return
         self._is_published = False
@@ -154,6 +167,7 @@ class CacheSubscriber:
 
     def _send(self, frame: Follow | Unfollow) -> None:
         if self._is_published:
-            # The connection is being lost; `on_hello` subscribes to the next engine.
+            # The connection is being lost; `on_hello` will send the subscription to the next
+            # engine.
             with contextlib.suppress(EngineUnavailable):
                 self._write(frame)

@@ -1,7 +1,8 @@
-"""One connection over a Unix socket, on asyncio: frames to bytes and back, and reconnecting.
+"""Connections over Unix sockets on asyncio, which split and decode frames and reconnect; pending
+calls.
 
-Does not know what frames mean. The engine has no event loop and its own connections
-(front_connections.py).
+Frames are not interpreted here. The engine has no event loop; its connections are in
+`front_connections.py`.
 """
 
 import asyncio
@@ -13,19 +14,20 @@ from typing import Generic, TypeVar, cast
 
 from penstock.server.link.wire import MAX_FRAME_BYTES, FrameBuffer, LinkError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FrameT = TypeVar("FrameT")
 T = TypeVar("T")
 
 
 class Connection(asyncio.Protocol, Generic[FrameT]):
-    """One socket from open to close. `name`: the peer's name, for logs.
+    """One connection, from open to close. `name` is the name of the peer for logs.
 
-    `decode` reads the body of a frame, `on_frame` receives the result; if either raises LinkError
-    the connection is closed. `on_open` and `on_closed` are called once each. A peer that leaves
-    more than `max_unsent_bytes` unread is disconnected. With `on_writable`, at most one frame is
-    buffered here: write only while `is_writable`, and again when `on_writable` is called.
+    `decode` decodes the body of a frame and `on_frame` receives the result. If either raises
+    LinkError, the connection is closed. `on_open` and `on_closed` are each called once. A peer that
+    does not read is disconnected when more than `max_unsent_bytes` are unsent. With `on_writable`,
+    at most one frame is buffered here: the caller writes only while `is_writable`, and again when
+    `on_writable` is called.
     """
 
     def __init__(
@@ -42,11 +44,10 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
     ) -> None:
         self.name = name
         self.is_established = False
-        """Set by the owner when it has accepted the peer: a `PersistentConnection` then returns to
-        its shortest pause.
-        """
+        """The owner sets this when it has accepted the peer. A `PersistentConnection` then resets
+        its pause between attempts to the shortest one."""
         self.is_broken = False
-        """Whether the peer has violated the protocol."""
+        """True if the peer has violated the protocol."""
         self.closed = asyncio.Event()
         self._decode = decode
         self._on_frame = on_frame
@@ -60,35 +61,33 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
 
     @property
     def num_unsent_bytes(self) -> int:
-        """Bytes that the kernel has not accepted yet."""
+        """Number of bytes that the kernel has not accepted yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def is_writable(self) -> bool:
-        """Whether the kernel accepts more. A lost transport accepts everything and sends
-        nothing.
-        """
+        """True if the kernel accepts more bytes; False after a loss, when `write` discards all
+        frames."""
         return not self._is_paused and not self.is_lost
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection was lost before the last write was sent."""
+        """True unless the connection is open."""
         return self._transport is None or self._transport.is_closing()
 
     @property
     def has_unsent(self) -> bool:
-        """Whether a frame is partly sent, or was when the connection was lost."""
+        """True if a frame is partly sent, or was partly sent when the connection was lost (only
+        with `on_writable`)."""
         return self._is_paused
 
     def write(self, frame: bytes) -> bool:
-        """Send one frame; it is discarded if the connection is lost.
-
-        Return False, and close the connection, if the peer has left too much unread.
-        """
+        """Send one frame. If too many bytes are unsent, closes the connection and returns False. If
+        the connection is not open, discards the frame and returns True."""
         if self._transport is None:
             return True
         if self.num_unsent_bytes > self._max_unsent_bytes:
-            log.error("%s does not read: closing the connection", self.name)
+            logger.error("%s does not read: closing the connection", self.name)
             self.abort()
             return False
         self._transport.write(frame)
@@ -114,16 +113,18 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
             for body in self._frames.feed(data):
                 self._on_frame(self, self._decode(body))
         except LinkError as error:
-            log.warning("%s violated the protocol: %s", self.name, error)
+            logger.warning("%s violated the protocol: %s", self.name, error)
             self.is_broken = True
             self.abort()
 
     def pause_writing(self) -> None:
-        """Called by asyncio when the kernel accepted only a part."""
+        """Called by asyncio when its write buffer is full; with `on_writable`, when it is not
+        empty."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """Called by asyncio when the kernel accepted the rest."""
+        """Called by asyncio when its write buffer has space again; with `on_writable`, when it is
+        empty."""
         self._is_paused = False
         if self._on_writable is not None:
             self._on_writable()
@@ -137,11 +138,11 @@ class Connection(asyncio.Protocol, Generic[FrameT]):
 
 
 class PersistentConnection(Generic[FrameT]):
-    """Keeps a connection to the socket at `path` open from `start` to `close`.
+    """Keeps a connection to the socket at `path`, from `start` to `close`; reconnects after a loss.
 
-    `connect` creates each connection from `on_open` and `on_closed`. `pauses_s`: the shortest and
-    the longest pause between attempts. `on_absent` is called when nothing listens at `path`.
-    `current`: the open connection, if any.
+    `connect` creates each connection, given `on_open` and `on_closed`. `pauses_s` are the shortest
+    and the longest pause between attempts. `on_absent` is called after each failed attempt, for
+    example if no process listens at `path`. `current` is the open connection, if any.
     """
 
     def __init__(
@@ -164,13 +165,14 @@ class PersistentConnection(Generic[FrameT]):
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start connecting, on the running loop. Does not wait for the peer."""
+        """Start to connect, on the running event loop. Does not wait for the peer. Raises
+        RuntimeError if it was started before."""
         if self._task is not None:
             raise RuntimeError("the connection was started before")
         self._task = asyncio.create_task(self._keep_open(), name=f"connection to {self._path.name}")
 
     async def close(self) -> None:
-        """Close permanently. Returns after `on_closed` was called, if a connection was open."""
+        """Close permanently. Returns after `on_closed` has returned, if a connection was open."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -187,7 +189,7 @@ class PersistentConnection(Generic[FrameT]):
             try:
                 _transport, made = await loop.create_unix_connection(self._new, str(self._path))
             except OSError as error:
-                log.debug("cannot connect to %s: %s", self._path, error)
+                logger.debug("cannot connect to %s: %s", self._path, error)
                 self._on_absent()
             else:
                 await made.closed.wait()
@@ -209,14 +211,15 @@ class PersistentConnection(Generic[FrameT]):
 
 
 class PendingCalls(Generic[T]):
-    """The pending calls of one kind, by ticket. Single event loop."""
+    """The pending calls of one kind, by ticket (request number). All methods must be called on one
+    event loop."""
 
     def __init__(self) -> None:
         self._calls: dict[int, asyncio.Future[T]] = {}
         self._tickets = itertools.count()
 
     def add(self) -> tuple[int, asyncio.Future[T]]:
-        """Register a call; return its ticket and the future of its answer."""
+        """Register a call; return its ticket and the future of its response."""
         ticket = next(self._tickets)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._calls[ticket] = answer
@@ -224,7 +227,7 @@ class PendingCalls(Generic[T]):
         return ticket, answer
 
     def answer(self, ticket: int, value: T) -> None:
-        """Resolve a call with its answer. A no-op if the call is no longer pending."""
+        """Resolve a call with its response. Does nothing if the call is no longer pending."""
         call = self._calls.get(ticket)
         if call is not None and not call.done():
             call.set_result(value)

@@ -1,5 +1,6 @@
-"""The frames between the supervisor and a child process. Their connection is also the child's
-lifeline.
+"""The frames between the supervisor and a child process.
+
+A child process ends when this connection closes.
 """
 
 from typing import TypeAlias
@@ -8,15 +9,15 @@ from penstock.server.link.wire import Codec, TaggedFrame
 
 
 class Launch(TaggedFrame, frozen=True, kw_only=True):
-    """The first frame to a child: its encoded settings."""
+    """The first frame that a child process receives: its encoded launch parameters."""
 
     settings: bytes
 
 
 class Stop(TaggedFrame, frozen=True, kw_only=True):
-    """Drain and stop. `grace_s` overrides the configured grace period, unless None.
+    """Drain and stop. `grace_s` is the grace period in seconds; None means the configured one.
 
-    `is_hand_over`: a successor already serves.
+    `is_hand_over` is True if a successor is already serving.
     """
 
     grace_s: float | None = None
@@ -24,39 +25,41 @@ class Stop(TaggedFrame, frozen=True, kw_only=True):
 
 
 class EngineLost(TaggedFrame, frozen=True, kw_only=True):
-    """Sent to a front: no further engine will start."""
+    """Notifies a front (front-end process) that no further engine will be started."""
 
 
 class Ready(TaggedFrame, frozen=True, kw_only=True):
-    """The child serves. `facts`: its startup report, for logs."""
+    """The child process is serving. `facts` is its startup report, for logs."""
 
     facts: dict[str, str | int | float | None]
 
 
 class StartFailed(TaggedFrame, frozen=True, kw_only=True):
-    """The child cannot start. `message`: the reason, for the operator."""
+    """The child process cannot start. `message` is the reason, for the operator."""
 
     message: str
 
 
 class StopReceived(TaggedFrame, frozen=True, kw_only=True):
-    """The child has received `Stop`."""
+    """The child process has received `Stop`."""
 
 
 class Drain(TaggedFrame, frozen=True, kw_only=True):
-    """An operator's command to drain the service, within `timeout_s` or the configured time."""
+    """An operator's command to drain the service within `timeout_s` seconds; None means the
+    configured grace period."""
 
     timeout_s: float | None
 
 
-class LogLevel(TaggedFrame, frozen=True, kw_only=True):
-    """An operator's log level for processes that start later."""
+class SetLogLevel(TaggedFrame, frozen=True, kw_only=True):
+    """An operator's command to set the log level of the supervisor, and of processes that start
+    later."""
 
     level: str
 
 
 ToChild: TypeAlias = Launch | Stop | EngineLost
-FromChild: TypeAlias = Ready | StartFailed | StopReceived | Drain | LogLevel
+FromChild: TypeAlias = Ready | StartFailed | StopReceived | Drain | SetLogLevel
 
 TO_CHILD: Codec[ToChild] = Codec(ToChild)
 FROM_CHILD: Codec[FromChild] = Codec(FromChild)

@@ -1,13 +1,15 @@
-"""The frames between fronts, observers and the engine, and their encoding.
+"""The frames between fronts (front-end processes), observers and the engine, and their encoding.
 
-Owns all frames except those of a step (`step_frames.py`): hello, submission, cancellation, cached
-blocks, kept streams, queries and operators' commands. Does not know sockets, and does not validate
-requests: the front did.
+Defines the frames for hello (the first frame of each side), submission, cancellation, cached
+blocks, kept streams, queries and operators' commands. A key is the 64-bit number of an output. The
+frames of a step are in `step_frames.py`. Uses no sockets. Requests are not validated here, because
+the front has validated them.
 
-A request that outlives its call is submitted with a `ResumeSpec`, and its engine keeps its stream.
-A front takes the stream over with ATTACH. DETACH from a front means that the stream has no reader
-there any more; from the engine, that another front has taken it over. Kept streams contain prompts
-and outputs: never log them.
+A resumable request is submitted with a `ResumeSpec`, and the engine keeps its stream. A `ticket` is
+the number that links a response to its query. A front takes over a stream with `Attach`. When a
+front sends `Detach`, it no longer reads the stream. When the engine sends `Detach`, another front
+has taken over the stream, or the engine has dropped it. Kept streams contain prompts and outputs,
+so they must not be logged.
 """
 
 import enum
@@ -36,7 +38,7 @@ TRACE_ID_BYTES = 16
 
 _NAMES = tuple(field.name for field in fields(RequestSpec))
 
-# All fields of RequestSpec, each optional.
+# All fields of RequestSpec, all optional.
 _make_difference: Any = msgspec.defstruct(
     "Difference",
     [
@@ -54,10 +56,15 @@ else:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeSpec:
-    """What a front needs to recreate a request. `request_id`: the client's id.
+    """The data from which a front recreates a request.
 
-    `seed`: of its first output. `deadline_s`: the earliest of its deadlines, in seconds on the
-    engine's clock, like `arrival_s`. `message`: the request as its client sent it, serialised.
+    Attributes:
+        request_id: The id of the request within its tenant.
+        seed: The seed of the first output.
+        deadline_s: The earliest deadline of the request, in seconds on the engine's clock, as
+            `arrival_s` is.
+        grace_s: Seconds for which the request continues without a reader.
+        message: The request message from the client, serialised.
     """
 
     request_id: str
@@ -72,9 +79,12 @@ class ResumeSpec:
 class KeptRequest:
     """The part of a submission that makes a request resumable.
 
-    `name`: the engine's name of the request. `tenant`: the tenant that its bytes count for. `keys`:
-    of all outputs by index, ended ones included. `is_read`: a client reads its stream. `history`:
-    tokens and ends from an earlier engine, under these keys; None without any.
+    Attributes:
+        name: The engine's id of the request.
+        tenant: The tenant to which its bytes are counted.
+        keys: The keys of all outputs by output index, including ended outputs.
+        is_read: True if a client reads its stream.
+        history: Tokens and ends from an earlier engine, under these keys; None if there are none.
     """
 
     name: str
@@ -86,7 +96,7 @@ class KeptRequest:
 
 
 class AttachFailure(enum.IntEnum):
-    """Why a stream cannot be attached."""
+    """The reason why a stream cannot be attached. NOT_FOUND: the engine has no such request."""
 
     NOT_FOUND = 0
     NOT_SETTLED = 1
@@ -96,17 +106,18 @@ class AttachFailure(enum.IntEnum):
 
 
 class Attach(TaggedFrame, frozen=True, kw_only=True):
-    """A front takes over the stream of this request. The answer has the same `ticket`."""
+    """A front's request to take over the stream of the request with the engine's id `name`. The
+    response has the same `ticket`."""
 
     ticket: int
     name: str
 
 
 class Attached(TaggedFrame, frozen=True, kw_only=True, eq=False):
-    """The engine's answer: all events of the request so far; later ones go to the requesting front.
+    """The engine's response to `Attach`: all events of the request so far.
 
-    `keys`: of its outputs, by index. `resume_spec` None: there is no stream, for the reason
-    `failure`.
+    Later events go to the requesting front. `keys` are the keys of the outputs, by output index. If
+    `resume_spec` is None, there is no stream, and `failure` is the reason.
     """
 
     ticket: int
@@ -117,10 +128,10 @@ class Attached(TaggedFrame, frozen=True, kw_only=True, eq=False):
 
 
 class Detach(TaggedFrame, frozen=True, kw_only=True):
-    """The streams of these requests, by the engine's names, are detached: see the module.
+    """The streams of these requests are detached (see the module's docstring).
 
-    `keys`: in a frame from the engine, the outputs of the one request, since its name may have been
-    reused.
+    Requests are named by the engine's ids. A frame from the engine names one request and has the
+    `keys` of its outputs, because the id may have been reused meanwhile.
     """
 
     names: tuple[str, ...]
@@ -131,31 +142,30 @@ ResumeFrame: TypeAlias = Attach | Attached | Detach
 
 
 class CommandKind(enum.IntEnum):
-    """The commands that a process supports."""
+    """An operator's command that a process can execute."""
 
     LOG_LEVEL = 1
     """Set the log level; the argument is its name."""
     PROFILE = 2
-    """Sample the threads for the given seconds (the argument); the payload is a speedscope
-    file.
-    """
+    """Sample the stacks of the threads for some seconds (the argument); the payload of the result
+    is a speedscope file."""
 
 
 class ViewQuery(TaggedFrame, frozen=True, kw_only=True):
-    """Query of the live requests. The answer has the same `ticket`."""
+    """A query for the live requests of the engine. The response has the same `ticket`."""
 
     ticket: int
 
 
 class ViewAnswer(TaggedFrame, frozen=True, kw_only=True):
-    """All outputs that have not ended, as the engine sees them."""
+    """The response to `ViewQuery`: a view of each output that has not ended."""
 
     ticket: int
     views: tuple[LiveView, ...]
 
 
 class Command(TaggedFrame, frozen=True, kw_only=True):
-    """An operator's command. The answer has the same `ticket`."""
+    """An operator's command. The response has the same `ticket`."""
 
     ticket: int
     kind: CommandKind
@@ -163,7 +173,8 @@ class Command(TaggedFrame, frozen=True, kw_only=True):
 
 
 class CommandResult(TaggedFrame, frozen=True, kw_only=True):
-    """A command's result. `problem`: why it failed, else empty; `payload`: its output."""
+    """The result of a command. `problem` is the reason for a failure, empty on success; `payload`
+    is the output."""
 
     ticket: int
     problem: str = ""
@@ -171,27 +182,30 @@ class CommandResult(TaggedFrame, frozen=True, kw_only=True):
 
 
 CarryOut: TypeAlias = Callable[[Command, Callable[[CommandResult], None]], None]
-"""Starts a command and passes the result to the callable, now or from another thread. Does not
-block.
-"""
+"""Starts a command without blocking. Its second argument is called with the result, before it
+returns or later on another thread."""
 
 
 class Follow(TaggedFrame, frozen=True, kw_only=True):
-    """Subscribe to the cached blocks hashed from `salt`."""
+    """A request to subscribe to the cached blocks whose hashes start from `salt`.
+
+    `ticket` is the number of the subscription, which the front chooses.
+    """
 
     ticket: int
     salt: bytes
 
 
 class Unfollow(TaggedFrame, frozen=True, kw_only=True):
-    """End the subscription with this ticket."""
+    """A request to end the subscription with this `ticket`."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotPart:
-    """Part `index` (from 0) of a snapshot with `num_parts` parts and `num_blocks` blocks."""
+    """Part `index` (from 0) of a snapshot, which has `num_parts` parts and `num_blocks` blocks in
+    total."""
 
     index: int
     num_parts: int
@@ -199,9 +213,10 @@ class SnapshotPart:
 
 
 class CacheUpdate(TaggedFrame, frozen=True, kw_only=True):
-    """Changes since the last update of this ticket, in order.
+    """The changes since the last update of this subscription, in order.
 
-    With `part`: cached blocks instead of changes; part 0 voids all earlier updates.
+    If `part` is set, the update is a part of a snapshot instead, and `changes` has the cached
+    blocks of this part. Part 0 invalidates all earlier updates.
     """
 
     ticket: int
@@ -214,9 +229,10 @@ CacheFrame: TypeAlias = Follow | Unfollow | CacheUpdate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
-    """The outputs of one request, leader first. `kept` None: it ends with its front.
+    """The outputs of one request, in order.
 
-    Without outputs the request has ended, and only its stream is kept.
+    If `kept` is None, the request is cancelled when its front disconnects. Without `specs`, the
+    request has already ended, and the engine only keeps its stream.
     """
 
     specs: tuple[RequestSpec, ...]
@@ -224,7 +240,8 @@ class Submit:
 
 
 class SubmitFrame(TaggedFrame, frozen=True, eq=False, tag="Submit"):
-    """A `Submit` in its encoded form."""
+    """A `Submit` in its encoded form: the first output, and the differences of the others from
+    it."""
 
     leader: RequestSpec | None
     others: tuple[_Difference, ...]
@@ -232,7 +249,8 @@ class SubmitFrame(TaggedFrame, frozen=True, eq=False, tag="Submit"):
 
     @classmethod
     def of(cls, submit: Submit) -> "SubmitFrame":
-        """Return the frame of `submit`. Raises ValueError for an id or digest of wrong length."""
+        """Return the frame of `submit`. Raises ValueError if an id or a digest has the wrong
+        length."""
         if not submit.specs:
             return cls(None, (), submit.kept)
         leader, *others = submit.specs
@@ -240,7 +258,8 @@ class SubmitFrame(TaggedFrame, frozen=True, eq=False, tag="Submit"):
         return cls(leader, tuple(_difference(other, leader) for other in others), submit.kept)
 
     def value(self) -> Submit:
-        """Return the decoded request; outputs share common parts. Raises ValueError like `of`."""
+        """Return the decoded request. Its outputs share common objects. Raises ValueError like
+        `of`."""
         leader = self.leader
         if leader is None:
             return Submit(specs=(), kept=self.kept)
@@ -265,7 +284,10 @@ def _given(difference: _Difference) -> dict[str, Any]:
 
 
 def _check_lengths(specs: Sequence[RequestSpec]) -> None:
-    """Check the lengths of ids and digests; those that outputs share only once."""
+    """Raise ValueError if a trace id or a block hash has the wrong length.
+
+    Each distinct value is checked once, because the outputs of a request share most of them.
+    """
     for trace_id in {spec.trace_id for spec in specs}:
         if len(trace_id) not in (0, TRACE_ID_BYTES):
             raise ValueError(f"trace_id must be {TRACE_ID_BYTES} bytes long, not {len(trace_id)}")
@@ -275,16 +297,17 @@ def _check_lengths(specs: Sequence[RequestSpec]) -> None:
 
 
 class FrontHello(TaggedFrame, frozen=True, kw_only=True):
-    """A front's first frame: the upper half of every key it will use, 1 .. 2**31 - 1."""
+    """The first frame from a front. `front_id` is the upper half of all 64-bit keys of the
+    front."""
 
     front_id: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRONT_ID)]
 
 
 class EngineHello(TaggedFrame, frozen=True, kw_only=True):
-    """An engine's first frame on every connection.
+    """The first frame from the engine on every connection.
 
-    `epoch` grows with every engine start. `max_num_waiting` and `max_num_waiting_tokens` bound its
-    queue. `publishes_cache`: fronts may subscribe to its cached blocks.
+    `epoch` increases with every engine start. `max_num_waiting` and `max_num_waiting_tokens` are
+    the limits of the queue. If `publishes_cache`, fronts may subscribe to the cached blocks.
     """
 
     epoch: int
@@ -296,25 +319,27 @@ class EngineHello(TaggedFrame, frozen=True, kw_only=True):
 
 
 class ObserverHello(TaggedFrame, frozen=True, kw_only=True):
-    """An observer's first frame: it has no requests and gets no step events."""
+    """The first frame from an observer. Observers submit no requests and receive no events of
+    steps."""
 
 
 class Cancel(TaggedFrame, frozen=True, kw_only=True, eq=False):
-    """End the requests with these `keys`, int64 [n], for `reason`."""
+    """Ends the outputs with these `keys`, int64 [n], for `reason`."""
 
     keys: NDArray[np.int64]
     reason: FinishReason
 
 
 class CancelById(TaggedFrame, frozen=True, kw_only=True):
-    """End a request of any front. The answer has the same `ticket` (32 bits)."""
+    """Ends a request of any front; `request_id` is the engine's id. The response has the same
+    `ticket`."""
 
     ticket: int
     request_id: str
 
 
 class CancelAnswer(TaggedFrame, frozen=True, kw_only=True):
-    """The state of the request of a `CancelById`, None if it is not live."""
+    """The response to `CancelById`: the state of the request, or None if it is not live."""
 
     ticket: int
     state: RequestState | None
@@ -340,7 +365,10 @@ _CODEC: Codec[_Plain | SubmitFrame | StepFrame] = Codec(_Plain | SubmitFrame | S
 
 
 def encode(frame: Frame) -> bytes:
-    """Encode one frame, header included. Raises LinkError if it is too large."""
+    """Encode one frame, header included.
+
+    Raises LinkError if it is too large, and ValueError if an id or a digest has the wrong length.
+    """
     match frame:
         case StepEvents():
             return _CODEC.encode(StepFrame.of(frame))
@@ -362,5 +390,5 @@ def decode(body: bytes) -> Frame:
 
 
 def cancel_frame(keys: tuple[int, ...], reason: FinishReason) -> bytes:
-    """Return the frame that cancels requests."""
+    """Return the encoded frame that ends the outputs with these keys."""
     return encode(Cancel(keys=np.array(keys, dtype=np.int64), reason=reason))

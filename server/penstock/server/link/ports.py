@@ -1,15 +1,16 @@
-"""The two interfaces between a front and an engine.
+"""The two interfaces between a front (front-end process) and the engine.
 
-Owns the protocols, and the pending attach calls of a port: a caller gets the answer before any
-later event. A front calls an `EnginePort` and listens as an `EnginePortListener`; neither knows
-whether the engine is in this process (tests) or behind a Unix socket. All calls happen on the
-front's event loop.
+A front calls an `EnginePort` and implements `EnginePortListener`. The engine may run in this
+process (in tests) or behind a Unix socket. `AttachCalls` holds the pending attach calls of a port;
+it delivers the response to an attach before any later event. All calls happen on the event loop of
+the front.
 """
 
 import asyncio
 import itertools
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
+from weakref import WeakValueDictionary
 
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
@@ -25,92 +26,101 @@ from penstock.server.link.frames import (
 
 AttachListener: TypeAlias = Callable[[Attached], None]
 DetachListener: TypeAlias = Callable[[str, tuple[int, ...]], None]
-"""Called with the engine's name of a request, and the keys of its outputs."""
+"""Called with the engine's id of a request and the keys of its outputs."""
 CacheListener: TypeAlias = Callable[[CacheUpdate | None], None]
-"""Called with an update; None: the engine is lost, and its cache with it. Must not raise."""
+"""Called with each update, and with None when the engine and its cache are lost. Must not raise."""
 
 
 class EnginePort(Protocol):
-    """The engine as a front sees it. Methods that are not coroutines do not block."""
+    """The interface of the engine for a front. Methods that are not coroutines do not block."""
 
     @property
     def is_up(self) -> bool:
-        """True between an engine's hello and its loss."""
+        """True while an engine is connected: from its first frame (hello) until the loss of the
+        connection."""
         ...
 
     @property
     def num_unsent_bytes(self) -> int:
-        """Bytes buffered here until the engine reads them."""
+        """Number of bytes for the engine that are buffered in this process."""
         ...
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """Submit the outputs of one request, leader first.
+        """Submit the outputs of one request, in order.
 
-        A refusal (queue full, id in use, too large) arrives as one `Failed` end per spec. Raises
-        `EngineUnavailable` when the engine is down.
+        A rejection (queue full, id in use, too large) arrives as one `Failed` event per output.
+        Raises `EngineUnavailable` when no engine is connected.
         """
         ...
 
     def cancel(self, keys: tuple[int, ...], reason: FinishReason) -> None:
-        """Cancel requests, with `reason`; a `Finished` event follows for each live one.
+        """Cancel outputs with `reason`. A `Completed` event follows for each live output.
 
-        Idempotent; unknown keys are ignored. A no-op when the engine is down.
+        Idempotent. Unknown keys are ignored. Does nothing when no engine is connected.
         """
         ...
 
     async def cancel_by_id(self, request_id: str) -> RequestState | None:
-        """Cancel a live request of any front by its id.
+        """Cancel a live request of any front by the engine's id.
 
-        Returns its state, None if there is none. Its front receives `Finished` with CANCELLED.
-        Raises `EngineUnavailable`.
+        Returns its state, or None if there is no such request. Its front receives `Completed` with
+        CANCELLED. Raises `EngineUnavailable`.
         """
         ...
 
     async def wait_up(self) -> None:
-        """Wait until an engine has connected."""
+        """Wait until an engine is connected."""
         ...
 
     def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
-        """Like `submit`, for a request that outlives its call."""
+        """Like `submit`, for a resumable request, which continues when its call ends.
+
+        If `specs` is empty, the request has ended, and the engine only keeps its stream.
+        """
         ...
 
     async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
-        """Request the stream of a request, by the engine's name.
+        """Attach the stream of the request with the engine's id `name` to this front.
 
-        `on_attached` is called with the answer, before any later event. Raises `EngineUnavailable`.
+        `on_attached` is called with the response, before any later event. Raises
+        `EngineUnavailable`.
         """
         ...
 
     def detach(self, names: tuple[str, ...]) -> None:
-        """Report that these streams have no reader here any more. A no-op without an engine."""
+        """Report that these streams no longer have a reader at this front. Does nothing without an
+        engine."""
         ...
 
     def on_detached(self, listener: DetachListener) -> None:
-        """Call `listener` for each request that another front took over, or that was dropped."""
+        """Call `listener` for each request that another front has taken over, or that was
+        dropped."""
         ...
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
-        """Subscribe `listener` to the blocks hashed from `salt`; call the result to unsubscribe.
+        """Subscribe `listener` to the blocks whose hashes start from `salt`.
 
-        The first updates are a snapshot. There are none until an engine that publishes its cache
-        (`EngineHello.publishes_cache`) has connected.
+        Returns a function that unsubscribes it. The first updates are a snapshot. There are no
+        updates until an engine that publishes its cache (`EngineHello.publishes_cache`) is
+        connected.
         """
         ...
 
 
 class EnginePortListener(Protocol):
-    """A front as the engine sees it. Must not block; must not raise."""
+    """The interface through which a front receives the events of an engine. Its methods must not
+    block or raise."""
 
     def on_hello(self, hello: EngineHello) -> None:
-        """Handle a new connection. The engine knows no request of an earlier engine."""
+        """Called for each new connection, which may be to the same engine or to another one."""
         ...
 
     def on_events(self, events: StepEvents) -> None:
-        """Handle one step's events, which concern only this front's keys."""
+        """Called with the events of one step, which concern only keys of this front."""
         ...
 
     def on_lost(self) -> None:
-        """Handle the loss of the engine: all its requests are lost."""
+        """Called when the connection to the engine is lost."""
         ...
 
 
@@ -119,20 +129,45 @@ class EngineUnavailable(Exception):
 
 
 class AttachCalls:
-    """The pending attach calls of one port. `write` sends a frame or raises EngineUnavailable."""
+    """The pending attach calls of one port. `write` sends a frame, or raises EngineUnavailable.
+
+    One call per stream is pending at a time, because each response contains the whole stream and
+    many responses would fill the connection.
+    """
 
     def __init__(self, write: Callable[[Attach], None]) -> None:
         self._write = write
         self._on_detached: DetachListener | None = None
         self._open: dict[int, tuple[asyncio.Future[None], AttachListener]] = {}
         self._tickets = itertools.count()
+        # By stream, while a call for the stream is pending or waiting.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def on_detached(self, listener: DetachListener) -> None:
-        """See `EnginePort`."""
+        """Call `listener` for each request that another front has taken over, or that was
+        dropped."""
         self._on_detached = listener
 
     async def attach(self, name: str, on_attached: AttachListener) -> None:
-        """See `EnginePort`."""
+        """Attach a stream to this front and wait for the response. Several calls for one stream run
+        one by one.
+
+        `on_attached` is called with the response, even if the caller was cancelled meanwhile.
+        Raises EngineUnavailable.
+        """
+        turn = self._turns.setdefault(name, asyncio.Lock())
+        await turn.acquire()
+
+        def end(call: asyncio.Task[None]) -> None:
+            turn.release()
+            if not call.cancelled():
+                call.exception()  # Marks it as retrieved, because the caller may be gone.
+
+        call = asyncio.create_task(self._attach(name, on_attached), name="attach")
+        call.add_done_callback(end)
+        await asyncio.shield(call)
+
+    async def _attach(self, name: str, on_attached: AttachListener) -> None:
         ticket = next(self._tickets)
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open[ticket] = answered, on_attached
@@ -143,7 +178,8 @@ class AttachCalls:
             self._open.pop(ticket, None)
 
     def on_frame(self, frame: Attached | Detach) -> None:
-        """Handle a frame of the engine."""
+        """Pass a frame from the engine to the call or the listener that waits for it, if there is
+        one."""
         if isinstance(frame, Detach):
             for name in frame.names:
                 if self._on_detached is not None:
@@ -151,11 +187,15 @@ class AttachCalls:
             return
         answered, on_attached = self._open.pop(frame.ticket, (None, None))
         if answered is not None and on_attached is not None and not answered.done():
-            on_attached(frame)
-            answered.set_result(None)
+            try:
+                on_attached(frame)
+            except Exception as error:
+                answered.set_exception(error)
+            else:
+                answered.set_result(None)
 
     def on_lost(self) -> None:
-        """Fail the pending calls: the engine is lost."""
+        """Fail the pending calls, because the connection to the engine is lost."""
         questions, self._open = self._open, {}
         for answered, _ in questions.values():
             if not answered.done():

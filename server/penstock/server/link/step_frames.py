@@ -1,7 +1,7 @@
-"""STEP: the events of one step, split by front.
+"""The frame with the events of one step, and how it is split by front (front-end process).
 
-Tokens are encoded as arrays, never one by one; events that happen once per request are encoded as
-the engine's values.
+Tokens are encoded as arrays, never one by one. Events that occur once per request are encoded as
+the dataclasses of the engine.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.events import (
     Admitted,
+    Completed,
     Failed,
-    Finished,
     Preempted,
     PrefixFound,
     Queued,
@@ -25,12 +25,13 @@ from penstock.scheduler.events import (
 from penstock.server.link.wire import TaggedFrame
 
 FRONT_SHIFT = 32
-"""A key's upper half is the id of the front that owns it."""
+"""A key is the 64-bit number of an output. Its upper half is the id of the front that has assigned
+it, its owner."""
 _NOTHING_MOVED: Mapping[int, int] = MappingProxyType({})
 
 
 class _Logprobs(msgspec.Struct, frozen=True, eq=False, array_like=True):
-    """`TokenLogprobs` with its matrices laid out row by row."""
+    """`TokenLogprobs` in encoded form, its matrices flattened row by row."""
 
     num_top: int
     chosen: NDArray[np.float32]
@@ -51,7 +52,7 @@ class _Logprobs(msgspec.Struct, frozen=True, eq=False, array_like=True):
     def value(self) -> TokenLogprobs:
         shape = (len(self.chosen), self.num_top)
         if len(self.ranks) != len(self.chosen) or self.num_top < 0:
-            raise ValueError("the columns of logprobs do not fit each other")
+            raise ValueError("the columns of logprobs have different lengths")
         return TokenLogprobs(
             chosen=self.chosen,
             ranks=self.ranks,
@@ -61,7 +62,7 @@ class _Logprobs(msgspec.Struct, frozen=True, eq=False, array_like=True):
 
 
 class _Change(msgspec.Struct, frozen=True, array_like=True):
-    """A union of dataclasses, one of them set: in a union msgspec distinguishes only structs."""
+    """A union of dataclasses, exactly one of which is set. msgspec unions support only structs."""
 
     queued: Queued | None = None
     admitted: Admitted | None = None
@@ -83,29 +84,29 @@ class _Change(msgspec.Struct, frozen=True, array_like=True):
     def value(self) -> Queued | Admitted | Preempted | PrefixFound:
         change = self.queued or self.admitted or self.preempted or self.prefix_found
         if change is None:
-            raise ValueError("a change of no kind")
+            raise ValueError("an empty change")
         return change
 
 
 class _End(msgspec.Struct, frozen=True, array_like=True):
-    """A union of dataclasses, one of them set."""
+    """A union of dataclasses, exactly one of which is set; see `_Change`."""
 
-    finished: Finished | None = None
+    finished: Completed | None = None
     failed: Failed | None = None
 
     @classmethod
-    def of(cls, end: Finished | Failed) -> "_End":
-        if isinstance(end, Finished):
+    def of(cls, end: Completed | Failed) -> "_End":
+        if isinstance(end, Completed):
             return cls(finished=end)
         if end.detail or end.request_id or end.trace_id:
-            # Only the engine's log uses these.
+            # Only the log of the engine process uses these.
             end = replace(end, detail="", request_id="", trace_id=b"")
         return cls(failed=end)
 
-    def value(self) -> Finished | Failed:
+    def value(self) -> Completed | Failed:
         end = self.finished or self.failed
         if end is None:
-            raise ValueError("an end of no kind")
+            raise ValueError("an empty end")
         return end
 
 
@@ -138,7 +139,7 @@ class StepFrame(TaggedFrame, frozen=True, eq=False, tag="Step"):
         )
 
     def value(self) -> StepEvents:
-        """Return the decoded events. Raises ValueError if the columns differ in length."""
+        """Return the decoded events. Raises ValueError if the frame is inconsistent."""
         num_tokens = len(self.keys)
         prompts = self.prompt_logprobs
         logprobs = None if self.logprobs is None else self.logprobs.value()
@@ -163,9 +164,9 @@ class StepFrame(TaggedFrame, frozen=True, eq=False, tag="Step"):
 def split_by_front(
     events: StepEvents, moved: Mapping[int, int] = _NOTHING_MOVED
 ) -> list[tuple[int, StepEvents]]:
-    """Split the step's events by front id; fronts without events are left out.
+    """Return pairs of a front id and its events of the step. Fronts without events are left out.
 
-    `moved`: keys whose events go to another front than the one that owns them.
+    `moved` maps a key to the front that receives its events instead of its owner.
     """
     token_fronts = events.keys >> FRONT_SHIFT
     if moved:
@@ -200,7 +201,8 @@ def split_by_front(
 def part_of(
     events: StepEvents, is_mine: Callable[[int], bool], rows: NDArray[np.intp]
 ) -> StepEvents:
-    """Return the part of a step's events that concerns some keys. `rows`: of their tokens."""
+    """Return the events of a step for the keys for which `is_mine` returns True. `rows` are the
+    rows of their tokens."""
     logprobs = events.logprobs
     return replace(
         events,

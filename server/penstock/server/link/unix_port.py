@@ -1,11 +1,11 @@
-"""The front's side of the Unix socket to the engine, on asyncio.
+"""A front's (front-end process's) end of the Unix socket to the engine, on asyncio.
 
-When the connection is lost, it notifies the listener once and reconnects. It refuses an engine
-older than the last one: that engine was given up, and its requests run elsewhere. Does not know
-requests beyond their frames.
+When the connection is lost, the port notifies its listener once and reconnects. It rejects an
+engine with a lower epoch than the last one, because the supervisor has replaced that engine and its
+requests run elsewhere. Requests are not interpreted here.
 
-Frames of one iteration of the loop are sent together: a system call per request takes a thirtieth
-of what the request costs this process, and wakes the engine.
+Frames of one iteration of the event loop are sent together. One system call per request would add
+about 3 % to the CPU time of the request in this process, and would wake the engine each time.
 """
 
 import asyncio
@@ -45,16 +45,17 @@ from penstock.server.link.ports import (
 )
 from penstock.server.link.wire import LinkError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MAX_UNSENT_BYTES = 64 * 1024 * 1024
 _MAX_GATHERED_BYTES = 32 * 1024
-"""When more is buffered, it is sent at once."""
+"""Buffered frames are sent at once when they exceed this size."""
 _PAUSES_S = (0.02, 0.5)
 
 
 class UnixEnginePort:
-    """An `EnginePort` over a Unix socket. Everything happens on the loop that called `start`."""
+    """An `EnginePort` over a Unix socket. All calls happen on the event loop that called
+    `start`."""
 
     def __init__(self, path: Path, front_id: int) -> None:
         self._front_id = front_id
@@ -83,45 +84,52 @@ class UnixEnginePort:
 
     @property
     def is_up(self) -> bool:
-        """True between an engine's hello and its loss."""
+        """True while an engine is connected: from its first frame (hello) until the loss of the
+        connection."""
         return self._up.is_set()
 
     @property
     def num_unsent_bytes(self) -> int:
-        """See `EnginePort.num_unsent_bytes`."""
+        """Number of bytes for the engine that are buffered in this process."""
         connection = self._link.current
         if connection is None:
             return 0
         return connection.num_unsent_bytes + len(self._unsent)
 
     async def start(self, listener: EnginePortListener) -> None:
-        """Start connecting, and stay connected until `close`. Does not wait for the engine."""
+        """Start to connect, and reconnect after each loss until `close`. Does not wait for the
+        engine."""
         self._link.start()
         self._listener = listener
 
     async def wait_up(self) -> None:
-        """Wait until an engine has connected."""
+        """Wait until an engine is connected."""
         await self._up.wait()
 
     async def close(self) -> None:
-        """Close permanently; `on_lost` is called if an engine was connected."""
+        """Send the buffered frames and close permanently; `on_lost` is called if an engine was
+        connected."""
         self._is_closing = True
         self._flush()
         await self._link.close()
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """See `EnginePort.submit`."""
+        """Submit the outputs of one request, in order. Raises EngineUnavailable."""
         self._write(encode(Submit(specs=specs)))
 
     def cancel(self, keys: tuple[int, ...], reason: FinishReason) -> None:
-        """See `EnginePort.cancel`."""
+        """Cancel the outputs with these keys. Does nothing without an engine."""
         if self.is_up and keys:
-            # The connection is being lost, and the request with it.
+            # The connection is being lost, and the request is lost with it.
             with contextlib.suppress(EngineUnavailable):
                 self._write(cancel_frame(keys, reason))
 
     async def cancel_by_id(self, request_id: str) -> RequestState | None:
-        """See `EnginePort.cancel_by_id`."""
+        """Cancel a live request of any front; return its state, or None if there is no such
+        request.
+
+        Raises EngineUnavailable.
+        """
         ticket, answer = self._cancels.add()
         try:
             self._write(encode(CancelById(ticket=ticket, request_id=request_id)))
@@ -130,25 +138,34 @@ class UnixEnginePort:
             answer.cancel()
 
     def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
-        """See `EnginePort.submit_kept`."""
+        """Submit a request whose stream the engine keeps for Resume; `specs` is empty if it has
+        ended. Raises EngineUnavailable."""
         self._write(encode(Submit(specs=specs, kept=kept)))
 
     async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
-        """See `EnginePort.attach_stream`."""
+        """Attach the stream of a request to this front; `on_attached` receives the response.
+
+        Raises EngineUnavailable.
+        """
         await self._attach_calls.attach(name, on_attached)
 
     def detach(self, names: tuple[str, ...]) -> None:
-        """See `EnginePort.detach`."""
-        # The streams of a lost engine are lost too.
+        """Report that these streams no longer have a reader at this front. Does nothing without an
+        engine."""
+        # The streams of a lost engine are lost with it.
         with contextlib.suppress(EngineUnavailable):
             self._write(encode(Detach(names=names)))
 
     def on_detached(self, listener: DetachListener) -> None:
-        """See `EnginePort.on_detached`."""
+        """Call `listener` for each request that another front has taken over, or that was
+        dropped."""
         self._attach_calls.on_detached(listener)
 
     def follow_cache(self, salt: bytes, listener: CacheListener) -> Callable[[], None]:
-        """See `EnginePort.follow_cache`."""
+        """Subscribe `listener` to the blocks whose hashes start from `salt`.
+
+        Returns a function that unsubscribes it.
+        """
         return self._cache.follow(salt, listener)
 
     def _write(self, frame: bytes) -> None:
@@ -158,13 +175,12 @@ class UnixEnginePort:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent += frame
         if len(self._unsent) > _MAX_GATHERED_BYTES and not self._flush():
-            # An engine that does not read counts as lost: `on_lost` follows.
+            # An engine that does not read is considered lost; `on_lost` is called next.
             raise EngineUnavailable("the engine does not read")
 
     def _flush(self) -> bool:
-        """Send the buffer. Return False if the connection was closed: the engine left too much
-        unread.
-        """
+        """Send the buffered frames. Returns False if too many bytes were unsent and the connection
+        was closed."""
         frames, self._unsent = bytes(self._unsent), bytearray()
         connection = self._link.current
         return connection is None or not frames or connection.write(frames)
@@ -196,7 +212,7 @@ class UnixEnginePort:
             case CacheUpdate() as update:
                 self._cache.on_update(update)
             case other:
-                raise LinkError(f"an engine does not send {type(other).__name__}")
+                raise LinkError(f"unexpected frame from the engine: {type(other).__name__}")
 
     def _on_closed(self, connection: Connection[Frame]) -> None:
         self._up.clear()
@@ -206,5 +222,5 @@ class UnixEnginePort:
         self._cancels.fail(EngineUnavailable("the engine was lost"))
         if connection.is_established and self._listener is not None:
             if not self._is_closing:
-                log.warning("the engine is lost")
+                logger.warning("the engine is lost")
             self._listener.on_lost()

@@ -1,9 +1,9 @@
 """Frames between processes as bytes: a header, and a body that msgspec encodes from a struct.
 
-Owns the header, the bounds, and the encoding of arrays. Each interface declares its frames as
-structs, whose fields alone define the bytes. Both ends run on one machine from one installation;
-the encoding is versioned and bounded nevertheless, because a mixed restart or a stray connection
-must end in a clear error.
+Defines the header, the limits, and the encoding of arrays. Each interface declares its frames as
+structs; the encoding follows from their fields. Both ends run on one machine from one installation.
+The encoding has a version and limits nevertheless, so that a connection between two versions, or
+from an unrelated process, ends with a clear error.
 """
 
 import struct
@@ -17,7 +17,7 @@ VERSION = 8
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """Largest body of one frame, in bytes."""
 
-# Bytes of the body, VERSION.
+# Length of the body in bytes, then VERSION.
 _HEADER = struct.Struct("<IB")
 
 FrameT = TypeVar("FrameT")
@@ -30,15 +30,17 @@ class LinkError(Exception):
 class TaggedFrame(
     msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True
 ):
-    """Base class of all frames: an array of the class's name and its fields, in order.
+    """Base class of all frames. A frame is encoded as an array: the name of its class, then its
+    fields.
 
-    A field may have any type that msgspec supports, dataclasses and enums included, or be an array
-    of one dimension: `NDArray[np.int32]` is sent as its memory, and is read-only after decoding.
+    A field may have any type that msgspec supports, including dataclasses and enums, or be a
+    one-dimensional array. `NDArray[np.int32]` is encoded as its memory and is read-only after
+    decoding.
     """
 
 
 class Codec(Generic[FrameT]):
-    """Encodes and decodes the frames of one interface, given as the union of their types."""
+    """Encodes and decodes the frames of one interface. `frames` is the union of their types."""
 
     def __init__(self, frames: Any) -> None:
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
@@ -62,7 +64,7 @@ class Codec(Generic[FrameT]):
 
 
 def _plain(value: Any) -> Any:
-    """Return the encoded form of a numpy value."""
+    """Return a numpy value as a type that msgspec can encode."""
     given: object = value
     if isinstance(given, np.ndarray) and value.ndim == 1:
         return np.ascontiguousarray(value).data
@@ -88,10 +90,10 @@ class FrameBuffer:
         self._max_frame_bytes = max_frame_bytes
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Add received bytes, and yield the body of each frame that they complete.
+        """Add received bytes, and yield the body of each frame that is complete.
 
-        Raises LinkError for another version or an oversized frame, before its body arrives.
-        After an error no frame can be read from this connection: close it.
+        Raises LinkError for another version or an oversized frame, before the body arrives. After
+        an error no more frames can be read from this connection, so the caller must close it.
         """
         buffer = self._data
         buffer += data

@@ -1,1 +1,2 @@
-"""Records of requests and steps, and everything derived from them."""
+"""Observability: records of requests and steps, and the metrics, traces and logs derived from
+them."""

@@ -1,6 +1,6 @@
-"""Settings of observability: tracing, flight recorder, operator ports. Reads no environment.
+"""Settings of observability: tracing, flight recorder, ports for operators.
 
-Raises SettingError naming the field.
+Reads no environment variables. An invalid value raises SettingError, which names the field.
 """
 
 from dataclasses import dataclass, field
@@ -11,27 +11,29 @@ from penstock.scheduler.setting import SettingError, check, setting
 
 MAX_METRICS_TENANTS = 256
 OTHER_TENANTS = "other"
-"""The label value for all tenants that are not listed."""
+"""The label value that all unlisted tenants share."""
 _SCHEMES = ("http://", "https://")
 MIN_FLIGHT_STEPS, MAX_FLIGHT_STEPS = 64, 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingConfig:
-    """Which requests are traced. The `OTEL_*` variables configure the export.
+    """Settings of tracing. The `OTEL_*` variables configure the export.
 
-    `is_on`: whether an exporter is configured. `has_next_rpc_keys`: also write the RPC keys of the
-    next release of the conventions. Traces of requests that failed, were replayed or preempted,
-    whose TTFT exceeds `slow_ttft_s` or whose duration exceeds `slow_s` are always kept, whatever
-    the ratio and the parent's decision.
+    `is_on` is True if an exporter is configured. If `has_next_rpc_keys`, spans also have the RPC
+    attributes of the next release of the OpenTelemetry semantic conventions. Traces of some
+    requests are always kept, regardless of the sampling ratio and the decision of the parent:
+    requests that ended with a server error, were replayed after an engine crash, or were preempted,
+    and requests whose TTFT (time to first token) exceeds `slow_ttft_s` or whose duration exceeds
+    `slow_s`.
     """
 
     is_on: bool = False
     otlp_endpoint: str | None = setting(
         None,
         "observability",
-        "collector that traces go to, in place of OTEL_EXPORTER_OTLP_ENDPOINT and"
-        " OTEL_EXPORTER_OTLP_TRACES_ENDPOINT; the other OTEL_ variables hold as they are",
+        "collector to which traces are sent, instead of OTEL_EXPORTER_OTLP_ENDPOINT and"
+        " OTEL_EXPORTER_OTLP_TRACES_ENDPOINT; other OTEL_ variables still apply",
         metavar="URL",
         is_everyday=True,
         shown="no traces",
@@ -39,7 +41,7 @@ class TracingConfig:
     slow_ttft_s: float | None = setting(
         None,
         "observability",
-        "seconds to a first token beyond which a trace is always kept",
+        "time to first token, in seconds, above which a trace is always kept",
         name="trace_slow_ttft_s",
         above=0,
         shown="no limit",
@@ -47,7 +49,7 @@ class TracingConfig:
     slow_s: float | None = setting(
         None,
         "observability",
-        "seconds of a whole request beyond which a trace is always kept",
+        "duration of a request, in seconds, above which a trace is always kept",
         name="trace_slow_s",
         above=0,
         shown="no limit",
@@ -55,7 +57,7 @@ class TracingConfig:
     has_content: bool = setting(
         False,
         "observability",
-        "whether prompts and outputs go into the traces",
+        "whether traces contain prompts and outputs",
         name="trace_content",
     )
     has_next_rpc_keys: bool = False
@@ -82,7 +84,8 @@ def _check_url(url: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightConfig:
-    """Settings of the flight recorder: number of kept steps (a power of two), folder of files."""
+    """Settings of the flight recorder: number of recorded steps (a power of two), and folder for
+    files."""
 
     num_steps: int = setting(
         4096,
@@ -94,10 +97,10 @@ class FlightConfig:
     folder: Path | None = setting(
         None,
         "observability",
-        "where flight records are written when the engine dies, on SIGUSR1 and on request",
+        "folder of flight records, written when the engine dies, on SIGUSR1 and on request",
         name="flight_folder",
         metavar="DIR",
-        shown="penstock-flight-<uid> among the temporary files",
+        shown="penstock-flight-<uid> in the temporary folder",
     )
 
     def __post_init__(self) -> None:
@@ -112,9 +115,9 @@ class FlightConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverConfig:
-    """Settings of the observer process. Ports: None for no port, 0 for any free one.
+    """Settings of the observer process. A port of None is not opened; 0 selects any free port.
 
-    Each tenant in `metrics_tenants` adds a few series.
+    Each tenant in `metrics_tenants` adds a few time series.
     """
 
     operations_port: int | None = setting(
@@ -125,7 +128,7 @@ class ObserverConfig:
         at_most=65535,
         may_be_off=True,
         is_everyday=True,
-        shown="the port + 1, any free one where that is 0",
+        shown="the port + 1; any free port if the port is 0",
     )
     metrics_port: int | None = setting(
         None,
@@ -135,7 +138,7 @@ class ObserverConfig:
         at_most=65535,
         may_be_off=True,
         is_everyday=True,
-        shown="the port + 2, any free one where that is 0",
+        shown="the port + 2; any free port if the port is 0",
     )
     operations_host: str = setting(
         "127.0.0.1", "observability", "address that operators connect to, on both ports"
@@ -143,7 +146,7 @@ class ObserverConfig:
     metrics_tenants: tuple[str, ...] = setting(
         (),
         "observability",
-        "tenants with metrics of their name; all others are one",
+        "tenants with separate metrics; all others share one label",
         shown="no metrics of tenants",
     )
     tracing: TracingConfig = field(default_factory=TracingConfig)
@@ -160,17 +163,17 @@ class ObserverConfig:
         if len(names) > MAX_METRICS_TENANTS:
             fault = f"be at most {MAX_METRICS_TENANTS}, not {len(names)}"
         elif "" in names:
-            fault = "not hold an empty name"
+            fault = "not contain an empty name"
         elif len(set(names)) < len(names):
-            fault = "not name one twice"
+            fault = "not contain a name twice"
         elif OTHER_TENANTS in names:
-            fault = f"not hold {OTHER_TENANTS!r}: that is the rest"
+            fault = f"not contain {OTHER_TENANTS!r}, the label of all other tenants"
         if fault:
             raise SettingError(f"{{}} must {fault}", "metrics_tenants")
 
     @property
     def is_needed(self) -> bool:
-        """Whether the service needs an observer process."""
+        """True if the service needs an observer process."""
         return (
             self.metrics_port is not None or self.operations_port is not None or self.tracing.is_on
         )

@@ -1,6 +1,7 @@
-"""The observer's connection to the engine: queries live requests, sends log and profile commands.
+"""The observer's connection to the engine: queries live requests, and sends log and profile
+commands.
 
-It does not count as a front: no requests, no steps.
+It is not a front (front-end process): it submits no requests and receives no events of steps.
 """
 
 import asyncio
@@ -32,9 +33,11 @@ _T = TypeVar("_T")
 
 
 class EngineClient:
-    """The observer's client of the engine. Use it on the event loop that called `start`.
+    """The observer's client of the engine. All calls must be made on the event loop that called
+    `start`.
 
-    `hello`: the startup report of the engine; None without one. `on_hello` receives it too.
+    `hello` is the startup report of the engine, None while disconnected. It is also passed to
+    `on_hello`.
     """
 
     def __init__(self, path: Path, on_hello: Callable[[EngineHello], None] | None = None) -> None:
@@ -57,19 +60,28 @@ class EngineClient:
         self._orders: PendingCalls[CommandResult] = PendingCalls()
 
     async def start(self) -> None:
-        """Connect, and reconnect until `close`. Does not wait for the engine."""
+        """Start to connect, and reconnect after each loss until `close`. Does not wait for the
+        engine."""
         self._line.start()
 
     async def close(self) -> None:
-        """Disconnect."""
+        """Disconnect from the engine."""
         await self._line.close()
 
     async def look(self, limit_s: float) -> tuple[LiveView, ...]:
-        """Return the engine's live outputs. Raises EngineUnavailable, also after `limit_s`."""
+        """Return the engine's live outputs.
+
+        Raises EngineUnavailable if the engine is down, disconnects, or does not respond within
+        `limit_s`.
+        """
         return await self._ask(self._looks, lambda ticket: ViewQuery(ticket=ticket), limit_s)
 
     async def order(self, kind: CommandKind, argument: str, limit_s: float) -> CommandResult:
-        """Send a command to the engine's process. Raises EngineUnavailable."""
+        """Send a command to the engine process and return its result.
+
+        Raises EngineUnavailable if the engine is down, disconnects, or does not respond within
+        `limit_s`.
+        """
         return await self._ask(
             self._orders,
             lambda ticket: Command(ticket=ticket, kind=kind, argument=argument),
@@ -88,7 +100,7 @@ class EngineClient:
             async with asyncio.timeout(limit_s):
                 return await answer
         except TimeoutError:
-            raise EngineUnavailable("the engine does not answer") from None
+            raise EngineUnavailable("the engine does not respond") from None
 
     def _on_frame(self, line: Connection[Frame], frame: Frame) -> None:
         match frame:
@@ -102,11 +114,11 @@ class EngineClient:
             case CommandResult() as answer:
                 self._orders.answer(answer.ticket, answer)
             case other:
-                raise LinkError(f"an engine does not send {type(other).__name__} to an observer")
+                raise LinkError(f"unexpected frame from the engine: {type(other).__name__}")
 
     def _on_closed(self, line: Connection[Frame]) -> None:
         del line
         self.hello = None
-        gone = EngineUnavailable("the engine went away")
+        gone = EngineUnavailable("the engine disconnected")
         self._looks.fail(gone)
         self._orders.fail(gone)

@@ -1,8 +1,10 @@
-"""A front's connection to the observer process: sends records in batches, without blocking.
+"""A front's connection to the observer process: sends records of ended requests in batches, without
+blocking.
 
-Owns the connection, the unsent records and the count of dropped ones. If the observer is gone, slow
-or hung, records are dropped and counted; the front is never delayed. The observer's listening
-socket outlives it: a new observer receives what fronts have sent meanwhile.
+A front is a front-end process. This module owns its connection, buffers unsent records and counts
+dropped records. If the observer is down or slow, records are dropped, and the front is never
+delayed. The listening socket stays open when the observer dies, so the next observer receives what
+fronts have sent meanwhile.
 """
 
 import asyncio
@@ -30,7 +32,7 @@ from penstock.server.observe.frames import (
     encode,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 FULL = "full"
 """Drop reason: the observer reads too slowly."""
@@ -49,10 +51,13 @@ _Line: TypeAlias = Connection[ObserverFrame]
 
 
 class Exporter:
-    """Sends one front's records to the observer. Use it on the event loop that called `start`.
+    """Sends the records of one front to the observer. All calls must be made on the event loop that
+    called `start`.
 
-    `max_bytes` and `max_records` bound the unsent records. `live_views` and `carry_out` answer
-    queries and commands of the observer. `dropped`: number of dropped records by reason.
+    `path` is the Unix socket of the observer, and `hello` the first frame on each connection.
+    `max_bytes` and `max_records` limit the unsent records. `live_views` answers the observer's
+    queries, and `carry_out` executes its commands. `dropped` has the number of dropped records by
+    reason.
     """
 
     def __init__(
@@ -96,11 +101,12 @@ class Exporter:
         self._emptied = asyncio.Event()
 
     async def start(self) -> None:
-        """Connect, and reconnect until `close`. Does not wait for the observer."""
+        """Start to connect, and reconnect after each loss until `close`. Does not wait for the
+        observer."""
         self._link.start()
 
     def offer(self, payload: bytes) -> bool:
-        """Queue one encoded record; return False if it was dropped (and counted)."""
+        """Queue one encoded record. Returns False if the record was dropped, which is counted."""
         if self._is_absent:
             self.dropped[NO_OBSERVER] += 1
             return False
@@ -117,12 +123,13 @@ class Exporter:
         return True
 
     def send_heartbeat(self, beat: Heartbeat) -> None:
-        """Send this front's state; a newer heartbeat replaces an unsent one."""
+        """Send the state of this front. A newer heartbeat replaces an unsent one."""
         self._beat = beat
         self._flush()
 
     async def close(self, limit_s: float) -> None:
-        """Send the remaining records for at most `limit_s`, then disconnect."""
+        """Send the remaining records for at most `limit_s` seconds, drop the others, and
+        disconnect."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._drained()
@@ -151,13 +158,14 @@ class Exporter:
         self._flush()
 
     def _flush(self) -> None:
-        """Write until the socket blocks, all is sent, or the time slice of the loop is used."""
+        """Write until the socket blocks, nothing is left, or `_MAX_FRAMES_PER_FLUSH` frames are
+        written; in the last case, the event loop calls this again."""
         line = self._link.current
         if line is None:
             return
         for _ in range(_MAX_FRAMES_PER_FLUSH):
             if not line.is_writable:
-                return  # it calls again
+                return  # `on_writable` calls this again.
             self._num_in_flight = 0
             if self._answers:
                 line.write(self._answers.popleft())
@@ -182,7 +190,7 @@ class Exporter:
         self._num_in_flight = len(payloads)
         line.write(encode(Records(payloads=tuple(payloads))))
         if line.is_lost:
-            # The connection broke: send the records on the next one.
+            # The connection is lost: the next connection sends these records.
             self._records.extendleft(reversed(payloads))
             self._num_bytes += num_bytes
             self._num_in_flight = 0
@@ -199,7 +207,7 @@ class Exporter:
         self._emptied.set()
 
     def _on_lost(self, line: _Line) -> None:
-        self._answers.clear()  # their queries belong to the old connection
+        self._answers.clear()  # The queries belong to the lost connection.
         if line.has_unsent:
             self.dropped[NO_OBSERVER] += self._num_in_flight
         self._num_in_flight = 0
@@ -221,10 +229,10 @@ class Exporter:
 
                 self._carry_out(order, answer)
             case other:
-                raise LinkError(f"an observer does not send {type(other).__name__}")
+                raise LinkError(f"unexpected frame from an observer: {type(other).__name__}")
 
     def _answer_live(self, line: _Line, ticket: int) -> None:
-        # Encoded and sent in parts, so that streams of this loop are not delayed.
+        # Encode and send in parts, so that the streams on this event loop are not delayed.
         views = iter(self._live_views())
         loop = asyncio.get_running_loop()
 
@@ -239,9 +247,9 @@ class Exporter:
 
     def _answer(self, line: _Line, frame: bytes) -> None:
         if line is not self._link.current:
-            return  # that observer is gone
+            return  # The observer that sent the command is disconnected.
         if len(self._answers) >= _MAX_ANSWERS:
-            log.error("the observer sends queries and does not read: disconnecting")
+            logger.error("the observer sends queries and does not read: disconnecting")
             line.abort()
             return
         self._answers.append(frame)

@@ -1,6 +1,6 @@
-"""Reads the engine's steps from the flight recorder's memory, and makes copies of it.
+"""Reads the engine's steps from the memory of the flight recorder, and makes copies of it.
 
-Owns the polling and one reader of that memory. Reading does not affect the engine.
+Polls the memory with one reader. Reading does not slow down the engine.
 """
 
 import asyncio
@@ -11,17 +11,18 @@ from pathlib import Path
 from penstock.server.observe.flight.reader import FlightReader, dump
 from penstock.server.observe.listeners import ServiceListener
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
 
 
 class FlightSource:
-    """Passes new steps to `listener` four times a second.
+    """Passes new steps to `listener` four times per second.
 
-    `fd`: the inherited memory. Raises FlightError (a ValueError) or OSError if it is invalid.
-    `port`: of the service, for file names. `copied` and `dumped` are slow and may be called from
-    any thread; all other methods from one thread.
+    `fd` is the inherited descriptor of the memory. Raises FlightError (a ValueError) or OSError if
+    it is invalid. `folder` is the folder of flight files, None for the default; `port` is the port
+    of the service, for the names of files. `copied` and `dumped` are slow and may be called from
+    any thread; all other methods must be called from one thread.
     """
 
     def __init__(
@@ -36,11 +37,11 @@ class FlightSource:
         self._is_readable = True
 
     def start(self) -> None:
-        """Poll on the running loop until `stop`."""
+        """Poll on the running event loop until `stop`."""
         self._task = asyncio.create_task(self._poll(), name="steps")
 
     async def stop(self) -> None:
-        """Stop after a last poll."""
+        """Poll once more, then stop."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -48,14 +49,14 @@ class FlightSource:
             self.read()
 
     def read(self) -> None:
-        """Pass on new steps."""
+        """Pass new steps to the listener. If the memory cannot be read, log that once."""
         reader = self._reader
         try:
             rows, num_missed = reader.new_steps()
             facts = reader.facts
         except ValueError as error:
             if self._is_readable:
-                log.warning("the flight recorder cannot be read: %s", error)
+                logger.warning("the flight recorder cannot be read: %s", error)
             self._is_readable = False
             return
         self._is_readable = True
@@ -63,7 +64,10 @@ class FlightSource:
             self._listener.take_steps(facts.epoch, rows, num_missed, reader.totals)
 
     def copied(self) -> bytes:
-        """Return a copy in the file format. Raises FlightError before the first engine."""
+        """Return a copy of the memory in the format of a flight file.
+
+        Raises FlightError if no engine has written yet, or one is initialising the memory.
+        """
         reader = FlightReader(self._fd)
         try:
             return reader.copy(time.monotonic())
@@ -71,7 +75,11 @@ class FlightSource:
             reader.close()
 
     def dumped(self, why: str) -> Path:
-        """Write a file in the flight folder; return its path. Raises FlightError, OSError."""
+        """Write the memory to a file in the flight folder and return its path.
+
+        Raises FlightError if no engine has written yet, or one is initialising the memory, and
+        OSError if the file cannot be written.
+        """
         return dump(self._fd, self._folder, why, port=self._port)
 
     async def _poll(self) -> None:

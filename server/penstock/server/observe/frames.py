@@ -1,8 +1,10 @@
-"""Frames between a front and the observer process, and a front's heartbeat.
+"""Frames between a front (front-end process) and the observer process, and the heartbeat of a
+front.
 
-Owns the frame types, and the timer that makes a heartbeat once a second. Its counters are
-cumulative, so a lost heartbeat loses no counts; the lag of a tick also delayed every stream of the
-front. Records are bytes, so that an unreadable one does not affect others. Does not know sockets.
+Defines the frame types, and the timer that creates a heartbeat once per second. Counters in a
+heartbeat are cumulative, so a lost heartbeat loses no counts. The lag of the timer is the delay of
+the event loop, which delays all streams of the front. Records are bytes, so that an unreadable
+record does not affect others.
 """
 
 import asyncio
@@ -23,9 +25,9 @@ _NUM_TICKS_PER_BEAT = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeCount:
-    """Number of requests with one outcome. Fields as in `RequestRecord`.
+    """The number of requests with one outcome. The fields are as in `RequestRecord`.
 
-    `finish_reason`: of the first output, empty if there is none.
+    `finish_reason` is the finish reason of the first output, empty if there is none.
     """
 
     method: str
@@ -38,11 +40,18 @@ class OutcomeCount:
 class Heartbeat(TaggedFrame, frozen=True, kw_only=True):
     """The state of a front.
 
-    `num_streams`: open calls. `num_live`: requests not released. `num_backlog_tokens`: output that
-    clients have not read. `loop_lag_s`: lag of the event loop at each tick since the last
-    heartbeat. `queue_estimate_s`: the predicted wait of the newest queued request of this front, at
-    `queue_estimate_at_s` (monotonic); None: not predicted. All other fields are totals since the
-    front's start; `dropped_records`: records that were not delivered, by reason.
+    Counts without a description are totals since the start of the front; `metrics/catalogue.py`
+    describes them.
+
+    Attributes:
+        num_streams: Number of open calls.
+        num_live: Number of requests that the front has not removed yet.
+        num_backlog_tokens: Number of output tokens that clients have not read.
+        loop_lag_s: The event-loop lag of each tick since the last heartbeat, in seconds.
+        queue_estimate_s: The predicted wait of the most recently queued request of this front, in
+            seconds; None if it was not predicted.
+        queue_estimate_at_s: Time of this prediction on the monotonic clock.
+        dropped_records: The total number of records that were not delivered, by reason.
     """
 
     front_id: int
@@ -68,9 +77,11 @@ class Heartbeat(TaggedFrame, frozen=True, kw_only=True):
 
 
 class HeartbeatTimer:
-    """Calls `beat` once a second with the lag of each tick since the last call, in seconds.
+    """Calls `beat` once per second, with the lag in seconds of each tick since the previous call:
+    ten ticks, fewer in the first and the last call.
 
-    `clock` gives monotonic seconds; not the loop's time, which stands still while a callback runs.
+    `clock` returns monotonic seconds. It is not the time of the event loop, which does not advance
+    while a callback runs.
     """
 
     def __init__(
@@ -85,13 +96,13 @@ class HeartbeatTimer:
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Tick on the running loop until `stop`. The first heartbeat is immediate."""
+        """Tick on the running event loop until `stop`. The first heartbeat is immediate."""
         self._beat(())
         self._due_s = self._clock()
         self._wait()
 
     def stop(self) -> None:
-        """Stop after a last heartbeat. Idempotent."""
+        """Send a last heartbeat, then stop. Idempotent."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -99,7 +110,7 @@ class HeartbeatTimer:
 
     def _wait(self) -> None:
         now_s = self._clock()
-        # Ticks missed by a blocked loop count as one late tick.
+        # Ticks that a blocked event loop missed are counted as one late tick.
         self._due_s = max(self._due_s, now_s - _TICK_S) + _TICK_S
         delay_s = max(0.0, self._due_s - now_s)
         self._handle = asyncio.get_running_loop().call_later(delay_s, self._tick)
@@ -117,11 +128,10 @@ class HeartbeatTimer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontView:
-    """A request that has not been released.
+    """The front's view of a request that it has not removed yet. Times are monotonic seconds.
 
-    `keys`: the engine's keys of the outputs, empty during preparation. `phase`: the value of a
-    `SegmentKind`; `history`: every phase with its start time, oldest first. `trace_id`: 32
-    hexadecimal digits. `num_backlog_tokens`: output that its client has not read.
+    `keys` are the engine's keys of its outputs. `history` has each phase, a value of `SegmentKind`,
+    with its start.
     """
 
     front_id: int
@@ -141,26 +151,28 @@ class FrontView:
 
 
 class Hello(TaggedFrame, frozen=True, kw_only=True):
-    """A front's first frame. `front_id` is unique to this process of the front."""
+    """The first frame from a front. `front_id` identifies this front process; a restarted front has
+    another id."""
 
     front_id: int
     pid: int
 
 
 class Records(TaggedFrame, frozen=True, kw_only=True):
-    """Requests that have ended, oldest first, encoded by `encode_record`."""
+    """Records of ended requests, the oldest first, each encoded by `encode_record`."""
 
     payloads: tuple[bytes, ...]
 
 
 class LiveQuery(TaggedFrame, frozen=True, kw_only=True):
-    """Query for live requests. The answer has the same `ticket` (32 bits)."""
+    """A query for live requests. The response has the same `ticket`."""
 
     ticket: int
 
 
 class LiveAnswer(TaggedFrame, frozen=True, kw_only=True):
-    """Live requests of a front, in parts; the answer with `is_last` is the last part."""
+    """The response to `LiveQuery`: live requests of a front, in parts. The last part has `is_last`
+    set."""
 
     ticket: int
     views: tuple[FrontView, ...]

@@ -1,7 +1,8 @@
-"""Receives the fronts' frames in the observer, and queries their live requests.
+"""Receives the frames from fronts (front-end processes) in the observer, and queries the fronts for
+live requests.
 
-Owns the connections of the fronts. The supervisor owns the listening socket, which outlives every
-observer, so that frames sent without an observer reach the next one.
+Owns the connections to the fronts. The supervisor owns the listening socket, so that the next
+observer receives frames that were sent while no observer was running.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from penstock.server.observe.frames import (
 from penstock.server.observe.listeners import ServiceListener
 from penstock.server.observe.request_record import RequestRecord, decode_record
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MAX_LOGGED_UNREADABLE = 20
 _MAX_UNSENT_BYTES = 1024 * 1024
@@ -36,7 +37,7 @@ _Line: TypeAlias = Connection[ObserverFrame]
 
 
 class FrontUnavailable(Exception):
-    """The front cannot be reached; the message is for the operator."""
+    """The front cannot be reached. The message is for the operator."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +53,7 @@ class _Front:
     last_beat: Heartbeat | None = None
 
     def ask_live(self) -> "asyncio.Future[tuple[FrontView, ...]]":
-        """Query its live requests."""
+        """Query the live requests of the front; return the future of the response."""
         ticket, answer = self.looks.add()
         self.line.write(encode(LiveQuery(ticket=ticket)))
         return answer
@@ -70,16 +71,16 @@ class _Front:
         return answer
 
     def lose(self) -> None:
-        """Fail the pending queries: the front has disconnected."""
+        """Fail the pending queries and commands, because the front has disconnected."""
         gone = FrontUnavailable(f"front {self.front_id} is gone")
         self.looks.fail(gone)
         self.orders.fail(gone)
 
 
 class FrontReceiver:
-    """Receives the frames of all fronts for `listener`, on one event loop.
+    """Receives the frames from all fronts for `listener`, on one event loop.
 
-    `num_unreadable` counts the records that could not be read.
+    `num_unreadable` is the number of records that could not be decoded.
     """
 
     def __init__(self, listener: ServiceListener) -> None:
@@ -99,22 +100,23 @@ class FrontReceiver:
     @property
     def pids(self) -> dict[int, int]:
         """Process ids of the connected fronts, by front id. Thread-safe."""
-        # Copying is atomic; iterating over the dictionary itself fails when a front connects.
+        # Copying is atomic. Iterating over the dictionary itself would fail when a front connects.
         return {front_id: front.pid for front_id, front in self._by_id.copy().items()}
 
     @property
     def num_live(self) -> int:
-        """Live requests of all fronts, by their last heartbeats."""
+        """Number of live requests of all fronts, according to their last heartbeats."""
         beats = [front.last_beat for front in self._by_id.values()]
         return sum(beat.num_live for beat in beats if beat is not None)
 
     async def start(self, listener: socket.socket) -> None:
-        """Start listening; frames that were sent earlier are received first."""
+        """Start to listen. Frames that were sent before are received first."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(self._new_line, sock=listener)
 
     async def close(self, limit_s: float) -> None:
-        """Receive the last frames of ending fronts for at most `limit_s`, then disconnect."""
+        """Receive the last frames of ending fronts for at most `limit_s` seconds, then
+        disconnect."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._is_empty.wait()
@@ -125,7 +127,7 @@ class FrontReceiver:
             line.abort()
 
     async def live_views(self, limit_s: float) -> tuple[tuple[FrontView, ...], bool]:
-        """Return the live requests of all fronts, and whether every front answered in time."""
+        """Return the live requests of all fronts, and whether all fronts responded in time."""
         asked = [front.ask_live() for front in self._by_id.values()]
         if not asked:
             return (), True
@@ -143,7 +145,11 @@ class FrontReceiver:
     async def order(
         self, front_id: int, kind: CommandKind, argument: str, limit_s: float
     ) -> CommandResult:
-        """Send a command to one front. Raises FrontUnavailable."""
+        """Send a command to one front and return its result.
+
+        Raises FrontUnavailable if the front is not connected, disconnects, or does not respond
+        within `limit_s`.
+        """
         front = self._by_id.get(front_id)
         if front is None:
             raise FrontUnavailable(f"there is no front {front_id}")
@@ -151,7 +157,7 @@ class FrontReceiver:
             async with asyncio.timeout(limit_s):
                 return await front.ask_order(kind, argument)
         except TimeoutError:
-            raise FrontUnavailable(f"front {front_id} does not answer") from None
+            raise FrontUnavailable(f"front {front_id} does not respond") from None
 
     def _new_line(self) -> _Line:
         return Connection(
@@ -201,7 +207,7 @@ class FrontReceiver:
             case CommandResult() as answer:
                 front.orders.answer(answer.ticket, answer)
             case other:
-                raise LinkError(f"a front does not send {type(other).__name__}")
+                raise LinkError(f"unexpected frame from a front: {type(other).__name__}")
 
     def _take_records(self, payloads: tuple[bytes, ...]) -> None:
         records: list[RequestRecord] = []
@@ -211,6 +217,6 @@ class FrontReceiver:
             except ValueError as error:
                 self.num_unreadable += 1
                 if self.num_unreadable <= _MAX_LOGGED_UNREADABLE:
-                    log.error("a record cannot be read: %s", error)  # noqa: TRY400 (no traceback)
+                    logger.error("a record cannot be read: %s", error)  # noqa: TRY400 (no traceback)
         if records:
             self._listener.take_records(records)

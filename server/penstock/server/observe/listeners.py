@@ -1,7 +1,9 @@
-"""Two listeners that forward to several: one of the engine, one of the observer process.
+"""Base class of the observer's listeners, and two listeners that forward to several others: one in
+the engine, one in the observer process.
 
-Owns the isolation of faults: a listener of the engine that raises is logged and removed, and the
-engine continues. Calls in the observer come on its event loop and must not block.
+The forwarding listeners log the exceptions of the listeners that they call. A listener of the
+engine that raises is also removed, and the engine continues. Listeners of the observer are called
+on its event loop and must not block.
 """
 
 import logging
@@ -12,64 +14,66 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.events import StepEvents
-from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.launched_step import PrefillChunk
 from penstock.scheduler.listener import EngineListener, StepNote
 from penstock.scheduler.request import RequestSpec
 from penstock.server.link.frames import EngineHello
 from penstock.server.observe.frames import Heartbeat
 from penstock.server.observe.request_record import RequestRecord
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 NO_TOTALS: Mapping[str, int] = {}
 _MAX_LOGGED_FAILURES = 20
 
 
 class EngineListeners:
-    """An `EngineListener` that forwards to several listeners, which may raise."""
+    """An `EngineListener` that forwards to several listeners. One that raises is logged and
+    removed."""
 
     def __init__(self, *listeners: EngineListener) -> None:
         self._listeners = listeners
 
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """See `EngineListener`."""
+        """Notify the listeners that the outputs of a request are about to be queued."""
         for listener in self._listeners:
             try:
                 listener.note_submit(specs)
             except Exception as error:
                 self._remove(listener, error)
 
-    def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
-        """See `EngineListener`."""
+    def note_launch(self, batch: Batch, chunks: Sequence[PrefillChunk], launched_s: float) -> None:
+        """Notify the listeners that a step is about to be launched."""
         for listener in self._listeners:
             try:
                 listener.note_launch(batch, chunks, launched_s)
             except Exception as error:
                 self._remove(listener, error)
 
-    def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
-        """See `EngineListener`."""
+    def note_iteration(self, events: StepEvents, note: StepNote | None) -> None:
+        """Notify the listeners of the events of an iteration."""
         for listener in self._listeners:
             try:
-                listener.note_turn(events, note)
+                listener.note_iteration(events, note)
             except Exception as error:
                 self._remove(listener, error)
 
     def _remove(self, listener: EngineListener, error: Exception) -> None:
-        log.error("%s failed and stops recording", type(listener).__name__, exc_info=error)
+        logger.error("%s failed and stops recording", type(listener).__name__, exc_info=error)
         self._listeners = tuple(kept for kept in self._listeners if kept is not listener)
 
 
 class ServiceListener:
-    """Base class; override the events to receive. Each event is delivered once."""
+    """Base class of the observer's listeners. Subclasses override the methods of the events that
+    they use. Each event is delivered once."""
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """Receive the records of ended requests."""
+        """Called with the records of ended requests."""
 
     def take_heartbeat(self, beat: Heartbeat) -> None:
-        """Receive a front's heartbeat."""
+        """Called with the heartbeat of a front (front-end process)."""
 
     def take_engine(self, hello: EngineHello) -> None:
-        """Receive the startup report of a new engine."""
+        """Called with the startup report of a new engine."""
 
     def take_steps(
         self,
@@ -78,18 +82,20 @@ class ServiceListener:
         num_missed: int,
         totals: Mapping[str, int] = NO_TOTALS,
     ) -> None:
-        """Receive steps of the engine of `epoch`: rows of `flight.layout.STEP`, oldest first.
+        """Called with steps of the engine of `epoch`: rows of `flight.layout.STEP`, the oldest
+        first.
 
-        `num_missed`: number of preceding steps that were overwritten unread. `totals`: the engine's
-        own counts (`flight.layout.TOTALS`), which include every step.
+        `num_missed` is the number of preceding steps that were overwritten before they were read.
+        `totals` has the engine's own counts (`flight.layout.TOTALS`), which include all steps.
         """
 
     def front_gone(self, front_id: int) -> None:
-        """Called when a front has ended: its gauges no longer count."""
+        """Called when a front has disconnected. Its gauges must be removed."""
 
 
 class ServiceListeners(ServiceListener):
-    """Forwards to `listeners`, which may raise. `num_failures`: number of calls that raised."""
+    """Forwards to `listeners` and logs their exceptions. `num_failures` is the number of calls that
+    raised."""
 
     def __init__(self, *listeners: ServiceListener) -> None:
         self.num_failures = 0
@@ -100,15 +106,15 @@ class ServiceListeners(ServiceListener):
         self._listeners.append(listener)
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """See `ServiceListener`."""
+        """Pass the records of ended requests to the listeners."""
         self._each(lambda listener: listener.take_records(records))
 
     def take_heartbeat(self, beat: Heartbeat) -> None:
-        """See `ServiceListener`."""
+        """Pass a front's heartbeat to the listeners."""
         self._each(lambda listener: listener.take_heartbeat(beat))
 
     def take_engine(self, hello: EngineHello) -> None:
-        """See `ServiceListener`."""
+        """Pass the startup report of a new engine to the listeners."""
         self._each(lambda listener: listener.take_engine(hello))
 
     def take_steps(
@@ -118,11 +124,11 @@ class ServiceListeners(ServiceListener):
         num_missed: int,
         totals: Mapping[str, int] = NO_TOTALS,
     ) -> None:
-        """See `ServiceListener`."""
+        """Pass steps of the engine of `epoch` to the listeners."""
         self._each(lambda listener: listener.take_steps(epoch, rows, num_missed, totals))
 
     def front_gone(self, front_id: int) -> None:
-        """See `ServiceListener`."""
+        """Notify the listeners that a front has disconnected."""
         self._each(lambda listener: listener.front_gone(front_id))
 
     def _each(self, call: Callable[[ServiceListener], None]) -> None:
@@ -131,6 +137,6 @@ class ServiceListeners(ServiceListener):
                 call(listener)
             except Exception:
                 self.num_failures += 1
-                # An error that repeats with every record must not fill the disk.
+                # An error that repeats with every record must not fill the disk with log lines.
                 if self.num_failures <= _MAX_LOGGED_FAILURES:
-                    log.exception("%s failed on what it received", type(listener).__name__)
+                    logger.exception("%s failed on what it received", type(listener).__name__)

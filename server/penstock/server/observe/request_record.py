@@ -1,12 +1,11 @@
-"""The record of an ended request, shared by all consumers.
+"""The record of an ended request, which all consumers share.
 
-Owns the values and their encoding, independent of protobuf, OpenTelemetry and sockets. They contain
-no prompt, output or token id, unless content capture is enabled (`content`).
+Defines the values and their encoding, without protobuf, OpenTelemetry or sockets. A record contains
+no prompt, output or token id, unless content capture is enabled (`content`). All times are seconds
+on the machine's monotonic clock, which all processes of a service share.
 
-All times are seconds on the machine's monotonic clock, which all processes of a service share.
-
-Owns the recorder of a front, too: the counts by outcome and the sequence numbers. It does not know
-the destination of its records and never waits for it.
+Also contains the recorder of a front (front-end process), which counts requests by outcome and
+checks the numbers of the records. The recorder never waits for the destination of its records.
 """
 
 import enum
@@ -21,11 +20,11 @@ _ENCODER = msgspec.msgpack.Encoder()
 NO_ROOM = "no_room"
 """Drop reason: `offer` rejected the record."""
 UNREADABLE = "unreadable"
-"""Drop reason: an internal error."""
+"""Drop reason: the record could not be created, because of an internal error."""
 
 
 class SegmentKind(enum.StrEnum):
-    """Phase of a request. The values are the names of its child spans."""
+    """The phase of a request. The values are also the names of the request's child spans."""
 
     PREPARE = "prepare"
     """Parsing, validation, tokenisation."""
@@ -33,17 +32,21 @@ class SegmentKind(enum.StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     DELIVER = "deliver"
-    """The engine has finished the request; the last messages are being sent."""
+    """The engine has finished the request, and the last messages are being sent."""
 
 
 class Segment(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """One phase of a request. The segments of a record are contiguous and do not overlap. Mutable,
-    for `PhaseClock`, which fills them in.
+    """One phase of a request. The segments of a record are contiguous and do not overlap.
 
-    `wait`: of a QUEUE with known reasons. `stay`: residency in the running batch, in its last
-    segment, including its PREFILL. `num_cached_tokens`: of a PREFILL. `num_tokens`: of a DECODE.
-    `is_engine_lost`: a QUEUE without an engine: the request's engine died, and it waited for the
-    next one.
+    Mutable, because `PhaseClock` fills it in.
+
+    Attributes:
+        wait: The queue time by reason; only for a QUEUE segment, if known.
+        stay: Statistics of the time in the running batch; only in the last segment of that time.
+        num_cached_tokens: Number of prompt tokens that were cached; only for PREFILL.
+        num_tokens: Number of output tokens; only for DECODE.
+        is_engine_lost: Only for QUEUE: True if the engine of the request died and the request
+            waited for a new engine.
     """
 
     kind: SegmentKind
@@ -57,12 +60,14 @@ class Segment(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class TraceParent(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The position of a request in a distributed trace.
+    """The position of a request in a distributed trace. Ids are empty if the request is not traced.
 
-    `trace_id` (16 bytes) and `span_id` (8 bytes) are the request's own. `parent_span_id`: 8 bytes,
-    the caller's span; empty if this request begins the trace. `is_parent_sampled`: the caller's
-    decision, None without a caller. `trace_state`: the caller's, passed on. Ids are empty if the
-    request is not traced.
+    Attributes:
+        trace_id: The trace id of the request, 16 bytes.
+        span_id: The id of its root span, 8 bytes.
+        parent_span_id: The caller's span, 8 bytes; empty if the trace begins with this request.
+        is_parent_sampled: The caller's sampling decision, None without a caller.
+        trace_state: The caller's trace state; empty if there is none.
     """
 
     trace_id: bytes
@@ -73,7 +78,7 @@ class TraceParent(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class RequestOptions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The request's options that traces include. None: not set."""
+    """The options of a request that traces include. None: not set."""
 
     is_chat: bool = False
     is_stream: bool = True
@@ -89,7 +94,7 @@ class RequestOptions(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
 
 class Content(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Prompt and outputs as text; only with content capture."""
+    """The prompt and the outputs as text. They are recorded only with content capture."""
 
     prompt: str
     outputs: tuple[str, ...]
@@ -98,15 +103,22 @@ class Content(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 class RequestRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One ended request.
 
-    `method`: the full name of the RPC, such as `penstock.v1.GenerationService/Generate`; for a
-    request of a Multiplex stream, the name of that method. `code`: the final gRPC status code, as a
-    number; `reason`: the name of its ErrorReason, empty if it completed or its client disconnected.
-    `finish_reasons`: one per output, names of FinishReason. `ttft_s`: from arrival to the first
-    token, NaN without one. `num_ahead`: number of requests ahead of it when it was queued, -1 if it
-    never was. `estimated_queue_s`: the wait predicted at that time, NaN if none. `stalled_s`,
-    `num_stalls`: time and number of writes blocked by its client. `num_messages`: messages sent.
-    `num_replays`: engine crashes that it survived. `sequence`: counts the records of a front from
-    0, so that losses are detected.
+    Attributes:
+        method: The full name of the RPC, such as `penstock.v1.GenerationService/Generate`; for a
+            request of a Multiplex stream, the name of that method.
+        code: The final gRPC status code, as a number.
+        reason: The name of its ErrorReason; empty if the request completed or its client
+            disconnected.
+        finish_reasons: One name of FinishReason per output.
+        ttft_s: Time from arrival to the first token, in seconds; NaN without a token.
+        num_ahead: Number of requests ahead of it when it was queued; -1 if it was not queued.
+        estimated_queue_s: The wait that was predicted when it was queued, in seconds; NaN if there
+            was no prediction.
+        stalled_s, num_stalls: Total time, in seconds, and number of the writes that blocked because
+            its client did not read.
+        num_messages: Number of messages sent.
+        num_replays: Number of times that it was resubmitted after an engine crash.
+        sequence: Counts the records of a front from 0, so that losses are detected.
     """
 
     sequence: int
@@ -142,12 +154,12 @@ _DECODER = msgspec.msgpack.Decoder(RequestRecord)
 
 
 def encode_record(record: RequestRecord) -> bytes:
-    """Encode the record. Raises TypeError for a field of another type."""
+    """Encode the record. Raises TypeError for a value of an unsupported type."""
     return _ENCODER.encode(record)
 
 
 def decode_record(data: bytes) -> RequestRecord:
-    """Decode one record. Raises ValueError for anything else."""
+    """Decode one record. Raises ValueError if the bytes are not a record."""
     try:
         return _DECODER.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -155,11 +167,12 @@ def decode_record(data: bytes) -> RequestRecord:
 
 
 class RequestRecorder:
-    """Counts every record and passes it on.
+    """Counts all records and passes them on.
 
-    `offer` receives each one encoded (see `encode_record`) and returns whether it accepted it; it
-    must not block. Without `offer`, records are only counted. `num_records`: number counted so far,
-    and the sequence number of the next one. `dropped_records`: number of lost ones by reason.
+    `offer` receives each record encoded (see `encode_record`), and returns True if it accepted the
+    record; it must not block. Without `offer`, records are only counted. `num_records` is the
+    number of records so far, which is the sequence number of the next record. `dropped_records` is
+    the number of lost records by reason.
     """
 
     def __init__(self, offer: Callable[[bytes], bool] | None = None) -> None:
@@ -169,7 +182,8 @@ class RequestRecorder:
         self.dropped_records: dict[str, int] = {}
 
     def note(self, record: RequestRecord) -> None:
-        """Add a record. Raises ValueError unless its sequence is `num_records`."""
+        """Count a record and pass it on. Raises ValueError unless its sequence number is
+        `num_records`, and TypeError if it cannot be encoded."""
         if record.sequence != self.num_records:
             raise ValueError(f"sequence must be {self.num_records}, not {record.sequence}")
         data = b"" if self._offer is None else encode_record(record)
@@ -180,13 +194,13 @@ class RequestRecorder:
             self._drop(NO_ROOM)
 
     def note_unreadable(self, method: str, code: int, reason: str) -> None:
-        """Count a request whose record could not be made."""
+        """Count a request whose record could not be created."""
         self.num_records += 1
         self._count((method, code, reason, ""))
         self._drop(UNREADABLE)
 
     def outcomes(self) -> tuple[OutcomeCount, ...]:
-        """Return the number of ended requests by outcome, since the front's start."""
+        """Return the number of ended requests by outcome since the start of the front."""
         return tuple(
             OutcomeCount(
                 method=method, code=code, reason=reason, finish_reason=finish_reason, num=num

@@ -1,7 +1,8 @@
-"""Names of gRPC status codes for spans and metrics, and which of them make a server span an error.
+"""Names of gRPC status codes for spans and metrics, and which codes make a server span an error.
 
-Independent of grpc and OpenTelemetry. Source of the rule: semantic conventions 1.44, "gRPC", server
-span: a client's error, a rejection or a cancellation is not an error of the server.
+Imports neither grpc nor OpenTelemetry. The rule is from the OpenTelemetry semantic conventions
+1.44, "gRPC", server span: an error of the client, a rejection or a cancellation is not an error of
+the server.
 """
 
 from typing import Final
@@ -25,7 +26,7 @@ STATUS_NAMES: Final = (
     "DATA_LOSS",
     "UNAUTHENTICATED",
 )
-"""Names by code."""
+"""Names of the codes, by number."""
 
 
 _UNKNOWN = 2
@@ -40,5 +41,5 @@ def status_name(code: int) -> str:
 
 
 def is_server_error(code: int) -> bool:
-    """Return whether a request that ended with this code makes its span an error."""
+    """Return True if a request that ended with this code makes its span an error."""
     return status_name(code) in _ERRORS

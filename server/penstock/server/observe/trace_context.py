@@ -1,8 +1,8 @@
-"""W3C trace context: a caller's headers, the response headers, and new ids.
+"""W3C trace context: the headers from a caller, the response headers, and new ids.
 
-Owns the format (https://www.w3.org/TR/trace-context/) and the generation of ids. Independent of the
-transport: values are those of a header or of metadata. Malformed values are treated as absent,
-because a bad trace must never fail a request.
+Parses and writes the format (https://www.w3.org/TR/trace-context/) and generates ids. Values are
+those of a header or of metadata. Malformed values are treated as absent, because an invalid trace
+context must never fail a request.
 """
 
 import os
@@ -32,9 +32,11 @@ _POOL_BYTES = 4096
 
 @dataclass(slots=True)
 class RemoteParent:
-    """The caller's span: 16 and 8 bytes, its sampling decision, and values passed on unchanged.
+    """The span of the caller: trace id (16 bytes), span id (8 bytes), sampling decision and trace
+    state.
 
-    Never modified; not frozen, because every request creates one (see `request_record.py`).
+    It must not be modified. It is not frozen, because every request creates one, and creating a
+    frozen instance is slower.
     """
 
     trace_id: bytes
@@ -44,9 +46,9 @@ class RemoteParent:
 
 
 def parse_traceparent(value: str | bytes, trace_state: str | bytes = "") -> RemoteParent | None:
-    """Parse a `traceparent`; return None if it is malformed.
+    """Parse a `traceparent` header; return None if it is malformed.
 
-    Of a version after 00, only the fields of version 00 are read, as the specification requires. A
+    For versions after 00, only the fields of version 00 are read, as the specification requires. A
     `trace_state` that is not printable ASCII is dropped; a long one loses its last members.
     """
     text = _text_of(value)
@@ -60,7 +62,7 @@ def parse_traceparent(value: str | bytes, trace_state: str | bytes = "") -> Remo
         data = bytes.fromhex(head.replace("-", ""))
     except ValueError:
         return None
-    # Blanks or dashes among the digits leave too few bytes.
+    # Blanks or dashes among the digits give too few bytes.
     if len(data) != _NUM_BYTES or data[0] == _NO_VERSION:
         return None
     # Later versions may have more fields.
@@ -75,17 +77,18 @@ def parse_traceparent(value: str | bytes, trace_state: str | bytes = "") -> Remo
 
 
 def trace_response(trace: TraceParent) -> str:
-    """Return the `traceresponse` of a request.
+    """Return the `traceresponse` header of a request.
 
-    Its sampled flag is the caller's: whether a trace that begins here is kept is decided at its
-    end.
+    The sampled flag is that of the caller. For a trace that begins here, the sampling decision is
+    made at the end of the request.
     """
     flags = _IS_SAMPLED if trace.is_parent_sampled else 0
     return f"00-{trace.trace_id.hex()}-{trace.span_id.hex()}-{flags:02x}"
 
 
 def trace_metadata(trace: TraceParent) -> tuple[tuple[str, str], ...]:
-    """Return metadata by which a caller finds its trace; empty if the request is not traced."""
+    """Return the metadata with which a caller can find its trace; empty if the request is not
+    traced."""
     if not trace.trace_id:
         return ()
     return (
@@ -95,9 +98,10 @@ def trace_metadata(trace: TraceParent) -> tuple[tuple[str, str], ...]:
 
 
 class TraceIds:
-    """Generates random ids, never zero: 128 bits for a trace, 64 for a span.
+    """Generates random ids that are never zero: 128 bits for a trace, 64 bits for a span.
 
-    Drawn from the system's generator, many at a time; a forked process draws its own.
+    The ids are taken from a pool of bytes from the system's random generator. A forked process
+    fills a new pool.
     """
 
     __slots__ = ("__weakref__", "_pool", "_position")
@@ -108,23 +112,23 @@ class TraceIds:
         _all_ids.add(self)
 
     def forget(self) -> None:
-        """Discard the pool, which a forked process shares."""
+        """Discard the pool of random bytes, because a forked process would share it."""
         self._position = _POOL_BYTES
 
     def new_trace_id(self) -> bytes:
-        """Return 16 bytes."""
+        """Return a random trace id: 16 bytes, never all zeros."""
         while (trace_id := self._draw(16)) == _NO_TRACE_ID:
             pass
         return trace_id
 
     def new_span_id(self) -> bytes:
-        """Return 8 bytes."""
+        """Return a random span id: 8 bytes, never all zeros."""
         while (span_id := self._draw(8)) == _NO_SPAN_ID:
             pass
         return span_id
 
     def begin(self, parent: RemoteParent | None) -> TraceParent:
-        """Return the ids of a request: below `parent`, or at the root of a new trace."""
+        """Return the ids of a request, as a child of `parent` or as the root of a new trace."""
         if parent is None:
             both = self._draw(24)
             trace_id, span_id = both[:16], both[16:]
@@ -156,7 +160,7 @@ def _forget_all() -> None:
         ids.forget()
 
 
-# A fork copies the pools; checking the process id at every draw would cost more than the draw.
+# A fork copies the pool. Checking the process id for each id would cost more than creating it.
 os.register_at_fork(after_in_child=_forget_all)
 
 
@@ -165,7 +169,11 @@ def _text_of(value: str | bytes) -> str:
 
 
 def _bounded(trace_state: str) -> str:
-    """Truncate to at most MAX_TRACE_STATE_CHARS, in whole members; the newest are first."""
+    """Return at most MAX_TRACE_STATE_CHARS characters of a trace state, in whole members.
+
+    The newest members, which come first, are kept. Returns "" if the trace state is not printable
+    ASCII.
+    """
     if not _TRACE_STATE.fullmatch(trace_state[: 4 * MAX_TRACE_STATE_CHARS]):
         return ""
     if len(trace_state) <= MAX_TRACE_STATE_CHARS:

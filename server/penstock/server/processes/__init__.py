@@ -1,1 +1,1 @@
-"""The processes of a service: the supervisor and what it starts."""
+"""The processes of a service: the supervisor and its child processes."""

@@ -1,7 +1,7 @@
-"""One child process, as the supervisor sees it.
+"""One child process of the supervisor.
 
-Owns its start, its control connection and its end. Independent of what the child does and of
-whether it is restarted.
+Starts it, holds its control connection, and handles its end. Other modules decide whether it is
+restarted.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _Line: TypeAlias = Connection[FromChild]
 
 
 class ChildFailed(Exception):
-    """The child exited before it was ready. The message gives the reason, for the operator."""
+    """The child did not become ready. The message has the reason, for the operator."""
 
 
 class Child:
@@ -60,10 +60,11 @@ class Child:
         environment: Mapping[str, str],
         inherited_fds: Sequence[int] = (),
     ) -> "Child":
-        """Start `python -m module <control fd>` and send it its settings. Raises OSError.
+        """Start `python -m module <control fd>` and send it its launch parameters. Raises OSError.
 
-        The child's stdout is redirected to our stderr; our stdout carries only the ready line. The
-        child gets its own process group, so that Ctrl-C in a terminal reaches the supervisor alone.
+        The child's stdout is redirected to this process's stderr, because the stdout of the service
+        has only the ready line. The child gets its own process group, so that Ctrl-C in a terminal
+        reaches only the supervisor.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -71,7 +72,7 @@ class Child:
                 fd = theirs.fileno()
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
-                    "-P",  # do not import from the working directory
+                    "-P",  # Python must not import modules from the working directory.
                     "-m",
                     module,
                     str(fd),
@@ -85,7 +86,9 @@ class Child:
             loop = asyncio.get_running_loop()
             await loop.create_unix_connection(lambda: child._line, sock=ours)
         except BaseException:
-            ours.close()  # if the process was started nevertheless, it ends with its lifeline
+            # If the process was started nevertheless, it ends because its control connection
+            # closes.
+            ours.close()
             raise
         child._send(Launch(settings=launch))
         return child
@@ -96,7 +99,7 @@ class Child:
         return self._process.pid
 
     async def started(self) -> dict[str, Any]:
-        """Wait until the child is ready; return its startup report. Raises ChildFailed."""
+        """Wait until the child is ready and return its startup report. Raises ChildFailed."""
         match await self._first_frame():
             case Ready(facts=facts):
                 return dict(facts)
@@ -108,17 +111,19 @@ class Child:
                 hint = " (out of memory?)" if code == -signal.SIGKILL else ""
                 raise ChildFailed(f"{self.name}: {describe_exit(code)} before it was ready{hint}")
             case _:
-                self.kill()  # its state is unknown
+                self.kill()  # Its state is unknown.
                 raise ChildFailed(f"{self.name}: invalid startup report")
 
     async def _first_frame(self) -> FromChild | None:
-        """Return the child's first frame; None if the child or its connection ends without one."""
+        """Return the first frame from the child; None if the child or its connection ends without
+        one."""
         closing = asyncio.create_task(self._line.closed.wait())
         ending = asyncio.create_task(self._process.wait())
         answering: set[asyncio.Future[Any]] = {self._first, closing}
         try:
             await asyncio.wait({*answering, ending}, return_when=asyncio.FIRST_COMPLETED)
-            # Processes that it forked may hold the line open; frames it sent have arrived by then.
+            # Processes that the child forked may keep the connection open. Frames that the child
+            # sent have arrived already.
             await asyncio.wait(
                 answering, timeout=_FINAL_FRAMES_S, return_when=asyncio.FIRST_COMPLETED
             )
@@ -134,35 +139,42 @@ class Child:
             self._first.set_result(frame)
 
     async def ended(self) -> int:
-        """Wait for the end; return the exit code, negative for a signal."""
+        """Wait until the child has ended, close its control connection, and return the exit code,
+        which is negative for a signal."""
         code = await self._process.wait()
         self.close_lifeline()
         return code
 
     def close_lifeline(self) -> None:
-        """Close the lifeline: the child ends at once, as if this process had died."""
+        """Close the control connection. The child then ends immediately, as if this process had
+        died."""
         self._line.abort()
 
     def stop(self, grace_s: float | None = None, *, is_hand_over: bool = False) -> None:
-        """Order the child to finish, within `grace_s` if given. A no-op once it has ended.
+        """Request the child to stop, within `grace_s` seconds if given. Does nothing after it has
+        ended.
 
-        `is_hand_over`: a successor already serves.
+        `is_hand_over` is True if a successor is already serving.
         """
         self._send(Stop(grace_s=grace_s, is_hand_over=is_hand_over))
 
     def send_engine_lost(self) -> None:
-        """Notify the child that no engine will start any more. A no-op once it has ended."""
+        """Notify the child that no engine will be started again. Does nothing after the child has
+        ended."""
         self._send(EngineLost())
 
     def listen(self, on_message: Callable[[FromChild], None]) -> None:
-        """Pass messages that follow the startup report to `on_message`, including earlier ones."""
+        """Pass all messages after the startup report to `on_message`.
+
+        Messages that arrived before this call are passed immediately.
+        """
         early, self._early = self._early, []
         self._on_message = on_message
         for frame in early:
             on_message(frame)
 
     def kill(self) -> None:
-        """Kill the child. A no-op once it has ended."""
+        """Kill the child. Does nothing after it has ended."""
         if self._process.returncode is None:
             self._process.kill()
 

@@ -1,9 +1,9 @@
-"""Runs an operator's commands in this process: set the log level, sample the stacks.
+"""Executes an operator's commands in this process: set the log level, sample the stacks.
 
-A sample of the profiler has names of functions and files and line numbers, never values; taking it
-holds the interpreter lock for some tens of microseconds and blocks only its own thread. The result
-is a speedscope file (https://www.speedscope.app/file-format-schema.json). Independent of the
-connection that a command came from.
+A sample contains function names, file names and line numbers, never values. Taking it holds the GIL
+for some tens of microseconds. The profile is a speedscope file
+(https://www.speedscope.app/file-format-schema.json). The caller passes the function that sends the
+response.
 """
 
 import contextlib
@@ -20,27 +20,28 @@ from typing import Any
 from penstock.server.link.frames import Command, CommandKind, CommandResult
 from penstock.server.observe.logs import set_log_level
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 MAX_SECONDS = 60.0
 RATE_HZ = 100.0
 _MAX_DEPTH = 200
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
-class Orders:
-    """Runs commands in this process; `process` is its name in results."""
+class CommandRunner:
+    """Executes commands in this process. `process` is the name of the process in results."""
 
     def __init__(self, process: str) -> None:
         self._process = process
         self._sampling = threading.Lock()
 
     def carry_out(self, order: Command, answer: Callable[[CommandResult], None]) -> None:
-        """Start a command; `answer` is called once, on this or another thread. Never raises."""
+        """Start a command. `answer` is called once with the result or the error, on this or another
+        thread."""
         try:
             match order.kind:
                 case CommandKind.LOG_LEVEL:
                     set_log_level(order.argument)
-                    log.info("log level is %s", order.argument)
+                    logger.info("log level is %s", order.argument)
                     answer(CommandResult(ticket=order.ticket))
                 case CommandKind.PROFILE:
                     self._profile(order.ticket, float(order.argument), answer)
@@ -64,15 +65,14 @@ class Orders:
             with contextlib.suppress(RuntimeError):
                 answer(done)
 
-        log.info("sampling for %g s", seconds)
+        logger.info("sampling for %g s", seconds)
         threading.Thread(target=work, name="sampler", daemon=True).start()
 
 
 @dataclass(slots=True)
 class _Track:
-    """The samples of one thread. Equal consecutive samples are merged, and their weights added
-    up.
-    """
+    """The samples of one thread. Equal consecutive samples are merged, and their weights are
+    added."""
 
     name: str
     samples: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
@@ -87,14 +87,15 @@ class _Track:
 
 
 class _Frames:
-    """Every distinct frame of the samples."""
+    """All distinct stack frames of the samples."""
 
     def __init__(self) -> None:
         self._indices: dict[tuple[str, str, int], int] = {}
 
     def stack_of(self, frame: FrameType | None) -> tuple[int, ...]:
-        """Return the indices of a stack's frames, outermost first; of a too deep stack its
-        innermost part.
+        """Return the indices of the frames of a stack, outermost first.
+
+        If the stack is too deep, only its innermost part is returned.
         """
         places: list[int] = []
         while frame is not None and len(places) < _MAX_DEPTH:
@@ -106,7 +107,7 @@ class _Frames:
         return tuple(places)
 
     def listed(self) -> list[dict[str, Any]]:
-        """Return the frames in the file's format, by index."""
+        """Return the frames by index, in the format of the file."""
         return [{"name": name, "file": file, "line": line} for name, file, line in self._indices]
 
 
@@ -117,9 +118,10 @@ def sample(
     wait: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> bytes:
-    """Sample every other thread of this process RATE_HZ times a second; return a speedscope file.
+    """Sample all other threads of this process at about RATE_HZ and return a speedscope file.
 
-    Blocks for `seconds`, above 0 and at most MAX_SECONDS. Raises ValueError with these limits.
+    Blocks for `seconds`, which must be above 0 and at most MAX_SECONDS; otherwise raises
+    ValueError.
     """
     if not 0 < seconds <= MAX_SECONDS:
         raise ValueError(f"seconds must be above 0 and at most {MAX_SECONDS:g}, not {seconds:g}")

@@ -1,9 +1,10 @@
-"""A child's start and its connection to the supervisor: settings, readiness report and lifeline.
+"""The start of a child process and its connection to the supervisor.
 
-Owns the child's end of one socket pair. The order to finish is sent over it, not as a signal:
-service managers signal a whole process tree at once, and an engine that obeyed would interrupt the
-streams that the fronts are draining. When the supervisor dies, its end closes and this process ends
-at once.
+The connection carries the launch parameters, the startup report and commands. It is one socket
+pair, of which this module owns the child's end. The command to stop is sent over it, not as a
+signal: service managers signal a whole process tree, and an engine that stopped on such a signal
+would interrupt the streams that the fronts (front-end processes) are draining. When the supervisor
+dies, its end closes and the child ends immediately.
 """
 
 import contextlib
@@ -46,16 +47,16 @@ def begin(
     launch_type: type[LaunchT],
     name: str,
     *,
-    last_act: Callable[[], object] | None = None,
+    before_exit: Callable[[], object] | None = None,
 ) -> "tuple[ChildControl, LaunchT]":
-    """Take over the connection, read the settings, hold the lifeline and start to log as `name`.
+    """Connect to the supervisor and start logging; return the connection and the launch parameters.
 
-    `arguments`: the program's arguments, which are the inherited descriptor. `last_act`: see
-    `hold_lifeline`.
+    `name` is the name of the process in the log. `arguments` are the arguments of the program; the
+    first is the inherited descriptor. For `before_exit` see `hold_lifeline`.
     """
     control = ChildControl(int(arguments[0]))
     launch = decode_launch(launch_type, control.read_launch())
-    control.hold_lifeline(launch.socket_path, last_act)
+    control.hold_lifeline(launch.socket_path, before_exit)
     server = launch.server
     configure_logging(
         name,
@@ -67,10 +68,10 @@ def begin(
 
 
 def exit_at_once(code: int) -> NoReturn:
-    """End the process without the shutdown of libraries.
+    """Terminate this process without the shutdown of libraries.
 
-    The kernel frees everything faster than torch does, and threads that hang in the network are not
-    waited for.
+    The kernel frees memory faster than torch does, and this does not wait for threads that hang in
+    network calls.
     """
     logging.shutdown()
     sys.stderr.flush()
@@ -78,19 +79,18 @@ def exit_at_once(code: int) -> NoReturn:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies (Linux only).
+    """Make the kernel kill this process when its parent dies (Linux only).
 
-    For a process that may block in native code holding the interpreter lock, so that the thread of
-    its lifeline cannot run.
+    Needed for a process that may hold the GIL in native code, because then the thread that watches
+    the connection cannot run.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 class ChildControl:
-    """The child's end of the connection. Create it first in the process, from the inherited
-    descriptor.
-    """
+    """The child's end of the connection. Must be created first in the process, from the inherited
+    descriptor."""
 
     def __init__(self, control_fd: int) -> None:
         self._socket = socket.socket(fileno=control_fd)
@@ -103,64 +103,69 @@ class ChildControl:
         self._on_engine_lost: Callable[[], object] | None = None
         self._last_act: Callable[[], object] | None = None
         self.ordered_grace_s: float | None = None
-        """The grace period of the order to finish, seconds; None: use the configured one."""
+        """The grace period in the command to stop, in seconds; None for the configured one."""
         self.is_hand_over = False
-        """Whether a successor has taken over from the process that is to finish."""
-        # SIGUSR1 makes the supervisor write the flight record, SIGUSR2 makes it do a rolling
-        # restart. Service managers may send both to the whole process tree, so children ignore
-        # them.
+        """True if a successor has taken over from this process, which is stopping."""
+        # SIGUSR1 makes the supervisor write the flight record, and SIGUSR2 makes it do a rolling
+        # restart. Service managers may send both to the whole process tree, so child processes
+        # ignore them.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
 
     def read_launch(self) -> bytes:
-        """Return the settings, the first message. Ends the process if there are none."""
+        """Return the encoded launch parameters, which the supervisor sends first.
+
+        Ends the process if they do not arrive.
+        """
         with contextlib.suppress(OSError, LinkError):
             for first, *orders in self._received():
                 if isinstance(first, Launch):
-                    # An order may arrive in the same read.
+                    # The command to stop may arrive in the same read.
                     self._early.extend(orders)
                     return first.settings
         os._exit(EXIT_ORPHANED)
 
     def hold_lifeline(
-        self, socket_path: Path, last_act: Callable[[], object] | None = None
+        self, socket_path: Path, before_exit: Callable[[], object] | None = None
     ) -> None:
-        """End this process when the supervisor dies, and remove the folder of its sockets.
+        """From now on, when the supervisor dies, remove the folder of the service's sockets, call
+        `before_exit`, and terminate this process.
 
-        A thread watches the connection, so this works while the main thread computes; it calls
-        `last_act` before the end.
+        A thread watches the connection and does this, so it works while the main thread computes.
         """
         self._socket_path = socket_path
-        self._last_act = last_act
+        self._last_act = before_exit
         threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
 
     def on_stop(self, stop: Callable[[], object]) -> None:
-        """Have `stop` called, on another thread, when the order to finish arrives.
+        """Register `stop`, which is called on another thread when the command to stop arrives.
 
-        Until `stop` is set, while the process loads, the order ends the process at once.
+        Until this registration, while the process loads, the command ends the process immediately.
         """
         self._stop = stop
 
     def on_engine_lost(self, call: Callable[[], object]) -> None:
-        """Have `call` called, on another thread, when no engine will start any more."""
+        """Register `call`, which is called on another thread when the supervisor reports that no
+        further engine will be started."""
         self._on_engine_lost = call
 
     def report_ready(self, **facts: str | int | float | None) -> None:
-        """Report to the supervisor that this process serves."""
-        self.tell(Ready(facts=facts))
+        """Report to the supervisor that this process is serving. `facts` is the startup report."""
+        self.send(Ready(facts=facts))
 
     def report_failure(self, error: BaseException, prefix: str = "") -> None:
         """Report to the supervisor why this process cannot start, in one line for the operator."""
-        self.tell(StartFailed(message=prefix + in_one_line(error)))
+        self.send(StartFailed(message=prefix + in_one_line(error)))
 
-    def tell(self, frame: FromChild) -> None:
-        """Send a message to the supervisor."""
-        # When the supervisor is gone the lifeline ends this process.
+    def send(self, frame: FromChild) -> None:
+        """Send a message to the supervisor. Does nothing if the supervisor has died."""
+        # When the supervisor is gone, the thread that watches the connection terminates this
+        # process.
         with contextlib.suppress(OSError):
             self._socket.sendall(FROM_CHILD.encode(frame))
 
     def _received(self) -> Iterator[list[ToChild]]:
-        """Yield batches of received frames, never empty, until the connection ends."""
+        """Yield batches of received frames, which are never empty, until the connection ends."""
         while data := self._socket.recv(65536):
             frames = [TO_CHILD.decode(body) for body in self._frames.feed(data)]
             if frames:
@@ -192,14 +197,14 @@ class ChildControl:
                 self.is_hand_over = order.is_hand_over
                 if self._stop is None:
                     os._exit(EXIT_OK)
-                self.tell(StopReceived())
+                self.send(StopReceived())
                 self._stop()
             case Launch():
                 raise LinkError("settings were received twice")
 
 
 def _remove_folder(folder: Path) -> None:
-    """Remove the folder with the socket files. Other processes may be removing it too."""
+    """Remove the folder of the socket files. Other processes may be removing it too."""
     with contextlib.suppress(OSError):
         for path in folder.glob("*.sock"):
             path.unlink(missing_ok=True)
@@ -207,7 +212,7 @@ def _remove_folder(folder: Path) -> None:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return the cause in one line, without a traceback."""
+    """Return a description of `error` in one line, without a traceback."""
     text = " ".join(str(error).split())
     if isinstance(error, MemoryError) or "out of memory" in text.lower():
         return f"out of memory: {text}" if text else "out of memory"

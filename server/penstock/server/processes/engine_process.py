@@ -1,8 +1,8 @@
-"""The engine process: scheduler and executor on one thread, no asyncio.
+"""The engine process: scheduler and executor on one thread, without asyncio.
 
-Owns its composition and its shutdown, and keeps the limits and shares of tenants equal to the
-policy file, at the start and after each change. The supervisor runs it as `python -m
-penstock.server.processes.engine_process <control fd>`.
+Creates its components and shuts them down. At the start and after each change of the policy file
+(the operator's settings per tenant), applies the tenants' limits and weights in it. The supervisor
+runs it as `python -m penstock.server.processes.engine_process <control fd>`.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from penstock.scheduler.executor import Executor, ExecutorInfo
 from penstock.scheduler.integrity import IntegrityError
 from penstock.server.config import EngineLaunch, ServerConfig
 from penstock.server.engine.dispatch import Dispatcher
-from penstock.server.engine.front_connections import FrontConnections
+from penstock.server.engine.front_connections import MAX_OUTPUT_BYTES, FrontConnections
 from penstock.server.engine.kept_streams import KeptLimits
 from penstock.server.engine.loop import EngineLoop, StatusBoardExecutor, StatusPublisher
 from penstock.server.engine.quarantine import Quarantine
@@ -35,28 +35,28 @@ from penstock.server.observe.flight.layout import FlightError, facts_of
 from penstock.server.observe.flight.writer import FlightWriter
 from penstock.server.observe.listeners import EngineListeners
 from penstock.server.observe.recording.recorder import Recorder
-from penstock.server.processes.command_runner import Orders
+from penstock.server.processes.command_runner import CommandRunner
 from penstock.server.processes.control import ChildControl, begin, die_with_parent, exit_at_once
 from penstock.server.processes.exit_codes import (
-    EXIT_BOOKS_WRONG,
     EXIT_CANNOT_START,
     EXIT_ENGINE_DIED,
+    EXIT_INTEGRITY_FAILED,
     EXIT_OK,
 )
 from penstock.server.security.policy_file import PolicyFile
 
 # When run as a program, `__name__` would be `__main__`.
-log = logging.getLogger("penstock.server.processes.engine_process")
+logger = logging.getLogger("penstock.server.processes.engine_process")
 
 _EXECUTORS = "penstock.executor."
 
 
 class EnginePolicy:
-    """Keeps an engine's limits equal to those of a policy file.
+    """Applies the tenants' limits and weights of a policy file to an engine.
 
-    `open_file` raises ValueError or OSError for an invalid file. With `can_wait` the error is
-    logged and the file is read again at every poll: a restarted engine must not fail because the
-    file is just being written. Until the file is valid, no tenant is limited.
+    Raises the error of `open_file` (ValueError or OSError) if the file is invalid. With `can_wait`,
+    the error is logged instead and the file is read again at each poll, so that a restarted engine
+    does not fail while the file is being written. Until the file is valid, no tenant is limited.
     """
 
     def __init__(
@@ -71,10 +71,11 @@ class EnginePolicy:
             if not can_wait:
                 raise
             # The message names the fault in the file; a traceback would not help.
-            log.error("the policy file cannot be read, so no tenant is limited: %s", error)  # noqa: TRY400
+            logger.error("the policy file cannot be read, so no tenant is limited: %s", error)  # noqa: TRY400
 
     def poll(self) -> None:
-        """Apply the file if it has changed. Call it on the engine's thread, between two steps."""
+        """Read and apply the policy file if it has changed. Call this on the engine's thread,
+        between two steps."""
         if self._file is None:
             with contextlib.suppress(ValueError, OSError):
                 self._open()
@@ -93,14 +94,14 @@ class EnginePolicy:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one engine until ordered to finish; return the exit code."""
-    # Loading torch and a model creates hundreds of thousands of objects that stay; collecting
-    # garbage meanwhile would take a fifth of the start time.
+    """Run one engine until it must stop, and return the exit code."""
+    # Loading torch and a model creates hundreds of thousands of permanent objects. Garbage
+    # collection meanwhile would take a fifth of the start time.
     gc.disable()
     control, launch = begin(arguments, EngineLaunch, "engine")
     die_with_parent()
     listener = socket.socket(fileno=launch.listener_fd)
-    listener.set_inheritable(False)  # not inherited by programs that the executor starts
+    listener.set_inheritable(False)  # Programs that the executor starts must not inherit it.
     if launch.flight_fd >= 0:
         os.set_inheritable(launch.flight_fd, False)
     try:
@@ -113,7 +114,7 @@ def main(arguments: list[str]) -> int:
         dispatcher = Dispatcher(
             engine,
             _hello(launch, executor, publishes_cache=cache_index is not None),
-            carry_out=Orders("engine").carry_out,
+            carry_out=CommandRunner("engine").carry_out,
             quarantine=Quarantine(launch.suspects, board.mark_probation),
             mark_submitting=board.mark_submitting,
             cache_index=cache_index,
@@ -122,16 +123,19 @@ def main(arguments: list[str]) -> int:
                 max_unread=launch.server.front.max_detached_requests,
             ),
         )
-        hub = FrontConnections(listener, dispatcher)
+        # A front that attaches all kept streams at once must not be treated as a slow reader.
+        max_output_bytes = MAX_OUTPUT_BYTES + launch.server.front.max_resume_bytes
+        hub = FrontConnections(listener, dispatcher, max_output_bytes=max_output_bytes)
         loop = EngineLoop(hub, time.monotonic, StatusPublisher(board, dispatcher))
         loop.add_chore(dispatcher.sweep)
         policy = _policy(launch, engine)
         if policy is not None:
             loop.add_chore(policy.poll)
     except (Exception, SystemExit) as error:
-        # Any failure to start, of a model folder, a library or memory: one line for the operator,
-        # the details at debug level. Launcher libraries may call sys.exit.
-        log.debug("cannot start", exc_info=True)
+        # Reports any failure to start, of a model folder, a library or memory, as one line for the
+        # operator. Details are logged at debug level. Libraries that start processes may call
+        # sys.exit.
+        logger.debug("cannot start", exc_info=True)
         control.report_failure(error)
         return EXIT_CANNOT_START
     try:
@@ -142,16 +146,16 @@ def main(arguments: list[str]) -> int:
 
 
 def warn_of_limits(config: ExecutorConfig, info: ExecutorInfo) -> None:
-    """Warn when the model or the KV cache cannot hold the requested context length."""
+    """Log a warning if the model or the KV cache cannot hold the requested context length."""
     if config.max_seq_len is not None and info.max_seq_len < config.max_seq_len:
-        log.warning(
-            "max_seq_len is %d, the model's, not %d as asked for",
+        logger.warning(
+            "max_seq_len is %d, the model's, not %d as requested",
             info.max_seq_len,
             config.max_seq_len,
         )
     num_tokens = info.num_blocks * info.block_size
     if num_tokens < info.max_seq_len:
-        log.warning(
+        logger.warning(
             "the KV cache holds %d tokens (num_blocks=%d, block_size=%d): no request can reach"
             " max_seq_len, %d",
             num_tokens,
@@ -164,7 +168,7 @@ def warn_of_limits(config: ExecutorConfig, info: ExecutorInfo) -> None:
 def _serve(control: ChildControl, executor: Executor, loop: EngineLoop) -> int:
     info = executor.info
     control.on_stop(loop.stop)
-    # What exists now stays until the end: exclude it from garbage collection.
+    # The objects that exist now are permanent, so exclude them from garbage collection.
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -178,11 +182,11 @@ def _serve(control: ChildControl, executor: Executor, loop: EngineLoop) -> int:
     try:
         loop.run()
     except IntegrityError:
-        log.critical("integrity check failed", exc_info=True)
-        return EXIT_BOOKS_WRONG
+        logger.critical("integrity check failed", exc_info=True)
+        return EXIT_INTEGRITY_FAILED
     except Exception as error:
         is_its = comes_from_executor(error)
-        log.critical(
+        logger.critical(
             "the executor failed"
             if is_its
             else "internal error: a step failed outside the executor",
@@ -194,26 +198,25 @@ def _serve(control: ChildControl, executor: Executor, loop: EngineLoop) -> int:
 
 
 def comes_from_executor(error: Exception) -> bool:
-    """Return whether the executor raised the error: operators need this first."""
+    """Return True if the executor raised the error, according to the traceback."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(str(frame.f_globals.get("__name__", "")).startswith(_EXECUTORS) for frame in frames)
 
 
 def _board(launch: EngineLaunch, executor: Executor) -> EngineBoard:
-    """Return the status board from the supervisor, or a private one if the engine is run by
-    hand.
-    """
+    """Return the status board from the supervisor, or a private one if the engine was started
+    manually."""
     fd = launch.board_fd
     if fd < 0:
         fd = create_board(executor.info.max_num_seqs)
     try:
         return EngineBoard(fd, launch.epoch, executor.info.pipeline_depth)
     finally:
-        os.close(fd)  # mapped already; not inherited by programs that the executor starts
+        os.close(fd)  # It is mapped already. Programs that the executor starts must not inherit it.
 
 
 def _recorder(server: ServerConfig, executor: Executor) -> Recorder | None:
-    """Return the recorder of served requests; None if recording is off or impossible."""
+    """Return the recorder of requests, started; None if recording is disabled or impossible."""
     if server.record_path is None:
         return None
     try:
@@ -225,7 +228,7 @@ def _recorder(server: ServerConfig, executor: Executor) -> Recorder | None:
         )
     except OSError as error:
         # The command line has checked the file. If it fails now, serve without recording.
-        log.warning("nothing is recorded: %s", error)
+        logger.warning("recording is disabled: %s", error)
         return None
     recorder.start()
     return recorder
@@ -243,16 +246,15 @@ def _engine(launch: EngineLaunch, executor: Executor, recorder: Recorder | None)
 
 
 def _cache_index(launch: EngineLaunch, engine: Engine) -> CacheIndex | None:
-    """Return the index of cached blocks for gateways; None if no gateway is served or it is
-    unknown.
-    """
+    """Return the index of cached blocks for gateways; None without a gateway, or if the executor
+    manages its own cache."""
     if launch.server.gateway == NO_GATEWAY or engine.ready_fd is not None:
         return None
     return engine.enable_cache_index()
 
 
 def _policy(launch: EngineLaunch, engine: Engine) -> EnginePolicy | None:
-    """Return the updater of the tenants' limits; None without a policy."""
+    """Return the object that updates the tenants' limits; None without a policy file."""
     path = launch.server.security.policy_file
     if path is None:
         return None
@@ -268,7 +270,7 @@ def _policy(launch: EngineLaunch, engine: Engine) -> EnginePolicy | None:
 
 
 def _flight_writer(launch: EngineLaunch, executor: Executor) -> FlightWriter | None:
-    """Return the writer of the flight recorder; None without memory for it."""
+    """Return the writer of the flight recorder; None if the recorder is disabled or unavailable."""
     if launch.flight_fd < 0:
         return None
     server = launch.server
@@ -276,7 +278,7 @@ def _flight_writer(launch: EngineLaunch, executor: Executor) -> FlightWriter | N
     try:
         return FlightWriter(launch.flight_fd, facts)
     except (OSError, FlightError) as error:
-        log.warning("flight recorder unavailable: %s", error)
+        logger.warning("flight recorder unavailable: %s", error)
         return None
 
 

@@ -1,8 +1,9 @@
 """Supervision of the engine process: start, hang detection, clean-up after a crash.
 
-Owns the epochs; the crash attribution, which decides which requests the next engine runs alone
-(probation) and which it refuses (quarantine); and the descriptor of the flight recorder's memory,
-which engines and observers inherit and which outlives its writers.
+Assigns the epochs, which number the engine starts. Owns the descriptor of the flight recorder's
+memory, which engines and observers inherit, and which stays open when they die. Contains the crash
+attribution, which decides which requests the next engine runs alone (probation) and which it
+rejects (quarantine).
 """
 
 import asyncio
@@ -26,22 +27,23 @@ from penstock.server.processes.spawn_context import ENGINE_MODULE, SpawnContext,
 from penstock.server.processes.supervised_process import SupervisedProcess
 from penstock.server.usable_cores import num_usable_cores
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _EXIT_S = 5.0
-"""Time for an engine to exit in a restart, in addition to the time that its executor requests."""
+"""Time for an engine to exit in a restart, in seconds, in addition to the time that its executor
+requests."""
 _FORGET_AFTER_S = 600.0
 _MAX_KEPT = 4096
 _FIRST_PROBATION_TOKENS = 2
 _PROBATION_GROWTH = 8
 _MAX_PROBATION_TOKENS = 128
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals from outside the process; other signals are caused by the process itself."""
+"""Signals that are sent to the process from outside. Other signals are caused by the process
+itself."""
 
 
 class FlightMemory:
-    """The flight recorder's memory. `fd` is -1 before `create`, and if no memory could be
-    allocated.
-    """
+    """The shared memory of the flight recorder, which has the last steps of the engine. `fd` is -1
+    before `create`, after `close`, and if the memory could not be allocated."""
 
     def __init__(self, config: FlightConfig) -> None:
         self.fd = -1
@@ -52,16 +54,17 @@ class FlightMemory:
     def create(self, port: int) -> None:
         """Create the shared memory of the service on `port`.
 
-        If that fails, the service runs without it and logs an error.
+        If that fails, logs an error, and the service runs without a flight recorder.
         """
         self._port = port
-        # Imported late: it loads numpy, which would slow the start of the command line.
+        # Imported here, because it loads numpy, which would slow down the start of the command
+        # line.
         from penstock.server.observe.flight.memory import create_memory
 
         try:
             self.fd = create_memory(self._config.num_steps, "penstock-flight")
         except (OSError, ValueError) as error:
-            log.error("flight recorder unavailable: %s", error)  # noqa: TRY400 (in one line)
+            logger.error("flight recorder unavailable: %s", error)  # noqa: TRY400 (in one line)
 
     def close(self) -> None:
         """Release the memory. Idempotent."""
@@ -70,11 +73,12 @@ class FlightMemory:
             self.fd = -1
 
     async def dump(self, why: str) -> None:
-        """Write the content to a file in the flight folder; log its path or the failure."""
+        """Write the content to a file in the flight folder. `why` is a part of the file name. Logs
+        the path or the failure."""
         from penstock.server.observe.flight.reader import dump
 
         if self.fd < 0:
-            log.warning("the flight recorder is off: no record was written")
+            logger.warning("the flight recorder is off: no record was written")
             return
         async with self._dumping:
             try:
@@ -82,9 +86,9 @@ class FlightMemory:
                     dump, self.fd, self._config.folder, why, port=self._port
                 )
             except (OSError, ValueError) as error:
-                log.warning("the flight record was not written: %s", error)
+                logger.warning("the flight record was not written: %s", error)
             else:
-                log.info("flight record (%s): %s", why, path)
+                logger.info("flight record (%s): %s", why, path)
 
 
 class EngineSupervision:
@@ -92,14 +96,14 @@ class EngineSupervision:
 
     def __init__(
         self,
-        surroundings: Callable[[], SpawnContext],
+        spawn_context: Callable[[], SpawnContext],
         *,
         orphans: Orphans,
         flight: FlightMemory,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.process = SupervisedProcess("engine", self._spawn, self._after)
-        self._spawn_context = surroundings
+        self._spawn_context = spawn_context
         self._orphans = orphans
         self._flight = flight
         self._crash_attribution = CrashAttribution(clock)
@@ -109,21 +113,26 @@ class EngineSupervision:
         self._is_hung = False
 
     def check(self, limit_s: float) -> None:
-        """Kill the engine if its heartbeat has stopped for `limit_s`; called ten times in that
-        period.
+        """Kill the engine if its heartbeat has stopped for `limit_s` seconds; log a warning after
+        half of them.
+
+        Call this NUM_CHECKS times in that period (see `hang_watch.py`).
         """
         board = self._board
         if board is None or self._is_hung or not self.process.may_hang:
             self._watch.forget()
         elif self._watch.check(board.epoch, board.num_beats):
             self._is_hung = True
-            log.error("no heartbeat of the engine for %g s: killing it", limit_s, extra=ALWAYS)
+            logger.error("no heartbeat of the engine for %g s: killing it", limit_s, extra=ALWAYS)
             self.process.abort()
         elif self._watch.is_halfway:
-            log.warning("no heartbeat of the engine for %g s", limit_s / 2)
+            logger.warning("no heartbeat of the engine for %g s", limit_s / 2)
 
     async def restart(self) -> None:
-        """Stop the engine between two steps and start another; return once the new one is ready."""
+        """Stop the engine after its current step and start a new engine.
+
+        Kills the engine if it does not exit in time. Returns when the new engine is ready.
+        """
         limit_s = _EXIT_S + self._spawn_context().config.executor.max_exit_s
         await self.process.restart(limit_s)
 
@@ -157,20 +166,21 @@ class EngineSupervision:
         )
 
     async def _after(self, code: int, was_ordered: bool) -> None:
-        """Clean up after an engine: keep the record of its last steps, end its child processes."""
+        """Clean up after an engine: terminate the processes that it left running. After a crash,
+        first attribute the crash to requests and save the flight record."""
         if not was_ordered and code != EXIT_CANNOT_START:
             self._attribute_crash(code)
-            # Before the next engine reuses the memory.
+            # Save it before the next engine reuses the memory.
             await self._flight.dump("engine died" if code else "engine ended")
         await self._orphans.end_all("the engine")
 
     def _attribute_crash(self, code: int) -> None:
         board = self._board
-        # The engine died before it took over the board: no requests.
+        # If the engine died before it opened the board, there are no requests.
         if board is None or board.epoch != self._epoch:
             return
         death = EngineDeath(
-            is_its_own=is_its_own(code, was_hung=self._is_hung),
+            is_own_failure=is_own_failure(code, was_hung=self._is_hung),
             keys_in_progress=board.keys_in_progress(),
             keys_on_probation=board.keys_on_probation(),
             was_hung=self._is_hung,
@@ -178,7 +188,7 @@ class EngineSupervision:
         self._crash_attribution.note(death)
         num_tried = sum(not suspect.is_poison for suspect in self._crash_attribution.suspects())
         if num_tried and death.keys_in_progress:
-            log.warning(
+            logger.warning(
                 "%d requests were in the engine; %d of them may have crashed it and will run alone",
                 len(death.keys_in_progress),
                 num_tried,
@@ -187,26 +197,34 @@ class EngineSupervision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineDeath:
-    """How an engine died. `is_its_own`: the engine caused its death, it was not killed from
-    outside. `was_hung`: it made no progress, which a device or driver can cause.
+    """The circumstances of the death of an engine.
 
-    `keys_in_progress`: outputs of its last steps and of the request being submitted.
-    `keys_on_probation`: outputs of the suspected request that ran alone.
+    Attributes:
+        is_own_failure: True if the engine itself failed, False if it was killed from outside.
+        was_hung: True if it made no progress, which a device or driver may cause.
+        keys_in_progress: Keys of the outputs in its last steps, and the first key of the request
+            that was being submitted.
+        keys_on_probation: Keys of the suspected request that ran alone.
     """
 
-    is_its_own: bool
+    is_own_failure: bool
     keys_in_progress: frozenset[int]
     keys_on_probation: frozenset[int] = frozenset()
     was_hung: bool = False
 
 
-def is_its_own(code: int, *, was_hung: bool) -> bool:
-    """Return whether an exit code (negative: a signal) shows that the engine itself failed."""
+def is_own_failure(code: int, *, was_hung: bool) -> bool:
+    """Return True if the engine itself failed, False if it was killed from outside or ended
+    normally.
+
+    `code` is the exit code, negative for a signal. `was_hung` is True if the supervisor killed the
+    engine because it made no progress.
+    """
     return was_hung or code > 0 or (code < 0 and -code not in _FROM_OUTSIDE)
 
 
 @dataclass(slots=True, eq=False)
-class _Account:
+class _CrashHistory:
     num_deaths: int = 0
     num_own: int = 0
     num_on_probation: int = 0
@@ -219,32 +237,35 @@ class _Account:
 
 
 class CrashAttribution:
-    """Engine deaths by request key. Keys of ended requests are kept for a while; keys are not
-    reused.
+    """Counts engine deaths by output key, and decides which requests are suspected.
+
+    The key of an output is its number in the engine; keys are not reused. Counts are kept for
+    `_FORGET_AFTER_S` after the last death, for at most `_MAX_KEPT` keys.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._accounts: dict[int, _Account] = {}
+        self._accounts: dict[int, _CrashHistory] = {}
 
     def note(self, death: EngineDeath) -> None:
-        """Record the death of an engine."""
+        """Record the death of an engine for the requests in progress."""
         now_s, keys = self._clock(), death.keys_in_progress
-        # A request on probation that was not in progress was waiting and did nothing.
+        # A request on probation that was not in progress was waiting, so it is not counted.
         tried = death.keys_on_probation if keys & death.keys_on_probation else frozenset[int]()
         self._forget(now_s)
         for key in keys | tried:
-            account = self._accounts.pop(key, None) or _Account()
-            self._accounts[key] = account  # moved to the end: the most recently used
+            account = self._accounts.pop(key, None) or _CrashHistory()
+            # Moved to the end, because the most recently used key is last.
+            self._accounts[key] = account
             account.num_deaths += 1
-            account.num_own += death.is_its_own
+            account.num_own += death.is_own_failure
             account.num_on_probation += key in tried
             account.last_s = now_s
         for key in keys | tried:
             self._accounts[key].is_poison |= self._is_quarantined(key, death, tried)
 
     def suspects(self) -> tuple[SuspectedRequest, ...]:
-        """Return the requests that the next engine runs alone or refuses."""
+        """Return the requests that the next engine must run alone or reject."""
         return tuple(
             SuspectedRequest(
                 key=key,
@@ -258,9 +279,9 @@ class CrashAttribution:
     def _is_quarantined(self, key: int, death: EngineDeath, tried: frozenset[int]) -> bool:
         account = self._accounts[key]
         is_alone = death.keys_in_progress == frozenset({key})
-        if not death.is_its_own or (death.was_hung and not is_alone):
-            # Dying twice while the same request is on probation is no coincidence. (The kernel
-            # kills a process that uses up the memory, which looks like a kill from outside.)
+        if not death.is_own_failure or (death.was_hung and not is_alone):
+            # Two deaths with the same request on probation are no coincidence. (If a process uses
+            # up the memory the kernel kills it, which looks like a kill from outside.)
             return account.num_on_probation > 1
         return (is_alone or key in tried) and account.num_deaths > 1
 
@@ -272,9 +293,11 @@ class CrashAttribution:
             del self._accounts[key]
 
 
-def _num_probation_tokens(account: _Account) -> int:
-    """Return the length of the probation. It is longer for a request that passed one and was in
-    another crash: it may fail late.
+def _num_probation_tokens(account: _CrashHistory) -> int:
+    """Return the length of the probation, in tokens.
+
+    It is longer for a request that passed a probation and was involved in another crash afterwards,
+    because it may fail late.
     """
     num_tokens = _FIRST_PROBATION_TOKENS
     for _ in range(1, account.num_own):

@@ -1,7 +1,7 @@
-"""A front process: one gRPC server on uvloop, connected to the engine.
+"""A front (front-end process): one gRPC server on uvloop, connected to the engine.
 
-Owns its composition and its shutdown, and what it sends to the observer: recorder, exporter and
-heartbeat; a front without an observer has none of these. The supervisor runs it as `python -m
+Creates its components and shuts them down. Reports to the observer with a recorder, an exporter and
+a heartbeat; a front without an observer has none of these. The supervisor runs it as `python -m
 penstock.server.processes.front_process <control fd>`.
 """
 
@@ -22,8 +22,8 @@ import uvloop
 from penstock.scheduler.events import Queued
 from penstock.scheduler.quotas import TenantQuota
 from penstock.server.config import FrontLaunch, ServerConfig
+from penstock.server.front.admission_estimate import AdmissionEstimate
 from penstock.server.front.prompt_tokens import TextQuotas
-from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.spare_memory import keep_large_apart
 from penstock.server.gateways import NO_GATEWAY, load_gateway
 from penstock.server.link.board import BoardView, FrontBeat
@@ -31,7 +31,7 @@ from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.observe.exporter import Exporter
 from penstock.server.observe.frames import FrontView, Heartbeat, HeartbeatTimer, Hello
 from penstock.server.observe.request_record import NO_ROOM, RequestRecorder
-from penstock.server.processes.command_runner import Orders
+from penstock.server.processes.command_runner import CommandRunner
 from penstock.server.processes.control import ChildControl, begin
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
 from penstock.server.processes.hang_watch import NUM_CHECKS
@@ -43,22 +43,22 @@ from penstock.server.security.security import Security
 from penstock.server.text.model_text import ModelText
 
 # When run as a program, `__name__` would be `__main__`.
-log = logging.getLogger("penstock.server.processes.front_process")
+logger = logging.getLogger("penstock.server.processes.front_process")
 ENOUGH = 65_536
-"""Limit of open files and sockets: a front needs one for each connection."""
+"""The limit of open files and sockets to request. A front needs one for each connection."""
 _BEATS_PER_CHECK = 4
-"""Heartbeats between two checks of the supervisor, so that every check finds a new one."""
+"""Heartbeats between two checks of the supervisor, so that each check finds a new heartbeat."""
 _LAST_WORDS_S = 0.2
-"""How long the observer may take to receive the last records."""
+"""How long the observer may take to receive the last records, in seconds."""
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until ordered to finish, then drain; return the exit code."""
-    # Without a supervisor the engine is killed at once and cannot end its own child processes.
-    control, launch = begin(arguments, FrontLaunch, "front", last_act=end_marked)
+    """Serve until the supervisor stops this process, then drain, and return the exit code."""
+    # Without a supervisor the engine is killed immediately and cannot end its own child processes.
+    control, launch = begin(arguments, FrontLaunch, "front", before_exit=end_marked)
     allow_many_descriptors()
     keep_large_apart()
-    log.debug("front id %d", launch.front_id)
+    logger.debug("front id %d", launch.front_id)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(control, launch))
 
@@ -82,7 +82,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         board = BoardView.taking(launch.board_fd)
         recorder = None if watch is None else watch.recorder
         server = _server(launch, text, port, security, recorder, _gateway(config, board))
-        server.front.gate = QueueGate(
+        server.front.admission = AdmissionEstimate(
             board,
             config.num_fronts,
             waiting=server.front.table,
@@ -95,7 +95,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
         if watch is not None:
             await watch.start(server)
     except Exception as error:
-        log.debug("cannot start", exc_info=True)
+        logger.debug("cannot start", exc_info=True)
         control.report_failure(error)
         return EXIT_CANNOT_START
     gc.collect()
@@ -121,15 +121,20 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
 
 
 def _gateway(config: ServerConfig, board: BoardView | None) -> GatewayServiceMaker | None:
-    """Return the gateway protocol to serve, if one is configured; its code is loaded only then."""
+    """Return the function that creates the gRPC service of the configured gateway; None without a
+    gateway.
+
+    The gateway's code is imported only if it is configured.
+    """
     if config.gateway == NO_GATEWAY:
         return None
     gateway = load_gateway(config.gateway)
-    return lambda front, gate: gateway.make_service(front, gate, board)
+    return lambda front, access: gateway.make_service(front, access, board)
 
 
 class _Heartbeat:
-    """Writes a heartbeat every `interval_s` from `start` to `stop`; no-op without `beat`."""
+    """Writes a heartbeat every `interval_s` seconds from `start` to `stop`. Does nothing if `beat`
+    is None."""
 
     def __init__(self, beat: FrontBeat | None, interval_s: float) -> None:
         self._beat = beat
@@ -137,7 +142,7 @@ class _Heartbeat:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Write a heartbeat now and every interval. Call it on the loop."""
+        """Write a heartbeat now and after each interval. Call this on the event loop."""
         if self._beat is None:
             return
         self._beat.beat()
@@ -209,7 +214,9 @@ async def _report_ready(control: ChildControl, port: UnixEnginePort) -> None:
 
 
 def allow_many_descriptors() -> int:
-    """Raise the soft limit of open files to ENOUGH, within the hard limit; return the new limit.
+    """Raise the soft limit of open files to ENOUGH, within the hard limit, and return the new
+    limit.
+
     Many systems set it to 1,024 for programs that use select.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -221,8 +228,9 @@ def allow_many_descriptors() -> int:
 
 
 class FrontWatch:
-    """Reports a front to the observer, whose socket is `path`. The recorder exists from the start,
-    for the server.
+    """Reports the state and the requests of a front to the observer, whose socket is at `path`.
+
+    The recorder exists from the start, because the server needs it.
     """
 
     def __init__(self, path: Path, front_id: int) -> None:
@@ -232,13 +240,13 @@ class FrontWatch:
             path,
             Hello(front_id=front_id, pid=os.getpid()),
             live_views=self._live_views,
-            carry_out=Orders(f"front {front_id}").carry_out,
+            carry_out=CommandRunner(f"front {front_id}").carry_out,
         )
         self._timer = HeartbeatTimer(self._beat)
         self.recorder = RequestRecorder(self._exporter.offer)
 
     async def start(self, server: FrontServer) -> None:
-        """Report on `server` from now on, and when its engine connects or disconnects.
+        """Start to report the state of `server`, and changes of its connection to the engine.
 
         Does not wait for the observer.
         """
@@ -248,7 +256,7 @@ class FrontWatch:
         self._timer.start()
 
     async def close(self) -> None:
-        """Send the final message, and disconnect."""
+        """Send the remaining records, and disconnect."""
         self._timer.stop()
         await self._exporter.close(_LAST_WORDS_S)
 
@@ -260,7 +268,7 @@ class FrontWatch:
         front, recorder = self._server.front, self.recorder
         counters = front.counters
         estimate_s, at_s = _queue_estimate(front.newest_place)
-        # The exporter reports the reasons for NO_ROOM itself.
+        # The exporter itself reports the reasons for NO_ROOM.
         dropped = {why: num for why, num in recorder.dropped_records.items() if why != NO_ROOM}
         self._exporter.send_heartbeat(
             Heartbeat(
@@ -289,7 +297,8 @@ class FrontWatch:
 
 
 def _queue_estimate(place: Queued | None) -> tuple[float | None, float]:
-    """Return the last estimate of the queue time, and when it was made."""
+    """Return the latest estimate of the queue time, in seconds, and its time; (None, -inf) if no
+    request was queued."""
     return (None, -math.inf) if place is None else (place.estimated_queue_s, place.at_s)
 
 

@@ -1,6 +1,7 @@
-"""Supervision of a front process: start, hang detection, successor in a rolling restart.
+"""Supervision of a front (front-end process): start, hang detection, and successor in a rolling
+restart.
 
-Owns the ids of fronts. Every process gets a new id, so that keys of a dead front are not reused.
+Assigns the ids of fronts. Each process gets a new id, so that keys of a dead front are not reused.
 """
 
 import logging
@@ -15,26 +16,28 @@ from penstock.server.processes.orphans import Orphans
 from penstock.server.processes.spawn_context import FRONT_MODULE, SpawnContext, front_environment
 from penstock.server.processes.supervised_process import SupervisedProcess
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 NUM_ROWS = 256
-"""Rows of heartbeats: limits how many fronts may start while an old one still drains."""
+"""Number of rows for heartbeats. It limits how many fronts may start while old fronts still
+drain."""
 
 
 class FrontSupervision:
-    """Supervises front `number`. `front_ids`: shared by all fronts."""
+    """Supervises front `number`. `front_ids` yields the ids of new fronts and is shared by all
+    fronts."""
 
     def __init__(
         self,
         number: int,
-        surroundings: Callable[[], SpawnContext],
+        spawn_context: Callable[[], SpawnContext],
         *,
         orphans: Orphans,
         front_ids: Iterator[int],
     ) -> None:
         self.number = number
         self.process = SupervisedProcess(f"front {number}", self._spawn)
-        self._spawn_context = surroundings
+        self._spawn_context = spawn_context
         self._orphans = orphans
         self._front_ids = front_ids
         self._front_id = 0
@@ -42,21 +45,23 @@ class FrontSupervision:
         self._beats: BeatsView | None = None
 
     def successor(self) -> "FrontSupervision":
-        """Return a second supervision of this number, for the front that takes over."""
+        """Return the supervision of another process with this number, which will replace this
+        one."""
         return FrontSupervision(
             self.number, self._spawn_context, orphans=self._orphans, front_ids=self._front_ids
         )
 
     def check(self, limit_s: float) -> None:
-        """Kill the front if its heartbeat has stopped for `limit_s`; called ten times in that
-        period.
+        """Kill the front if its heartbeat has stopped for `limit_s` seconds.
+
+        Call this NUM_CHECKS times in that period (see `hang_watch.py`).
         """
         if self._beats is None or not self.process.may_hang:
             self._watch.forget()
         elif self._watch.check(
             self._front_id, self._beats.num_beats(self._front_id % NUM_ROWS, self._front_id)
         ):
-            log.error(
+            logger.error(
                 "no heartbeat of %s for %g s: killing it",
                 self.process.name,
                 limit_s,
@@ -80,7 +85,7 @@ class FrontSupervision:
             beats_fd=now.beats_fd,
             beat_row=self._front_id % NUM_ROWS,
         )
-        environment = {**front_environment(), **self._orphans.mark_to_know}
+        environment = {**front_environment(), **self._orphans.mark_for_guard}
         return await self._orphans.start(
             lambda: Child.spawn(
                 "front",

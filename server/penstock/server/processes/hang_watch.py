@@ -1,15 +1,15 @@
-"""Hang detection by heartbeat counts.
+"""Detects hanging processes from their heartbeat counts.
 
-Counts checks, not seconds: after a pause of the whole machine one check is late, but no process has
-hung.
+Counts checks instead of seconds: after a pause of the whole machine one check is late, which does
+not mean that a process hangs.
 """
 
 NUM_CHECKS = 10
-"""Consecutive checks without a new heartbeat after which a process counts as hung."""
+"""Number of consecutive checks without a new heartbeat after which a process is considered hung."""
 
 
 class HangWatch:
-    """Watches one supervised process."""
+    """Detects from heartbeat counts whether one supervised process hangs."""
 
     def __init__(self, num_checks: int = NUM_CHECKS) -> None:
         self._num_checks = num_checks
@@ -18,13 +18,12 @@ class HangWatch:
 
     @property
     def is_halfway(self) -> bool:
-        """True at the one check at half of the limit."""
+        """True after the check that reaches half of the limit, until the next check."""
         return self._num_same == self._num_checks // 2
 
     def check(self, process_id: int, num_beats: int) -> bool:
-        """Check once; return whether `process_id` hangs: its `num_beats` has not changed for too
-        long.
-        """
+        """Return True if `process_id` hangs, i.e. if `num_beats` has not changed in the last
+        `num_checks` checks."""
         if (process_id, num_beats) != self._seen:
             self._seen = (process_id, num_beats)
             self._num_same = 0
@@ -33,6 +32,6 @@ class HangWatch:
         return self._num_same >= self._num_checks
 
     def forget(self) -> None:
-        """Reset, since there is no process to watch."""
+        """Reset the count, because there is no process to watch."""
         self._seen = (-1, -1)
         self._num_same = 0

@@ -1,7 +1,7 @@
-"""The observer process: traces, metrics and the operators' API, next to the engine and the fronts.
+"""The observer process: traces, metrics and the operators' API.
 
-Owns its composition and its shutdown. No process that serves requests waits for it. The supervisor
-runs it as `python -m penstock.server.processes.observer_process <control fd>`.
+Creates its components and shuts them down. No process that serves requests waits for it. The
+supervisor runs it as `python -m penstock.server.processes.observer_process <control fd>`.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import RequestView
 from penstock.server.observe.spans.variables import forget_blank_numbers
 from penstock.server.processes import process_table
-from penstock.server.processes.command_runner import Orders
+from penstock.server.processes.command_runner import CommandRunner
 from penstock.server.processes.control import ChildControl, begin, exit_at_once, in_one_line
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
 from penstock.server.processes.spawn_context import ENGINE_MODULE
@@ -45,23 +45,23 @@ if TYPE_CHECKING:
     from penstock.server.observe.spans.export import Tracing
 
 # When run as a program, `__name__` would be `__main__`.
-log = logging.getLogger("penstock.server.processes.observer_process")
+logger = logging.getLogger("penstock.server.processes.observer_process")
 
 _END_S = 1.7
-"""Default time limit of the shutdown, if the order to finish has none."""
+"""Default time limit of the shutdown in seconds, if the command to stop has none."""
 _HEAR_OUT_S = 0.5
-"""How long the final messages of fronts that are ending may take."""
+"""How long the final messages of fronts that are ending may take, in seconds."""
 _GC_THRESHOLDS = (100_000, 20, 100)
 _TRACES_S = 1.0
-"""How long sending the last traces may take."""
+"""How long sending the last traces may take, in seconds."""
 _LEAST_TRACES_S = 0.6
-"""Part of the shutdown time that is reserved for the last traces."""
+"""Part of the shutdown time that is reserved for the last traces, in seconds."""
 _MARGIN_S = 0.1
-"""Part of the shutdown time that is reserved for everything else."""
+"""Part of the shutdown time that is reserved for everything else, in seconds."""
 
 
 def main(arguments: list[str]) -> int:
-    """Observe until ordered to finish; return the exit code."""
+    """Run the observer until the supervisor stops it, and return the exit code."""
     control, launch = begin(arguments, ObserverLaunch, "observer")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(control, launch))
@@ -75,11 +75,12 @@ async def _serve(control: ChildControl, launch: ObserverLaunch) -> int:
         observer = _Observer(control, launch)
         ports = await observer.start()
     except (Exception, SystemExit) as error:
-        # Any failure to start, of an exporter, a library or a port.
-        log.debug("cannot start", exc_info=True)
+        # Reports any failure to start, of an exporter, a library or a port.
+        logger.debug("cannot start", exc_info=True)
         control.report_failure(error, "observer: ")
         return EXIT_CANNOT_START
-    # Thousands of records are created and freed, hardly any in a cycle: collect cycles seldom.
+    # Thousands of records are created and freed, and hardly any is in a reference cycle, so collect
+    # cycles rarely.
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
@@ -91,7 +92,7 @@ async def _serve(control: ChildControl, launch: ObserverLaunch) -> int:
 
 
 class _Observer:
-    """Starts and stops all parts. An observer that cannot start exits."""
+    """Starts and stops all components of the observer. If it cannot start, the process exits."""
 
     def __init__(self, control: ChildControl, launch: ObserverLaunch) -> None:
         self._control = control
@@ -117,7 +118,7 @@ class _Observer:
         self._doors: list[Callable[[], Awaitable[None]]] = []
 
     async def start(self) -> dict[str, int]:
-        """Start listening; return the ports by name."""
+        """Start all components, and return the ports on which they listen, by name."""
         launch = self._launch
         if launch.server.observer.tracing.is_on:
             from penstock.server.observe.spans.export import start_tracing
@@ -136,7 +137,8 @@ class _Observer:
         return await self._open_doors()
 
     async def stop(self, limit_s: float) -> None:
-        """Receive the last messages of all fronts and forward the records, within `limit_s`."""
+        """Receive the last messages of all fronts and export the records, within `limit_s`
+        seconds."""
         end_s = time.monotonic() + limit_s - _MARGIN_S
         if self._keeping is not None:
             self._keeping.cancel()
@@ -151,7 +153,7 @@ class _Observer:
             ends.append(asyncio.to_thread(self._tracing.close, left_s))
         for problem in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(problem, Exception):
-                log.error("shutdown of a part failed: %s", in_one_line(problem))
+                logger.error("shutdown of a part failed: %s", in_one_line(problem))
 
     async def _open_doors(self) -> dict[str, int]:
         launch, metrics = self._launch, self._metrics
@@ -210,8 +212,8 @@ class _Observer:
             engine=self._engine,
             flight=self._flight,
             merge=merged,
-            carry_out=Orders("observer").carry_out,
-            tell_supervisor=self._control.tell,
+            carry_out=CommandRunner("observer").carry_out,
+            send_to_supervisor=self._control.send,
         )
 
 
@@ -261,9 +263,10 @@ def _version() -> str:
 
 
 def processes_of_service(front_pids: Mapping[int, int]) -> dict[str, int]:
-    """Return the pids of the service's processes by name, as the kernel lists them now."""
+    """Return the current process ids of the service by name. `front_pids` has those of the fronts
+    (front-end processes) by front id. The engine is included on Linux only."""
     pids = {"observer": os.getpid(), "supervisor": os.getppid()}
-    # Numbered by age, so that the successor of a front takes over its name.
+    # Numbered by age, so that the successor of a front gets its name.
     for number, front_id in enumerate(sorted(front_pids), start=1):
         pids[f"front {number}"] = front_pids[front_id]
     if process_table.is_supported():

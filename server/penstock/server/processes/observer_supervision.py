@@ -1,6 +1,6 @@
 """Supervision of the observer process, with its ports and its socket.
 
-Owns everything that outlives one observer. When the observer crashes repeatedly, the service
+Owns the resources that stay when an observer dies. If the observer crashes repeatedly, the service
 continues without it.
 """
 
@@ -14,7 +14,7 @@ from penstock.server.config import ObserverLaunch, encode_launch
 from penstock.server.link.control_frames import FromChild
 from penstock.server.observe.config import ObserverConfig
 from penstock.server.processes.child import Child
-from penstock.server.processes.service_sockets import PortUnavailable, listen, reserve_port
+from penstock.server.processes.service_sockets import listen, reserve_port
 from penstock.server.processes.spawn_context import (
     OBSERVER_MODULE,
     SpawnContext,
@@ -22,7 +22,7 @@ from penstock.server.processes.spawn_context import (
 )
 from penstock.server.processes.supervised_process import CrashLoop, SupervisedProcess
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _BACKLOG = 64
 
@@ -30,51 +30,54 @@ _BACKLOG = 64
 class ObserverSupervision:
     """Restarts the observer process when it ends.
 
-    `surroundings` returns the resources of each start; `start` registers the child with the
-    supervisor; `on_message` receives the observer's messages.
+    `spawn_context` returns the resources for each start. `start` starts a child and registers it
+    with the supervisor. `on_message` receives the observer's messages.
     """
 
     def __init__(
         self,
         config: ObserverConfig,
         *,
-        surroundings: Callable[[], SpawnContext],
+        spawn_context: Callable[[], SpawnContext],
         start: Callable[[Callable[[], Awaitable[Child]]], Awaitable[Child]],
         on_message: Callable[[FromChild], None],
     ) -> None:
         self.process = SupervisedProcess("observer", self._spawn, on_message=on_message)
         self.socket_path: Path | None = None
         self._config = config
-        self._spawn_context = surroundings
+        self._spawn_context = spawn_context
         self._start = start
         self._listener: socket.socket | None = None
         self._ports: dict[str, int | None] = {"metrics_port": None, "operations_port": None}
 
     def open(self, folder: Path, stack: ExitStack) -> None:
-        """Reserve the ports and listen for fronts. Raises PortUnavailable, which states what to
-        change.
+        """Reserve the ports, and listen for fronts (front-end processes).
+
+        Raises PortUnavailable, which states what to change.
         """
         for name in self._ports:
             wanted: int | None = getattr(self._config, name)
             if wanted is None:
                 continue
-            try:
-                reserved = stack.enter_context(reserve_port(self._config.operations_host, wanted))
-            except PortUnavailable as error:
-                raise PortUnavailable(f"{name.replace('_', '-')}: {error}") from error
+            flag = f"--{name.replace('_', '-')}"
+            host = self._config.operations_host
+            reserved = stack.enter_context(
+                reserve_port(host, wanted, flag=flag, host_flag="--operations-host")
+            )
             self._ports[name] = reserved.getsockname()[1]
         self.socket_path = folder / "observer.sock"
         self._listener = listen(stack, self.socket_path, _BACKLOG)
 
     async def keep_alive(self) -> int:
-        """Run `SupervisedProcess.keep_alive`; a crash loop is no error of the service: return 0."""
+        """Run `SupervisedProcess.keep_alive`; return 0 after repeated crashes, which are not an
+        error of the service."""
         try:
             return await self.process.keep_alive()
         except CrashLoop as failure:
-            log.error("%s: the service continues without it", failure)  # noqa: TRY400 (in one line)
+            logger.error("%s: the service continues without it", failure)  # noqa: TRY400 (in one line)
             return 0
         finally:
-            # Fronts are refused from now on and stop buffering records.
+            # From now on connections of fronts are refused, and fronts no longer buffer records.
             if self._listener is not None:
                 self._listener.close()
 
@@ -86,7 +89,8 @@ class ObserverSupervision:
 
     @property
     def metrics_url(self) -> str | None:
-        """The URL of the Prometheus metrics; the status page is at the root. None if not served."""
+        """The URL of the Prometheus metrics; None if they are not served. The status page is at the
+        root."""
         port = self._ports["metrics_port"]
         scheme = "https" if self._spawn_context().config.security.has_tls else "http"
         return None if port is None else f"{scheme}://{self._host}:{port}/metrics"

@@ -1,7 +1,8 @@
-"""Ends processes that a dead child of the supervisor left behind.
+"""Terminates processes that a dead child process of the supervisor has left running.
 
-An engine may start processes that hold accelerator memory. They survive its death, and the next
-engine finds no free memory. Owns how orphans are adopted, recognised and ended.
+An engine may start processes that hold accelerator memory. If these processes outlive the engine,
+the next engine finds no free memory. This module makes the supervisor the parent of such orphans,
+recognises them and terminates them.
 """
 
 import asyncio
@@ -18,16 +19,16 @@ from penstock.server.processes import process_table
 from penstock.server.processes.child import Child
 from penstock.server.processes.process_table import ProcessEntry
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 GRACE_S = 1.0
-"""Time from SIGTERM to SIGKILL, for all orphans together.
+"""Time from SIGTERM to SIGKILL in seconds, for all orphans together.
 
-Processes that the engine starts inherit that it ignores SIGTERM. They get this time to detect that
-the engine has ended and to release what they shared with it.
+Processes that the engine starts ignore SIGTERM, like the engine does. In this time they can detect
+that the engine has ended, and release resources that they shared with it.
 """
 LIMIT_S = 5.0
-"""After this time the service continues even if some orphans have not ended."""
+"""After this time, in seconds, the service continues even if some orphans have not ended."""
 _POLL_INTERVAL_S = 0.1
 _NUM_ROUNDS = 10
 _MARK = "PENSTOCK_ENGINE_MARK"
@@ -35,7 +36,7 @@ _MARK_TO_KNOW = "PENSTOCK_KNOWN_ENGINE_MARK"
 
 
 class Orphans:
-    """The adopted processes of one supervisor. Only on Linux; elsewhere a no-op."""
+    """The adopted processes of one supervisor. Linux only; does nothing on other systems."""
 
     def __init__(self) -> None:
         self._mark = secrets.token_hex(16)
@@ -47,32 +48,38 @@ class Orphans:
 
     @property
     def mark(self) -> dict[str, str]:
-        """Environment variable that marks the descendants of a child."""
+        """The environment variable that marks a child process and its descendants."""
         return {_MARK: self._mark}
 
     @property
-    def mark_to_know(self) -> dict[str, str]:
-        """Environment variable for a child that calls `end_marked` once this process has ended."""
+    def mark_for_guard(self) -> dict[str, str]:
+        """The environment variable for a child that calls `end_marked` after this process has
+        ended."""
         return {_MARK_TO_KNOW: self._mark}
 
     def adopt(self) -> None:
-        """Make orphans children of this process from now on. Call it on the loop, once."""
+        """From now on, orphaned descendants become children of this process.
+
+        Call this once, on the event loop.
+        """
         if not process_table.is_supported():
             return
         here = os.getpid()
         strangers = process_table.children_of(here)
-        # The first process of a container inherits all orphans in it, and a process that a shell
-        # script turned into by `exec` has earlier children: there the mark decides.
+        # The first process of a container becomes the parent of all orphans in it, and a process
+        # that a shell script became by `exec` has earlier children. In both cases only marked
+        # processes count.
         self._are_all_ours = here != 1 and not strangers
         self._own.update(map(_key, strangers))
         self._is_adopting = process_table.become_subreaper()
         if not self._is_adopting:
-            log.warning("no subreaper: processes that a dead engine leaves behind are not ended")
+            logger.warning("no subreaper: processes that a dead engine leaves behind are not ended")
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._on_child_ended)
 
     async def start(self, spawn: Callable[[], Awaitable[Child]]) -> Child:
-        """Start a child without mistaking it for an orphan. Raises what `spawn` raises."""
-        # Between the fork and the return of its pid, the child would look like an orphan.
+        """Start a child and return it. It is not treated as an orphan meanwhile. Raises the errors
+        of `spawn`."""
+        # Between the fork and the return of its process id, the child would look like an orphan.
         async with self._starting:
             child = await spawn()
             entry = process_table.entry_of(child.pid) if self._is_adopting else None
@@ -81,11 +88,10 @@ class Orphans:
             return child
 
     async def end_all(self, left_by: str) -> None:
-        """End every orphan and the orphans that these leave behind; return after LIMIT_S at the
-        latest.
+        """Terminate all orphans and their orphaned children. Returns after LIMIT_S at the latest.
 
-        Call it only while no process runs whose descendants may stay: they may have detached
-        themselves.
+        Call this only while no process runs whose descendants must survive, because they may have
+        become orphans too (daemons).
         """
         if not self._is_adopting:
             return
@@ -99,7 +105,7 @@ class Orphans:
                 return
             passed_s = time.monotonic() - began_s
             if passed_s >= LIMIT_S:
-                log.error("processes left behind by %s do not end: %s", left_by, _listed(left))
+                logger.error("processes left behind by %s do not end: %s", left_by, _listed(left))
                 return
             number = signal.SIGTERM if passed_s < GRACE_S else signal.SIGKILL
             for entry in left:
@@ -110,7 +116,7 @@ class Orphans:
                 await asyncio.wait_for(self._changed.wait(), _POLL_INTERVAL_S)
 
     def _adopted(self) -> list[ProcessEntry]:
-        """Return the adopted processes that are alive; reap those that have ended."""
+        """Return the adopted processes that are alive, and reap those that have ended."""
         children = process_table.children_of(os.getpid())
         self._own.intersection_update(map(_key, children))
         return [
@@ -132,9 +138,11 @@ class Orphans:
 
 
 def end_marked() -> None:
-    """End all processes that carry the mark of this process; return within about a second.
+    """Kill all processes with the mark that this process received in `mark_for_guard`. Takes about
+    a second at most.
 
-    Call it when the supervisor has died, so that its orphans have no parent. Blocks; needs no loop.
+    Call this when the supervisor has died, so that its orphans have no parent. Blocks; needs no
+    event loop.
     """
     mark = os.environ.get(_MARK_TO_KNOW)
     if mark is None or not process_table.is_supported():
@@ -149,20 +157,21 @@ def end_marked() -> None:
             return
         for entry in found:
             _signal(entry, signal.SIGKILL, "the service")
-        time.sleep(_POLL_INTERVAL_S)  # processes they were about to start show in the next round
+        # Processes that they were about to start are found in the next round.
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def _signal(entry: ProcessEntry, number: signal.Signals, left_by: str) -> None:
     try:
         is_sent = process_table.send_signal(entry, number)
     except PermissionError:
-        log.exception(
+        logger.exception(
             "not permitted to end a process left behind by %s: %s", left_by, _listed([entry])
         )
         return
     if is_sent:
         details = (number.name, left_by, _listed([entry]))
-        log.warning("%s sent to a process left behind by %s: %s", *details, extra=ALWAYS)
+        logger.warning("%s sent to a process left behind by %s: %s", *details, extra=ALWAYS)
 
 
 def _listed(entries: list[ProcessEntry]) -> str:

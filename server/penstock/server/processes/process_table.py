@@ -1,6 +1,6 @@
-"""Other processes as the kernel lists them, and signals that cannot reach the wrong process.
+"""Lists other processes, and sends signals that cannot reach the wrong process.
 
-Reads /proc and wraps the system calls around it. Linux only: check `is_supported` first.
+Reads /proc and wraps system calls for processes. Linux only: check `is_supported` first.
 """
 
 import contextlib
@@ -18,10 +18,13 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEntry:
-    """One process. A pid may be reused; `pid` with `started_ticks` is unique.
+    """One process.
 
-    `name`: of the command, at most 15 characters. `started_ticks`: clock ticks since boot.
-    `has_ended`: it is a zombie.
+    Attributes:
+        pid: The process id. It may be reused; together with `started_ticks` it is unique.
+        name: The name of the command, at most 15 characters.
+        started_ticks: Start time in clock ticks since boot.
+        has_ended: True for a zombie.
     """
 
     pid: int
@@ -32,12 +35,13 @@ class ProcessEntry:
 
 
 def is_supported() -> bool:
-    """Return whether the other functions here work."""
+    """Return True if the other functions here work on this system."""
     return sys.platform == "linux" and (_PROC / "self/stat").exists()
 
 
 def become_subreaper() -> bool:
-    """Become the parent of every descendant that loses its own; return False if the kernel refuses.
+    """Become the parent of all descendants that lose their parent; return False if the kernel
+    refuses.
 
     This applies to descendants in any session or process group.
     """
@@ -46,12 +50,12 @@ def become_subreaper() -> bool:
 
 
 def entry_of(pid: int) -> ProcessEntry | None:
-    """Return the process with this pid; None if there is none or it may not be inspected."""
+    """Return the process with this id; None if there is none or if it may not be inspected."""
     try:
         text = (_PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    # The name is in brackets and may itself contain brackets.
+    # The name is in parentheses and may itself contain parentheses.
     head, _, tail = text.rpartition(b")")
     fields = tail.split()
     return ProcessEntry(
@@ -64,20 +68,22 @@ def entry_of(pid: int) -> ProcessEntry | None:
 
 
 def children_of(pid: int) -> list[ProcessEntry]:
-    """Return the processes whose parent is `pid`, zombies included."""
-    # The kernel's own list of children is optional, and skips some while others end.
+    """Return the processes whose parent is `pid`, including zombies."""
+    # The kernel's own list of children is optional, and may skip some while others end.
     return [entry for entry in all_processes() if entry.parent_pid == pid]
 
 
 def all_processes() -> list[ProcessEntry]:
-    """Return every process that may be inspected, including all that live during the whole call."""
+    """Return all processes that may be inspected. A process that starts or ends during the call may
+    be missing."""
     entries = (entry_of(int(path.name)) for path in _PROC.iterdir() if path.name.isdecimal())
     return [entry for entry in entries if entry is not None]
 
 
 def was_started_with(pid: int, setting: str) -> bool:
-    """Return whether the environment that the process started with has `NAME=value`, if
-    readable.
+    """Return True if the initial environment of the process contains `setting` (`NAME=value`).
+
+    Returns False if the environment cannot be read.
     """
     try:
         environment = (_PROC / str(pid) / "environ").read_bytes()
@@ -87,15 +93,17 @@ def was_started_with(pid: int, setting: str) -> bool:
 
 
 def send_signal(entry: ProcessEntry, number: signal.Signals) -> bool:
-    """Signal exactly this process; return False if it has ended or has another parent by now.
+    """Send a signal to exactly this process.
 
-    Raises PermissionError if that is not permitted.
+    Returns False if it has ended or has another parent meanwhile. Raises PermissionError if the
+    signal is not permitted.
     """
     with contextlib.ExitStack() as stack:
         descriptor = _descriptor_of(entry.pid)
         if descriptor is not None:
             stack.callback(os.close, descriptor)
-        # The descriptor stays with one process: the process that is checked is the one signalled.
+        # The descriptor always refers to the same process, so the checked process is the one
+        # signalled.
         now = entry_of(entry.pid)
         if now is None or _identity(now) != _identity(entry):
             return False
@@ -110,9 +118,9 @@ def send_signal(entry: ProcessEntry, number: signal.Signals) -> bool:
 
 
 def _descriptor_of(pid: int) -> int | None:
-    """Return a pidfd of the process; None if it is not supported, or the process has ended.
+    """Return a pidfd of the process; None if pidfds are unsupported or the process has ended.
 
-    A child keeps its pid until its parent reaps it, so that its parent needs no pidfd.
+    The parent of a process needs no pidfd, because a child keeps its pid until its parent reaps it.
     """
     try:
         return os.pidfd_open(pid)
@@ -123,12 +131,12 @@ def _descriptor_of(pid: int) -> int | None:
 def reap(pid: int) -> bool:
     """Reap an ended child; return False while one of its threads still runs.
 
-    Waits for this pid only: other children have their own waiters.
+    Waits only for this process id, because other children have their own waiters.
     """
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
-        return True  # another waiter has reaped it
+        return True  # Another waiter has reaped it.
 
 
 def _identity(entry: ProcessEntry) -> tuple[int, int, int]:

@@ -1,6 +1,7 @@
-"""A rolling restart: every front and the engine are replaced, and no request fails.
+"""A rolling restart: all fronts (front-end processes) and the engine are replaced, and no request
+fails.
 
-Owns the order. Fronts share their port, so the new front serves before the old one drains; the
+Defines the order. Fronts share their port, so the new front serves before the old one drains. The
 engine ends between two steps, and its requests continue in the next engine.
 """
 
@@ -13,17 +14,19 @@ from penstock.server.processes.engine_supervision import EngineSupervision
 from penstock.server.processes.front_supervision import FrontSupervision
 from penstock.server.processes.service_processes import ServiceProcesses
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _AFTER_GRACE_S = 4.0
-"""Time for a front, after the grace period, to refuse the last calls and write the last
-messages.
-"""
+"""Time for a front, after the grace period, to refuse the last calls and to write the last
+messages, in seconds."""
 
 
 class RollingRestart:
-    """Restarts one service. `fronts`: this list is changed in place. `grace_s`: see
-    ServerConfig.
+    """Restarts one service. `fronts` is the supervisor's list of fronts, in which each front is
+    replaced by its successor.
+
+    `grace_s` returns the grace period of a front, in seconds. The engine is restarted only if
+    `can_replay`.
     """
 
     def __init__(
@@ -42,26 +45,27 @@ class RollingRestart:
         self._can_replay = can_replay
 
     async def run(self) -> None:
-        """Replace all processes, one by one. Stops at a front whose successor does not start."""
-        log.info("rolling restart: started", extra=ALWAYS)
+        """Replace the fronts one by one, then the engine. Stops at a front whose successor does not
+        start."""
+        logger.info("rolling restart: started", extra=ALWAYS)
         for place in tuple(self._fronts):
             if not await self._replace(place):
-                log.error("rolling restart: stopped, %s was not replaced", place.process.name)
+                logger.error("rolling restart: stopped, %s was not replaced", place.process.name)
                 return
         if self._can_replay:
-            log.info("rolling restart: the engine", extra=ALWAYS)
+            logger.info("rolling restart: the engine", extra=ALWAYS)
             await self._engine.restart()
         else:
-            log.warning(
+            logger.warning(
                 "rolling restart: the engine is not replaced: without replays its requests fail"
             )
-        log.info("rolling restart: done", extra=ALWAYS)
+        logger.info("rolling restart: done", extra=ALWAYS)
 
     async def _replace(self, old: FrontSupervision) -> bool:
-        log.info("rolling restart: %s", old.process.name, extra=ALWAYS)
+        logger.info("rolling restart: %s", old.process.name, extra=ALWAYS)
         new = old.successor()
         keeper = self._processes.add(new.process)
-        # If it does not start, the old one still serves.
+        # If it does not start, the old front continues to serve.
         self._processes.expect_exit(new.process)
         ready = asyncio.create_task(new.process.is_ready.wait())
         try:
@@ -70,7 +74,7 @@ class RollingRestart:
             ready.cancel()
         if not new.process.is_ready.is_set():
             self._processes.remove(new.process)
-            log.error("rolling restart: %s", keeper.exception())
+            logger.error("rolling restart: %s", keeper.exception())
             return False
         self._processes.require(new.process)
         self._fronts[self._fronts.index(old)] = new
@@ -84,10 +88,10 @@ class RollingRestart:
         old.process.retire(grace_s, is_hand_over=True)
         _, late = await asyncio.wait([keeper], timeout=grace_s + _AFTER_GRACE_S)
         if late:
-            log.warning("rolling restart: the old %s did not end in time", old.process.name)
+            logger.warning("rolling restart: the old %s did not end in time", old.process.name)
             old.process.kill()
             await asyncio.wait([keeper])
         self._processes.remove(old.process)
-        # Any failure here is harmless: the process has been replaced.
+        # A failure here is harmless, because the process has been replaced.
         if not keeper.cancelled() and keeper.exception() is not None:
-            log.warning("rolling restart: the old %s: %s", old.process.name, keeper.exception())
+            logger.warning("rolling restart: the old %s: %s", old.process.name, keeper.exception())

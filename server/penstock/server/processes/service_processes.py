@@ -1,8 +1,9 @@
-"""The processes that a service needs, the tasks that keep them alive, and their end in order.
+"""The processes that a service needs, the tasks that keep them alive, and the ordered shutdown.
 
-Owns which processes are required (a process that has handed over may end without counting as lost),
-and the shutdown: fronts drain, the engine ends, then the observer, each within its time. A
-restarting engine is waited for as long as a front has requests for it.
+A process may be required or not: a process that was replaced may end without being counted as lost.
+In a shutdown the fronts (front-end processes) drain, then the engine ends, then the observer, each
+within its time limit. While a front has requests for an engine that restarts, the shutdown waits
+for that engine.
 """
 
 import asyncio
@@ -13,26 +14,29 @@ from collections.abc import Iterable, Mapping
 from penstock.server.processes.exit_codes import EXIT_OK
 from penstock.server.processes.supervised_process import SupervisedProcess
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 AFTER_GRACE_S = 1.4
-"""Time for fronts to write their last messages after the grace period."""
+"""Time for fronts to write their last messages after the grace period, in seconds."""
 _ENGINE_EXIT_S = 0.4
-"""Minimum time for the engine once the fronts have ended; its executor may request more."""
+"""Minimum time for the engine to exit after the fronts, in seconds; its executor may request
+more."""
 _OBSERVER_EXIT_S = 1.8
-"""Time for an observer once all other processes have ended."""
+"""Time for an observer to exit after all other processes, in seconds."""
 _OBSERVER_TURN_S = 0.5
-"""Time after the grace period when an observer gets the order to finish even though other processes
-are left: its data must be sent in time, and a hanging process sends no more.
-"""
+"""Time after the grace period, in seconds, when an observer receives the command to stop even if
+other processes still run. The observer must send its data in time, and processes that still run
+then are hung and report nothing more."""
 _LAST_EXIT_S = 1.7
-"""Time after the grace period when the observer is killed, so that shutdown ends within two
-seconds.
-"""
+"""Time after the grace period when the observer is killed, in seconds, so that shutdown ends within
+two seconds."""
 Watchers = Mapping[SupervisedProcess, "asyncio.Task[int]"]
 
 
 class ServiceProcesses:
-    """Processes and their keeper tasks. Lives on one event loop."""
+    """The engine and the fronts of a service, each kept alive by a separate asyncio task.
+
+    All methods must be called on one event loop.
+    """
 
     def __init__(self) -> None:
         self._keepers: dict[SupervisedProcess, asyncio.Task[int]] = {}
@@ -46,26 +50,26 @@ class ServiceProcesses:
 
     @property
     def keepers(self) -> tuple["asyncio.Task[int]", ...]:
-        """The tasks of all processes, in the same order."""
+        """The tasks that keep the processes alive, in the order of `all`."""
         return tuple(self._keepers.values())
 
     def keeper_of(self, process: SupervisedProcess) -> "asyncio.Task[int]":
-        """Return the task of one process."""
+        """Return the task that keeps the process alive."""
         return self._keepers[process]
 
     def add(self, process: SupervisedProcess) -> "asyncio.Task[int]":
-        """Keep a process alive from now on; return its task."""
+        """Keep a process alive from now on, and return its task."""
         keeper = asyncio.create_task(process.keep_alive(), name=process.name)
         self._keepers[process] = keeper
         keeper.add_done_callback(lambda _: self._changed.set())
         return keeper
 
     def expect_exit(self, process: SupervisedProcess) -> None:
-        """Let this process end from now on: the service does not require it."""
+        """Allow this process to end from now on, because the service does not require it."""
         self._leaving.add(process)
 
     def require(self, process: SupervisedProcess) -> None:
-        """Require this process from now on; undoes `expect_exit`."""
+        """Require this process from now on. Undoes `expect_exit`."""
         self._leaving.discard(process)
         self._changed.set()
 
@@ -75,19 +79,19 @@ class ServiceProcesses:
         del self._keepers[process]
 
     async def all_ready(self) -> None:
-        """Wait until every process has been ready."""
+        """Wait until all processes have been ready at least once."""
         for process in self.all:
             await process.is_ready.wait()
 
     async def any_lost(self) -> None:
-        """Wait until a required process has ended for good."""
+        """Wait until a required process has ended permanently."""
         while not self.has_lost:
             self._changed.clear()
             await self._changed.wait()
 
     @property
     def has_lost(self) -> bool:
-        """Whether a required process has ended for good."""
+        """True if a required process has ended permanently."""
         return any(
             keeper.done()
             for process, keeper in self._keepers.items()
@@ -95,20 +99,21 @@ class ServiceProcesses:
         )
 
     def raise_first(self) -> None:
-        """Raise the error that ended a process, if there is one."""
+        """Raise the error that ended a required process, if there is one."""
         for process, keeper in self._keepers.items():
             if keeper.done() and process not in self._leaving:
                 keeper.result()
 
     def has_given_up(self, process: SupervisedProcess) -> bool:
-        """Return whether a process is not restarted because it kept dying."""
+        """Return True if a process is not restarted because it crashed repeatedly or could not
+        start."""
         keeper = self._keepers[process]
         return keeper.done() and not keeper.cancelled() and keeper.exception() is not None
 
     def ended_badly(self, process: SupervisedProcess) -> bool:
-        """Return whether a process has not ended, or ended with an error.
+        """Return True if a process has not ended, or has ended with an error.
 
-        The exit code is ignored for a process that was replaced, or was only meant to replace
+        The exit code is ignored for a process that was replaced, or that was only meant to replace
         another.
         """
         keeper = self._keepers[process]
@@ -130,8 +135,10 @@ async def drain_in_order(
     grace_s: float,
     engine_exit_s: float,
 ) -> None:
-    """End all processes. `engine_exit_s`: time that the executor may need to release its
-    resources.
+    """End all processes: the fronts within `grace_s` seconds, then the engine, then the observers.
+
+    `watchers` has the observers and the tasks that keep them alive. `engine_exit_s` is the time
+    that the executor may need to release its resources, in seconds.
     """
     fronts = [process for process in processes.all if process is not engine]
     is_lost = processes.has_given_up(engine)
@@ -153,7 +160,7 @@ async def _end_engine(
     limit_s: float,
     engine_exit_s: float,
 ) -> None:
-    """End the engine after the fronts, which are already ordered to finish, or after the limit."""
+    """End the engine after the fronts, which are already stopping, or after the time limit."""
     keeper, waiting = processes.keeper_of(engine), {processes.keeper_of(front) for front in fronts}
     while waiting and (left_s := limit_s - time.monotonic()) > 0:
         watched = waiting if keeper.done() else {*waiting, keeper}
@@ -165,11 +172,11 @@ async def _end_engine(
     if engine.is_ready.is_set():
         engine.retire()
     else:
-        # It has no requests. Loading may block in native code for minutes, where it cannot be
+        # The engine has no requests. Loading may block in native code for minutes and cannot be
         # stopped.
         engine.kill()
-    # An executor may need seconds to shut down. It gets the time that the fronts left, or the time
-    # that it asks for: nothing is served meanwhile.
+    # An executor may need seconds to shut down. It gets the time that the fronts have not used, or
+    # the time that it requests, because nothing is served meanwhile.
     left_s = limit_s + _ENGINE_EXIT_S - time.monotonic()
     await asyncio.wait([keeper], timeout=max(left_s, engine_exit_s))
 
@@ -177,7 +184,8 @@ async def _end_engine(
 async def _end_watchers(
     watchers: Watchers, keepers: Iterable["asyncio.Task[int]"], grace_end_s: float
 ) -> None:
-    """End the observers after all other processes, or when only the time that they need is left."""
+    """End the observers after all other processes, at the latest `_OBSERVER_TURN_S` after the grace
+    period."""
     turn_s = grace_end_s + _OBSERVER_TURN_S
     await asyncio.wait(keepers, timeout=max(0.0, turn_s - time.monotonic()))
     for process, watcher in watchers.items():
@@ -186,4 +194,4 @@ async def _end_watchers(
         process.retire(limit_s)
         _, late = await asyncio.wait([watcher], timeout=limit_s)
         if late:
-            log.warning("the %s did not end in time", process.name)
+            logger.warning("the %s did not end in time", process.name)

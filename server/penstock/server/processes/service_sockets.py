@@ -1,9 +1,10 @@
-"""The sockets of a service: the TCP port that all fronts share, and the folder of its Unix sockets.
+"""The sockets of a service: the TCP port that all fronts (front-end processes) share, and the
+folder of its Unix sockets.
 
-The port is checked and reserved: a bound SO_REUSEPORT socket that never listens keeps other
-programs off the port while fronts restart, and receives no connection. A killed service cannot
-remove its folder; the next service does. A folder counts as stale if its owner, name and age match
-and nothing listens on its socket.
+Checks and reserves the port: a bound SO_REUSEPORT socket that never listens keeps other programs
+off the port while fronts restart, and receives no connections. A killed service cannot remove its
+folder, so the next service removes it. A folder is considered stale if its owner, name and age
+match and no process listens on its socket.
 """
 
 import contextlib
@@ -19,43 +20,44 @@ import time
 from pathlib import Path
 from typing import Final
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _PREFIX: Final = "penstock-"
 SOCKET_NAME: Final = "engine.sock"
 MIN_AGE_S: Final = 60.0
-"""Minimum age of a stale folder: a younger one may belong to a service that is about to listen."""
+"""Minimum age of a stale folder. A younger one may belong to a service that is about to listen."""
 _FOLDER: Final = re.compile(re.escape(_PREFIX) + r"[a-z0-9_]{8}")
 _MAX_REMOVED: Final = 1000
 
 
 def create_folder(stack: contextlib.ExitStack) -> Path:
-    """Create a folder that `stack` removes; first remove the folders of dead services."""
+    """Create and return a folder for sockets, which `stack` removes. Also removes the folders of
+    dead services."""
     remove_leftovers(Path(tempfile.gettempdir()))
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # mode 0700
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # Its mode is 0700.
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def remove_leftovers(parent: Path) -> int:
-    """Remove the folders of dead services in `parent`; return how many. Never raises."""
+    """Remove the folders of dead services in `parent`, and return their number. Never raises."""
     num_removed = 0
     try:
         folders = sorted(found for found in parent.iterdir() if _FOLDER.fullmatch(found.name))
     except OSError as error:
-        log.debug("cannot search %s for folders of killed services: %s", parent, error)
+        logger.debug("cannot search %s for folders of killed services: %s", parent, error)
         return 0
     for folder in folders[:_MAX_REMOVED]:
         if _is_dead(folder):
             shutil.rmtree(folder, ignore_errors=True)
             num_removed += 1
     if num_removed:
-        log.info("removed the folders of %d services that were killed", num_removed)
+        logger.info("removed the folders of %d services that were killed", num_removed)
     return num_removed
 
 
 def _is_dead(folder: Path) -> bool:
-    """Return whether this is the folder of an ended service of this user."""
+    """Return True if this is the folder of an ended service of this user."""
     try:
         found = folder.lstat()
         path = folder / SOCKET_NAME
@@ -70,13 +72,12 @@ def _is_dead(folder: Path) -> bool:
 def _is_listened_to(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as caller:
         caller.setblocking(False)
-        # Any error other than a refused connection, a full queue included, may mean that it is
-        # alive.
+        # After any error except a refused connection, such as a full queue, it may be alive.
         return caller.connect_ex(str(path)) != errno.ECONNREFUSED
 
 
 class PortUnavailable(Exception):
-    """The address cannot be listened on; the message gives the reason."""
+    """Listening on the address failed. The message has the reason."""
 
 
 def listen(stack: contextlib.ExitStack, path: Path, backlog: int) -> socket.socket:
@@ -92,29 +93,33 @@ def listen(stack: contextlib.ExitStack, path: Path, backlog: int) -> socket.sock
     return listener
 
 
-def reserve_port(host: str, port: int) -> socket.socket:
+def reserve_port(host: str, port: int, *, flag: str, host_flag: str) -> socket.socket:
     """Return a bound socket; its `getsockname()[1]` is the port (a free one if `port` is 0).
 
-    Raises PortUnavailable if the port is in use or not permitted, or `host` is not a local address.
+    Raises PortUnavailable, which names the flag to change, if the port is in use or not permitted,
+    or if `host` is not a local address.
     """
     try:
         found = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
         )
     except OSError as error:
-        raise PortUnavailable(f"host {host!r} has no address: {error}") from error
+        raise PortUnavailable(f"{host_flag}: {host!r} has no address: {error}") from error
     family, _, _, _, address = found[0]
     try:
         if port:
             _check_free(family, address)
         return _bind(family, address, socket.SO_REUSEPORT)
     except OSError as error:
-        raise PortUnavailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        hint = "; 0 takes a free port" if error.errno == errno.EADDRINUSE else ""
+        raise PortUnavailable(
+            f"{flag}: cannot listen on {host}:{port}: {error.strerror}{hint}"
+        ) from error
 
 
 def _check_free(family: int, address: tuple[str | int, ...] | tuple[int, bytes]) -> None:
-    # With SO_REUSEPORT alone a second service would silently share the port with the first.
-    # SO_REUSEADDR still ignores the remains of closed connections.
+    # With SO_REUSEPORT alone, a second service would silently share the port with the first one.
+    # SO_REUSEADDR ignores closed connections, which still occupy the port.
     with contextlib.closing(_bind(family, address, socket.SO_REUSEADDR)) as probe:
         probe.listen(1)
 

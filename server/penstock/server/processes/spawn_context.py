@@ -1,7 +1,8 @@
-"""The resources with which the supervisor starts processes: module, descriptors, environment.
+"""The resources with which the supervisor starts processes: module, descriptors, environment
+variables.
 
-Owns the settings that libraries read only from the environment, and only when they load. Variables
-that the operator has set are kept, except where an option of ours replaces them.
+Contains the settings that libraries read only from the environment, and only when they load.
+Variables that the operator has set are kept, except where an option of Penstock replaces them.
 """
 
 import os
@@ -21,12 +22,16 @@ OBSERVER_MODULE = "penstock.server.processes.observer_process"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpawnContext:
-    """Resources that outlive any process of the service.
+    """Resources that exist as long as the service, for all its processes.
 
-    `config`: the settings in force, with the resolved port. `socket_path`: the engine's socket;
-    `listener_fd`: its listening socket. `observer_path`: the observer's socket, None without an
-    observer. `flight_fd`: the flight recorder's memory, -1 without one. `board_fd`, `beats_fd`: see
-    `penstock.server.link.board`. `started_s`: when the service started, monotonic clock.
+    Attributes:
+        config: The current settings, with the actual port.
+        socket_path: The Unix socket of the engine.
+        listener_fd: The listening socket of the engine.
+        observer_path: The Unix socket of the observer, None without an observer.
+        flight_fd: The flight recorder's memory, -1 without one.
+        board_fd, beats_fd: See `penstock.server.link.board`.
+        started_s: Start of the service on the monotonic clock.
     """
 
     config: ServerConfig
@@ -40,16 +45,18 @@ class SpawnContext:
 
 
 _QUIET_CORE: Final = {"GRPC_VERBOSITY": "NONE"}
-"""gRPC's core writes to stderr directly, a line for each failed handshake and, even at ERROR, for
-each unknown service name, without format or rate limit. We log the outcome of calls ourselves.
-"""
+"""gRPC's core writes to stderr directly, without format or rate limit: a line for each failed
+handshake and, even at level ERROR, for each unknown service name. Penstock logs the outcome of
+calls itself."""
 
 
 def engine_environment(
     executor: ExecutorConfig, *, num_cores: int, num_fronts: int
 ) -> dict[str, str]:
-    """Return the engine's environment: no downloads, and threads only for the cores that fronts
-    leave.
+    """Return the additional environment variables of the engine.
+
+    They disable downloads of models, and limit the threads of a torch executor to the cores that
+    the fronts (front-end processes) do not use.
     """
     wanted: dict[str, str] = {}
     if executor.kind is not ExecutorKind.SIMULATED:
@@ -61,7 +68,8 @@ def engine_environment(
         }
     wanted = _unless_set(wanted)
     if executor.kind is ExecutorKind.TORCH:
-        # The plan follows the operator's variables: torch must not read a blank one.
+        # The operator's variables take precedence. A blank one is removed, because torch must not
+        # read it.
         plan = plan_threads(
             num_cores=num_cores,
             num_fronts=num_fronts,
@@ -73,13 +81,16 @@ def engine_environment(
 
 
 def front_environment() -> dict[str, str]:
-    """Return a front's environment: one core, so that its tokenizer starts no threads."""
+    """Return the additional environment variables of a front. They keep the tokenizer library from
+    starting threads, and gRPC's core from logging."""
     return _unless_set({"TOKENIZERS_PARALLELISM": "false", **_QUIET_CORE})
 
 
 def observer_environment(tracing: TracingConfig) -> dict[str, str]:
-    """Return the observer's environment: where to send traces; settings take precedence over
-    variables.
+    """Return the additional environment variables of the observer.
+
+    They keep gRPC's core from logging, and set the destination of traces if it is configured; it
+    then overrides variables of the operator.
     """
     wanted = _unless_set(_QUIET_CORE)
     if tracing.otlp_endpoint is None:
@@ -87,7 +98,8 @@ def observer_environment(tracing: TracingConfig) -> dict[str, str]:
     return {
         **wanted,
         "OTEL_EXPORTER_OTLP_ENDPOINT": tracing.otlp_endpoint,
-        # A blank variable counts as unset: the exporter would use it, without the path for HTTP.
+        # A blank variable is treated as unset, because the exporter would use it, without the path
+        # for HTTP.
         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "",
     }
 

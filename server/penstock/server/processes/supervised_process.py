@@ -1,7 +1,6 @@
 """Keeps one process of the service alive.
 
-Owns start, restart with back-off, crash-loop detection, and retirement. Independent of what the
-process does.
+Handles the start, restarts with back-off, the detection of repeated crashes, and the planned end.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ _MAX_DELAY_S = 5.0
 
 
 class RestartPolicy:
-    """The deaths of one supervised process."""
+    """Decides when a supervised process is restarted, from the times of its recent deaths."""
 
     def __init__(self, max_deaths: int = MAX_DEATHS, window_s: float = WINDOW_S) -> None:
         self._max_deaths = max_deaths
@@ -33,9 +32,11 @@ class RestartPolicy:
         self._deaths_s: deque[float] = deque()
 
     def next_delay_s(self, now_s: float) -> float | None:
-        """Record a death; return the seconds to wait before the next start, None to give up.
+        """Record a death. Returns the seconds to wait before the next start; None, to give up,
+        after `max_deaths` deaths in `window_s`.
 
-        After the first death in a window the process restarts at once; then the delay doubles.
+        After the first death in a time window the process restarts immediately. Later delays
+        double, up to `_MAX_DELAY_S`.
         """
         deaths = self._deaths_s
         deaths.append(now_s)
@@ -48,22 +49,22 @@ class RestartPolicy:
         return min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0 ** (len(deaths) - 2))
 
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 CleanUp = Callable[[int, bool], Awaitable[None]]
 
 
 class CrashLoop(Exception):
-    """Too many deaths in too short a time; the message is for the operator."""
+    """Too many deaths in too short a time. The message is for the operator."""
 
 
 class SupervisedProcess:
-    """Keeps one process alive, started by `spawn`. Run `keep_alive` as a task.
+    """Keeps one process alive. `spawn` starts it. Run `keep_alive` as a task.
 
-    `clean_up` runs after every process, however it ended, and before the next start; its arguments
-    are the exit code and whether the end was ordered. `on_message` gets the messages that a process
-    sends once it is ready.
+    `clean_up` runs after the end of each process, for any reason, and before the next start; its
+    arguments are the exit code and True if the process was requested to stop. `on_message` receives
+    the messages that a process sends after it is ready.
     """
 
     def __init__(
@@ -91,19 +92,19 @@ class SupervisedProcess:
 
     @property
     def may_hang(self) -> bool:
-        """Whether heartbeats are expected: the process is ready and not ordered to finish."""
+        """True if heartbeats are expected: the process is ready and was not requested to stop."""
         return self.is_ready.is_set() and not (self._retired.is_set() or self._is_restart)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The startup report of the last process that was ready."""
+        """The startup report of the last process that was ready; empty before."""
         return self._facts
 
     def retire(self, grace_s: float | None = None, *, is_hand_over: bool = False) -> None:
-        """Order the process to finish (in `grace_s` if given); `keep_alive` returns once it has
-        ended.
+        """Request the process to stop (within `grace_s` seconds if given).
 
-        `is_hand_over`: another process has taken over.
+        `keep_alive` returns when it has ended. `is_hand_over` is True if another process has taken
+        over.
         """
         self._may_restart = False
         self._retired.set()
@@ -111,19 +112,21 @@ class SupervisedProcess:
             self._child.stop(grace_s, is_hand_over=is_hand_over)
 
     def send_engine_lost(self) -> None:
-        """Notify the process, a front, that no engine will start any more."""
+        """Notify the process, which is a front (front-end process), that no engine will be started
+        again."""
         if self._child is not None:
             self._child.send_engine_lost()
 
     def abort(self) -> None:
-        """Kill the process as if it had crashed; it is restarted."""
+        """Kill the process. This counts as a crash, after which it is restarted."""
         if self._child is not None:
             self._child.kill()
 
     async def restart(self, limit_s: float) -> None:
-        """Stop the process, within `limit_s`, and start another; return once the new one is ready.
+        """Stop the process within `limit_s` seconds and start another one. Returns when the new one
+        is ready.
 
-        This does not count as a death. A process that is about to be replaced anyway is left alone.
+        This is not counted as a death. A process that is not ready is not stopped, only waited for.
         """
         child = self._child
         if child is not None and self.is_ready.is_set():
@@ -133,13 +136,13 @@ class SupervisedProcess:
                 async with asyncio.timeout(limit_s):
                     await self._has_exited.wait()
             except TimeoutError:
-                log.warning("%s did not end in %g s: killing it", self.name, limit_s)
+                logger.warning("%s did not end in %g s: killing it", self.name, limit_s)
                 child.kill()
                 await self._has_exited.wait()
         await self.is_ready.wait()
 
     def kill(self) -> None:
-        """Kill the process; it is not restarted."""
+        """Kill the process. It is not restarted."""
         self._may_restart = False
         self._was_killed = True
         self._retired.set()
@@ -147,14 +150,15 @@ class SupervisedProcess:
             self._child.kill()
 
     async def keep_alive(self) -> int:
-        """Start the process, and restart it whenever it dies; return the last exit code.
+        """Start the process, and restart it when it dies. Returns its exit code after `retire` or
+        `kill`; 0 if no process was running, or if it was not ready.
 
-        Starting has no time limit: only `retire` and `kill` interrupt it. Raises ChildFailed if the
-        first start fails, CrashLoop if restarts keep failing.
+        Starting has no time limit; only `retire` and `kill` interrupt it. Raises ChildFailed if the
+        first start fails, and CrashLoop if the process dies too often.
         """
         while True:
             code = await self._run_one()
-            is_last = not self._may_restart  # its end was requested: the exit code counts
+            is_last = not self._may_restart  # Its end was requested, so the exit code counts.
             is_restart, self._is_restart = self._is_restart, False
             await self._clean_up_after(code, was_ordered=is_restart or self._retired.is_set())
             if is_last:
@@ -165,7 +169,7 @@ class SupervisedProcess:
             if delay_s is None:
                 raise CrashLoop(f"{self.name} died {MAX_DEATHS} times in {WINDOW_S:g} s")
             reason = describe_exit(code)
-            log.warning("%s died (%s), next in %.1f s", self.name, reason, delay_s, extra=ALWAYS)
+            logger.warning("%s died (%s), next in %.1f s", self.name, reason, delay_s, extra=ALWAYS)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._retired.wait(), delay_s)
             if not self._may_restart:
@@ -181,7 +185,7 @@ class SupervisedProcess:
         elif self._on_message is not None:
             self._on_message(frame)
         else:
-            log.error("%s: unexpected message %s", self.name, type(frame).__name__)
+            logger.error("%s: unexpected message %s", self.name, type(frame).__name__)
 
     async def _run_one(self) -> int:
         try:
@@ -189,7 +193,7 @@ class SupervisedProcess:
         except OSError as error:
             if not self._was_ready:
                 raise ChildFailed(f"{self.name}: cannot start a process: {error}") from error
-            log.warning("%s: cannot start a process: %s", self.name, error, extra=ALWAYS)
+            logger.warning("%s: cannot start a process: %s", self.name, error, extra=ALWAYS)
             return EXIT_CANNOT_START
         self._child = child
         self._has_exited.clear()
@@ -204,14 +208,14 @@ class SupervisedProcess:
                 await self._clean_up_after(code, was_ordered=self._retired.is_set())
                 raise
             if not self._retired.is_set():
-                log.warning("%s", failure, extra=ALWAYS)
+                logger.warning("%s", failure, extra=ALWAYS)
         else:
             extra = ALWAYS if self._was_ready else {**ALWAYS, **IN_BANNER}
             self._was_ready = True
             self._facts = facts
             self.is_ready.set()
             details = "".join(f" {name}={value}" for name, value in facts.items())
-            log.info("%s is ready: pid=%d%s", self.name, child.pid, details, extra=extra)
+            logger.info("%s is ready: pid=%d%s", self.name, child.pid, details, extra=extra)
         child.listen(self._on_frame)
         code = await child.ended()
         was_needed = self.is_ready.is_set() or not self._retired.is_set()
@@ -219,10 +223,10 @@ class SupervisedProcess:
         self._child = None
         self._has_exited.set()
         if self._retired.is_set() and code < 0 and not (self._has_stop_ack or self._was_killed):
-            # It crashed just before it received the order: ignore its exit code.
-            log.warning(
-                "%s was %s before it received the order to finish", self.name, describe_exit(code)
+            # It crashed just before it received the command to stop, so ignore its exit code.
+            logger.warning(
+                "%s was %s before it received the command to stop", self.name, describe_exit(code)
             )
             return EXIT_OK
-        # A process that got the order to finish while it started had nothing to finish.
+        # A process that received the command to stop while it started had nothing to finish.
         return code if was_needed else EXIT_OK

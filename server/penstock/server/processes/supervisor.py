@@ -1,7 +1,9 @@
-"""The supervisor: starts engine, fronts and observer, keeps them alive, shuts them down in order.
+"""The supervisor: starts engine, fronts (front-end processes) and observer, restarts them, and
+shuts them down in order.
 
-Owns the port, the engine's listening socket, the shared memories, the signal handlers and the hang
-checks. It handles no requests and imports neither torch nor grpc, so that little can crash it.
+Owns the port, the engine's listening socket, the shared memories and the signal handlers, and
+checks for hangs. It handles no requests and imports neither torch nor grpc, to minimise the risk of
+a crash.
 """
 
 import asyncio
@@ -20,7 +22,7 @@ from typing import Any
 
 from penstock.server.config import ServerConfig
 from penstock.server.link.board import create_beats, create_board
-from penstock.server.link.control_frames import Drain, FromChild, LogLevel
+from penstock.server.link.control_frames import Drain, FromChild, SetLogLevel
 from penstock.server.observe.logs import IN_BANNER, LOG_LEVELS, set_log_level
 from penstock.server.processes.child import ChildFailed
 from penstock.server.processes.engine_supervision import EngineSupervision, FlightMemory
@@ -45,20 +47,22 @@ from penstock.server.processes.service_sockets import (
 from penstock.server.processes.spawn_context import SpawnContext
 from penstock.server.processes.supervised_process import CrashLoop, SupervisedProcess
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _KILL_S = 5.0 + LIMIT_S
 _LINK_BACKLOG = 64
 
 
 class CannotStart(Exception):
-    """The service did not start; the message is for the operator."""
+    """The service did not start. The message is for the operator."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceReady:
-    """The started processes and their addresses. `resources`: the executor's report of its
-    resources.
+    """The started processes and their addresses, None for those that are not served.
+
+    `start_s` is the duration of the start, in seconds. `resources` is the executor's report of its
+    resources, empty if there is none.
     """
 
     address: str
@@ -73,7 +77,7 @@ class ServiceReady:
 
 
 class Supervisor:
-    """Runs one service. `announce` is called once, when every process is ready."""
+    """Runs one service. `announce` is called once, when the service is ready."""
 
     def __init__(self, config: ServerConfig, announce: Callable[[ServiceReady], None]) -> None:
         self._config = config
@@ -108,13 +112,14 @@ class Supervisor:
         if config.observer.is_needed:
             self._observer = ObserverSupervision(
                 config.observer,
-                surroundings=self._spawn_context,
+                spawn_context=self._spawn_context,
                 start=self._orphans.start,
                 on_message=self._on_observer_message,
             )
 
     async def run(self) -> int:
-        """Serve until ordered to stop; return the exit code. Raises CannotStart."""
+        """Serve until a stop is requested, or until the engine or a front has crashed too often.
+        Returns the exit code. Raises CannotStart."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -124,14 +129,14 @@ class Supervisor:
         with ExitStack() as stack:
             self._open_sockets(stack)
             self._open_memories(stack)
-            log.info(
+            logger.info(
                 "starting: model=%s port=%d link=%s",
                 self._config.model,
                 self._port,
                 self._socket_path,
                 extra=IN_BANNER,
             )
-            # The engine first: it takes longest.
+            # Start the engine first, because it takes longest.
             for process in (self._engine.process, *(place.process for place in self._fronts)):
                 self._processes.add(process)
             watchers: dict[SupervisedProcess, asyncio.Task[int]] = {}
@@ -154,7 +159,7 @@ class Supervisor:
                 await self._kill_all(watchers)
 
     async def _kill_all(self, watchers: dict[SupervisedProcess, asyncio.Task[int]]) -> None:
-        """Kill all processes that are alive."""
+        """Kill all processes that are alive, and the orphans that they leave behind."""
         self._break_off_roll()
         for process in (*self._processes.all, *watchers):
             process.kill()
@@ -169,7 +174,7 @@ class Supervisor:
         processes, observed = self._processes, watchers.values()
         await self._until_stop(self._all_ready(watchers), *map(_end_of, observed))
         if any(watcher.done() and watcher.exception() is None for watcher in observed):
-            # It was given up while other processes still start.
+            # It crashed repeatedly while other processes were starting.
             await self._until_stop(processes.all_ready())
         try:
             processes.raise_first()
@@ -181,14 +186,14 @@ class Supervisor:
         if self._stop.is_set():
             return EXIT_OK
         self._announce_ready()
-        # The observer may end: the service continues.
+        # The observer may end, because the service continues without it.
         await self._until_stop()
         self._break_off_roll()
         try:
             processes.raise_first()
         except CrashLoop as failure:
-            log.critical("giving up: %s", failure)
-            self._stop.set()  # a signal from here on is the second order to stop
+            logger.critical("giving up: %s", failure)
+            self._stop.set()  # From here on a signal is the second request to stop.
             await self._drain(watchers)
             return EXIT_GAVE_UP
         return await self._drain(watchers)
@@ -199,7 +204,8 @@ class Supervisor:
             await process.is_ready.wait()
 
     async def _until_stop(self, *events: Coroutine[Any, Any, object]) -> None:
-        """Wait until a stop is requested, a required process is lost, or an event is done."""
+        """Wait until a stop is requested, a required process is lost, or one of `events` is
+        done."""
         always = (self._stop.wait(), self._processes.any_lost())
         waits = [asyncio.create_task(event) for event in (*always, *events)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -208,11 +214,12 @@ class Supervisor:
         await asyncio.gather(*waits, return_exceptions=True)
 
     async def _drain(self, watchers: dict[SupervisedProcess, asyncio.Task[int]]) -> int:
-        """Drain the fronts, then end the engine, then the observer; return the exit code."""
+        """Drain the fronts, then end the engine, then the observer; return the exit code. A second
+        signal interrupts this."""
         processes = self._processes
         gone = {
             process for process in processes.all if processes.keeper_of(process).done()
-        }  # already ended
+        }  # These have ended already.
         order = asyncio.create_task(
             drain_in_order(
                 processes,
@@ -234,7 +241,7 @@ class Supervisor:
             if process not in gone and processes.ended_badly(process)
         ]
         if bad:
-            log.error("did not shut down cleanly: %s", ", ".join(bad))
+            logger.error("did not shut down cleanly: %s", ", ".join(bad))
         return EXIT_GAVE_UP if bad else EXIT_OK
 
     @property
@@ -247,7 +254,10 @@ class Supervisor:
 
     def _open_sockets(self, stack: ExitStack) -> None:
         try:
-            reserved = stack.enter_context(reserve_port(self._config.host, self._config.port))
+            host, port = self._config.host, self._config.port
+            reserved = stack.enter_context(
+                reserve_port(host, port, flag="--port", host_flag="--host")
+            )
             self._port = reserved.getsockname()[1]
             folder = create_folder(stack)
             self._socket_path = folder / SOCKET_NAME
@@ -271,7 +281,7 @@ class Supervisor:
     def _spawn_context(self) -> SpawnContext:
         assert self._link_listener is not None
         return SpawnContext(
-            # With the resolved port.
+            # With the actual port.
             config=dataclasses.replace(self._config, port=self._port),
             socket_path=self._socket_path,
             listener_fd=self._link_listener.fileno(),
@@ -284,11 +294,11 @@ class Supervisor:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stop.is_set():
-            log.warning("%s again: stopping now", number.name)
+            logger.warning("%s again: stopping now", number.name)
             self._forced_by = number
             self._forced.set()
         else:
-            log.info("%s: draining, at most %g s", number.name, self._config.drain_grace_s)
+            logger.info("%s: draining, at most %g s", number.name, self._config.drain_grace_s)
             self._stop.set()
 
     def _on_dump_signal(self) -> None:
@@ -298,9 +308,9 @@ class Supervisor:
 
     def _on_roll_signal(self) -> None:
         if self._stop.is_set() or not self._is_ready:
-            log.warning("SIGUSR2 ignored: the service is not ready yet")
+            logger.warning("SIGUSR2 ignored: the service is not ready yet")
         elif self._roll is not None and not self._roll.done():
-            log.warning("SIGUSR2: a rolling restart is under way already")
+            logger.warning("SIGUSR2: a rolling restart is under way already")
         else:
             roll = RollingRestart(
                 self._processes,
@@ -316,24 +326,24 @@ class Supervisor:
             self._roll.cancel()
 
     def _on_observer_message(self, frame: FromChild) -> None:
-        """Execute an operator's order to the service as a whole."""
+        """Execute an operator's command for the whole service."""
         match frame:
             case Drain(timeout_s=timeout_s):
                 self._drain_ordered(timeout_s)
-            case LogLevel(level=level) if level in LOG_LEVELS:
-                log.info("log level %s, by an operator", level)
+            case SetLogLevel(level=level) if level in LOG_LEVELS:
+                logger.info("log level %s, by an operator", level)
                 set_log_level(level)
                 # For processes that start from now on.
                 self._config = dataclasses.replace(self._config, log_level=level)
             case _:
-                log.error("unexpected message of the observer: %.100s", frame)
+                logger.error("unexpected message of the observer: %.100s", frame)
 
     def _drain_ordered(self, timeout_s: float | None) -> None:
         if self._stop.is_set():
-            return  # already draining, within the time given first
+            return  # The service already drains, within the time of the first request.
         if timeout_s is not None and timeout_s >= 0 and math.isfinite(timeout_s):
             self._grace_s = timeout_s
-        log.info("an operator: draining, at most %g s", self._current_grace_s)
+        logger.info("an operator: draining, at most %g s", self._current_grace_s)
         self._stop.set()
 
     def _announce_ready(self) -> None:

@@ -1,1 +1,2 @@
-"""The gRPC layer: converts bytes to domain values and back; statuses, services, the server."""
+"""The gRPC layer: services, the server, statuses, and the conversion between bytes and Python
+values."""

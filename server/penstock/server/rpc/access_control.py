@@ -1,10 +1,11 @@
-"""Access control of gRPC calls: authenticates and authorises the caller before a body is read.
+"""Access control of gRPC calls: authenticates and authorises the caller before a message is read.
 
-Owns the right that each method requires, and the credentials of a call: its Authorization metadata
-and its certificate. The authenticator maps credentials to a caller; without an authenticator every
-call is allowed, for the tenant named by a proxy or for none. The handler receives the caller with
-the message (`read_limiter.py`); handlers must not check again, since the policy may have changed
-meanwhile.
+Defines the right that each method requires, and reads the credentials of a call: its Authorization
+metadata and its client certificate. The authenticator maps credentials to a caller. Without an
+authenticator, a proxy may send the tenant in the metadata; the caller then has the rights of that
+tenant in the policy file (which lists tenants and their rights), or all rights without a file. The
+handler receives the caller together with the message (`read_limiter.py`). Handlers must not check
+again, because the policy may have changed meanwhile.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ _NAME_KINDS: Final[Mapping[str, str]] = {
     "peer_uri": "uri",
     "peer_email": "email",
 }
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _BY_SERVICE: Final[Mapping[str, Right | None]] = {
     "penstock.v1.GenerationService": Right.GENERATE,
     "penstock.v1.ModelService": Right.MODELS,
@@ -34,7 +35,7 @@ _BY_SERVICE: Final[Mapping[str, Right | None]] = {
     "grpc.channelz.v1.Channelz": Right.INSPECT,
     "grpc.reflection.v1.ServerReflection": Right.INSPECT,
     "grpc.reflection.v1alpha.ServerReflection": Right.INSPECT,
-    # Load balancers call it; it reveals nothing.
+    # Load balancers call it, and it reveals no data.
     "grpc.health.v1.Health": None,
 }
 _BY_METHOD: Final[Mapping[str, Right | None]] = {
@@ -52,10 +53,10 @@ _BY_METHOD: Final[Mapping[str, Right | None]] = {
 
 
 class AccessControl:
-    """Admits callers. `security` None: every caller is admitted.
+    """Authorises callers. If `security` is None, all callers are authorised.
 
-    `tenant_metadata_key`: see `FrontConfig`. Raises ValueError if it is set together with
-    credentials.
+    `tenant_metadata_key`: see `FrontConfig`. Raises ValueError if it is set although `security` has
+    an authenticator.
     """
 
     def __init__(self, security: Security | None = None, *, tenant_metadata_key: str = "") -> None:
@@ -70,41 +71,45 @@ class AccessControl:
         self._by_method = dict(_BY_METHOD)
 
     def add_rights(self, rights: Mapping[str, Right | None]) -> None:
-        """Add the rights that the methods of a gateway require: see `GatewayService`."""
+        """Add the rights that the methods of a gateway require, by path; see `GatewayService`."""
         self._by_method.update(rights)
 
     def right_of(self, path: str) -> Right | None:
-        """Return the right that the method at `path` ("/package.Service/Method") requires; None for
-        none.
+        """Return the right that the method at `path` ("/package.Service/Method") requires; None if
+        it requires none.
 
-        Raises KeyError for an unlisted method: every method must be listed.
+        A method that is not listed requires the right of its service. Raises KeyError for an
+        unknown service.
         """
         if path in self._by_method:
             return self._by_method[path]
         return _BY_SERVICE[path[1:].rpartition("/")[0]]
 
-    def admit(self, context: Context, right: Right) -> Caller:
-        """Return the caller, if it has `right`.
+    def authorize(self, context: Context, right: Right) -> Caller:
+        """Return the caller of a call. Checks that the caller has `right`.
 
-        Raises RequestError: UNAUTHENTICATED, PERMISSION_DENIED, or naming the tenant's metadata
-        key. The reason for refusing a credential is only logged.
+        Raises RequestError: UNAUTHENTICATED; PERMISSION_DENIED without `right`, or for a tenant
+        that is not in the policy file; or INVALID_ARGUMENT for an invalid tenant in the metadata.
+        The reason why a credential is rejected is only logged.
         """
         try:
             caller = self._identify(context)
         except Unknown as error:
-            _log.info("caller refused: %s (%s)", error, context.peer())
+            logger.info("caller refused: %s (%s)", error, context.peer())
             raise refuse(ErrorReason.UNAUTHENTICATED) from None
         except NotListed as error:
-            _log.info("caller refused: %s (%s)", error, context.peer())
+            logger.info("caller refused: %s (%s)", error, context.peer())
             raise refuse(ErrorReason.PERMISSION_DENIED) from None
         require(right, caller, context)
         return caller
 
-    def admit_again(self, context: Context, right: Right, tenant: str) -> Caller:
-        """Check a later request of a call that `tenant` opened, as `admit` does; the tenant must
-        not change.
+    def authorize_again(self, context: Context, right: Right, tenant: str) -> Caller:
+        """Return the caller for a later request of a call that `tenant` opened, checked as by
+        `authorize`.
+
+        Raises the same errors, and RequestError (UNAUTHENTICATED) if the tenant has changed.
         """
-        caller = self.admit(context, right)
+        caller = self.authorize(context, right)
         if caller.tenant != tenant:
             raise refuse(ErrorReason.UNAUTHENTICATED)
         return caller
@@ -120,18 +125,18 @@ class AccessControl:
         tenant = _tenant_of(context, key)
         if self._security is None:
             return dataclasses.replace(ANONYMOUS, tenant=tenant)
-        return self._security.vouched_for(tenant)
+        return self._security.proxy_caller(tenant)
 
 
 def require(right: Right, caller: Caller, context: Context) -> None:
-    """Raise RequestError (PERMISSION_DENIED) if a caller lacks a right."""
+    """Raise RequestError (PERMISSION_DENIED) if `caller` lacks `right`."""
     if right not in caller.rights:
-        _log.info("tenant %s lacks the right %s (%s)", caller.tenant, right.value, context.peer())
+        logger.info("tenant %s lacks the right %s (%s)", caller.tenant, right.value, context.peer())
         raise refuse(ErrorReason.PERMISSION_DENIED)
 
 
 def authorizations_of(context: Context) -> list[str]:
-    """Return all values of the Authorization metadata."""
+    """Return all values of the Authorization metadata of a call."""
     metadata: Iterable[tuple[str, str | bytes]] = context.invocation_metadata() or ()
     return [
         value if isinstance(value, str) else value.decode("latin-1")
@@ -141,9 +146,8 @@ def authorizations_of(context: Context) -> list[str]:
 
 
 def certificate_names(context: Context) -> list[str]:
-    """Return the names in the caller's certificate, in the form of policies: `cn:NAME`,
-    `dns:NAME`.
-    """
+    """Return the names in the caller's certificate as in policy files: `cn:NAME`, `dns:NAME`,
+    `uri:NAME`, `email:NAME`; empty if there is no certificate."""
     shown = context.auth_context()
     return [
         f"{kind}:{name.decode('utf-8', 'replace')}"
@@ -156,7 +160,8 @@ def _tenant_of(context: Context, key: str) -> str:
     """Return the tenant in the metadata of a call; NO_TENANT without `key` or without a value for
     it.
 
-    Raises RequestError naming the key if the value is not a valid name or occurs more than once.
+    Raises RequestError (INVALID_ARGUMENT) if the value is not a valid name or occurs more than
+    once.
     """
     if not key:
         return NO_TENANT

@@ -1,7 +1,8 @@
-"""Converts the flight recorder's rows for operators: to StepRecord messages or to a trace file.
+"""Converts the rows of the flight recorder (the latest steps of the engine) for operators: to
+StepRecord messages or to a trace file.
 
-Joins steps with their requests, as far as the recorder still has them. Slow for many steps: run it
-off the event loop.
+Joins steps with their requests, if the recorder still has them. This is slow for many steps, so it
+must not run on the event loop.
 """
 
 from collections import defaultdict
@@ -29,20 +30,21 @@ from penstock.v1 import stats_pb2 as pb
 
 
 def record_steps(data: bytes, max_steps: int | None) -> list[stats_pb2.StepRecord]:
-    """Return the latest `max_steps` steps of a recording, oldest first; all of them if None."""
+    """Return the latest `max_steps` steps (None: all) of the encoded recording `data`, the oldest
+    first."""
     return list(step_records(FlightReader(data).recording(), max_steps))
 
 
 def perfetto_file(data: bytes, max_steps: int | None) -> bytes:
-    """Return the latest `max_steps` steps as a Chrome trace in JSON; all of them if None."""
+    """Return the latest `max_steps` steps (None: all) of the encoded recording `data` as a Chrome
+    trace in JSON."""
     return b"".join(timeline_json(FlightReader(data).recording(), num_steps=max_steps))
 
 
 @dataclass(slots=True)
 class _Happened:
-    """The events of one step: token shares, and the ids of admitted, preempted and ended
-    requests.
-    """
+    """The events of one step: token counts by request, and ids of admitted, preempted and ended
+    requests."""
 
     shares: list[pb.StepShare] = field(default_factory=list[pb.StepShare])
     admitted: list[str] = field(default_factory=list[str])
@@ -51,7 +53,7 @@ class _Happened:
 
 
 def step_records(rows: Recording, max_steps: int | None) -> Iterator[pb.StepRecord]:
-    """Yield the latest `max_steps` steps, oldest first; all of them if None."""
+    """Yield the latest `max_steps` steps (None: all), the oldest first."""
     steps = rows.steps if max_steps is None else rows.steps[-max_steps:]
     if not len(steps):
         return
@@ -140,7 +142,7 @@ def _happened_by_step(rows: Recording, first_step: int) -> dict[int, _Happened]:
 
 
 def _names_by_key(requests: NDArray[Any]) -> dict[int, tuple[str, int]]:
-    """Return the request id, as its tenant chose it, and the output index by key."""
+    """Return the request id and the output index of each output, by its key in the recording."""
     return {
         int(row["key"]): (
             _text(row["request_id"]),
@@ -151,5 +153,5 @@ def _names_by_key(requests: NDArray[Any]) -> dict[int, tuple[str, int]]:
 
 
 def _text(value: bytes) -> str:
-    """Decode a name that may be truncated inside a character."""
+    """Decode a name, which may be truncated within a UTF-8 character."""
     return value.decode("utf-8", "ignore")

@@ -1,6 +1,9 @@
-"""The interface of a gateway's service, which is served on the same port as Penstock's services.
+"""The interface of a gateway's gRPC service.
 
-Owns the protocol. Independent of which gateways exist.
+A gateway converts another protocol to Penstock's API. Its service is served on the same port as
+Penstock's services.
+
+`penstock.server.gateways` finds the gateways.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,20 +18,17 @@ from penstock.server.security.rights import Right
 
 
 class GatewayService(Protocol):
-    """The handlers of a gateway's service. `name`: "package.Service", for health and reflection.
-
-    `rights`: the right that each method requires, by path ("/package.Service/Method"); None for
-    none.
-    """
+    """The gRPC service of a gateway."""
 
     @property
     def name(self) -> str:
-        """See above."""
+        """The full name of the service ("package.Service"), for health and reflection."""
         ...
 
     @property
     def rights(self) -> Mapping[str, Right | None]:
-        """See above."""
+        """The right that each method requires, by path ("/package.Service/Method"); None if it
+        requires none."""
         ...
 
     def handlers(self, wrapper: HandlerWrapper) -> grpc.GenericRpcHandler:
@@ -37,4 +37,4 @@ class GatewayService(Protocol):
 
 
 GatewayServiceMaker = Callable[[Front, AccessControl], GatewayService]
-"""Creates the service over the front of a process."""
+"""Creates the service for one front-end process."""

@@ -1,8 +1,9 @@
-"""Opens one request on a front and writes its stream, for any contract.
+"""Opens one request in a front-end process and writes its stream, for Penstock's API and for
+gateways.
 
-Owns the call's times, the loop that takes events and writes messages, and the distinction between a
-stalled reader and a client that disconnected. Takes Penstock's message; gateway services convert
-their messages first. The encoder owns the format of the written messages.
+Records the times of the call, takes events and writes messages in a loop, and distinguishes a
+stalled reader from a client that disconnected. The input is a message of Penstock's API; gateways
+convert their messages to it. The encoder defines the format of the written messages.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ from penstock.v1 import generation_service_pb2 as pb
 
 
 def begin_call(context: Context, account: RequestAccount) -> CallTimes:
-    """Return the arrival time and the deadline of a call; store its timeout in `account`."""
+    """Return the arrival time and the deadline of a call. Stores its timeout in `account`, the data
+    for the record of its request."""
     account.call_timeout_s = call_timeout_s(context)
     arrival_s = account.arrival_s
     deadline_s = min(arrival_s + account.call_timeout_s, NO_TIME)
@@ -37,8 +39,11 @@ async def open_request(
     account: RequestAccount,
     refusal: Refusal | None = None,
 ) -> LiveRequest:
-    """Validate the message and open its request, which the caller releases. Raises RequestError,
-    also for `refusal`: the refusal found while the message was parsed.
+    """Validate the message and open its request. The caller must pass the request to
+    `Front.release`.
+
+    Counts its unknown fields and lowered priorities. Raises RequestError if the request is
+    rejected, or with `refusal` (the error found while the message was parsed) if it is not None.
     """
     if refusal is not None:
         raise RequestError(refusal)
@@ -59,12 +64,14 @@ class Encoder(Protocol):
     """Encodes the events of one stream, in order."""
 
     def encode(self, batch: Sequence[events.StreamEvent]) -> Iterable[bytes]:
-        """Return the messages for these events; may be empty."""
+        """Return the messages for these events. The result may be empty."""
         ...
 
 
 async def deliver(front: Front, request: LiveRequest, encoder: Encoder, context: Context) -> None:
-    """Write messages until the stream ends. Raises RequestError if it ends in failure."""
+    """Write the events of `request`, encoded by `encoder`, until its stream ends. Raises
+    RequestError if the request fails or its reader stalls, and CancelledError if the client
+    disconnects."""
     stream, clock = request.stream, front.clock
     try:
         while batch := await stream.take():
@@ -73,7 +80,7 @@ async def deliver(front: Front, request: LiveRequest, encoder: Encoder, context:
                 await context.write(message)
                 stream.end_write(clock())
     except asyncio.CancelledError:
-        # The client disconnected, or its reader stalled and the stream was closed during the write.
+        # The client has disconnected, or it stalled and the stream was closed during the write.
         if stream.was_cut_off() and stream.refusal is not None:
             raise RequestError(stream.refusal) from None
         raise

@@ -1,6 +1,8 @@
-"""GenerationService: Generate, GenerateOnce, Resume and Cancel; Multiplex has its own file.
+"""GenerationService: Generate, GenerateOnce, Resume and Cancel. Multiplex is in
+`multiplex_service.py`.
 
-Owns the path of one call: parse, map, open, write, release.
+Generate parses the message, converts and validates it, opens the request, writes its stream, and
+releases the request.
 """
 
 import asyncio
@@ -15,7 +17,7 @@ from penstock.server.front.accounts import RequestAccount
 from penstock.server.front.attachments import Attachments, Received, received
 from penstock.server.front.errors import RequestError, refuse_feature
 from penstock.server.front.front import Front
-from penstock.server.front.generation import Generation
+from penstock.server.front.generation import GenerationSpec
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.generation_call import begin_call, deliver, open_request
@@ -37,6 +39,8 @@ from penstock.server.tenants import PriorityCeilings
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
 
+_MAX_SEQUENCE: Final = 2**63 - 1
+"""Far above the number of messages of any stream, so that later numbers also fit into the field."""
 _RESPONSE = b"\x0a"  # ResumeResponse.response
 
 _MAX_TURN_S: Final = 0.002
@@ -47,21 +51,22 @@ _LARGE_BYTES: Final = 1 << 20
 
 
 class GenerationService:
-    """The handlers, over one front.
+    """The handlers of GenerationService, for one front-end process. They raise RequestError or
+    CallFailed if a request is rejected or fails.
 
-    `gate` and `turns` are used for the requests of Multiplex; without them every caller is admitted
-    and large messages do not queue.
+    Only Multiplex uses `access`, which authorises callers (None: all are authorised), and `turns`,
+    the queue of large messages (None: a separate queue).
     """
 
     def __init__(
         self,
         front: Front,
-        gate: AccessControl | None = None,
+        access: AccessControl | None = None,
         turns: LargeMessageTurns | None = None,
     ) -> None:
         self._front = front
         key = front.config.tenant_metadata_key
-        self._gate = gate or AccessControl(tenant_metadata_key=key)
+        self._access = access or AccessControl(tenant_metadata_key=key)
         self._turns = turns
         self._accounts = CallAccounts(front, SERVICE_NAME)
         self._resume = ResumeService(front)
@@ -69,7 +74,7 @@ class GenerationService:
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
         """Return the handlers of all methods."""
         accounts = self._accounts
-        multiplex = MultiplexService(self._front, wrapper, accounts, self._gate, self._turns)
+        multiplex = MultiplexService(self._front, wrapper, accounts, self._access, self._turns)
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Generate": wrapper.stream_request("Generate", self.generate, accounts),
             "GenerateOnce": wrapper.unary_request("GenerateOnce", self.generate_once, accounts),
@@ -80,7 +85,8 @@ class GenerationService:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     def on_engine(self) -> None:
-        """Handle a new connection to an engine: see `ResumeService`."""
+        """Register to be notified of requests that other front-end processes take over. Called when
+        an engine has connected."""
         self._resume.on_engine()
 
     async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
@@ -108,7 +114,7 @@ class GenerationService:
         check_no_chunks(message)
         check_not_resumable(message)
         request = await open_request(self._front, message, times, account, refusal)
-        # A backlog that is not yet encoded here does not mean that the client stalls.
+        # A backlog that is not yet encoded here does not mean that the client is slow.
         request.is_catching_up = True
         encoder = OnceEncoder(self._front.text.token_bytes)
         turns = LoopTurns()
@@ -121,11 +127,12 @@ class GenerationService:
         parts = await turns.make(encoder.parts())
         if sum(map(len, parts)) < _LARGE_BYTES:
             return b"".join(parts)
-        # Joining as many bytes takes tens of milliseconds and releases the GIL.
+        # Joining this many bytes takes tens of milliseconds, and releases the GIL.
         return await asyncio.to_thread(b"".join, parts)
 
     async def cancel(self, data: bytes, context: Context, caller: Caller) -> bytes:
-        """Cancel a live request of the caller's tenant by its id."""
+        """Cancel a live request of the caller's tenant by its id, and return the state that it had.
+        Raises RequestError for an invalid id, and CallFailed if there is no such request."""
         del context
         message = parse(pb.CancelRequest, data)
         violations = Violations()
@@ -140,17 +147,18 @@ class GenerationService:
 
 
 class LoopTurns:
-    """Makes the parts of one response, and yields to the event loop if that takes long.
+    """Creates the parts of one response, and yields to the event loop after each `_MAX_TURN_S`
+    seconds.
 
-    Time is measured across calls of `make`: a stream with all its events ready never waits for
-    more, so it would not yield otherwise.
+    Time is measured across calls of `make`, because a stream whose events are all ready never
+    waits, and would otherwise not yield.
     """
 
     def __init__(self) -> None:
         self._began_s = time.perf_counter()
 
     async def make(self, parts: Iterator[T]) -> list[T]:
-        """Make and return all parts."""
+        """Return the list of `parts`, which are created here."""
         made: list[T] = []
         for part in parts:
             made.append(part)
@@ -161,19 +169,22 @@ class LoopTurns:
 
 
 class ResumeService:
-    """Resume: attaches a request's stream and delivers what its client has not received."""
+    """Resume: continues the stream of a request in a new call, with what its client has not
+    received."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
         self._attachments = Attachments(front, self._read)
 
     def on_engine(self) -> None:
-        """Handle a new connection to an engine: release requests once other fronts attach them."""
+        """Register to be notified of requests that other front-end processes take over. Called at
+        each new connection to an engine."""
         if self._front.port is not None:
             self._front.port.on_detached(self._attachments.on_detached)
 
     async def resume(self, data: bytes, context: Context, caller: Caller) -> None:
-        """Deliver the rest of a request's stream, after the tokens that the client has received."""
+        """Deliver the remaining stream of a request, after the tokens that the client has received.
+        Raises RequestError or CallFailed."""
         front = self._front
         if not front.config.max_resume_grace_s:
             raise refuse_feature("resume")
@@ -185,6 +196,8 @@ class ResumeService:
                 "received_token_counts",
                 f"must have at most {front.config.max_num_outputs} entries",
             )
+        if message.next_sequence > _MAX_SEQUENCE:
+            violations.add("next_sequence", f"must be at most {_MAX_SEQUENCE}")
         try:
             violations.raise_if_any()
             request = await self._attachments.attach(
@@ -207,14 +220,15 @@ class ResumeService:
         had = received(generation, message.next_sequence, message.received_token_counts)
         encoder = encoder_for(generation.output.chunks, front.config, front.text.token_bytes)
         encoder.sequence = message.next_sequence
-        # It may take long before the first event: the client sees that the stream is open.
+        # The first event may take long, so send the headers to open the stream at the client.
         await context.send_initial_metadata(())
         await deliver(front, request, _RestEncoder(encoder, request, had), context)
 
     def _read(
         self, message: bytes, request_id: str, tenant: str, ceilings: PriorityCeilings
-    ) -> Generation:
-        """See `ReadGeneration`."""
+    ) -> GenerationSpec:
+        """Parse and validate the original GenerateRequest of a resumed request, for
+        `Attachments`."""
         request = parse(pb.GenerateRequest, message)
         request.request_id = request_id
         front = self._front
@@ -224,7 +238,8 @@ class ResumeService:
 
 
 class _RestEncoder:
-    """Encodes the events that the client has not received."""
+    """An `Encoder` of ResumeResponse messages that leaves out what the client has received already
+    (`had`)."""
 
     def __init__(self, encoder: ResponseEncoder, request: LiveRequest, had: Received) -> None:
         self._encoder = encoder
@@ -232,7 +247,8 @@ class _RestEncoder:
         self._had = had
 
     def encode(self, batch: Sequence[events.StreamEvent]) -> Iterator[bytes]:
-        """See `Encoder`."""
+        """Yield the messages of the events that the client has not received. From the first call
+        on, the number of unsent tokens of the request is limited again."""
         self._request.is_catching_up = False
         for message in self._encoder.encode(self._had.rest_of(batch, self._request)):
             yield b"".join((_RESPONSE, varint(len(message)), message))

@@ -1,15 +1,18 @@
-"""The wrapper around every handler: domain errors become statuses, bugs become INTERNAL.
+"""The wrapper around all handlers: converts exceptions to gRPC statuses.
 
-Owns the conversion of Penstock's exceptions to gRPC's, and the count of active calls. Handlers take
-and return bytes, so that Penstock itself reports malformed messages. CancelledError always
-propagates: a client that disconnects is not an error, and swallowing it leaks the call.
+RequestError and CallFailed become the status of their refusal (the details of an error), and
+unexpected exceptions become INTERNAL. Counts active calls. Handlers take and return bytes, so that
+Penstock itself reports malformed messages. CancelledError always propagates: a client that
+disconnects is not an error, and a call whose CancelledError is suppressed leaks.
 
-No frame here may keep the bytes of a call: grpc.aio keeps the exception that ended the call, and
-with it these frames, until the garbage collector runs, which does not count bytes.
+No stack frame here may hold a reference to the bytes of a call. grpc.aio keeps the exception that
+ended the call, and with it these frames, until the garbage collector runs, which does not take the
+number of bytes into account.
 
-A method that serves one request gets the request's account, with the attributes of call and
-message. The account is closed here, the one place that sees the status of every call; the outcome
-of a cancelled call depends on the cause: its client, its deadline, or the server.
+A method that serves one request receives the account of the request: the data for its record
+(`front/accounts.py`), with the attributes of call and message. The account is closed here, where
+the status of each call is set. The outcome of a cancelled call depends on the cause: its client,
+its deadline, or the server.
 """
 
 import asyncio
@@ -51,23 +54,26 @@ CallerStreamHandler = Callable[[bytes, Context, Caller], Awaitable[None]]
 UnaryRequestHandler = Callable[[bytes, Context, RequestAccount], Awaitable[bytes]]
 StreamRequestHandler = Callable[[bytes, Context, RequestAccount], Awaitable[None]]
 R = TypeVar("R")
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _ABORT_TIMEOUT_S = 5.0
-"""How long writing a status may block on a full flow-control window before the call is reset."""
+"""How long the write of a status may wait for a full flow-control window before the call is reset,
+in seconds."""
 _OPTION_DIGITS = 6
-"""Decimals of recorded options, which arrive in single precision: 0.7 would be 0.699999988."""
+"""Decimals of recorded options. They arrive in single precision: 0.7 would be 0.699999988."""
 OK: Final = Outcome(grpc.StatusCode.OK.value[0])
 CANCELLED: Final = Outcome(grpc.StatusCode.CANCELLED.value[0])
 _DEADLINE_SLACK_S = 0.01
 _DEADLINE_SLACK_SHARE = 0.01
-"""A client's deadline passes before the deadline known here: gRPC rounds its timeout up by less
-than a hundredth, and the client cancels at its own.
+"""How much earlier the client's deadline may expire than the deadline known here: a fixed time in
+seconds, plus a share of the timeout.
+
+gRPC rounds up the timeout that it sends, by less than 1 %.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedCall:
-    """The message of a call, and its caller as authenticated before the message was read."""
+    """The message of a call, and its caller, authenticated before the message was read."""
 
     data: bytes
     caller: Caller
@@ -78,9 +84,8 @@ Arrived = AdmittedCall | Refusal
 
 
 class CallFailed(Exception):
-    """Failure of a call that concerns another call's request; RequestInfo carries that request's
-    id.
-    """
+    """A call failed because of an error with another call's request, whose `request_id` is reported
+    in RequestInfo."""
 
     def __init__(self, refusal: Refusal, request_id: str) -> None:
         super().__init__(refusal.reason.value)
@@ -89,7 +94,8 @@ class CallFailed(Exception):
 
 
 class CallAccounts:
-    """Opens and closes the accounts of one service's requests, over one front."""
+    """Opens and closes the accounts (data for the records) of one service's requests, in one
+    front-end process."""
 
     def __init__(self, front: Front, service_name: str) -> None:
         self._front = front
@@ -99,25 +105,31 @@ class CallAccounts:
         self._service_name = service_name
 
     def open(self, method: str, context: Context) -> RequestAccount:
-        """Open the account of a request when its call of `method` has arrived."""
+        """Return a new account for a request whose call of `method` has just arrived."""
         if not self._accounts.are_kept:
             return RequestAccount(method, "", self._front.clock(), NOT_TRACED)
         return self.open_under(method, context.peer(), self.parent_of(context))
 
     def open_under(self, method: str, peer: str, parent: RemoteParent | None) -> RequestAccount:
-        """Open the account of a request that shares its call with others."""
+        """Return a new account for a request that has just arrived. Used directly for requests that
+        share a call."""
         name = f"{self._service_name}/{method}"
         arrival_s = self._front.clock()
         return self._accounts.open(name, arrival_s=arrival_s, peer=peer, parent=parent)
 
     def close(self, account: RequestAccount, outcome: Outcome) -> None:
-        """Close the account after the call has ended and its status was sent, if possible."""
+        """Close the account, which completes its record. Call this after the call has ended, if
+        possible after its status was sent."""
         if self._accounts.are_kept:
             front = self._front
             self._accounts.close(account, outcome, front.clock(), is_engine_up=front.is_engine_up)
 
     def parent_of(self, context: Context) -> RemoteParent | None:
-        """Return the span in a call's metadata, if there is exactly one valid value."""
+        """Return the remote parent span in the metadata of a call.
+
+        Returns None if tracing is off, or unless there is exactly one `traceparent` and it is
+        valid.
+        """
         if not self._accounts.is_tracing:
             return None
         metadata: Iterable[tuple[str, str | bytes]] = context.invocation_metadata() or ()
@@ -137,21 +149,22 @@ class CallAccounts:
     def describe(
         self, account: RequestAccount, message: pb.GenerateRequest, *, is_stream: bool
     ) -> None:
-        """Record the id and the options of `message`, even if it is refused later."""
+        """Store the id of `message` in `account`, and, if records are kept, its model and options,
+        even if it will be rejected. A missing or invalid id is replaced by a new one."""
         account.request_id = valid_request_id(message) or new_request_id()
         if not self._accounts.are_kept:
             return
-        # Another name could be anything, and would add a series to every metric.
+        # Any other name would add a series to all metrics.
         if not message.HasField("model") or message.model in self._model_names:
             account.model = self._model
         account.options = _options_of(message, is_stream=is_stream)
 
 
 class HandlerWrapper:
-    """Wraps methods in handlers. `on_internal_error` is called for every bug.
+    """Wraps methods in handlers. `on_internal_error` is called for each internal error.
 
-    `retry_after_s`: the retry delay of refusals without a delay. `random` draws
-    uniformly from [0, 1).
+    `retry_after_s` is the default retry delay of refusals. `random` returns a uniform random number
+    in [0, 1).
     """
 
     def __init__(
@@ -176,7 +189,7 @@ class HandlerWrapper:
     def unary_with_caller(
         self, method: str, handler: CallerUnaryHandler
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """Wrap a unary method that needs its caller."""
+        """Wrap a unary method whose handler also receives the `Caller`."""
         return grpc.unary_unary_rpc_method_handler(self._for_caller(method, handler))
 
     def server_stream(
@@ -188,25 +201,26 @@ class HandlerWrapper:
     def stream_with_caller(
         self, method: str, handler: CallerStreamHandler
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """Wrap a server-streaming method that needs its caller."""
+        """Wrap a server-streaming method whose handler also receives the `Caller`."""
         return grpc.unary_stream_rpc_method_handler(self._for_caller(method, handler))
 
     def unary_request(
         self, method: str, handler: UnaryRequestHandler, accounts: CallAccounts
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """Wrap a unary method that serves one request."""
+        """Wrap a unary method that serves one request; `handler` also receives its account."""
         return grpc.unary_unary_rpc_method_handler(self._for_request(method, handler, accounts))
 
     def stream_request(
         self, method: str, handler: StreamRequestHandler, accounts: CallAccounts
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """Wrap a server-streaming method that serves one request."""
+        """Wrap a server-streaming method that serves one request; `handler` also receives its
+        account."""
         return grpc.unary_stream_rpc_method_handler(self._for_request(method, handler, accounts))
 
     def bidirectional(
         self, method: str, handler: Callable[[Context], Awaitable[None]]
     ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """Wrap a bidirectional method that needs only its context."""
+        """Wrap a bidirectional method; `handler` reads from the context and writes to it."""
 
         async def handle(requests: AsyncIterator[bytes], context: Context) -> None:
             del requests
@@ -216,33 +230,34 @@ class HandlerWrapper:
 
     @property
     def num_active_calls(self) -> int:
-        """Number of calls being handled."""
+        """Number of calls that are being handled."""
         return self._num_active_calls
 
     @property
     def num_calls(self) -> int:
-        """Number of calls begun so far."""
+        """Number of calls that have begun since the start."""
         return self._num_calls
 
     async def wait_until_idle(self) -> None:
-        """Wait until no call is being handled; a call is handled until its status was sent."""
+        """Wait until no call is being handled. Sending the status of a call is part of handling
+        it."""
         await self._idle.wait()
 
     def status(self, refusal: Refusal, request_id: str) -> Status:
-        """Return the status of a request that shares its call with others, with a random retry
-        delay.
-        """
+        """Return the status of a failed request of a Multiplex call, with a randomised retry
+        delay."""
         return status_of(refusal, request_id=request_id, retry_after_s=self._retry_delay_s(refusal))
 
     def internal_error(
         self, method: str, error: Exception, *, request_id: str = "", trace_id: bytes = b""
     ) -> Refusal:
-        """Count and log a bug, with the known ids of its request; return the failure to report."""
+        """Count and log an internal error, with the known ids of its request; return the refusal to
+        report."""
         self._on_internal_error()
-        # Frames only: the text of an exception may quote a prompt.
+        # Log only the frames: the text of an exception may quote a prompt.
         frames = "".join(traceback.format_tb(error.__traceback__))
         extra = {"request_id": request_id, "trace_id": trace_id.hex()}
-        _log.error("%s failed with %s\n%s", method, type(error).__name__, frames, extra=extra)
+        logger.error("%s failed with %s\n%s", method, type(error).__name__, frames, extra=extra)
         return INTERNAL
 
     def _bug_of(self, method: str, error: Exception, account: RequestAccount | None) -> Refusal:
@@ -326,8 +341,8 @@ class HandlerWrapper:
             except grpc.aio.AbortError:
                 raise
             except grpc.aio.BaseError as error:
-                # A write in progress when the peer vanished raises this instead of being cancelled.
-                # There is no client left to report to, and it is not our error.
+                # A write that is in progress when the peer disconnects raises this instead of being
+                # cancelled. There is no client to report it to, and it is not an internal error.
                 raise asyncio.CancelledError from error
             except Exception as error:
                 refusal = self._bug_of(method, error, account)
@@ -352,7 +367,7 @@ class HandlerWrapper:
         except grpc.aio.AbortError:
             raise
         except (TimeoutError, grpc.aio.BaseError) as error:
-            # The peer does not read or is gone: its deadline may pass while the status is written.
+            # If the peer does not read, the deadline may expire while the status is written.
             raise asyncio.CancelledError from error
 
 
@@ -366,10 +381,10 @@ def outcome_of(refusal: Refusal) -> Outcome:
 
 
 def outcome_of_failure(account: RequestAccount, context: Context) -> Outcome:
-    """Return the outcome of a call that raised.
+    """Return the outcome of a call whose handler raised.
 
-    An internal failure counts even if the client had disconnected: otherwise impatient clients
-    would hide it.
+    An error of the request takes precedence over a disconnect of the client, so that early
+    disconnects do not hide it.
     """
     if account.refusal is not None:
         return outcome_of(account.refusal)
@@ -379,10 +394,10 @@ def outcome_of_failure(account: RequestAccount, context: Context) -> Outcome:
 
 
 def outcome_of_leaving(context: Context, timeout_s: float) -> Outcome:
-    """Return the outcome of a call that ended early: its deadline passed, or its client
-    disconnected.
+    """Return the outcome of a call that ended early: DEADLINE_EXCEEDED if its deadline has expired,
+    otherwise CANCELLED.
 
-    `timeout_s`: the deadline at the start, infinite without one.
+    `timeout_s` is the timeout of the call at its start, infinite without one.
     """
     remaining_s = cast(float | None, context.time_remaining())
     slack_s = _DEADLINE_SLACK_S + _DEADLINE_SLACK_SHARE * timeout_s
@@ -392,13 +407,16 @@ def outcome_of_leaving(context: Context, timeout_s: float) -> Outcome:
 
 
 def call_timeout_s(context: Context) -> float:
-    """Return the time until a call's deadline, infinite without one."""
+    """Return the time until the deadline of a call in seconds, infinite without a deadline."""
     remaining_s = cast(float | None, context.time_remaining())
     return math.inf if remaining_s is None else remaining_s
 
 
 def peer_of(front: Front, context: Context) -> str:
-    """Return the address of the peer, as gRPC writes it; empty without accounts."""
+    """Return the address of the peer in gRPC's format.
+
+    Returns "" if requests are not recorded, because only records need it.
+    """
     return context.peer() if front.accounts.are_kept else ""
 
 

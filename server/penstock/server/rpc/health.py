@@ -1,8 +1,8 @@
-"""grpc.health.v1, served from the event loop without blocking.
+"""grpc.health.v1, served on the event loop without blocking.
 
-Owns the serving status by service name and its watchers. The servicer of grpcio-health-checking
-writes to a watcher while it holds the lock that a change of status needs, so that one watcher that
-does not read could block a drain; here a change is a plain assignment.
+Stores one serving status for all services. The servicer of grpcio-health-checking holds a lock
+while it writes to a watcher, and a change of status needs that lock, so one watcher that does not
+read could block a drain. Here a change is an assignment.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ _Context = grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.He
 
 
 class Health(health_pb2_grpc.HealthServicer):
-    """The serving status, common to all services. Every watcher receives each change by
-    `set_serving`.
+    """The serving status, common to all services. Watchers receive the current status and its
+    changes; a slow watcher may miss a short-lived status.
 
-    `max_stall_s`: how long a watcher may leave a status unread before its watch ends.
+    `max_stall_s` is how long a watcher may leave a status unread before its watch ends, in seconds.
     """
 
     def __init__(self, services: Iterable[str], *, max_stall_s: float) -> None:
@@ -36,17 +36,18 @@ class Health(health_pb2_grpc.HealthServicer):
 
     @property
     def is_serving(self) -> bool:
-        """The reported status."""
+        """True if SERVING is reported."""
         return self._is_serving
 
     def close(self) -> None:
-        """End all watches, since a server that stops waits for open calls."""
+        """Report NOT_SERVING and end all watches, because a server that stops waits for open
+        calls."""
         self.shut_down()
         self._is_closed = True
         self._notify()
 
     def set_serving(self, is_serving: bool) -> None:
-        """Change the status; no effect after `shut_down`."""
+        """Change the status. Ignored after `shut_down`."""
         if self._is_final or is_serving == self._is_serving:
             return
         self._is_serving = is_serving
@@ -60,7 +61,7 @@ class Health(health_pb2_grpc.HealthServicer):
     async def Check(  # noqa: N802 - named by the protocol
         self, request: health_pb2.HealthCheckRequest, context: _Context
     ) -> health_pb2.HealthCheckResponse:
-        """Return the current status; NOT_FOUND for an unknown service."""
+        """Return the current status. Aborts with NOT_FOUND for an unknown service."""
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return self._status(request.service)
@@ -68,16 +69,16 @@ class Health(health_pb2_grpc.HealthServicer):
     async def List(  # noqa: N802
         self, request: object, context: grpc.aio.ServicerContext[object, object]
     ) -> None:
-        """Unimplemented: some releases of the generated code lack its messages."""
+        """Abort with UNIMPLEMENTED, because some releases of the generated code lack its
+        messages."""
         del request
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "use Check or Watch")
 
     async def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: _Context
     ) -> None:
-        """Send the current status and every change, until the caller disconnects or the server
-        stops.
-        """
+        """Send the current status (SERVICE_UNKNOWN for an unknown service) and its changes until
+        the caller disconnects or the server stops."""
         sent: health_pb2.HealthCheckResponse | None = None
         while True:
             status = self._status(request.service)
@@ -96,7 +97,7 @@ class Health(health_pb2_grpc.HealthServicer):
             async with asyncio.timeout(self._max_stall_s):
                 await context.write(status)
         except TimeoutError:
-            # A stream that blocks on a message would block on a status too.
+            # A stream that is blocked by a message would also block the status.
             raise asyncio.CancelledError from None
 
     def _notify(self) -> None:

@@ -1,9 +1,10 @@
-"""Queues large messages, so that small ones need not wait for many of them.
+"""Queues large messages, so that a small message does not wait for many of them.
 
-Reading a MiB blocks the event loop for a few milliseconds, mostly to allocate pages. Large messages
-are handled one at a time, round-robin by caller; after each, the loop gets as much time for other
-work as the message took. The server accepts one new call per iteration of the loop: without the
-pause, a call behind a burst of large messages would wait for one of them per call before it.
+Reading 1 MiB blocks the event loop for a few milliseconds, mostly to allocate memory pages.
+Messages of at least LARGE_BYTES are handled one at a time, round-robin by caller. After each
+message there is a pause as long as its handling took, in which the event loop does other work. The
+server accepts one new call per iteration of the event loop, so without pauses a call behind a burst
+of large messages would wait for all of them.
 """
 
 import asyncio
@@ -16,7 +17,8 @@ LARGE_BYTES: Final = 64 << 10
 
 
 class LargeMessageTurns:
-    """The queue of one event loop."""
+    """The queue of large messages: permits one at a time, round-robin by caller, with pauses in
+    between."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -26,7 +28,10 @@ class LargeMessageTurns:
         self._began_s = 0.0
 
     async def take(self, caller: str) -> None:
-        """Wait for the turn of a large message; the turn lasts until the task waits again."""
+        """Wait until a large message of `caller` may be handled.
+
+        The message must be handled before the task suspends (awaits) again.
+        """
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         self._waiting.setdefault(caller, deque()).append(turn)
@@ -40,7 +45,7 @@ class LargeMessageTurns:
         self._is_taken = turn is not None
         if turn is None:
             return
-        # The loop runs these three in sequence.
+        # The event loop runs these three callbacks in sequence.
         loop = asyncio.get_running_loop()
         loop.call_soon(self._begin)
         turn.set_result(None)

@@ -1,6 +1,6 @@
-"""Converts snapshots and live requests to protobuf messages for operators.
+"""Converts snapshots of the statistics and live requests to protobuf messages for operators.
 
-The names of states, phases and reasons are those of the contract's enums without their prefix.
+The names of states, phases and reasons are those of the API's enums, without the prefix.
 """
 
 import math
@@ -28,7 +28,7 @@ _QUEUE, _PREFILL, _DECODE = "queue", "prefill", "decode"
 
 
 def stats_of(snapshot: Snapshot, model: str | None = None) -> pb.ServerStats:
-    """Return the statistics of the service; with `model`, only of that model."""
+    """Return the statistics of the service; if `model` is set, `models` has only that model."""
     return pb.ServerStats(
         snapshot_time=timestamp_of(snapshot.time_s),
         uptime_duration=duration_of(snapshot.uptime_s),
@@ -74,7 +74,7 @@ def live_request_of(view: RequestView) -> pb.LiveRequest:
 
 
 def state_of(name: str) -> state_pb2.RequestState.ValueType:
-    """Return PENDING or PROCESSING."""
+    """Return the RequestState with this name, "PENDING" or "PROCESSING"."""
     return state_pb2.RequestState.Value(f"REQUEST_STATE_{name}")
 
 
@@ -86,14 +86,14 @@ def wait_reason_of(name: str) -> state_pb2.WaitReason.ValueType:
 
 
 def timestamp_of(time_s: float) -> Timestamp:
-    """Convert seconds since 1970 to a timestamp, to the microsecond."""
+    """Convert seconds since 1970 to a timestamp with microseconds."""
     timestamp = Timestamp()
     timestamp.FromMicroseconds(round(time_s * 1e6))
     return timestamp
 
 
 def duration_if_known(duration_s: float | None) -> Duration | None:
-    """Return a duration; None for None and for a value outside its range."""
+    """Return a duration; None if the value is None or not finite."""
     if duration_s is None or not math.isfinite(duration_s):
         return None
     return duration_of(duration_s)
@@ -179,7 +179,8 @@ def _phase_of(name: str) -> pb.RequestPhase.ValueType:
 
 
 def _timings_of(view: RequestView) -> output_pb2.RequestTimings:
-    """Return the sums over the history up to now; without a history only the age."""
+    """Return the time in each phase so far, the time to first token, and the age of a request.
+    Without a history, only the age is known."""
     now_s = view.arrival_s + view.age_s
     ends_s = [change.since_s for change in view.history[1:]]
     spent_s = dict.fromkeys((_QUEUE, _PREFILL, _DECODE), 0.0)
@@ -196,7 +197,10 @@ def _timings_of(view: RequestView) -> output_pb2.RequestTimings:
 
 
 def _ttft_s(arrival_s: float, history: Sequence[PhaseChange]) -> float | None:
-    """Return the time from arrival to the start of decoding, which is the first token."""
+    """Return the time in seconds from arrival to the first sampled token; None before that token.
+
+    The first token is sampled when the decode phase starts.
+    """
     for change in history:
         if change.phase == _DECODE:
             return max(0.0, change.since_s - arrival_s)

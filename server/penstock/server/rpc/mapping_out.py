@@ -1,11 +1,11 @@
-"""Converts stream events to response messages: numbered, grouped, split.
+"""Converts stream events to response messages: numbers, groups and splits them.
 
-Pieces of one output since the last write become one `TokenDelta` message; a message that would
-exceed the size hint is split at the end of a piece.
+The tokens of one output since the last write become one `TokenDelta` message. If that would exceed
+the size hint, it is split between two `TokensPiece` events (new text of an output).
 
-Owns the wire format of the most frequent message: the text of one or more tokens. It is encoded by
-hand, because building and serialising protobuf objects takes several times as long. All other
-messages use protobuf.
+The most frequent message, which is the text of one or more tokens, is encoded directly, because
+building and serialising protobuf objects takes several times as long. All other messages use
+protobuf.
 """
 
 import math
@@ -26,15 +26,17 @@ from penstock.v1 import state_pb2
 
 _RECORD_BYTES = 20
 _TOP_BYTES = 13
-"""Upper estimates of the encoded size of a record and of each of its alternatives."""
+"""Upper bounds in bytes of the encoded size of a record and of each of its top logprobs, without
+the bytes of the tokens."""
 _BYTES_HEAD = 6
-"""Bytes of the tag and the length of a token's bytes, and of their effect on enclosing lengths."""
+"""Upper bound in bytes of what the bytes of a token add to the encoded size besides themselves:
+tags and lengths."""
 
 TokenBytes = Callable[[int], bytes | None]
 _RECORDS: Final = 2 << 3 | 2
-"""The tag of field 2 of `PromptEcho`, with a length."""
+"""The tag of field 2 of `PromptEcho` (length-delimited)."""
 _ID: Final = 1 << 3
-"""The tag of field 1 of `TokenRecord`, a varint."""
+"""The tag of field 1 of `TokenRecord` (varint)."""
 _MAX_VARINT_BYTES: Final = 5
 # A tag is field number times 8 plus wire type: 0 for a varint, 2 for bytes with their length.
 SEQUENCE: Final = b"\x08"  # GenerateResponse.sequence
@@ -43,7 +45,7 @@ _OUTPUT_INDEX = b"\x08"  # TokenDelta.output_index
 _TEXT = b"\x12"  # TokenDelta.text
 _NUM_TOKENS = b"\x20"  # TokenDelta.num_tokens
 MAX_SHORT_TEXT_BYTES: Final = 64
-"""Maximum bytes of a text for which every enclosing length takes one byte."""
+"""Maximum bytes of a text for which all enclosing lengths take one byte."""
 _RECORDS_OF: Final = attrgetter("records")
 BYTE: Final = tuple(bytes((value,)) for value in range(128))
 TEXT_HEAD: Final = tuple(
@@ -51,31 +53,32 @@ TEXT_HEAD: Final = tuple(
 )
 TEXT_TAIL: Final = tuple(_NUM_TOKENS + count for count in BYTE)
 _IDS_AT_ONCE: Final = 4096
-"""Ids encoded at a time: arrays of this size fit into the CPU cache."""
+"""Number of ids that are encoded at a time. Arrays of this size fit into the CPU cache."""
 
 
 def no_token_bytes(token_id: int) -> bytes | None:
-    """Return None, for a model whose tokens have no byte values."""
+    """Return None. Used for a model whose tokens have no byte values."""
     del token_id
     return None
 
 
 class ResponseEncoder:
-    """Encodes the messages of one stream, numbered from 0; `sequence` is the next number."""
+    """Encodes the messages of one stream, which are numbered from 0. `sequence` is the next
+    number."""
 
     __slots__ = ("_max_message_bytes", "_token_bytes", "sequence")
 
     def __init__(self, max_message_bytes: int, token_bytes: TokenBytes = no_token_bytes) -> None:
-        """`token_bytes`: see `ModelText.token_bytes`."""
+        """Create the encoder of one stream. Messages are split if they would exceed
+        `max_message_bytes`, a hint. `token_bytes`: see `ModelText.token_bytes`."""
         self._max_message_bytes = max_message_bytes
         self._token_bytes = token_bytes
         self.sequence = 0
 
     def encode(self, batch: Sequence[events.StreamEvent]) -> Iterable[bytes]:
-        """Return serialised GenerateResponse messages for everything in `batch`, in order.
+        """Return the events in `batch` as serialised GenerateResponse messages, in order.
 
-        Between two other events, tokens of different outputs may change their order, which no
-        client can observe; tokens of one output do not.
+        Consecutive token events of different outputs may be reordered, but not those of one output.
         """
         if len(batch) == 1 and isinstance(piece := batch[0], events.TokensPiece):
             return (self._tokens((piece,)),)
@@ -107,7 +110,8 @@ class ResponseEncoder:
             yield self._tokens(pieces)
 
     def encode_text(self, text: str, num_tokens: int = 1, index: int = 0) -> bytes:
-        """Encode tokens without records by hand: this is the most frequent message."""
+        """Return the message for `num_tokens` tokens of output `index` without token records. This
+        is the most frequent message."""
         number = self.sequence
         self.sequence = number + 1
         data = text.encode()
@@ -148,8 +152,8 @@ class ResponseEncoder:
                 yield self._tokens((event,))
 
     def _prompt(self, piece: events.PromptPiece) -> Iterator[bytes]:
-        """Yield a long prompt in several messages: its text first, then its records."""
-        step = max(1, self._max_message_bytes // 4)  # a character has up to four bytes
+        """Yield a long prompt as several messages: first its text, then its records."""
+        step = max(1, self._max_message_bytes // 4)  # A character has up to four bytes.
         for start in range(0, len(piece.text), step):
             yield self._echo(pb.PromptEcho(text=piece.text[start : start + step]))
         if isinstance(piece.records, events.IdRecords):
@@ -180,7 +184,7 @@ class ResponseEncoder:
 
 
 def varint(value: int) -> bytes:
-    """Encode `value`, not negative, in base 128, least significant digits first."""
+    """Encode the non-negative `value` in base 128, the least significant digits first."""
     if value < 128:
         return BYTE[value]
     if value < 16384:
@@ -196,7 +200,8 @@ def varint(value: int) -> bytes:
 def encoder_for(
     chunks: ChunkLimits, config: FrontConfig, token_bytes: TokenBytes = no_token_bytes
 ) -> ResponseEncoder:
-    """Return the encoder of one stream; it does not split messages if large ones were requested."""
+    """Return the encoder of one stream. Its size hint is larger if tokens are held back for larger
+    messages."""
     max_bytes = config.max_message_bytes_hint
     if chunks.is_holding:
         max_bytes = max(max_bytes, config.max_shared_message_bytes_hint)
@@ -206,7 +211,7 @@ def encoder_for(
 def merge_pieces(
     pieces: Sequence[events.TokensPiece], token_bytes: TokenBytes = no_token_bytes
 ) -> pb.TokenDelta:
-    """Merge consecutive pieces of one output into one message."""
+    """Merge consecutive token events of one output into one message."""
     first = pieces[0]
     if len(pieces) == 1:
         text, num_tokens = first.text, first.num_tokens
@@ -223,7 +228,8 @@ def merge_pieces(
 def record_of(
     record: events.TokenRecord, token_bytes: TokenBytes = no_token_bytes
 ) -> pb.TokenRecord:
-    """Return the record of one token; logprob, rank and bytes are set together or not at all."""
+    """Return the record of one token. Without a logprob it has only the id; otherwise also the
+    rank, the top logprobs, and the bytes of the token if it has any."""
     message = pb.TokenRecord(id=record.token_id)
     if record.logprob is not None:
         message.logprob = record.logprob
@@ -239,7 +245,7 @@ def record_of(
 
 
 def accepted_of(event: events.Accepted) -> pb.RequestAccepted:
-    """Return the first message of a stream."""
+    """Return the message for an accepted request, the first of a stream."""
     return pb.RequestAccepted(
         request_id=event.request_id,
         model=event.model,
@@ -252,7 +258,7 @@ def accepted_of(event: events.Accepted) -> pb.RequestAccepted:
 
 
 def progress_of(event: events.Progress) -> pb.RequestProgress:
-    """Return the message of a change of state or of the position in the queue."""
+    """Return the message for a change of the state or of the queue position."""
     return pb.RequestProgress(
         state=state_pb2.RequestState.ValueType(event.state.value),
         num_cached_prompt_tokens=event.num_cached_prompt_tokens,
@@ -285,7 +291,7 @@ def finished_of(event: events.Finished) -> pb.RequestFinished:
 
 
 def duration_of(seconds: float) -> Duration:
-    """Return a duration in whole microseconds."""
+    """Return a duration, rounded to microseconds."""
     duration = Duration()
     duration.FromMicroseconds(round(seconds * 1e6))
     return duration
@@ -317,7 +323,8 @@ def _record_bytes(record: events.TokenRecord, token_bytes: TokenBytes) -> int:
 
 
 def encoded_id_records(ids: NDArray[np.int32], num_per_part: int) -> Iterator[bytes]:
-    """Yield serialised `PromptEcho` messages with the records of `ids`, in chunks."""
+    """Yield serialised `PromptEcho` messages with the records of `ids`, at most `num_per_part`
+    each."""
     num_at_once = num_per_part * max(1, _IDS_AT_ONCE // num_per_part)
     for first in range(0, len(ids), num_at_once):
         data, ends = _records(ids[first : first + num_at_once])
@@ -328,12 +335,13 @@ def encoded_id_records(ids: NDArray[np.int32], num_per_part: int) -> Iterator[by
 
 
 def _records(ids: NDArray[np.int32]) -> tuple[bytes, list[int]]:
-    """Return the encoded records of `ids`, and the end offset of each."""
+    """Return the encoded `records` fields of a `PromptEcho` with `ids`, and the end offset of
+    each."""
     values = ids.astype(np.uint32)
     rows = np.empty((len(values), 3 + _MAX_VARINT_BYTES), dtype=np.uint8)
     is_written = np.ones(rows.shape, dtype=np.bool_)
     rows[:, 0], rows[:, 2] = _RECORDS, _ID
-    # An id of zero is not written: the record has no field.
+    # An id of zero is not encoded, so the record has no field.
     is_written[:, 2] = values > 0
     for place in range(3, rows.shape[1]):
         is_written[:, place] = values > 0

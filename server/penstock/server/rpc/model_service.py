@@ -1,9 +1,10 @@
 """ModelService: the served model and its tokenizer.
 
-Owns the handlers of ListModels, GetModel, Tokenize and Detokenize, the published limits and
-features, and the table of methods that are not implemented: UNIMPLEMENTED, naming the feature.
-Features that are not implemented are published as false here and refused in `mapping_in.prompt` or
-here; a test compares the three. Features of the executor are published once they are known.
+Contains the handlers of ListModels, GetModel, Tokenize and Detokenize, the published limits and
+features, and the methods that are not implemented, which return UNIMPLEMENTED with the name of the
+feature. Features that are not implemented are published as false, and are rejected here or in
+`mapping_in.prompt`; a test compares these. Features of the executor are published when an engine
+has connected.
 """
 
 import functools
@@ -45,7 +46,7 @@ SERVICE_NAME = "penstock.v1.ModelService"
 _MAX_PAGE_SIZE = 1000
 T = TypeVar("T")
 _TOKENS_AT_ONCE = 4096
-"""Tokens added to a message at a time, in about a third of a millisecond."""
+"""Number of tokens that are added to a message at a time, in about a third of a millisecond."""
 UNIMPLEMENTED_METHODS: Final[Mapping[str, str]] = {
     "penstock.v1.ModelService/LoadModel": "model_loading",
     "penstock.v1.ModelService/UnloadModel": "model_loading",
@@ -62,8 +63,10 @@ _STREAMS: Final = frozenset(
 
 
 class ModelService:
-    """The handlers, over one front. `has_operations`: the server has OperationsService on another
-    port.
+    """The handlers of ModelService, for one front-end process. They raise RequestError if a request
+    is rejected.
+
+    `has_operations` is True if the server has OperationsService on another port.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class ModelService:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     async def list_models(self, data: bytes, context: Context) -> bytes:
-        """Return one page: there is one model."""
+        """Return the list of models as a single page with one model."""
         del context
         request = parse(pb.ListModelsRequest, data)
         violations = Violations()
@@ -100,7 +103,7 @@ class ModelService:
         return pb.ListModelsResponse(models=[self._model()]).SerializeToString()
 
     async def get_model(self, data: bytes, context: Context) -> bytes:
-        """Return limits and features of a model."""
+        """Return the limits and features of a model."""
         del context
         request = parse(pb.GetModelRequest, data)
         check_model(request.name if request.HasField("name") else None, self._front.model_names)
@@ -127,7 +130,7 @@ class ModelService:
         assert prompt is not None
         encoded = await self._front.prompts.encode(prompt, path, limits, tenant=tenant)
         answer = functools.partial(_tokens_as_bytes, encoded, is_chat=isinstance(prompt, ChatInput))
-        return await self._worked(answer, len(encoded.ids), tenant)
+        return await self._run_task(answer, len(encoded.ids), tenant)
 
     async def detokenize(self, data: bytes, context: Context, caller: Caller) -> bytes:
         """Convert token ids to text."""
@@ -143,10 +146,11 @@ class ModelService:
         violations.raise_if_any()
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         text = await self._front.prompts.detokenise(ids, tenant=tenant, skip_special_tokens=skip)
-        return await self._worked(functools.partial(_text_as_bytes, text), ids.num_tokens, tenant)
+        return await self._run_task(functools.partial(_text_as_bytes, text), ids.num_tokens, tenant)
 
-    async def _worked(self, task: Callable[[], T], num_tokens: int, tenant: str) -> T:
-        """Return the result of a task for `num_tokens` tokens, run on a thread if it takes long."""
+    async def _run_task(self, task: Callable[[], T], num_tokens: int, tenant: str) -> T:
+        """Run a task for `num_tokens` tokens and return its result. Uses a thread for more than
+        `_TOKENS_AT_ONCE` tokens."""
         if num_tokens <= _TOKENS_AT_ONCE:
             return task()
         return await self._front.prompts.on_thread(task, num_tokens=num_tokens, tenant=tenant)
@@ -155,8 +159,10 @@ class ModelService:
         return model_of(self._front, self._keepalive, has_operations=self._has_operations)
 
     def _limits(self) -> Limits:
-        """Return the limits of the last engine: the tokenizer works while no engine is
-        connected.
+        """Return the limits of the last connected engine, even if it is lost, because the tokenizer
+        works without an engine.
+
+        Raises RequestError (MODEL_NOT_READY) before the first engine has connected.
         """
         limits = self._front.limits
         if limits is None:
@@ -167,8 +173,9 @@ class ModelService:
 
 
 def _tokens_as_bytes(encoded: EncodedPrompt, *, is_chat: bool) -> bytes:
-    """Return the response of Tokenize, made in parts: other threads are blocked while a part is
-    added.
+    """Return the response of Tokenize.
+
+    Token ids are added in parts, because adding a part holds the GIL.
     """
     response = pb.TokenizeResponse(
         rendered_text=encoded.text if is_chat else "",
@@ -186,7 +193,7 @@ def _text_as_bytes(text: str) -> bytes:
 def unimplemented_handlers(
     service: str, wrapper: HandlerWrapper
 ) -> "dict[str, grpc.RpcMethodHandler[Any, Any]]":
-    """Return handlers for the methods of `service` (full name) that are in the table."""
+    """Return handlers that reject the UNIMPLEMENTED_METHODS of `service` (its full name)."""
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for path, feature in UNIMPLEMENTED_METHODS.items():
         owner, _, method = path.partition("/")
@@ -212,9 +219,8 @@ def _handler(path: str, feature: str, wrapper: HandlerWrapper) -> "grpc.RpcMetho
 def model_of(
     front: Front, keepalive: KeepaliveConfig, *, has_operations: bool = False
 ) -> model_pb2.ModelInfo:
-    """Return the one model of a front. `has_operations`: OperationsService is served on its own
-    port.
-    """
+    """Return the description of the one model that a front-end process serves. `has_operations` is
+    True if OperationsService is served on a separate port."""
     return model_pb2.ModelInfo(
         name=front.model,
         aliases=front.config.model_aliases,

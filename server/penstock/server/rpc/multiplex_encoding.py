@@ -1,10 +1,10 @@
-"""Encodes the events of one request as bytes of a MultiplexResponse, which has no other fields.
+"""Encodes the events of one request as serialised MultiplexResponse messages.
 
-The text of one or more tokens, the most frequent event, is encoded by hand together with its frame,
-as in `mapping_out.py`.
+The text of one or more tokens, which is the most frequent event, is encoded directly, together with
+its enclosing fields, as in `mapping_out.py`.
 
-A message is a concatenation of encoded events: concatenated serialised messages are merged, and
-merging appends to repeated fields.
+Encoded events can be concatenated into one message: protobuf merges concatenated messages by
+appending to repeated fields, and the only field of MultiplexResponse is repeated.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,13 +29,16 @@ _RESPONSE_HEAD = tuple(size + SEQUENCE for size in BYTE)
 
 
 class MultiplexEncoder:
-    """Encodes the events of one request of a stream. `key`: the request's key in the stream."""
+    """Encodes the events of one request of a Multiplex stream. `key` is the number that its client
+    chose for the request."""
 
     __slots__ = ("_head", "_max_plain_chars", "_num_around_response", "_responses")
 
     def __init__(self, key: int, responses: ResponseEncoder, max_plain_chars: int) -> None:
-        """`responses` numbers and splits messages; texts of at most `max_plain_chars` need no
-        splitting.
+        """Create the encoder.
+
+        `responses` numbers and splits messages. Texts of at most `max_plain_chars` characters need
+        no splitting.
         """
         self._head = _key_field(key) + _RESPONSE
         self._num_around_response = len(self._head) + 1
@@ -49,11 +52,12 @@ class MultiplexEncoder:
 
     @property
     def num_responses(self) -> int:
-        """Number of responses made so far."""
+        """Number of responses encoded so far."""
         return self._responses.sequence
 
     def encode(self, batch: Sequence[StreamEvent]) -> Sequence[bytes]:
-        """Return everything in `batch`, in order, each event as the bytes of one message."""
+        """Return the events in `batch` as serialised MultiplexResponse messages, grouped and
+        ordered as by `ResponseEncoder.encode`."""
         piece = batch[0] if len(batch) == 1 else _plain_tokens(batch)
         if isinstance(piece, TokensPiece):
             index, text, num_tokens, records = piece
@@ -64,11 +68,12 @@ class MultiplexEncoder:
         return self.frame(self._responses.encode(batch))
 
     def frame(self, messages: Iterable[bytes]) -> Sequence[bytes]:
-        """Frame serialised GenerateResponse messages as events."""
+        """Return serialised GenerateResponse messages as serialised MultiplexResponse messages, one
+        for each."""
         return [_framed(self._head, data) for data in messages]
 
     def encode_text(self, text: str, num_tokens: int = 1) -> bytes:
-        """Encode text of output 0 without records, as `encode` does."""
+        """Encode text of output 0 without records. The result is the same as that of `encode`."""
         responses = self._responses
         number = responses.sequence
         data = text.encode()
@@ -96,7 +101,8 @@ class MultiplexEncoder:
 
 
 def error_event(key: int, status: bytes) -> bytes:
-    """Encode the end of a failed request; `status` is a serialised google.rpc.Status."""
+    """Encode the error event that ends a failed request. `status` is a serialised
+    google.rpc.Status."""
     return _framed(_key_field(key) + _ERROR, status)
 
 
@@ -105,13 +111,17 @@ def _key_field(key: int) -> bytes:
 
 
 def _framed(head: bytes, data: bytes) -> bytes:
-    """Return `data`, after its key in `head`, as an event of a message."""
+    """Return one encoded event as a field of MultiplexResponse.
+
+    `head` is the encoded key and the tag of `data`, to which the length of `data` is added.
+    """
     event = b"".join((head, varint(len(data)), data))
     return b"".join((_EVENTS, varint(len(event)), event))
 
 
 def _plain_tokens(batch: Sequence[StreamEvent]) -> TokensPiece | None:
-    """Return all of `batch` as one piece if it is only text of one output, else None."""
+    """Return `batch` as one event if it has only text of one output and no token records; otherwise
+    None."""
     first = batch[0]
     if not isinstance(first, TokensPiece):
         return None

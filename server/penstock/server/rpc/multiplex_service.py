@@ -1,13 +1,14 @@
 """Multiplex: many requests over one stream.
 
-Owns one call: its reader, its writer, and the end of both. `multiplex_table.py` executes commands.
-After each step, one message has the events of every request in the step; it is split if it would
-exceed the size hint. While a write is blocked, the requests' backlogs grow, and the next message
-carries more.
+Handles one call: its reader, its writer, and the end of both. `multiplex_table.py` executes
+commands. After each step of the engine, one message has the events of all requests of the call in
+that step; it is split if it would exceed the size hint. While a write is blocked, the events of the
+requests accumulate, and the next message carries more.
 
-The call ends with OK once its client has closed its side and the last request has ended; with an
-error on an invalid command, a stalled reader, or a drain. Whatever ends it, including cancellation
-and a lost connection, its requests are released at once.
+The call ends with OK when its client has closed its side and the last request has ended. It ends
+with an error after an invalid command, if no command arrives, if its reader stalls, or if its last
+request ends during a drain before the client has closed its side. In all cases, including
+cancellation and a lost connection, its requests are released (`Front.release_all`) immediately.
 """
 
 import asyncio
@@ -46,12 +47,14 @@ from penstock.server.security.rights import Right
 from penstock.v1 import generation_service_pb2 as pb
 
 _LAST_WRITE_S: Final = 1.0
-"""How long a write in progress may take to return after its call was cancelled."""
+"""How long a write in progress may take to return after its call was cancelled, in seconds."""
 
 
 class MultiplexWriter:
-    """Writes until the stream ends; `write` sends one message and blocks while the client does not
-    read.
+    """Writes the messages of one call until the stream ends.
+
+    `ready` queues the requests that have events. `write` sends one message and blocks while the
+    client does not read.
     """
 
     def __init__(
@@ -71,15 +74,16 @@ class MultiplexWriter:
         self._is_half_closed = False
 
     def half_close(self) -> None:
-        """Note that no more commands follow: the stream ends when its last request has ended."""
+        """Record that the client sends no more commands. The stream ends when its last request has
+        ended."""
         self._is_half_closed = True
         self._ready.wake()
 
     async def run(self) -> None:
         """Write events until the stream ends.
 
-        Raises RequestError: DRAINING once a stopping server has no more events, or the error that
-        closed the stream.
+        Raises RequestError: DRAINING if the server drains and no request is left before the client
+        has closed its side, or the error that closed the stream.
         """
         ready, clock = self._ready, self._front.clock
         try:
@@ -90,8 +94,7 @@ class MultiplexWriter:
                     ready.end_write(clock())
                 self._table.settle()
         except asyncio.CancelledError:
-            # The client disconnected, or its reader stalled and the stream was closed during the
-            # write.
+            # The client has disconnected, or it stalled and the stream was closed during the write.
             if ready.was_cut_off() and ready.refusal is not None:
                 raise RequestError(ready.refusal) from None
             raise
@@ -99,8 +102,9 @@ class MultiplexWriter:
     async def _send(self, message: bytes) -> None:
         """Write one message.
 
-        A client may disconnect as soon as it has the last event of its last request, and the call
-        may be cancelled here before the write returns: requests written by then have finished.
+        If a client disconnects as soon as it has received its last event, the call is cancelled
+        before the write returns. The write is then awaited for `_LAST_WRITE_S`; if it succeeds, the
+        requests that it ends are recorded as finished.
         """
         if not self._table.has_unwritten_ends:
             await self._write(message)
@@ -123,14 +127,15 @@ class MultiplexWriter:
         return self._is_half_closed
 
     def _messages(self, ready: Iterable[MultiplexedRequest]) -> Iterator[bytes]:
-        """Yield messages with all events that may be written now."""
+        """Yield messages with all events of the requests in `ready` that may be written now.
+        Removes the requests that have ended."""
         parts: list[bytes] = []
         size = 0
         for request in ready:
             try:
                 events = request.take()
             except Exception as error:
-                # A bug in our own code: this request ends, the others must not be affected.
+                # An internal error: this request ends, and the others must not be affected.
                 refusal = self._wrapper.internal_error(
                     "Multiplex",
                     error,
@@ -152,7 +157,7 @@ class MultiplexWriter:
             yield b"".join(parts)
 
     def _end(self, request: MultiplexedRequest, events: Sequence[bytes]) -> Sequence[bytes]:
-        """Release a request; return its last `events`, with its error if it failed."""
+        """Remove an ended request and return its last `events`, with its error if it failed."""
         self._table.end(request)
         if request.refusal is None:
             return events
@@ -166,26 +171,26 @@ async def _has_ended_well(write: asyncio.Future[None]) -> bool:
 
 
 class MultiplexService:
-    """The handler of Multiplex, over one front."""
+    """The handler of Multiplex, for one front-end process."""
 
     def __init__(
         self,
         front: Front,
         wrapper: HandlerWrapper,
         accounts: CallAccounts,
-        gate: AccessControl | None = None,
+        access: AccessControl | None = None,
         turns: LargeMessageTurns | None = None,
     ) -> None:
         self._front = front
         self._turns = turns or LargeMessageTurns()
-        self._gate = gate or AccessControl(tenant_metadata_key=front.config.tenant_metadata_key)
+        self._access = access or AccessControl(tenant_metadata_key=front.config.tenant_metadata_key)
         self._wrapper = wrapper
         self._accounts = accounts
 
     async def handle(self, context: Context) -> None:
         """Serve one call. Raises RequestError when it fails."""
         front = self._front
-        tenant = self._gate.admit(context, Right.GENERATE).tenant
+        tenant = self._access.authorize(context, Right.GENERATE).tenant
         if front.is_draining:
             raise refuse(ErrorReason.DRAINING)
         ready: SharedWriter[MultiplexedRequest] = SharedWriter()
@@ -194,7 +199,7 @@ class MultiplexService:
             tenant,
             peer_of(front, context),
             accounts.parent_of(context),
-            admit=lambda: self._gate.admit_again(context, Right.GENERATE, tenant),
+            authorize=lambda: self._access.authorize_again(context, Right.GENERATE, tenant),
         )
         table = MultiplexTable(front, self._wrapper, ready, accounts, caller)
         writer = MultiplexWriter(front, self._wrapper, ready, table, context.write)
@@ -205,7 +210,7 @@ class MultiplexService:
         timeout_s = call_timeout_s(context)
         outcome = OK
         try:
-            # The client sees that the stream is open before the first event.
+            # Send the headers, so that the stream is open at the client before the first event.
             await context.send_initial_metadata(())
             reader.start()
             await writer.run()
@@ -225,7 +230,8 @@ class MultiplexService:
 
 
 class _Reader:
-    """Runs the task that reads commands; closes the writer with the error if the task fails."""
+    """Runs the task that reads commands. If the task fails, closes the writer with the error; `bug`
+    is the exception of an internal error."""
 
     def __init__(
         self,
@@ -263,7 +269,8 @@ class _Reader:
             data = await self._read()
 
     async def _first(self) -> Any:
-        """Wait for the first command, which has a time limit; later commands have none."""
+        """Return the first command as bytes, or EOF. Raises RequestError if it does not arrive in
+        time; later commands have no time limit."""
         try:
             async with asyncio.timeout(self._max_arrival_s):
                 return await self._read()
@@ -288,8 +295,10 @@ class _Reader:
 def apply_command(
     message: pb.MultiplexRequest, refusal: Refusal | None, table: MultiplexTable
 ) -> None:
-    """Execute a client's command; `refusal`: found while its request was parsed. Raises
-    RequestError if the command is invalid.
+    """Execute a command from the client.
+
+    `refusal` is the error found while the request of a submit command was parsed; None if there is
+    none. Raises RequestError if the command is invalid.
     """
     match message.WhichOneof("command"):
         case "submit":

@@ -1,8 +1,8 @@
 """The requests of one Multiplex stream, by the keys that its client chose.
 
-Owns the execution of commands, the tasks that tokenise, the release of all live requests when the
-stream ends, and for each request its credit and the events that may be written now. Independent of
-how commands are received and events are sent.
+Executes commands, owns the tasks that tokenise prompts, and releases all requests that have not
+ended (`Front.release_all`) when the stream ends. Stores the credit of each request: the number of
+tokens that the client is ready to receive.
 """
 
 import asyncio
@@ -28,16 +28,18 @@ from penstock.server.security.rights import Caller
 from penstock.v1 import generation_service_pb2 as pb
 
 MAX_UNSENT_REFUSALS: Final = 256
-"""Maximum refusals that are not yet sent: commands are not read meanwhile."""
+"""Number of rejected requests with unsent errors at which no more commands are read."""
 
 
 _MAX_BYTES_PER_CHAR = 4
 
 
 class MultiplexedRequest:
-    """A request and its key. `num_credit_tokens` None: no limit.
+    """A request of a Multiplex stream. `key` is the number that its client chose for it.
 
-    `request`: the live request, None for a refused one. `is_ended`: its last event was taken.
+    `num_credit_tokens` is the initial credit, the number of tokens that the client is ready to
+    receive; None for no limit. `request` is the live request; None before `live` and if the request
+    was rejected. `is_ended` is True if its last event was taken.
     """
 
     __slots__ = (
@@ -76,23 +78,24 @@ class MultiplexedRequest:
 
     @property
     def refusal(self) -> Refusal | None:
-        """Why the request failed, if it did."""
+        """The error with which the request failed; None if it has not failed."""
         if self._refusal is not None or self.request is None:
             return self._refusal
         return self.request.stream.refusal
 
     @property
     def num_messages(self) -> int:
-        """Number of messages that a Generate stream would have had."""
+        """Number of messages that the request would have had in a Generate stream."""
         return 0 if self._encoder is None else self._encoder.num_responses
 
     @property
     def request_id(self) -> str:
-        """The request's id."""
+        """The id of the request; empty until it is known."""
         return self.account.request_id
 
     def live(self, request: LiveRequest, front: Front) -> None:
-        """Start writing the events of the request that `front` has opened."""
+        """Start to write the events of `request`, which `front` (the front-end process) has
+        accepted."""
         config = front.config
         self.request = request
         self._stream = request.stream
@@ -106,33 +109,34 @@ class MultiplexedRequest:
         self.mark()
 
     def refuse(self, refusal: Refusal) -> None:
-        """Set the front's refusal of the request."""
+        """Reject the request. The error `refusal` is sent instead of its events."""
         self._refusal = refusal
         self.mark()
 
     def give_credit(self, num_tokens: int) -> None:
-        """Allow `num_tokens` more tokens; no effect without a limit."""
+        """Add `num_tokens` tokens of credit. Ignored if the credit is unlimited."""
         if self._num_credit_tokens is not None:
             self._num_credit_tokens += num_tokens
             self.mark()
 
     def mark(self) -> None:
-        """Mark that the request may have events to write; idempotent until they are taken."""
+        """Queue the request for the writer, because it may have events. Idempotent until the next
+        `take`."""
         if not self._is_marked and not self.is_ended:
             self._is_marked = True
             self._writer.mark(self)
 
     def take(self) -> Sequence[bytes]:
-        """Return all events that may be written now; set `is_ended` with the last.
+        """Return the events that may be written now, encoded. Sets `is_ended` with the last event.
 
-        The error of a failed request is not among them: see `refusal` once the request has ended.
+        The error of a failed request is not returned as an event; see `refusal`.
         """
         self._is_marked = False
         stream, encoder, credit = self._stream, self._encoder, self._num_credit_tokens
         if stream is None or encoder is None or self._refusal is not None:
             self.is_ended = self._refusal is not None
             return ()
-        # The common case: one token of plain text per call.
+        # The most frequent case: one token of plain text per call.
         text = stream.take_text() if credit != 0 else None
         if text is not None:
             num_tokens = 1
@@ -145,32 +149,33 @@ class MultiplexedRequest:
         if credit is not None:
             self._num_credit_tokens = credit - num_tokens
             if stream.is_closed:
-                # Without further credit, no backlog grows that would end the request.
+                # Without further credit, no growing backlog would end the request.
                 stream.wait_for_reader(NO_TIME if self.is_ended else self._clock())
         return events
 
     def break_with(self, refusal: Refusal) -> None:
-        """End the request because `take` failed: the events that it took are lost."""
+        """End the request with `refusal`, because `take` failed and the events that it took are
+        lost."""
         self._refusal = refusal
         self.is_ended = True
 
 
 @dataclass(frozen=True, slots=True)
 class MultiplexCaller:
-    """What all requests of one call have in common.
+    """The properties of a call that its requests share.
 
-    `admit` checks the caller's rights again, since a call may outlive a policy; it raises
-    RequestError.
+    `authorize` checks the caller's rights again, because the policy file may change during a call;
+    it raises RequestError. `parent` is the call's remote trace span.
     """
 
     tenant: str
     peer: str
     parent: RemoteParent | None
-    admit: Callable[[], Caller]
+    authorize: Callable[[], Caller]
 
 
 class MultiplexTable:
-    """The requests of one call, all of one tenant. Call every method on the event loop."""
+    """The requests of one call, all of one tenant. All methods must be called on the event loop."""
 
     def __init__(
         self,
@@ -197,14 +202,14 @@ class MultiplexTable:
 
     @property
     def has_unwritten_ends(self) -> bool:
-        """Whether there are ended requests that are not settled."""
+        """True if the last event of an ended request is not written yet."""
         return bool(self._ended)
 
     def submit(self, message: pb.MultiplexSubmit, refusal: Refusal | None = None) -> None:
-        """Start a request. Its failure, also a `refusal` found while it was parsed, becomes its
+        """Start a request. An error, including the `refusal` from parsing, is sent as its last
         event.
 
-        Raises RequestError naming the key if it is in use: its events would be ambiguous.
+        Raises RequestError if the key is in use, because its events would be ambiguous.
         """
         account = self._open_account(message)
         if message.key in self._requests:
@@ -220,7 +225,7 @@ class MultiplexTable:
             ),
         )
         self._requests[message.key] = request
-        # The deadline of the call is not the request's.
+        # The deadline of the call is not the deadline of the request.
         times = CallTimes(arrival_s=account.arrival_s)
         if refusal is None:
             try:
@@ -236,23 +241,24 @@ class MultiplexTable:
         self._refuse(request, refusal)
 
     def cancel(self, key: int) -> None:
-        """End a request as CANCELLED; no effect on a key that is not live."""
+        """End the request with this key as CANCELLED. Ignored if there is none."""
         request = self._requests.get(key)
         if request is not None and request.request is not None:
             self._front.cancel_here(request.request)
 
     def give_credit(self, key: int, num_tokens: int) -> None:
-        """Allow `num_tokens` more tokens of a request; no effect on a key that is not live."""
+        """Add `num_tokens` tokens of credit to the request with this key. Ignored if there is
+        none."""
         request = self._requests.get(key)
         if request is not None:
             request.give_credit(num_tokens)
 
     async def wait_for_room(self) -> None:
-        """Wait while too many refusals are not yet sent."""
+        """Wait while the errors of too many rejected requests are unsent."""
         await self._room.wait()
 
     def end(self, request: MultiplexedRequest) -> None:
-        """Free the key of `request`, whose last event was taken."""
+        """Remove and release `request`, whose last event was taken. `settle` closes its account."""
         del self._requests[request.key]
         request.account.num_messages = request.num_messages
         outcome = OK if request.refusal is None else outcome_of(request.refusal)
@@ -264,16 +270,18 @@ class MultiplexTable:
         self._room.set()
 
     def settle(self) -> None:
-        """Close the accounts of ended requests: all events that were taken have been written."""
+        """Close the accounts (data for the records) of ended requests. Call this when all events
+        that were taken have been written."""
         if self._ended:
             ended, self._ended = self._ended, []
             for account, outcome in ended:
                 self._accounts.close(account, outcome)
 
     def release_all(self, outcome: Outcome) -> None:
-        """Release all requests at the end of the stream; `outcome`: the outcome of its call.
+        """Release all requests with `Front.release_all` at the end of the stream.
 
-        A request's own failure is recorded even if it was not delivered.
+        The requests are recorded with `outcome`, the outcome of the call, but a failed request with
+        its failure, even if that was not sent.
         """
         for task in self._starting:
             task.cancel()
@@ -304,7 +312,7 @@ class MultiplexTable:
         self, message: pb.MultiplexSubmit, times: CallTimes, account: RequestAccount
     ) -> LiveRequest:
         front = self._front
-        caller = self._caller.admit()
+        caller = self._caller.authorize()
         generation = read_generation(
             message.generation,
             front.current_limits(),

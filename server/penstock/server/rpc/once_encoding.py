@@ -1,10 +1,10 @@
-"""Encodes a finished stream as one GenerateOnceResponse, a part at a time.
+"""Encodes a finished stream as one GenerateOnceResponse, in parts.
 
-Owns the parts: serialised messages whose concatenation is the response, since merging appends to
-repeated fields. Each part takes at most some milliseconds to make, so that the event loop can run
-other work in between: the records of a long prompt take over half a second in total. Received
-events are kept as bytes, not as objects: with hundreds of thousands of objects, one run of the
-garbage collector takes a quarter of a second.
+The parts are serialised messages. Their concatenation is the response, because protobuf merges
+concatenated messages, and appends to repeated fields. Each part takes at most some milliseconds,
+and other work of the event loop can run in between; the token records of a long prompt take over
+half a second in total. Received token records are stored as bytes, because with hundreds of
+thousands of objects, one run of the garbage collector would take a quarter of a second.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ _RECORDS_AT_ONCE: Final = 64
 
 
 class OnceEncoder:
-    """Collects the events of one stream, and makes its response once the stream has ended."""
+    """Collects the events of one stream, and creates its response when the stream has ended."""
 
     def __init__(self, token_bytes: TokenBytes = no_token_bytes) -> None:
         self._token_bytes = token_bytes
@@ -41,7 +41,8 @@ class OnceEncoder:
         self._outputs: dict[int, _Output] = {}
 
     def add(self, batch: Iterable[events.StreamEvent]) -> Iterator[None]:
-        """Add these events, one part per iteration; progress is omitted."""
+        """Add the events in `batch`; progress events are ignored. Yields after each part of the
+        work, so that the caller can yield to the event loop."""
         for event in batch:
             match event:
                 case events.TokensPiece():
@@ -78,7 +79,7 @@ class _Output:
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._num_tokens = 0
-        self._records: list[bytes] = []  # serialised `TokenDelta` messages
+        self._records: list[bytes] = []  # Serialised `TokenDelta` messages.
 
     def add(self, piece: events.TokensPiece, token_bytes: TokenBytes) -> Iterator[None]:
         self._texts.append(piece.text)
@@ -90,7 +91,8 @@ class _Output:
             yield
 
     def parts(self, index: int) -> Iterator[bytes]:
-        """Yield the output as one field, whose length is unknown before the end of the stream."""
+        """Yield the encoded `outputs` field of the response for output `index`, in parts. Call this
+        at the end of the stream, because the field starts with its length."""
         text = "".join(self._texts)
         head = pb.TokenDelta(output_index=index, text=text, num_tokens=self._num_tokens)
         data = head.SerializeToString()
@@ -102,7 +104,7 @@ class _Output:
 def _prompt_records(
     records: Sequence[events.TokenRecord], token_bytes: TokenBytes
 ) -> Iterator[bytes]:
-    """Yield serialised `PromptEcho` messages."""
+    """Yield serialised `PromptEcho` messages with these records."""
     if isinstance(records, events.IdRecords):
         yield from encoded_id_records(records.ids, _IDS_AT_ONCE)
         return

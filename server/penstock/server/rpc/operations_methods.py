@@ -1,9 +1,10 @@
-"""OperationsService: the handlers, over an `Operations`.
+"""OperationsService: the handlers, which call an `Operations` (the operations of this service).
 
-Owns the checks of requests, the splitting of responses into messages, and pagination: a page token
-has the last entry of a page and the filters of the list, so that the next page continues after that
-entry, whatever was added or removed meanwhile, and a token of another list is refused. `Operations`
-provides the content of responses, `mapping_operations` and `flight_files` their format.
+Checks requests, splits responses into messages, and implements pagination. A page token has the
+sort key of the last entry of a page and a checksum of the list's filters. The next page continues
+after that entry, even if entries were added or removed meanwhile; the token of a list with other
+filters is rejected. `Operations` provides the content of responses, `mapping_operations` and
+`flight_files` convert it.
 """
 
 import asyncio
@@ -41,13 +42,15 @@ DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 100, 1000
 DEFAULT_PROFILE_S, MAX_PROFILE_S = 5.0, 60.0
 MAX_CHUNK_BYTES: Final = 256 << 10
 MAX_FLIGHT_MAKERS: Final = 2
-"""Maximum flight records that are made at a time: each needs a core and much memory."""
+"""Maximum number of flight records created at the same time, because each needs a core and much
+memory."""
 MAX_FLIGHT_READERS: Final = 8
-"""Maximum flight records that are sent at a time: each is in memory until its reader has it."""
+"""Maximum number of flight records sent at the same time, because each stays in memory until it is
+read."""
 MAX_FLIGHT_WRITE_S: Final = 10.0
-"""How long a reader may leave one message of a flight record unread."""
+"""How long a reader may leave one message of a flight record unread, in seconds."""
 MAX_FLIGHT_READ_S: Final = 120.0
-"""How long a reader may take for the whole record."""
+"""How long a reader may take for the whole record, in seconds."""
 _LEVELS = {
     pb.LOG_LEVEL_DEBUG: "debug",
     pb.LOG_LEVEL_INFO: "info",
@@ -63,12 +66,13 @@ _PROCESSES = {
 _LIVE_STATES = (state_pb2.REQUEST_STATE_PENDING, state_pb2.REQUEST_STATE_PROCESSING)
 T = TypeVar("T")
 Place = tuple[float, str, str]
-"""The sort key of an entry: time, tenant and request id; unique."""
+"""The sort key of an entry: time, tenant and request id. It is unique."""
 MAX_TOKEN_CHARS = 4096
 
 
 class OperationsMethods:
-    """The handlers. Watches end when `stopping` is set, before the server stops."""
+    """The handlers of OperationsService. They raise RequestError if a request is rejected.
+    WatchStats calls end with DRAINING when `stopping` is set, before the server stops."""
 
     def __init__(self, operations: Operations, stopping: asyncio.Event) -> None:
         self._operations = operations
@@ -98,7 +102,7 @@ class OperationsMethods:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     async def get_stats(self, data: bytes, context: Context) -> bytes:
-        """Return a snapshot."""
+        """Return a snapshot of the statistics, of all models or of one model."""
         del context
         request = parse(pb.GetStatsRequest, data)
         model = self._model_of(request)
@@ -106,7 +110,8 @@ class OperationsMethods:
         return pb.GetStatsResponse(stats=stats).SerializeToString()
 
     async def watch_stats(self, data: bytes, context: Context) -> None:
-        """Send snapshots until the caller disconnects or the server stops."""
+        """Send snapshots of the statistics until the caller disconnects. Raises RequestError
+        (DRAINING) when the server stops."""
         request = parse(pb.WatchStatsRequest, data)
         violations = Violations()
         interval_s = DEFAULT_INTERVAL_S
@@ -124,7 +129,7 @@ class OperationsMethods:
         raise refuse(ErrorReason.DRAINING)
 
     async def list_requests(self, data: bytes, context: Context) -> bytes:
-        """Return one page of live requests."""
+        """Return one page of the live requests that match the filters."""
         del context
         request = parse(pb.ListLiveRequestsRequest, data)
         violations = Violations()
@@ -156,7 +161,8 @@ class OperationsMethods:
         ).SerializeToString()
 
     async def get_request(self, data: bytes, context: Context) -> bytes:
-        """Return one live request."""
+        """Return one live request. Raises RequestError if there is none, or if several tenants use
+        its id and the call names no tenant."""
         del context
         request = parse(pb.GetLiveRequestRequest, data)
         if not request.request_id:
@@ -174,7 +180,7 @@ class OperationsMethods:
         return pb.GetLiveRequestResponse(request=live_request_of(found[0])).SerializeToString()
 
     async def drain(self, data: bytes, context: Context) -> bytes:
-        """Begin to drain."""
+        """Start to drain the server, and return the number of live requests."""
         del context
         request = parse(pb.DrainRequest, data)
         violations = Violations()
@@ -184,12 +190,13 @@ class OperationsMethods:
                 "drain_timeout", request.drain_timeout, can_be_zero=True
             )
         violations.raise_if_any()
-        with _report_impossible():
+        with _converted_errors():
             num_live = await self._operations.drain(timeout_s)
         return pb.DrainResponse(num_live_requests=num_live).SerializeToString()
 
     async def get_flight_record(self, data: bytes, context: Context) -> None:
-        """Send the recorder's memory, as messages or as a file."""
+        """Stream the content of the flight recorder (the latest steps of the engine) as step
+        records, a Perfetto trace or the raw file."""
         request = parse(pb.GetFlightRecordRequest, data)
         is_raw = request.format == pb.FLIGHT_RECORD_FORMAT_RAW
         max_steps = request.max_steps if request.HasField("max_steps") else None
@@ -207,7 +214,7 @@ class OperationsMethods:
             raise refuse(ErrorReason.NOT_POSSIBLE_NOW, why)
         self._num_flight_readers += 1
         try:
-            # No slot is held while a reader reads: a slow one must not block others.
+            # No slot is occupied while a reader reads, because a slow reader must not block others.
             async with self._flight_turns:
                 responses = await self._flight_responses(request.format, max_steps)
             await _write_in_time(context, responses)
@@ -217,10 +224,11 @@ class OperationsMethods:
     async def _flight_responses(
         self, file_format: pb.FlightRecordFormat.ValueType, max_steps: int | None
     ) -> Iterator[pb.GetFlightRecordResponse]:
-        """Return the recorder's memory in messages, made off the loop: thousands of steps take a
-        while.
+        """Return the content of the flight recorder as messages.
+
+        Steps are converted on a thread, because thousands of them take long.
         """
-        with _report_impossible():
+        with _converted_errors():
             recording = await self._operations.flight_record()
         if file_format == pb.FLIGHT_RECORD_FORMAT_RAW:
             return _file_responses(recording)
@@ -231,31 +239,31 @@ class OperationsMethods:
         return _step_responses(records)
 
     async def dump_flight_record(self, data: bytes, context: Context) -> bytes:
-        """Write the recorder's memory to a file on the server."""
+        """Write the content of the flight recorder to a file on the server, and return its path."""
         del context
         request = parse(pb.DumpFlightRecordRequest, data)
         self._model_of(request)
-        with _report_impossible():
+        with _converted_errors():
             path = await self._operations.dump_flight_record("operator")
         return pb.DumpFlightRecordResponse(path=str(path)).SerializeToString()
 
     async def set_log_level(self, data: bytes, context: Context) -> bytes:
-        """Set the log level of every process."""
+        """Set the log level of all processes."""
         del context
         request = parse(pb.SetLogLevelRequest, data)
         level = _LEVELS.get(request.level)
         if level is None:
             names = ", ".join(name.upper() for name in _LEVELS.values())
             raise refuse_field("level", f"must be one of {names}")
-        with _report_impossible():
+        with _converted_errors():
             await self._operations.set_log_level(level)
         return pb.SetLogLevelResponse().SerializeToString()
 
     async def profile(self, data: bytes, context: Context) -> None:
-        """Sample the stacks of a process."""
+        """Sample the stacks of a process, and stream the profile as a file."""
         request = parse(pb.ProfileRequest, data)
         process, duration_s = _profile_of(request)
-        with _report_impossible():
+        with _converted_errors():
             pieces = self._operations.profile(process, duration_s)
             async for chunk in _rechunked(pieces):
                 await context.write(pb.ProfileResponse(file_chunk=chunk).SerializeToString())
@@ -268,19 +276,21 @@ class OperationsMethods:
         | pb.GetFlightRecordRequest
         | pb.DumpFlightRecordRequest,
     ) -> str | None:
-        """Return the requested model, None for all; raise RequestError for an unknown one."""
+        """Return the requested model, None for all models. Raises RequestError for an unknown
+        model."""
         model = request.model if request.HasField("model") else None
         check_model(model, tuple(each.model for each in self._operations.snapshot().models))
         return model
 
     async def _live_requests(self) -> tuple[RequestView, ...]:
-        with _report_impossible():
+        with _converted_errors():
             return await self._operations.live_requests()
 
 
 @contextlib.contextmanager
-def _report_impossible() -> Generator[None]:
-    """Report an impossible operation with its reason, which is written for operators."""
+def _converted_errors() -> Generator[None]:
+    """Convert OperationsError to RequestError (NOT_POSSIBLE_NOW) with its message, which is written
+    for operators."""
     try:
         yield
     except OperationsError as error:
@@ -296,7 +306,8 @@ def _is_asked_for(view: RequestView, request: pb.ListLiveRequestsRequest) -> boo
 
 
 def _profile_of(request: pb.ProfileRequest) -> tuple[str, float]:
-    """Return the process, as `Operations` names it, and the duration; raise RequestError."""
+    """Return the name of the process for `Operations`, and the duration in seconds. Raises
+    RequestError."""
     violations = Violations()
     process = _PROCESSES.get(request.process)
     if process is None:
@@ -321,7 +332,7 @@ def _default_profile() -> Duration:
 
 
 async def _write_in_time(context: Context, responses: Iterable[pb.GetFlightRecordResponse]) -> None:
-    """Write all responses; raise RequestError for a reader that takes too long."""
+    """Write all responses. Raises RequestError (READER_STALLED) if the reader takes too long."""
     try:
         async with asyncio.timeout(MAX_FLIGHT_READ_S):
             for response in responses:
@@ -339,7 +350,7 @@ def _file_responses(file: bytes) -> Iterator[pb.GetFlightRecordResponse]:
 def _step_responses(
     records: Iterable[stats_pb2.StepRecord],
 ) -> Iterator[pb.GetFlightRecordResponse]:
-    """Yield messages with as many steps as fit into each."""
+    """Yield messages with as many steps as fit into each message."""
     response, size = pb.GetFlightRecordResponse(), 0
     for record in records:
         num_bytes = record.ByteSize()
@@ -359,7 +370,7 @@ async def _rechunked(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 class BadPageToken(ValueError):
-    """The token is not a page token of this list."""
+    """The text is not a page token of this list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,9 +389,11 @@ def page_of(
     token: str,
     filters: bytes,
 ) -> Page[T]:
-    """Return the page of `entries` (sorted) that starts at `token`.
+    """Return at most `size` of the sorted `entries`: those after the page whose `next_token` is
+    `token`, or the first ones if it is empty.
 
-    `filters` identifies the list. Raises BadPageToken.
+    `place_of` returns the sort key of an entry. `filters` identifies the list. Raises BadPageToken
+    if `token` is not of this list.
     """
     digest = zlib.crc32(filters)
     if token:
@@ -391,7 +404,9 @@ def page_of(
 
 
 def _after(place: Place, entries: Sequence[T], place_of: Callable[[T], Place]) -> Sequence[T]:
-    """Return the entries after `place`, found by name if possible, as the clock may have been
+    """Return the entries after the entry at `place`.
+
+    If that entry still exists, it is found by tenant and id, because times change when the clock is
     set.
     """
     for index, entry in enumerate(entries):
@@ -413,10 +428,10 @@ def _decode(token: str, digest: int) -> Place:
         if zlib.crc32(packed[4:]) != int.from_bytes(packed[:4]):
             raise BadPageToken
         given, at_s, tenant, request_id = json.loads(packed[4:])
-    except (ValueError, TypeError, RecursionError):  # the sender can compute the checksum too
+    except (ValueError, TypeError, RecursionError):  # The sender can compute the checksum too.
         raise BadPageToken from None
     is_place = isinstance(at_s, float) and isinstance(tenant, str) and isinstance(request_id, str)
-    # Python reads Infinity and NaN as JSON, and no entry comes after them.
+    # Python reads Infinity and NaN as JSON, but no entry comes after them.
     if given != digest or not is_place or not math.isfinite(at_s):
         raise BadPageToken
     return at_s, tenant, request_id

@@ -1,6 +1,6 @@
 """OperationsService as a gRPC server on a separate port for operators.
 
-Owns the server, its health and its limits. The handlers are in `operations_methods`.
+Owns the server, reports its health, and sets its limits. The handlers are in `operations_methods`.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from penstock.server.rpc.read_limiter import RequestReadLimiter
 from penstock.server.security.security import Security
 
 MAX_CALLS = 256
-"""Maximum calls of admitted callers handled at a time, and as many of health, which needs no right:
-more are refused with RESOURCE_EXHAUSTED. gRPC's own limit would count unauthenticated calls.
-"""
+"""Maximum number of calls of authorised callers handled at a time. Health checks, which need no
+right, have the same limit. Further calls get RESOURCE_EXHAUSTED. gRPC's own limit would also count
+unauthenticated calls."""
 _MAX_ARRIVAL_S = 30.0
 _MAX_STALL_S = 30.0
 _RETRY_AFTER_S = 1.0
@@ -32,10 +32,12 @@ _FLUSH_S = 0.5
 
 
 class OperationsServer:
-    """Serves `Operations` on `host` and `port` (0: any free one). Lives on one running event loop.
+    """Serves `Operations` on `host` and `port` (0: any free port). Call all methods on one running
+    event loop.
 
-    `is_port_reserved`: this service already holds the port with a SO_REUSEPORT socket that does not
-    listen. `security` None: plain text, every caller is admitted.
+    `is_port_reserved` is True if this service already holds the port with a SO_REUSEPORT socket
+    that does not listen. If `security` is None, connections are plain text and all callers are
+    authorised.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class OperationsServer:
         self._health = Health((SERVICE_NAME,), max_stall_s=_MAX_STALL_S)
         self._stopping = asyncio.Event()
         self._tls = None if security is None else security.tls
-        self._gate = AccessControl(security)
+        self._access = AccessControl(security)
         self._methods = OperationsMethods(operations, self._stopping)
         self._wrapper = HandlerWrapper(
             retry_after_s=_RETRY_AFTER_S, on_internal_error=self._count_internal_error
@@ -62,14 +64,15 @@ class OperationsServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
-        """Start serving; return the bound port. Raises OSError if the address cannot be bound."""
-        # One process serves operators: the port must not be shared with another program.
+        """Start to serve, and return the bound port. Raises OSError if the address cannot be
+        bound."""
+        # One process serves operators, so the port must not be shared with another program.
         options = dict(server_options(KeepaliveConfig()))
         options["grpc.so_reuseport"] = int(self._is_port_reserved)
         server = grpc.aio.server(options=tuple(options.items()))
         timely = RequestReadLimiter(
             server,
-            self._gate,
+            self._access,
             max_arrival_s=_MAX_ARRIVAL_S,
             max_stall_s=_MAX_STALL_S,
             max_calls=MAX_CALLS,
@@ -88,7 +91,8 @@ class OperationsServer:
         return port
 
     async def stop(self) -> None:
-        """End the watches and stop, within half a second. Idempotent."""
+        """End WatchStats calls and health watches, and stop the server, within about a second.
+        Idempotent."""
         self._stopping.set()
         self._health.shut_down()
         server, self._server = self._server, None

@@ -1,8 +1,8 @@
-"""The gRPC server's options, each with its reason.
+"""The options of the gRPC server, each with its reason.
 
-Owns the transport's limits. gRPC silently ignores unknown option names, so the tests look up each
-name in the core and check the option's effect where that is quick. Some values equal the core's
-defaults, set so that another release changes nothing.
+Defines the limits of the transport. gRPC silently ignores unknown names of options, so the tests
+look up each name in the gRPC core, and check the effect of an option where that is quick. Some
+values equal the core's defaults; they are set so that a new release changes nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -19,26 +19,28 @@ ServerOptions = tuple[tuple[str, int], ...]
 MAX_MESSAGE_BYTES: Final = 4 << 20
 MAX_METADATA_BYTES: Final = 8 << 10
 MAX_ANY_METADATA_BYTES: Final = 2 * MAX_METADATA_BYTES
-"""Metadata above this size is always refused."""
+"""A call with more bytes of metadata is always refused."""
 _UNREAD_BYTES: Final = 64 << 10
 MAX_CONCURRENT_STREAMS: Final = 1024
-"""Per connection; the core may refuse more, which clients see as UNAVAILABLE."""
+"""Maximum number of open calls per connection. The core rejects further calls with UNAVAILABLE."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepaliveConfig:
-    """How connections are kept alive and renewed, in seconds. Published by GetModel."""
+    """Keepalive and maximum age of connections, in seconds. GetModel publishes them."""
 
     min_client_ping_interval_s: float = 10.0
     server_ping_interval_s: float = 20.0
     server_ping_timeout_s: float = 10.0
-    max_connection_age_s: float = 1800.0
+    max_connection_age_s: float = TransportConfig().max_connection_age_s
     max_connection_age_grace_s: float = 3600.0
 
 
 def keepalive_of(front: FrontConfig) -> KeepaliveConfig:
-    """Return keepalive from the settings. The grace is never below the longest deadline, so that no
-    request is interrupted.
+    """Return the keepalive times from the settings.
+
+    Calls on a connection that has reached its maximum age may continue at least for the longest
+    deadline, so that no request is interrupted.
     """
     usual = KeepaliveConfig()
     return replace(
@@ -51,45 +53,47 @@ def keepalive_of(front: FrontConfig) -> KeepaliveConfig:
 def server_options(
     keepalive: KeepaliveConfig, transport: TransportConfig | None = None
 ) -> ServerOptions:
-    """Return options for `grpc.aio.server`; `transport` None: its defaults."""
+    """Return options for `grpc.aio.server`. If `transport` is None, the defaults of TransportConfig
+    apply."""
     transport = transport or TransportConfig()
     ping_timeout_ms = _ms(keepalive.server_ping_timeout_s)
     return (
-        # Without it, a burst of resets on one connection cancels the calls of other clients.
+        # Without this, a burst of resets on one connection cancels the calls of other clients.
         ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),  # the core's default
         # A stream that is not read may fill its window, and reading is bounded elsewhere
         # (`reading_slots.py`). The core's own estimate makes the window as large as possible.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", _UNREAD_BYTES),
-        # Between soft and hard limit the core rejects at random, so both are set, to its defaults.
+        # Between soft and hard limit the core rejects calls at random, so both are set, to its
+        # defaults.
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", 2 * MAX_METADATA_BYTES),
         ("grpc.keepalive_time_ms", _ms(keepalive.server_ping_interval_s)),
         ("grpc.keepalive_timeout_ms", ping_timeout_ms),
-        # Only this detects an idle stream of a client that is half dead.
+        # Without this, an idle stream of a client that has vanished is not detected.
         ("grpc.http2.ping_timeout_ms", ping_timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         (
             "grpc.http2.min_ping_interval_without_data_ms",
             _ms(keepalive.min_client_ping_interval_s),
         ),
-        # The grace exceeds the longest generation: a longer call is ended.
+        # The grace period exceeds the longest generation; longer calls are ended.
         ("grpc.max_connection_age_ms", _ms(keepalive.max_connection_age_s)),
         ("grpc.max_connection_age_grace_ms", _ms(keepalive.max_connection_age_grace_s)),
-        # Bounds the memory and descriptors of connections. Connections without calls end by their
-        # age. grpc.max_connection_idle_ms would end them sooner, but closes without a warning: a
-        # call that is just being sent would be lost.
+        # This limits the memory and descriptors of connections. Connections without calls end by
+        # their age. grpc.max_connection_idle_ms would end them sooner, but without a warning, so
+        # that a call that is being sent would be lost.
         ("grpc.max_allowed_incoming_connections", transport.max_connections),
         ("grpc.server_handshake_timeout_ms", _ms(transport.handshake_timeout_s)),
-        # Until a client has acknowledged our settings most of them do not bind it.
+        # Most settings do not bind a client until it has acknowledged them.
         ("grpc.http2.settings_timeout", _ms(transport.handshake_timeout_s)),
-        # By default half of 5,000 calls that arrive at once are dropped.
+        # By default half of 5,000 calls that arrive at the same time are dropped.
         ("grpc.server.max_pending_requests", 20_000),
-        # Between the two limits the core refuses at random; equal limits avoid that.
+        # Between the two limits the core refuses connections at random; equal limits avoid that.
         ("grpc.server.max_pending_requests_hard_limit", 20_000),
-        # Fronts share the port; the supervisor keeps other programs off. The core's default where
-        # the system supports it.
+        # Front-end processes share the port, and the supervisor keeps other programs off it. This
+        # is the core's default where the system supports it.
         ("grpc.so_reuseport", 1),
     )
 
@@ -99,18 +103,17 @@ def _ms(duration_s: float) -> int:
 
 
 def add_port(server: grpc.aio.Server, address: str, tls: TlsFiles | None) -> int:
-    """Listen on `address`; return the bound port. Raises RuntimeError, as gRPC does, if that
-    fails.
-    """
+    """Listen on `address` and return the bound port. Raises RuntimeError, as gRPC does, if that
+    fails."""
     if tls is None:
         return server.add_insecure_port(address)
     return server.add_secure_port(address, _credentials(tls))
 
 
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
-    """Return credentials that check for newer files at every handshake.
+    """Return credentials that check for newer files at each handshake.
 
-    A handshake reads no file, which would block all calls: `tls` is polled elsewhere.
+    A handshake does not read files, which would block all calls; `tls` is polled elsewhere.
     """
     used = tls.material
 
@@ -122,7 +125,7 @@ def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
         used = material
         return _configuration(material)
 
-    # That None means no change is documented, but missing in the stubs.
+    # None means no change, which is documented but missing in the type stubs.
     return grpc.dynamic_ssl_server_credentials(
         _configuration(used),
         cast(Any, newer),

@@ -1,10 +1,10 @@
 """Parses bytes to protobuf messages, with errors that describe what is wrong with the bytes.
 
-Owns the handling of malformed input, for which gRPC's own deserialisers would return UNKNOWN and
-show class names, and the limits on the content of a message that are checked before it is parsed.
-protobuf takes up to 100 ns for each field of a message, and a Struct takes more to convert:
-megabytes of small fields would block the event loop for hundreds of milliseconds. So the fields of
-a large message are counted first, in its bytes.
+For malformed input gRPC's own deserialisers would return UNKNOWN and reveal names of classes. The
+limits on the content of a message are checked before it is parsed: protobuf takes up to 100 ns for
+each field, and a Struct takes longer to convert, so megabytes of small fields would block the event
+loop for hundreds of milliseconds. Therefore the fields of a large message are first counted in the
+encoded bytes.
 """
 
 import contextlib
@@ -33,31 +33,32 @@ from penstock.v1.generation_service_pb2 import GenerateRequest, MultiplexSubmit
 M = TypeVar("M", bound=Message)
 
 MAX_DATA_BYTES: Final = 128 << 10
-"""Maximum encoded bytes of tools, tool calls and template arguments."""
+"""Maximum encoded bytes of tools, tool calls and template arguments together."""
 MAX_PARTS: Final = 4096
-"""Maximum parts of all chat messages of a prompt."""
+"""Maximum number of parts of all chat messages of a prompt."""
 _MAX_FIELDS: Final = 1 << 13
-"""Maximum fields of a large message, without those inside its parts. Counting one takes a
-microsecond.
-"""
+"""Maximum number of fields of a large message, without those inside small parts of chat messages.
+Counting one takes a microsecond."""
 _MAX_NUMBERS: Final = 1 << 20
-"""Maximum numbers of one packed list. Reading one takes 9 ns."""
+"""Maximum length of a packed list of numbers. Reading one number takes 9 ns."""
 _LARGE_BYTES: Final = 64 << 10
 """The fields of messages below this size are not counted."""
 _MAX_SHORT_FIELDS: Final = 64
 _MAX_SHORT_BYTES: Final = 1024
-"""What is kept of a refused message: the short ones of its first fields."""
+"""Longer fields of a rejected message are dropped, and so are all after the first
+`_MAX_SHORT_FIELDS`."""
 _DELIMITED: Final = 2
 _FIXED_BYTES: Final = {1: 8, 5: 4}
 _MAX_DEPTH = 16
 _MAX_FIELDS_EXPLAINED = 1_000
-"""Fields searched for the malformed one, in some milliseconds; hostile bytes hold millions of
-fields.
-"""
+"""Maximum number of fields searched for the malformed one, which takes some milliseconds. Malicious
+bytes may have millions of fields."""
 MAX_UNKNOWN_BYTES = 16 << 10
 MAX_UNKNOWN_FIELDS = 1_000
-"""Unknown fields, which clients of later releases may add; Python takes a second for as many as fit
-into a message. The limit on bytes bounds the work: fields cannot be counted without listing all.
+"""Maximum number of unknown fields of a message. Clients of later releases may add some.
+
+They can only be counted by listing them, and listing all that fit into a message would take a
+second, so their bytes are limited too.
 """
 _MAX_MESSAGES_SEARCHED = 10_000
 _LONG_TEXT = 1024
@@ -67,16 +68,20 @@ _MAX_PARTS_CLEARED = 64
 
 
 def parse(message_type: type[M], data: bytes) -> M:
-    """Parse `data`. Raises RequestError: MALFORMED_REQUEST, naming a string that is not UTF-8, or
-    INVALID_ARGUMENT if it exceeds a limit.
+    """Parse `data`. Raises RequestError.
+
+    The reason is INVALID_ARGUMENT if a limit is exceeded, otherwise MALFORMED_REQUEST; if the cause
+    is a string that is not UTF-8, the error has its path.
     """
     _check_counts(message_type, data)
     return _read(message_type, data)
 
 
 def parse_request(message_type: type[M], data: bytes) -> tuple[M, Refusal | None]:
-    """Parse a message of a request. If it exceeds a limit, return only its short fields, with the
-    refusal. Raises as `parse` does if it is malformed.
+    """Return the parsed message of a request, and the error if it exceeds a limit, otherwise None.
+
+    A message that exceeds a limit has only its short fields, such as the request id. Raises
+    RequestError, as `parse` does, if it is malformed.
     """
     try:
         _check_counts(message_type, data)
@@ -105,9 +110,9 @@ def _check_counts(message_type: type[Message], data: bytes) -> None:
 
 
 class _FieldCount:
-    """Counts the content of a message from its bytes.
+    """Counts the fields of an encoded message and checks the limits on its content.
 
-    Raises RequestError if a limit is exceeded, IndexError or ValueError if the wire format is
+    Raises RequestError if a limit is exceeded, and IndexError or ValueError if the wire format is
     invalid.
     """
 
@@ -118,7 +123,7 @@ class _FieldCount:
         self._data_bytes: dict[str, int] = {}
 
     def check(self, descriptor: Descriptor) -> None:
-        """Count the whole message."""
+        """Count the fields, numbers and parts of the whole message."""
         self._check(descriptor, 0, len(self._data), "")
 
     def _check(self, descriptor: Descriptor, start: int, end: int, prefix: str) -> None:
@@ -170,7 +175,12 @@ def _at_most(path: str, unit: str, number: int, limit: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """What a field contains. `inner`: its message type. `is_data`: its fields are not counted."""
+    """The type of a field. `inner` is its message type, None for other fields.
+
+    `is_request`: a GenerateRequest. `is_part`: a ContentPart of a chat message. `is_data`: tools,
+    tool calls or template arguments, whose bytes are counted instead of their fields. `is_numbers`:
+    a repeated number.
+    """
 
     name: str = "unknown"
     inner: Descriptor | None = None
@@ -203,7 +213,9 @@ def _kind_of(field: FieldDescriptor) -> _Kind:
 
 
 def _short_fields(descriptor: Descriptor, data: bytes) -> bytes:
-    """Return the message without its long fields, except for fields that hold its request."""
+    """Return an encoded message without its long fields and without those after the first
+    `_MAX_SHORT_FIELDS` (see `_MAX_SHORT_BYTES`). A long field that contains the request is kept,
+    without its own long fields."""
     holders = (GenerateRequest.DESCRIPTOR, MultiplexSubmit.DESCRIPTOR)
     kept = bytearray()
     begun = 0
@@ -221,11 +233,11 @@ def _short_fields(descriptor: Descriptor, data: bytes) -> bytes:
 
 
 def num_unknown_fields(message: Message) -> int:
-    """Count the fields that this build does not know, at any depth; they have no effect.
+    """Count the fields that are unknown to this build, at any depth. They have no effect.
 
-    Call it on a message that is within its limits and was read: it clears unknown fields, and in a
-    large message also lists of numbers and long texts. Raises RequestError MALFORMED_REQUEST if
-    there are more unknown fields than a later release could add.
+    Call this after the message was checked and read, because it clears unknown fields, and in a
+    large message also lists of numbers and long texts. Raises RequestError (MALFORMED_REQUEST) if
+    there are more than MAX_UNKNOWN_FIELDS, or if they have more than MAX_UNKNOWN_BYTES bytes.
     """
     if message.ByteSize() > _LONG_MESSAGE:
         _drop_long_values(message)
@@ -245,7 +257,7 @@ def num_unknown_fields(message: Message) -> int:
         num_fields += len(UnknownFieldSet(searched))
         for descriptor, value in searched.ListFields():
             kind = descriptor.message_type
-            # The maps that are read have plain values; their entries keep no unknown fields.
+            # The maps that are read have plain values, and their entries have no unknown fields.
             if kind is not None and not kind.GetOptions().map_entry:
                 left.extend(value if is_repeated(descriptor) else (value,))
     if num_fields > MAX_UNKNOWN_FIELDS:
@@ -254,7 +266,8 @@ def num_unknown_fields(message: Message) -> int:
 
 
 def _drop_long_values(message: Message) -> None:
-    """Clear the lists of numbers and the long texts of a message: serialising them takes time."""
+    """Clear the lists of numbers and the long texts of a message and of the messages in it, because
+    serialising them takes long."""
     for descriptor, value in message.ListFields():
         if descriptor.message_type is not None:
             parts = value if is_repeated(descriptor) else (value,)
@@ -277,7 +290,8 @@ def _too_much_unknown(found: str, allowed: str) -> RequestError:
 
 
 def is_repeated(field: FieldDescriptor) -> bool:
-    """Return whether a field is repeated; older releases of protobuf lack the property."""
+    """Return True if a field is repeated. Older releases of protobuf lack the property
+    `is_repeated`."""
     return isinstance(field.default_value, list)
 
 
@@ -295,9 +309,10 @@ def _explain(descriptor: Descriptor, data: bytes) -> RequestError:
 def _invalid_strings(
     descriptor: Descriptor, data: bytes, prefix: str, budget: Iterator[int], depth: int = 0
 ) -> Iterator[str]:
-    """Yield paths of strings that are not UTF-8, until the wire format is invalid (ValueError).
+    """Yield the paths of strings that are not UTF-8. Raises IndexError or ValueError if the wire
+    format is invalid.
 
-    Visits no more fields than `budget` has items.
+    Each visited field takes an item from `budget`; the search stops when it is used up.
     """
     seen: dict[int, int] = {}
     for (number, value), _ in zip(_fields(data), budget, strict=False):
@@ -317,15 +332,16 @@ def _invalid_strings(
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes | None]]:
-    """Yield field numbers with the bytes of length-delimited fields, None for other fields."""
+    """Yield the number of each field, with its bytes if it is length-delimited, otherwise with
+    None."""
     for number, begin, stop in _spans(data, 0, len(data)):
         yield number, None if begin < 0 else data[begin:stop]
 
 
 def _spans(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield for each field its number, the start of its content (-1 if it is not length-delimited),
-    and its end.
-    """
+    """Yield for each field from `position` to `end` its number, the start of its content (-1 if it
+    is not length-delimited), and its end. Raises IndexError or ValueError if the wire format is
+    invalid."""
     while position < end:
         tag, position = _varint(data, position)
         wire, begin = tag & 7, -1
@@ -344,7 +360,8 @@ def _spans(data: bytes, position: int, end: int) -> Iterator[tuple[int, int, int
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the number at a position, and where it ends."""
+    """Return the varint at `position`, and the position after it. Raises IndexError or
+    ValueError."""
     result = data[position]
     position += 1
     if result < 0x80:

@@ -1,19 +1,19 @@
-"""Limits the reading of request messages: callers are authenticated first, metadata is limited, and
-a message must arrive in time and be valid.
+"""Limits the reading of request messages.
 
-Applies to every service, including those that come with gRPC. gRPC itself waits for the message as
-long as the connection lives, so that a client could hold any number of half-open calls; it reports
-malformed bytes as UNKNOWN with a class name, and limits metadata only once a client has
-acknowledged its settings.
+Callers are authenticated first, metadata is limited, and a message must arrive in time and be
+valid. This applies to all services, including those of gRPC itself (health, reflection, channelz).
+gRPC waits for the message as long as the connection lives, so that a client could hold any number
+of half-open calls. It also reports malformed bytes as UNKNOWN with the name of a class, and limits
+metadata only after a client has acknowledged its settings.
 
-On the wire, a method that takes one message does not differ from a method that takes a stream. So
-each method is served as a stream here, of which one message is read.
+In HTTP/2, a method with one request message does not differ from a method with a request stream.
+Therefore each method is served as a stream here, of which one message is read.
 
-A message takes memory while it arrives. Nothing is read from a caller whose headers show that it
-may not make the call: its handler gets the refusal in place of the message. Other reads are limited
-(`reading_slots.py`). Callers are checked only here, and in Multiplex for each request: handlers get
-the caller with the message. Our services take bytes; services that come with gRPC take deserialised
-messages: this distinguishes them.
+A message takes memory while it arrives. Nothing is read from a caller that is not permitted to make
+the call; the handler receives the error, a `Refusal`, instead of the message. Other reads are
+limited (`reading_slots.py`). Callers are checked only here, and in Multiplex for each request;
+handlers receive the caller with the message. Handlers of Penstock are recognised by the bytes that
+they take; those of gRPC take deserialised messages.
 """
 
 import asyncio
@@ -47,15 +47,18 @@ _TOO_LARGE = Refusal(
 _MAX_READINGS: Final = 64
 _MAX_READINGS_PER_CALLER: Final = 4
 _YIELD_AFTER_S: Final = 2.0
-"""Maximum messages of a few MiB that are read at a time, in total and per caller. A message that
-arrives whole takes an iteration of the event loop or two, so few ever wait; large ones hold their
-slot until their turn (`large_messages.py`).
+"""Limits on messages of a few MiB that are read at the same time: in total, per caller, and how
+long a slot is held while others wait, in seconds.
+
+A message that has arrived is read within two iterations of the event loop, so callers rarely wait.
+A large message holds its slot until it may be handled (`large_messages.py`).
 """
 MAX_OPEN_READINGS: Final = 16
 _MAX_OPEN_READINGS_PER_CALLER: Final = 4
 _MAX_OPEN_MESSAGE_BYTES: Final = 4096
 _YIELD_AFTER_OPEN_S: Final = 0.25
-"""The same limits for methods without authentication, which take only the name of a service."""
+"""The same limits for methods without authentication, whose message is only the name of a
+service."""
 _UNAUTHENTICATED: Final = Caller(
     tenant=NO_TENANT, rights=frozenset(), ceilings=PriorityCeilings(0, 0)
 )
@@ -63,14 +66,14 @@ _UNAUTHENTICATED: Final = Caller(
 
 
 class _CallCount:
-    """Counts active calls of some methods, at most `max_num`."""
+    """Counts the active calls of some methods, at most `max_num`."""
 
     def __init__(self, max_num: float) -> None:
         self._max_num = max_num
         self._num = 0
 
     async def enter(self, context: Any) -> None:
-        """Count a call; refuse it if there are too many."""
+        """Count a call. Aborts it if there are too many."""
         if self._num >= self._max_num:
             await _exhausted(context, "too many calls at a time")
         self._num += 1
@@ -82,11 +85,16 @@ class _CallCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MethodPolicy:
-    """How the messages of one method are read. `right`: see `AccessControl.right_of`."""
+    """How the messages of one method are read.
+
+    `right`: see `AccessControl.right_of`. `slots` and `calls` are shared by several methods.
+    `turns` is the queue of large messages. `is_ours` is True for handlers of Penstock, which take
+    bytes.
+    """
 
     path: str
     right: Right | None
-    gate: AccessControl
+    access: AccessControl
     slots: ReadingSlots
     calls: _CallCount
     turns: LargeMessageTurns
@@ -98,17 +106,22 @@ class _MethodPolicy:
 
 
 class RequestReadLimiter:
-    """Wraps the handlers that are added to a server.
+    """Adds handlers to `server`, wrapped so that the reading of their messages is limited.
 
-    `max_arrival_s`: see `TransportConfig`. `max_stall_s`: how long one write of a service that
-    comes with gRPC may block. `gate` admits callers. `max_calls`: maximum active calls, and the
-    same maximum for unauthenticated methods. `turns`: the queue of large messages; None: its own.
+    Args:
+        max_arrival_s: See `TransportConfig`.
+        max_stall_s: How long one write of a bidirectional method of gRPC itself (reflection)
+            may block, in seconds.
+        access: Authorises callers.
+        max_calls: Maximum number of active calls. It applies separately to methods without
+            authentication.
+        turns: The queue of large messages; None for a separate queue.
     """
 
     def __init__(
         self,
         server: HandlerRegistry,
-        gate: AccessControl,
+        access: AccessControl,
         *,
         max_arrival_s: float,
         max_stall_s: float,
@@ -118,7 +131,7 @@ class RequestReadLimiter:
         self._calls, self._open_calls = _CallCount(max_calls), _CallCount(max_calls)
         self._turns = turns or LargeMessageTurns()
         self._server = server
-        self._gate = gate
+        self._access = access
         self._max_arrival_s = max_arrival_s
         self._max_stall_s = max_stall_s
         self._slots = ReadingSlots(
@@ -141,15 +154,16 @@ class RequestReadLimiter:
     def add_registered_method_handlers(
         self, service: str, handlers: "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
     ) -> None:
-        """Ignore the second registration of the same handlers, by method name."""
+        """Do nothing, because generated code registers the same handlers a second time, by method
+        name."""
 
     def _policy_of(self, path: str, found: "grpc.RpcMethodHandler[Any, Any]") -> _MethodPolicy:
-        right = self._gate.right_of(path)
+        right = self._access.right_of(path)
         is_open = right is None
         return _MethodPolicy(
             path=path,
             right=right,
-            gate=self._gate,
+            access=self._access,
             slots=self._open_slots if is_open else self._slots,
             calls=self._open_calls if is_open else self._calls,
             turns=self._turns,
@@ -168,13 +182,16 @@ class _LimitedHandler(grpc.GenericRpcHandler):
     def __init__(self, inner: grpc.GenericRpcHandler, way_of: PolicyOf) -> None:
         self._inner = inner
         self._policy_of = way_of
-        # Bounded by the number of methods.
+        # Limited by the number of methods.
         self._made: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
     def service(
         self, handler_call_details: grpc.HandlerCallDetails
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
-        """Return the called method, None if it is not one of these."""
+        """Return the wrapped handler of the called method; None if `inner` does not serve it.
+
+        A call with too much metadata gets a handler that rejects it.
+        """
         if _metadata_bytes(handler_call_details.invocation_metadata) > MAX_ANY_METADATA_BYTES:
             return _REFUSE_METADATA
         path = handler_call_details.method
@@ -188,7 +205,7 @@ class _LimitedHandler(grpc.GenericRpcHandler):
 
 
 def _metadata_bytes(metadata: Iterable[tuple[str, str | bytes]]) -> int:
-    """Return the size of a header list as HTTP/2 counts it (RFC 9113, 6.5.2), approximately."""
+    """Return the approximate size of a header list as HTTP/2 defines it (RFC 9113, 6.5.2)."""
     return sum(len(key) + len(value) + 32 for key, value in metadata)
 
 
@@ -216,7 +233,7 @@ def _limited(
     found: "grpc.RpcMethodHandler[Any, Any]", policy: _MethodPolicy
 ) -> "grpc.RpcMethodHandler[Any, Any]":
     if found.request_streaming:
-        # Our own streams read for themselves.
+        # Penstock's own streams read their messages themselves.
         if policy.is_ours:
             return found
         write_as = cast("Callable[[Any], bytes]", found.response_serializer)
@@ -237,7 +254,7 @@ def _limited(
 def _one_then_one(behaviour: Any, policy: _MethodPolicy) -> Any:
     async def handle(requests: object, context: Any) -> Any:
         del requests
-        return await _until_left(_serve(behaviour, context, policy))
+        return await _until_disconnect(_serve(behaviour, context, policy))
 
     return handle
 
@@ -245,7 +262,7 @@ def _one_then_one(behaviour: Any, policy: _MethodPolicy) -> Any:
 def _one_then_stream(behaviour: Any, policy: _MethodPolicy) -> Any:
     async def handle(requests: object, context: Any) -> None:
         del requests
-        await _until_left(_serve(behaviour, context, policy))
+        await _until_disconnect(_serve(behaviour, context, policy))
 
     if inspect.iscoroutinefunction(behaviour):
         return handle
@@ -253,7 +270,8 @@ def _one_then_stream(behaviour: Any, policy: _MethodPolicy) -> Any:
 
 
 def _parsed_stream(behaviour: Any, policy: _MethodPolicy, write_as: Callable[[Any], bytes]) -> Any:
-    """Serve a stream of messages, of which only the first has a time limit."""
+    """Wrap a bidirectional method of a gRPC service. Only the first message has a time limit. Each
+    write may block for `max_stall_s`; then the call is cancelled."""
 
     async def messages(context: Any) -> AsyncIterator[Any]:
         data = await _first(context, policy, context.peer())
@@ -267,7 +285,7 @@ def _parsed_stream(behaviour: Any, policy: _MethodPolicy, write_as: Callable[[An
                 async with asyncio.timeout(policy.max_stall_s):
                     await context.write(write_as(response))
             except TimeoutError:
-                # A stream that blocks on a message would block on a status too.
+                # A stream that is blocked by a message would also block the status.
                 raise asyncio.CancelledError from None
 
     async def handle(requests: object, context: Any) -> None:
@@ -278,15 +296,18 @@ def _parsed_stream(behaviour: Any, policy: _MethodPolicy, write_as: Callable[[An
             await _abort(context, error.refusal)
         await policy.calls.enter(context)
         try:
-            await _until_left(serve(context))
+            await _until_disconnect(serve(context))
         finally:
             policy.calls.leave()
 
     return handle
 
 
-async def _until_left(serving: Awaitable[R]) -> R:
-    """Run a write; raise CancelledError if the peer disconnects, which is not our error."""
+async def _until_disconnect(serving: Awaitable[R]) -> R:
+    """Await `serving` and return its result.
+
+    Raises CancelledError if the peer disconnects, which is not an error of the server.
+    """
     try:
         return await serving
     except grpc.aio.AbortError:
@@ -296,13 +317,18 @@ async def _until_left(serving: Awaitable[R]) -> R:
 
 
 def _caller(context: Any, policy: _MethodPolicy) -> Caller:
-    """Return the caller for the handler. Raises RequestError."""
-    return _UNAUTHENTICATED if policy.right is None else policy.gate.admit(context, policy.right)
+    """Return the authorised caller of a call; `_UNAUTHENTICATED` if the method needs no right.
+    Raises RequestError, as `AccessControl.authorize` does."""
+    if policy.right is None:
+        return _UNAUTHENTICATED
+    return policy.access.authorize(context, policy.right)
 
 
 async def _serve(behaviour: Any, context: Any, policy: _MethodPolicy) -> Any:
-    """Serve a call with one message. Our own handlers report refusals themselves, which counts
-    them.
+    """Serve a call with one message and return the handler's response.
+
+    If the caller is refused, handlers of Penstock are called with the refusal and report it, so
+    that the call is counted.
     """
     try:
         caller = _caller(context, policy)
@@ -310,27 +336,29 @@ async def _serve(behaviour: Any, context: Any, policy: _MethodPolicy) -> Any:
         if policy.is_ours:
             return await behaviour(error.refusal, context)
         await _abort(context, error.refusal)
-    # Unauthenticated callers are counted by connection.
+    # Calls without authentication are counted by connection.
     name = context.peer() if caller.tenant == NO_TENANT else caller.tenant
     await policy.calls.enter(context)
     try:
         message = await _message(context, policy, name)
         call = behaviour(AdmittedCall(message, caller) if policy.is_ours else message, context)
-        del message  # see handlers.py
+        del message  # See `handlers.py`.
         return await call
     finally:
         policy.calls.leave()
 
 
 async def _message(context: Any, policy: _MethodPolicy, caller: str) -> Any:
-    """Return the message of a call; abort the call if there is none."""
+    """Return the message of a call. Aborts the call if it is missing, late, too large or
+    malformed."""
     return await _parsed(await _first(context, policy, caller), context, policy)
 
 
 async def _first(context: Any, policy: _MethodPolicy, caller: str) -> Any:
-    """Return the first message of a call as bytes, or EOF; a large message waits for its turn.
+    """Return the first message of a call as bytes, or EOF. Aborts the call if the message is late.
 
-    The slot is held until then: a message that waits for its turn takes memory too.
+    A large message waits in the queue of large messages. It holds its reading slot meanwhile,
+    because it takes memory.
     """
     try:
         async with asyncio.timeout(policy.max_arrival_s) as deadline:
@@ -366,7 +394,7 @@ async def _parsed(data: Any, context: Any, policy: _MethodPolicy) -> Any:
             return policy.parse(data)
     except DecodeError:
         pass
-    del data  # see handlers.py
+    del data  # See `handlers.py`.
     return await _abort(context, refusal)
 
 
@@ -377,7 +405,7 @@ async def _abort(context: Any, refusal: Refusal) -> NoReturn:
     except grpc.aio.AbortError:
         raise
     except grpc.aio.BaseError as error:
-        # The peer is gone, or the core has refused its message already: no status can be sent.
+        # The peer has disconnected, or the core has refused its message: no status can be sent.
         raise asyncio.CancelledError from error
     raise AssertionError("abort raises")
 

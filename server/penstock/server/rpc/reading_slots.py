@@ -1,9 +1,9 @@
-"""Limits how many messages are read at a time, in total and per caller.
+"""Limits how many messages are read at the same time, in total and per caller.
 
-Owns the limit on the memory of partly received messages. Once a read starts, the core receives a
-message of any allowed size, however slowly it arrives; before that it buffers next to nothing
-(`options.py`). So reads are limited, in total and per caller, and granted round-robin by caller. A
-slow sender cannot block others: a slot for which others wait must be released after a while.
+This limits the memory of partly received messages. When a read has started, the gRPC core receives
+a message of any allowed size, however slowly it arrives; before that it buffers almost nothing
+(`options.py`). Reads are granted round-robin by caller. A slow sender cannot block others: it must
+release its slot after `yield_after_s` if others wait.
 """
 
 import asyncio
@@ -19,33 +19,33 @@ class Deadline(Protocol):
     """The part of `asyncio.Timeout` that is used here."""
 
     def expired(self) -> bool:
-        """Whether it has expired."""
+        """Return True if the deadline has passed."""
         ...
 
     def reschedule(self, when: float | None) -> None:
-        """Move the deadline to `when`; not allowed once it has expired."""
+        """Move the deadline to `when`. Not allowed after it has expired."""
         ...
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
-    """The right to read one message. `since_s`: start of the read, infinite once the message has
-    arrived.
-    """
+class ReadingSlot:
+    """The right to read one message. `since_s` is the start of the read, infinite after the message
+    has arrived."""
 
     caller: str
     deadline: Deadline
     since_s: float
 
 
-Waiter = tuple[Slot, "asyncio.Future[None]"]
+Waiter = tuple[ReadingSlot, "asyncio.Future[None]"]
 
 
 class ReadingSlots:
-    """At most `max_num` slots, of these `max_per_caller` per caller; lives on one event loop.
+    """At most `max_num` slots, of which a caller may hold `max_per_caller`. Call all methods on one
+    event loop.
 
-    `yield_after_s`: how long a slot may be held while another caller waits. `clock`: the clock of
-    the deadlines; None for the running loop's.
+    `yield_after_s` is how long a slot may be held while another caller waits, in seconds. `clock`
+    is the clock of the deadlines; None for that of the running event loop.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ReadingSlots:
         self._max_per_caller = max_per_caller
         self._yield_after_s = yield_after_s
         self._clock = clock or _loop_time
-        self._held: dict[Slot, None] = {}
+        self._held: dict[ReadingSlot, None] = {}
         self._num_held_by: dict[str, int] = {}
         # Callers in round-robin order.
         self._waiting: dict[str, deque[Waiter]] = {}
@@ -68,12 +68,13 @@ class ReadingSlots:
 
     @property
     def num_held(self) -> int:
-        """Number of messages that are being read."""
+        """Number of slots that are held."""
         return len(self._held)
 
-    async def take(self, caller: str, deadline: Deadline) -> Slot:
-        """Wait for a free slot and return it. `deadline` is moved up when others need the slot."""
-        slot = Slot(caller, deadline, 0.0)
+    async def take(self, caller: str, deadline: Deadline) -> ReadingSlot:
+        """Wait for a free slot and return it. `deadline` expires early if others wait after the
+        slot was held for `yield_after_s`."""
+        slot = ReadingSlot(caller, deadline, 0.0)
         if self._can_hold(caller):
             self._grant(slot)
             return slot
@@ -91,8 +92,8 @@ class ReadingSlots:
             raise
         return slot
 
-    def give_back(self, slot: Slot) -> None:
-        """Release a slot: its message was handled, or will not arrive."""
+    def give_back(self, slot: ReadingSlot) -> None:
+        """Release a slot, because its message was handled or will not arrive."""
         del self._held[slot]
         num_left = self._num_held_by[slot.caller] - 1
         if num_left:
@@ -102,12 +103,14 @@ class ReadingSlots:
         if self._waiting:
             self._grant_waiting()
 
-    def note_arrival(self, slot: Slot) -> None:
-        """Note that the message has arrived and waits to be handled: it cannot be late any more."""
+    def note_arrival(self, slot: ReadingSlot) -> None:
+        """Record that the message has arrived in time, so that the slot does not expire before it
+        is given back."""
         slot.since_s = math.inf
 
     def expire_slow(self) -> None:
-        """Expire the deadlines of slots that were held long enough and for which others wait."""
+        """Expire the deadlines of slots that were held for `yield_after_s`, if no slot is free or
+        another read of their caller waits."""
         now_s = self._clock()
         is_full = len(self._held) >= self._max_num
         for slot in self._held:
@@ -123,7 +126,7 @@ class ReadingSlots:
             and self._num_held_by.get(caller, 0) < self._max_per_caller
         )
 
-    def _grant(self, slot: Slot) -> None:
+    def _grant(self, slot: ReadingSlot) -> None:
         slot.since_s = self._clock()
         self._held[slot] = None
         self._num_held_by[slot.caller] = self._num_held_by.get(slot.caller, 0) + 1

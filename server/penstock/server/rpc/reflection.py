@@ -1,8 +1,8 @@
 """Server reflection, v1 and v1alpha.
 
-grpcio-reflection ships v1alpha only. The two versions differ only in the package, so v1 is served
-with the same messages under its own name. Its descriptor is derived from that of v1alpha, so that
-tools can describe the service that they found.
+grpcio-reflection contains only v1alpha. The two versions differ only in the package name, so v1 is
+served with the same messages under its own name. The descriptor of v1 is derived from that of
+v1alpha, so that tools can also describe the reflection service.
 """
 
 from collections.abc import Iterable
@@ -21,15 +21,15 @@ _V1_FILE = "grpc/reflection/v1/reflection.proto"
 
 
 class HandlerRegistry(Protocol):
-    """Where handlers are added: a server, or a wrapper of one."""
+    """A server, or a wrapper of a server, to which handlers are added."""
 
     def add_generic_rpc_handlers(self, handlers: "Iterable[grpc.GenericRpcHandler]", /) -> None:
-        """Serve these handlers too."""
+        """Serve these handlers as well."""
         ...
 
 
 def add_reflection(server: HandlerRegistry, service_names: Iterable[str]) -> None:
-    """Serve reflection of `service_names` and of itself."""
+    """Serve reflection of `service_names` and of the reflection service."""
     _register_v1_descriptor()
     names = (*service_names, ALPHA_SERVICE_NAME, V1_SERVICE_NAME)
     servicer = reflection.aio.ReflectionServicer(names)

@@ -1,7 +1,7 @@
-"""One front as a gRPC server: its services on one port, from start to drain.
+"""One front-end process ("front") as a gRPC server: its services on one port, from start to drain.
 
-Owns the grpc.aio server, health, and the order of shutdown. Passes the engine's events to the
-front; independent of processes and signals.
+Owns the grpc.aio server, reports health, and defines the order of shutdown. Passes the engine's
+events to `Front`. Does not handle processes and signals.
 """
 
 import asyncio
@@ -43,28 +43,30 @@ from penstock.server.rpc.read_limiter import RequestReadLimiter
 from penstock.server.security.security import Security
 from penstock.server.text.model_text import ModelText
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _OWN_SERVICES = (generation_service.SERVICE_NAME, model_service.SERVICE_NAME)
 _CHANNELZ_SERVICE = "grpc.channelz.v1.Channelz"
 _DRAINING = Refusal(reason=ErrorReason.DRAINING)
 _FINAL_EVENTS_S = 1.0
-"""How long streams ended by a drain may take to send their status."""
+"""How long streams that a drain has ended may take to send their status, in seconds."""
 _FLUSH_S = 0.5
-"""How long written data may take to be sent; only a hanging call takes all of it."""
+"""How long written data may take to be sent, in seconds. Only a hanging call takes all of it."""
 _QUIET_S = 0.2
 _MAX_LINGER_S = 2.0
-"""A drain refuses calls until none has arrived for the first period, at most for the second."""
+"""A drain rejects calls until none has arrived for `_QUIET_S`, but for at most `_MAX_LINGER_S`."""
 _MAX_SWEEP_INTERVAL_S = 1.0
 
 
 class FrontServer:
-    """A front with its gRPC server; an `EnginePortListener`. Lives on one running event loop.
+    """A front with its gRPC server; an `EnginePortListener`. Call all methods on one running event
+    loop.
 
-    Usually the link's client is built first (`port`), then this server, and the client is started
-    with the server as its listener. `recorder` and `is_tracing`: see `Front`; every record was
-    passed on when `drain` or `stop` returns. `has_operations`: the service has an
-    OperationsService, on a separate port. `security` None: plain text, and every client may call.
-    `gateway` makes the service of another contract over the same front, None for none.
+    Usually the engine port (`port`, the connection to the engine) is created first, then this
+    server, and then the port is started with the server as its listener. See `Front` for `recorder`
+    and `is_tracing`; when `drain` or `stop` returns, all records have been passed on.
+    `has_operations` is True if the service has an OperationsService, on a separate port. If
+    `security` is None, connections are plain text and all clients are authorised. `gateway` creates
+    the gRPC service of a gateway for the same front; None for no gateway.
     """
 
     def __init__(  # noqa: PLR0913 (everything that a composition root may set)
@@ -88,16 +90,16 @@ class FrontServer:
         )
         self._keepalive = keepalive or KeepaliveConfig()
         self._tls = None if security is None else security.tls
-        self._gate = AccessControl(security, tenant_metadata_key=config.tenant_metadata_key)
-        self._gateway = None if gateway is None else gateway(self.front, self._gate)
+        self._access = AccessControl(security, tenant_metadata_key=config.tenant_metadata_key)
+        self._gateway = None if gateway is None else gateway(self.front, self._access)
         self._services: tuple[str, ...] = _OWN_SERVICES
         if self._gateway is not None:
             self._services += (self._gateway.name,)
-            self._gate.add_rights(self._gateway.rights)
+            self._access.add_rights(self._gateway.rights)
         self.health = Health(self._services, max_stall_s=config.max_reader_stall_s)
         self._models = ModelService(self.front, self._keepalive, has_operations=has_operations)
         own_options = server_options(self._keepalive, config.transport)
-        # The core takes the first of two options with one name.
+        # If two options have the same name, the core uses the first one.
         self._options = tuple(dict((*own_options, *extra_options)).items())
         self._wrapper = HandlerWrapper(
             retry_after_s=config.retry_after_s,
@@ -105,7 +107,7 @@ class FrontServer:
             random=random,
         )
         self._turns = LargeMessageTurns()
-        self._generation = GenerationService(self.front, self._gate, self._turns)
+        self._generation = GenerationService(self.front, self._access, self._turns)
         self.on_engine_change: Callable[[], object] = lambda: None
         """Called when an engine has connected or was lost."""
         self._server: grpc.aio.Server | None = None
@@ -114,25 +116,26 @@ class FrontServer:
 
     @property
     def num_live_requests(self) -> int:
-        """Number of requests that have not been released."""
+        """Number of requests that the front has not removed yet."""
         return len(self.front.table)
 
     @property
     def num_active_calls(self) -> int:
-        """Number of open calls of any kind."""
+        """Number of open calls, without those of health, reflection and channelz."""
         return self._wrapper.num_active_calls
 
     async def start(self, address: str) -> int:
-        """Listen on `address` ("127.0.0.1:50051"; port 0 picks one) and return the bound port.
+        """Listen on `address` ("127.0.0.1:50051"; port 0 for any free port) and return the bound
+        port.
 
-        Raises OSError if the address cannot be bound. Serves at once; health reports NOT_SERVING
-        until the engine's hello.
+        Raises OSError if the address cannot be bound. Serves immediately; health reports
+        NOT_SERVING until an engine has connected.
         """
         server = grpc.aio.server(options=self._options)
         config = self.front.config
         timely = RequestReadLimiter(
             server,
-            self._gate,
+            self._access,
             max_arrival_s=config.transport.max_arrival_s,
             max_stall_s=config.max_reader_stall_s,
             turns=self._turns,
@@ -145,7 +148,7 @@ class FrontServer:
         )
         if self._gateway is not None:
             timely.add_generic_rpc_handlers((self._gateway.handlers(self._wrapper),))
-        # Annotated with concrete servers, but accepts a wrapper of one.
+        # The annotation requires a concrete server, but a wrapper of one is accepted.
         health_pb2_grpc.add_HealthServicer_to_server(self.health, cast(Any, timely))
         # Untyped upstream.
         add_channelz = cast(Any, channelz_pb2_grpc.add_ChannelzServicer_to_server)  # pyright: ignore[reportUnknownMemberType]
@@ -162,27 +165,31 @@ class FrontServer:
         return bound_port
 
     def on_hello(self, hello: EngineHello) -> None:
-        """See `EnginePortListener`."""
+        """Handle a new connection to an engine: pass its `hello` to the front, and report
+        SERVING."""
         self.front.on_hello(hello)
         self._generation.on_engine()
         self.health.set_serving(True)
         self.on_engine_change()
 
     def on_events(self, events: StepEvents) -> None:
-        """See `EnginePortListener`."""
+        """Pass the events of one engine step to the requests."""
         self.front.on_events(events)
 
     def on_lost(self) -> None:
-        """See `EnginePortListener`."""
+        """Handle the loss of the connection to the engine: report NOT_SERVING, and notify the
+        front."""
         self.health.set_serving(False)
         self.front.on_lost()
         self.on_engine_change()
 
     async def drain(self, grace_s: float, *, is_hand_over: bool = False) -> None:
-        """Accept no new requests, let live ones finish for `grace_s` seconds, then stop.
+        """Accept no new requests, let live requests finish for `grace_s` seconds, then stop.
 
-        The remaining requests end with UNAVAILABLE. Health and refusals continue meanwhile; in a
-        hand-over only briefly, since callers can reach another server on this port.
+        Requests that are live after the grace period end with UNAVAILABLE, but the engine keeps
+        resumable ones, for other fronts. Meanwhile, health checks are answered and new calls are
+        rejected. With `is_hand_over` the server soon stops listening instead, because callers can
+        reach another server on this port.
         """
         self.front.begin_drain()
         self.health.shut_down()
@@ -194,19 +201,19 @@ class FrontServer:
         if self.num_live_requests:
             num_unread = self.front.num_detached
             if num_unread:
-                _log.info(
+                logger.info(
                     "drain: %d requests without a reader are left for other fronts", num_unread
                 )
             if self.num_live_requests > num_unread:
                 num_late = self.num_live_requests - num_unread
-                _log.warning("drain: %d requests did not finish in time", num_late)
+                logger.warning("drain: %d requests did not finish in time", num_late)
             await self._fail_all()
         if not is_hand_over:
             await self._linger()
         await self.stop()
 
     async def stop(self) -> None:
-        """Stop now: live requests end with UNAVAILABLE. Idempotent."""
+        """Stop without a grace period. Live requests end as in `drain`. Idempotent."""
         self.front.begin_drain()
         self.health.shut_down()
         await self._fail_all()
@@ -219,12 +226,13 @@ class FrontServer:
             await asyncio.gather(self._sending_away, return_exceptions=True)
         if self._server is not None:
             server, self._server = self._server, None
-            # Not zero: that would drop statuses that are being sent.
+            # Not zero, which would drop statuses that are being sent.
             await server.stop(_FLUSH_S)
         self.front.accounts.settle()
 
     async def _refuse_new(self, grace_s: float) -> None:
-        """Stop listening, so that clients that reconnect reach the other server."""
+        """Reject new calls, then stop listening, so that clients that reconnect reach the other
+        server."""
         await self._linger()
         self.health.close()
         if self._server is not None:
@@ -238,10 +246,11 @@ class FrontServer:
                 await self._wrapper.wait_until_idle()
 
     async def _linger(self) -> None:
-        """Refuse new calls until clients use another server.
+        """Wait until no calls arrive for `_QUIET_S`, at most `_MAX_LINGER_S`; the handlers reject
+        calls meanwhile.
 
-        Once the core shuts down, it cancels every call that no handler has received, and the client
-        gets CANCELLED, which must not be retried.
+        When the gRPC core shuts down, it cancels all calls that no handler has received. Their
+        clients get CANCELLED, which must not be retried.
         """
         for _ in range(round(_MAX_LINGER_S / _QUIET_S)):
             num_calls = self._wrapper.num_calls

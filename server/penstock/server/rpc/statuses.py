@@ -1,7 +1,7 @@
-"""The table from reasons to gRPC statuses and their google.rpc details.
+"""Converts refusals (the errors of rejected or failed calls) to gRPC statuses.
 
-Owns codes, standard messages and the choice of details. No message quotes a prompt, an output or an
-exception.
+Contains the table of codes and standard messages by error reason, and adds the google.rpc error
+details. No message quotes a prompt, an output or an exception.
 """
 
 import math
@@ -27,7 +27,8 @@ from penstock.server.front.errors import ErrorReason, QuotaViolation, Refusal
 DOMAIN: Final = "penstock.dev"
 MAX_MESSAGE_BYTES: Final = 1024
 MAX_VIOLATIONS: Final = 16
-"""Maximum violations in one status: details travel in metadata, which peers limit."""
+"""Maximum number of violations in one status. Details are sent in metadata, whose size peers
+limit."""
 MAX_DETAIL_CHARS: Final = 256
 MAX_RETRY_SPREAD: Final = 0.25
 """Maximum share of the retry delay that is added at random."""
@@ -40,9 +41,10 @@ Trailers = tuple[tuple[str, str | bytes], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusRule:
-    """How one reason is reported. `is_retryable`: always with RetryInfo and the push-back trailer.
+    """How one reason is reported.
 
-    Other reasons have both only if the refusal itself has a retry time.
+    If `is_retryable`, a refusal without a retry delay gets the default delay, so that its status
+    has RetryInfo and the retry push-back trailer.
     """
 
     code: grpc.StatusCode
@@ -60,12 +62,15 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
         code=_C.INVALID_ARGUMENT, message="the request exceeds the model's context"
     ),
     ErrorReason.EXCEEDS_KV_CACHE: StatusRule(
-        code=_C.INVALID_ARGUMENT, message="the request would not fit the KV cache even alone"
+        code=_C.INVALID_ARGUMENT,
+        message="the request would not fit into the KV cache even if it were alone",
     ),
     ErrorReason.MALFORMED_REQUEST: StatusRule(
-        code=_C.INVALID_ARGUMENT, message="the bytes are not the expected message"
+        code=_C.INVALID_ARGUMENT, message="the bytes cannot be parsed as the expected message"
     ),
-    ErrorReason.MODEL_NOT_FOUND: StatusRule(code=_C.NOT_FOUND, message="no such model is loaded"),
+    ErrorReason.MODEL_NOT_FOUND: StatusRule(
+        code=_C.NOT_FOUND, message="no model with this name is loaded"
+    ),
     ErrorReason.ADAPTER_NOT_FOUND: StatusRule(
         code=_C.NOT_FOUND, message="the model has no such adapter"
     ),
@@ -83,7 +88,7 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
         message="a quota of the tenant is exceeded",
         is_retryable=True,
     ),
-    # Not retryable: the request ended because of its reader, not because of load.
+    # Not retryable, because the request was ended by its reader and not by load.
     ErrorReason.READER_STALLED: StatusRule(
         code=_C.RESOURCE_EXHAUSTED, message="the stream was not read for too long and was closed"
     ),
@@ -107,7 +112,7 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
     ),
     ErrorReason.INTERNAL: StatusRule(code=_C.INTERNAL, message="internal error"),
     ErrorReason.UNAUTHENTICATED: StatusRule(
-        code=_C.UNAUTHENTICATED, message="no credentials, or wrong ones"
+        code=_C.UNAUTHENTICATED, message="missing or invalid credentials"
     ),
     ErrorReason.PERMISSION_DENIED: StatusRule(
         code=_C.PERMISSION_DENIED, message="the credentials do not allow this"
@@ -119,13 +124,13 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
         code=_C.FAILED_PRECONDITION, message="the model is not ready"
     ),
     ErrorReason.MODEL_EXISTS: StatusRule(
-        code=_C.ALREADY_EXISTS, message="a model of this name is loaded"
+        code=_C.ALREADY_EXISTS, message="a model with this name is already loaded"
     ),
     ErrorReason.STREAM_SUPERSEDED: StatusRule(
-        code=_C.ABORTED, message="another stream took the request over"
+        code=_C.ABORTED, message="another stream resumed the request"
     ),
     ErrorReason.EXECUTOR_REFUSED: StatusRule(
-        code=_C.INVALID_ARGUMENT, message="the executor does not support what the request asks for"
+        code=_C.INVALID_ARGUMENT, message="the executor does not support this request"
     ),
     ErrorReason.NOT_POSSIBLE_NOW: StatusRule(
         code=_C.FAILED_PRECONDITION, message="not available now"
@@ -135,7 +140,7 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """Arguments of `context.abort`."""
+    """The arguments of `context.abort`."""
 
     code: grpc.StatusCode
     message: str
@@ -143,11 +148,12 @@ class Abort:
 
 
 def retry_delay_s(refusal: Refusal, *, default_s: float, chance: float) -> float | None:
-    """Return how long the caller should wait before it retries; None if no delay is sent.
+    """Return how long the caller should wait before it retries, in seconds; None if the reason is
+    not retryable and the refusal has no delay, or if its delay is infinite (it must not retry).
 
-    This is the refusal's own delay, else `default_s` for a retryable reason, plus a share of up to
-    MAX_RETRY_SPREAD: callers that were refused together must not retry together. `chance` is drawn
-    uniformly from [0, 1).
+    This is the delay of the refusal, otherwise `default_s` for a retryable reason. A random share
+    of the delay, of up to MAX_RETRY_SPREAD, is added, so that callers that were rejected together
+    do not retry together. `chance` is a uniform random number in [0, 1).
     """
     delay_s = refusal.retry_after_s
     if delay_s is None:
@@ -162,9 +168,10 @@ def retry_delay_s(refusal: Refusal, *, default_s: float, chance: float) -> float
 def status_of(
     refusal: Refusal, *, request_id: str = "", retry_after_s: float | None = None
 ) -> Status:
-    """Return the rich status of a refusal; its message is at most 1 KiB.
+    """Return the google.rpc.Status of a refusal. Its message is at most 1 KiB long.
 
-    `retry_after_s`: becomes RetryInfo; None for no RetryInfo.
+    `retry_after_s` is added as RetryInfo unless it is None, and `request_id` as RequestInfo unless
+    it is empty.
     """
     rule = STATUS_RULES[refusal.reason]
     status = Status(code=rule.code.value[0], message=_message(refusal, rule))
@@ -201,7 +208,8 @@ def status_of(
 def abort_of(
     refusal: Refusal, *, request_id: str = "", retry_after_s: float | None = None
 ) -> Abort:
-    """Return the status as gRPC carries it: code, message and trailing metadata."""
+    """Return the status of a refusal (see `status_of`) as arguments of `context.abort`. If
+    `retry_after_s` is not None, the trailing metadata also has the retry push-back."""
     rule = STATUS_RULES[refusal.reason]
     status = status_of(refusal, request_id=request_id, retry_after_s=retry_after_s)
     trailers: Trailers = ((STATUS_DETAILS_KEY, status.SerializeToString()),)
@@ -222,8 +230,6 @@ def _add(status: Status, detail: Message) -> None:
 
 def _message(refusal: Refusal, rule: StatusRule) -> str:
     message = refusal.message or rule.message
-    if refusal.quota is not None and not refusal.message:
-        message = f"{message}: {refusal.quota.subject}: {refusal.quota.description}"
     if refusal.violations:
         first = refusal.violations[0]
         message = f"{message}: {first.path}: {first.description}"

@@ -1,7 +1,7 @@
 """Authenticates callers by a bearer token, a certificate, or both.
 
-Uses the policy and the keys in force. Knows neither gRPC nor HTTP. Missing, invalid or
-contradictory credentials are refused: it fails closed.
+Uses the current policy file and the signature keys that it names. Uses neither gRPC nor HTTP.
+Missing, invalid or contradictory credentials are rejected.
 """
 
 import hmac
@@ -20,22 +20,24 @@ from penstock.server.security.web_tokens import BadToken, KeySet, WebTokens
 
 _BEARER: Final = re.compile(r"bearer +([A-Za-z0-9._~+/-]+=*)", re.IGNORECASE | re.ASCII)
 Names = Callable[[], Iterable[str]]
-"""Returns the names of the caller's certificate, as a policy writes them; called only if needed."""
+"""Returns the names in the caller's certificate, written as in a policy file (`cn:NAME`). Called
+only if needed."""
 
 
 class Unknown(Exception):
-    """The caller has no valid credentials. The message is for our log, not for the caller."""
+    """The caller has no valid credentials. The message is for the log, not for the caller."""
 
 
 class NotListed(Exception):
-    """The caller is authenticated, but the policy has no such tenant."""
+    """The caller is authenticated, but the policy does not list its tenant."""
 
 
 class Authenticator:
-    """Authenticates callers by a policy file. `clock`: the time of day, Unix seconds.
+    """Authenticates callers by a policy file. `clock` returns the time of day in Unix seconds.
 
-    `has_client_certificates`: TLS is mutual, so that callers have certificates. Raises ValueError
-    or OSError when the policy or its key set is invalid at the start.
+    `has_client_certificates` is True if TLS is mutual, so that callers have certificates. Raises
+    ValueError or OSError if the policy, or its set of keys for JSON Web Tokens, is invalid at the
+    start.
     """
 
     def __init__(
@@ -51,20 +53,21 @@ class Authenticator:
 
     @property
     def policy(self) -> Policy:
-        """The policy in force."""
+        """The current policy."""
         return self._judge.policy
 
     def poll(self) -> None:
-        """Check whether a file has changed. A broken file is logged and ignored."""
+        """Reload the policy and its key set if a file has changed. An invalid file is logged and
+        ignored."""
         if self._file.poll():
             self._judge = self._prepare()
 
     def identify(self, authorizations: list[str], names: Names) -> Caller:
         """Return the caller with these Authorization headers and certificate names.
 
-        Raises Unknown and NotListed. A token must be valid if it is sent, even with a valid
-        certificate; a token and a certificate of two tenants are refused, since one of them is
-        stolen.
+        Raises Unknown without valid credentials, and NotListed if the policy does not accept the
+        tenant. If a token is sent it must be valid, even with a valid certificate. A token and a
+        certificate of two different tenants are rejected, because one of them is probably stolen.
         """
         judge = self._judge
         by_token = self._by_token(judge, authorizations) if authorizations else None
@@ -90,7 +93,7 @@ class Authenticator:
 
 
 class _PolicyIndex:
-    """One policy, indexed for fast look-ups."""
+    """A policy with indexes for fast look-ups."""
 
     def __init__(self, policy: Policy, keys: KeySet | None, clock: Callable[[], float]) -> None:
         self.policy = policy
@@ -123,7 +126,10 @@ class _PolicyIndex:
             raise Unknown(str(error)) from None
 
     def tenant_of_names(self, names: Names) -> str | None:
-        """Return the tenant of a certificate; None if the policy has none of its names."""
+        """Return the tenant of a certificate; None if the policy has none of its names.
+
+        Raises Unknown if its names belong to several tenants.
+        """
         known = self.policy.certificates
         found = {known[name] for name in names() if name in known}
         if len(found) > 1:
@@ -132,10 +138,10 @@ class _PolicyIndex:
 
 
 class _StaticTokens:
-    """Static bearer tokens by a keyed hash; stores no token.
+    """Static bearer tokens, indexed by a keyed hash. Stores no token.
 
-    The time of a look-up reveals nothing about known tokens: they are found by a hash under a
-    random key, and then compared in constant time.
+    The time of a look-up reveals nothing about valid tokens, because they are found by a hash with
+    a random key, and then compared in constant time.
     """
 
     def __init__(self, tokens: Iterable[StaticToken]) -> None:
@@ -143,7 +149,8 @@ class _StaticTokens:
         self._tokens = {self._keyed_hash(token.digest): token for token in tokens}
 
     def find(self, token: bytes) -> StaticToken | None:
-        """Return the entry of a token, expired or not."""
+        """Return the policy's entry for a token, even if it has expired; None for an unknown
+        token."""
         digest = sha256(token).digest()
         found = self._tokens.get(self._keyed_hash(digest))
         if found is None or not hmac.compare_digest(found.digest, digest):

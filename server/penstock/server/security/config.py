@@ -1,6 +1,6 @@
-"""The settings of security: files, and whether unauthenticated callers on the network are intended.
+"""The security settings: files, and whether unauthenticated callers from the network are allowed.
 
-Owns the settings and their dependencies. Reads no file.
+Defines the settings and their dependencies. Reads no files.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from penstock.scheduler.setting import SettingError, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecurityConfig:
-    """Settings of authentication and TLS. Raises SettingError naming the field."""
+    """Settings of authentication and TLS. Raises SettingError, which names the field."""
 
     policy_file: Path | None = setting(
         None,
@@ -53,5 +53,5 @@ class SecurityConfig:
 
     @property
     def has_tls(self) -> bool:
-        """Whether the gRPC ports use TLS."""
+        """True if all ports use TLS."""
         return self.tls_cert is not None

@@ -1,6 +1,7 @@
 """The policy: tenants with their rights, limits and credentials, as one immutable value.
 
-Owns the values and their validation. `policy_file` parses them, the authenticator applies them.
+Defines the values and validates them. `policy_file` parses them, and the authenticator applies
+them.
 """
 
 import math
@@ -16,16 +17,17 @@ from penstock.server.security.rights import CLIENT_RIGHTS, Caller, Right
 from penstock.server.tenants import MAX_PRIORITY, PriorityCeilings
 
 JWT_ALGORITHMS: Final = ("RS256", "ES256", "EdDSA")
-"""Asymmetric signatures only: with a shared key, any verifier could make tokens."""
+"""Asymmetric signatures only: with a shared key, any verifier could create tokens."""
 MAX_LEEWAY_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantPolicy(TenantQuota):
-    """The rights and limits of one tenant. Raises SettingError naming the field.
+    """The rights and limits of one tenant. Raises SettingError, which names the field.
 
-    `max_priority` (in the queue), `max_retention_level` (of blocks in the prefix cache): higher
-    values are lowered to these. `weight`: its share under fair scheduling.
+    `max_priority` is the maximum priority of a request in the queue, and `max_retention_level` that
+    of its blocks in the prefix cache; higher values are lowered to them. `weight` is the tenant's
+    weight under fair scheduling.
     """
 
     rights: frozenset[Right] = CLIENT_RIGHTS
@@ -35,7 +37,7 @@ class TenantPolicy(TenantQuota):
 
     @property
     def quota(self) -> TenantQuota:
-        """Its limits alone."""
+        """The tenant's limits, without its rights, maximum priorities and weight."""
         return TenantQuota(**{item.name: getattr(self, item.name) for item in fields(TenantQuota)})
 
     def caller(self, tenant: str) -> Caller:
@@ -46,9 +48,8 @@ class TenantPolicy(TenantQuota):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticToken:
-    """A bearer token by its SHA-256, without the token. `expires_unix_s` infinite: never
-    expires.
-    """
+    """A bearer token, stored only as its SHA-256. If `expires_unix_s` is infinite, it never
+    expires."""
 
     digest: bytes
     tenant: str
@@ -57,12 +58,14 @@ class StaticToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JwtPolicy:
-    """Which JSON Web Tokens (RFC 7519) are accepted, and which claim is the tenant.
+    """The rules by which JSON Web Tokens (RFC 7519) are accepted, and the claim that names the
+    tenant.
 
-    A token must be signed by a key of `jwks_file` (RFC 7517) with one of `algorithms`, issued by
-    `issuer` for `audience`, neither expired nor used before its time, with a tolerance of
-    `leeway_s`. `takes_unlisted_tenants`: tenants that the policy does not list get its defaults,
-    instead of being refused.
+    A token must be signed by a key of `jwks_file` (RFC 7517) with one of `algorithms`, and be
+    issued by `issuer` for `audience`. It must be neither expired nor used before its start time,
+    with a tolerance of `leeway_s` seconds. If `takes_unlisted_tenants`, tenants that the policy
+    does not list get its default rights and limits instead of being rejected. An invalid value
+    raises SettingError, which names the field.
     """
 
     jwks_file: Path
@@ -88,7 +91,8 @@ class JwtPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The whole policy. `certificates`: the tenant by a name in its certificate (`cn:NAME`).
+    """A policy: its tenants and credentials. `certificates` maps a name in a certificate
+    (`cn:NAME`) to the tenant.
 
     `default` applies to unlisted tenants, if they are accepted.
     """
@@ -101,19 +105,19 @@ class Policy:
 
     @property
     def has_credentials(self) -> bool:
-        """Whether there is any way to authenticate."""
+        """True if there is any way to authenticate."""
         return bool(self.tokens or self.certificates or self.jwt is not None)
 
     def of(self, tenant: str) -> TenantPolicy:
-        """Return the policy of a tenant, listed or not."""
+        """Return the policy of a tenant; `default` for an unlisted one."""
         return self.tenants.get(tenant, self.default)
 
     @property
     def quotas(self) -> Mapping[str, TenantQuota]:
-        """The limits of the listed tenants; `default.quota` applies to the others."""
+        """The limits of the listed tenants, by name. `default.quota` applies to the others."""
         return {name: tenant.quota for name, tenant in self.tenants.items()}
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """The shares of the listed tenants; `default.weight` applies to the others."""
+        """The weights of the listed tenants, by name. `default.weight` applies to the others."""
         return {name: tenant.weight for name, tenant in self.tenants.items()}

@@ -1,9 +1,10 @@
-"""The policy file of a running service and its key set, reloaded when they change.
+"""The policy file of a running service and its key set (public keys for JSON Web Tokens), reloaded
+when they change.
 
-Owns their validation, which is the same in every process, and the rule that an invalid file never
-replaces a valid one. The file is TOML, read strictly: every error names the key
-(`tenants.acme.max_priority`) and quotes no value of a credential; unknown keys are refused, because
-a misspelt limit would have no effect. Has no clock: call `poll` about once a second.
+An invalid file never replaces a valid one. The file is TOML and is parsed strictly: errors name the
+key (`tenants.acme.max_priority`) and quote no credential, and unknown keys are rejected, because a
+misspelt limit would have no effect. There is no timer: the caller must call `poll` about once per
+second.
 """
 
 import datetime
@@ -23,19 +24,22 @@ from penstock.server.security.web_tokens import BadKeySet, KeySet, check_install
 from penstock.server.settings.json_values import WrongKind, from_json_value
 from penstock.server.tenants import tenant_fault
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 VERSION: Final = 1
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _CERTIFICATE: Final = re.compile(r"(?:cn|dns|uri|email):\S(?:.*\S)?")
 
 
 class PolicyFile:
-    """A policy file, reloaded on changes. Raises ValueError or OSError if invalid at the start.
+    """A policy file, reloaded when it changes. Raises ValueError or OSError if it is invalid at the
+    start.
 
-    `is_behind_proxy`: a proxy names the tenants; then the policy must not contain credentials, and
-    otherwise it must. `has_client_certificates`: TLS is mutual, so that names of certificates can
-    be used. Without `needs_keys`, a policy is accepted even if its key set cannot be read: a
-    process that authenticates no callers needs only its limits.
+    Args:
+        is_behind_proxy: True if a proxy sends the tenant of each call. The policy must then contain
+            no credentials; otherwise it must contain some.
+        has_client_certificates: True if TLS is mutual, so that names of certificates can be used.
+        needs_keys: If False, a policy is accepted even if its key set cannot be read, because a
+            process that authenticates no callers needs only its limits.
     """
 
     def __init__(
@@ -59,14 +63,14 @@ class PolicyFile:
         except (ValueError, OSError) as error:
             if needs_keys:
                 raise
-            _log.error("the policy is in force without its keys: %s", error)
+            logger.error("the policy is in force without its keys: %s", error)  # noqa: TRY400 (in one line)
 
     def poll(self) -> bool:
         """Check whether a file has changed; return True if `policy` or `keys` were replaced.
 
-        A missing or invalid file is logged once, and the old values stay. A newer policy whose key
-        set cannot be read is retried at every check, since the key set may follow. Meanwhile the
-        keys of the policy in force are watched.
+        A missing or invalid file is logged once, and the old values are kept. A newer policy whose
+        key set cannot be read is tried again at each call, because the key set may be written
+        later. Meanwhile the keys of the current policy are still watched.
         """
         self._check()
         if self._newer is not None and self._replace(self._newer):
@@ -74,7 +78,8 @@ class PolicyFile:
         return self._poll_keys()
 
     def _check(self) -> None:
-        """Read the policy if its file has changed."""
+        """Read the policy if its file has changed, and store a policy that differs from the current
+        one in `_newer`."""
         stamp = stamp_of((self._path,))
         if stamp == self._stamp:
             return
@@ -87,7 +92,7 @@ class PolicyFile:
             self._newer, self._last_error = None, ""
             self._report(error)
             return
-        # The file may contain the policy in force again, after an invalid one.
+        # After an invalid file, the file may contain the current policy again.
         self._newer, self._last_error = None if newer == self.policy else newer, ""
 
     def _replace(self, newer: Policy) -> bool:
@@ -100,7 +105,7 @@ class PolicyFile:
             return False
         self.policy, self.keys, self._keys_stamp = newer, keys, keys_stamp
         self._newer, self._last_error = None, ""
-        _log.info("a new policy is in force, with %d tenants", len(newer.tenants))
+        logger.info("a new policy is in force, with %d tenants", len(newer.tenants))
         return True
 
     def _poll_keys(self) -> bool:
@@ -116,15 +121,15 @@ class PolicyFile:
             return False
         except (ValueError, OSError) as error:
             self._keys_stamp = stamp
-            _log.error("the old keys stay in force: %s", error)
+            logger.error("the old keys stay in force: %s", error)  # noqa: TRY400 (in one line)
             return False
-        _log.info("a new key set is in force")
+        logger.info("a new key set is in force")
         return True
 
     def _report(self, error: Exception) -> None:
         if str(error) != self._last_error:
             self._last_error = str(error)
-            _log.error("the old policy stays in force: %s", error)
+            logger.error("the old policy stays in force: %s", error)
 
     def _read(self) -> tuple[Policy, Stamp]:
         path = self._path
@@ -152,7 +157,8 @@ class PolicyFile:
         if not policy.has_credentials:
             return "contains no credentials, so every call would be refused"
         if policy.certificates and not self._has_client_certificates:
-            return "names certificates, which requires tls-client-ca"
+            tenant = next(iter(policy.certificates.values()))
+            return f"tenants.{tenant}.certificates requires --tls-client-ca"
         return None
 
 
@@ -169,7 +175,8 @@ def _read_keys(jwt: JwtPolicy | None) -> tuple[KeySet | None, Stamp]:
 
 
 class BadPolicy(ValueError):
-    """The text is not a valid policy; the message names the place and contains no secret."""
+    """The text is not a valid policy. The message has the place in the file and contains no
+    secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,11 +218,12 @@ class _File:
 
 
 def parse_policy(text: str, folder: Path) -> Policy:
-    """Parse a policy; relative paths in it start at `folder`. Raises BadPolicy."""
+    """Parse a policy. `folder` is the base of relative paths in it. Raises BadPolicy if it is
+    invalid."""
     try:
         file = from_json_value(_File, _with_defaults(tomllib.loads(text)), "")
     except tomllib.TOMLDecodeError as error:
-        # Its message has line and column, and quotes a single character at most.
+        # The message has line and column, and quotes a single character at most.
         raise BadPolicy(f"is not TOML: {error}") from None
     except RecursionError:
         raise BadPolicy("is nested too deep") from None
@@ -247,7 +255,7 @@ def parse_policy(text: str, folder: Path) -> Policy:
 
 
 def _with_defaults(root: dict[str, Any]) -> dict[str, Any]:
-    """Return a tenant's keys, completed by those of `default`."""
+    """Return the content of the file, with missing keys of tenants filled from `default`."""
     default, tenants = _table(root.get("default")), _table(root.get("tenants"))
     known = {item.name for item in fields(TenantPolicy)}
     base = {name: value for name, value in default.items() if name in known}

@@ -1,6 +1,6 @@
 """The rights of callers, and the authenticated caller.
 
-Owns the names of rights. Does not know how callers authenticate, nor which call needs which right.
+Defines the names of rights; `access_control.py` defines which call needs which right.
 """
 
 import enum
@@ -13,11 +13,15 @@ from penstock.server.tenants import NO_CEILINGS, NO_TENANT, PriorityCeilings
 class Right(enum.StrEnum):
     """A right that a tenant may have.
 
-    GENERATE: all calls that generate output, `Resume` included. CANCEL: `Cancel`. MODELS: list
-    models and use their tokenizers. LOAD_MODELS: load and unload them. INSPECT: reflection and
-    channelz, which shows the addresses of other callers. OPERATIONS_READ: monitoring, of all
-    tenants. OPERATIONS_WRITE: drain, log levels, profiles, files on the server. METRICS: the
-    metrics port, if it requires a right.
+    Attributes:
+        GENERATE: All calls that generate output, including `Resume`.
+        CANCEL: `Cancel`.
+        MODELS: List and watch models, and use their tokenizers.
+        LOAD_MODELS: Load and unload models and adapters, and set aliases of models.
+        INSPECT: Reflection and channelz, which returns the addresses of other callers.
+        OPERATIONS_READ: Monitoring of all tenants.
+        OPERATIONS_WRITE: Drain, log levels, profiles, files on the server.
+        METRICS: The metrics port, if it requires a right.
     """
 
     GENERATE = "generate"
@@ -37,7 +41,8 @@ CLIENT_RIGHTS: Final = frozenset({Right.GENERATE, Right.CANCEL, Right.MODELS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The tenant that calls, its rights, and the highest priorities its requests get."""
+    """An authenticated caller: its tenant, its rights, and the maximum priorities of its
+    requests."""
 
     tenant: str
     rights: frozenset[Right]

@@ -1,7 +1,7 @@
-"""The authenticator and TLS files of one process, kept up to date.
+"""The authenticator and the TLS files of one process.
 
-Owns their composition, the task that polls about once a second, and the rule that a port which is
-reachable from the network needs credentials or an explicit setting.
+Polls the files for changes about once per second. Enforces that a port which is reachable from the
+network requires credentials, unless a setting permits access without them.
 """
 
 import asyncio
@@ -19,15 +19,16 @@ from penstock.server.security.policy_file import PolicyFile
 from penstock.server.security.rights import ANONYMOUS, Caller
 from penstock.server.security.tls_files import TlsFiles
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 POLL_S = 1.0
 
 
 class Security:
-    """Authenticator and TLS files of a config, each None if not configured.
+    """Authenticator and TLS files of a configuration, each None if it is not configured.
 
-    Raises ValueError or OSError if a file is invalid at the start. `is_behind_proxy`: a proxy names
-    the tenants, so that the policy has limits but does not authenticate.
+    The constructor raises ValueError or OSError if a file is invalid. `is_behind_proxy` is True if
+    a trusted proxy sends the tenant of each call: then there is no authenticator, and a policy file
+    only sets rights and limits of tenants.
     """
 
     def __init__(self, config: SecurityConfig, *, is_behind_proxy: bool = False) -> None:
@@ -43,8 +44,13 @@ class Security:
             config.policy_file, has_client_certificates=config.tls_client_ca is not None
         )
 
-    def vouched_for(self, tenant: str) -> Caller:
-        """Return a caller of this tenant as named by a proxy, or of NO_TENANT."""
+    def proxy_caller(self, tenant: str) -> Caller:
+        """Return the caller for a tenant sent by a proxy. `tenant` is NO_TENANT if the proxy sent
+        none.
+
+        Its rights and maximum priorities are those of the policy file, or of ANONYMOUS without a
+        file.
+        """
         if self._limits_behind_proxy is None:
             return dataclasses.replace(ANONYMOUS, tenant=tenant)
         return self._limits_behind_proxy.policy.of(tenant).caller(tenant)
@@ -55,7 +61,7 @@ class Security:
         return None if file is None else file.policy.of(tenant)
 
     def poll(self) -> None:
-        """Check all files once; reading changed files takes a while."""
+        """Reload all files that have changed; log errors. Blocks while it reads."""
         polls: list[Callable[[], object]] = []
         if self.tls is not None:
             polls.append(self.tls.poll)
@@ -67,18 +73,19 @@ class Security:
             try:
                 poll()
             except Exception as error:
-                # On any error the service continues with the old files.
-                _log.exception("checking the security files failed: %s", type(error).__name__)
+                # After any error the service continues with the old files.
+                logger.exception("checking the security files failed: %s", type(error).__name__)
 
     async def keep_up(self, interval_s: float = POLL_S) -> None:
-        """Poll until cancelled, off the event loop."""
+        """Call `poll` in a thread every `interval_s` seconds, until cancelled."""
         while True:
             await asyncio.sleep(interval_s)
             await asyncio.to_thread(self.poll)
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach `host`. Names need loopback addresses only."""
+    """Return True if only this machine can reach `host`. A name must resolve to loopback addresses
+    only; an unknown name gives False."""
     try:
         return _is_loopback_address(host)
     except ValueError:
@@ -92,7 +99,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_loopback_address(text: str) -> bool:
-    """Return whether an address is loopback. Raises ValueError if it is invalid."""
+    """Return True if an address is loopback. Raises ValueError if it is invalid."""
     address = ip_address(text.partition("%")[0])
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         # An IPv4-mapped IPv6 address (::ffff:127.0.0.1).
@@ -108,10 +115,11 @@ def check_exposure(
     metrics_host: str | None,
     is_behind_proxy: bool,
 ) -> None:
-    """Raise SettingError if unauthenticated callers could reach a port without an explicit setting.
+    """Raise SettingError if unauthenticated callers could reach a port and no setting permits it.
 
-    A host of None: the port does not exist. A tenant named by a proxy is not authenticated; a
-    certificate authenticates on the gRPC ports.
+    `operations_host` and `metrics_host` are None if that port is not opened. An unknown host is an
+    error too. A tenant sent by a proxy is not authenticated. Mutual TLS authenticates callers on
+    the gRPC ports, but not on the metrics port.
     """
     if config.allows_anonymous_network:
         return

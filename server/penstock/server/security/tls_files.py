@@ -1,7 +1,8 @@
 """Certificate, key and client CA of a running service, reloaded when they change.
 
-Only files that belong together are ever used. Owns the context of the metrics port, which uses
-Python's own TLS and needs no client certificates: a probe has none, and scrapers have a token.
+Only files that match each other are used. Owns the TLS context of the metrics port, which uses
+Python's TLS and requires no client certificates, because health probes have none and scrapers have
+a token.
 """
 
 import logging
@@ -15,12 +16,13 @@ from pathlib import Path
 from penstock.server.security.config import SecurityConfig
 from penstock.server.security.watched_file import FilesChanged, Stamp, read_together, stamp_of
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TlsMaterial:
-    """PEM bytes. `client_ca` None: no client certificates."""
+    """Certificate, key and client CA as PEM bytes. `client_ca` is None if client certificates are
+    not used."""
 
     cert_chain: bytes
     private_key: bytes
@@ -28,7 +30,8 @@ class TlsMaterial:
 
 
 class TlsFiles:
-    """The files of a config that has TLS. Raises ValueError or OSError if they are invalid."""
+    """The certificate, key and client CA named in a configuration, which must have TLS. Raises
+    ValueError or OSError if they are invalid."""
 
     def __init__(self, config: SecurityConfig) -> None:
         assert config.tls_cert is not None
@@ -42,13 +45,14 @@ class TlsFiles:
 
     @property
     def wants_client_certificates(self) -> bool:
-        """Whether TLS is mutual."""
+        """True if TLS is mutual."""
         return self._client_ca is not None
 
     def poll(self) -> bool:
-        """Check whether files have changed; return True if `material` was replaced.
+        """Check whether files have changed; return True if `material` is different now.
 
-        Files that do not belong together, as between two writes, are logged once and not used.
+        Files that do not match each other, e.g. because only one is written yet, are logged once
+        and not used.
         """
         stamp = stamp_of(self._paths)
         if stamp == self._stamp:
@@ -59,12 +63,12 @@ class TlsFiles:
             return False
         except (ValueError, OSError) as error:
             self._stamp = stamp
-            _log.error("the old certificate stays in use: %s", error)
+            logger.error("the old certificate stays in use: %s", error)  # noqa: TRY400 (in one line)
             return False
         is_other = material != self.material
         self.material = material
         if is_other:
-            _log.info("new connections use new certificates")
+            logger.info("new connections use new certificates")
         return is_other
 
     @property
@@ -75,7 +79,8 @@ class TlsFiles:
     def _load(self) -> tuple[TlsMaterial, Stamp]:
         contents, stamp = read_together(self._paths)
         self._check()
-        # OpenSSL opens the files itself: what was checked must be what was read.
+        # OpenSSL opens the files itself, so the bytes that were checked must be those that were
+        # read.
         if stamp_of(self._paths) != stamp:
             raise FilesChanged(self._paths)
         client_ca = contents[2] if self._client_ca is not None else None
@@ -116,7 +121,8 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 class HttpsContext:
-    """Wraps accepted sockets. `tls` is polled elsewhere; its current files are used."""
+    """Wraps accepted sockets with server-side TLS, using the current files of `tls`. The caller
+    must poll `tls`."""
 
     def __init__(self, tls: TlsFiles) -> None:
         self._tls = tls
@@ -125,7 +131,7 @@ class HttpsContext:
         self._context = _context(self._used)
 
     def wrap(self, accepted: socket.socket) -> ssl.SSLSocket:
-        """Return the socket with TLS; the first read does the handshake."""
+        """Return the socket with TLS. The first read does the handshake."""
         with self._lock:
             material = self._tls.material
             if material is not self._used:
@@ -136,8 +142,9 @@ class HttpsContext:
 def _context(material: TlsMaterial) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # OpenSSL reads a chain only from a path, which must contain the checked bytes, not the current
-    # content of the files. The folder is private to this user, and removed at once.
+    # OpenSSL reads a chain only from a path. The file must contain the checked bytes, because the
+    # configured files may have changed. The folder is private to this user, and removed
+    # immediately.
     with tempfile.TemporaryDirectory(prefix="penstock-tls-") as folder:
         path = Path(folder) / "chain-and-key.pem"
         path.touch(mode=0o600)

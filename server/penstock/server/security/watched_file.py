@@ -1,7 +1,7 @@
-"""Files that may be replaced under a running service.
+"""Files that may be replaced while the service runs.
 
 Detects changes by polling, because a folder that Kubernetes mounts swaps a symlink without a
-notification. Does not know their content.
+notification. The content of the files is not interpreted here.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 Stamp = tuple[tuple[int, int, int, int] | None, ...]
-"""Device, inode, size and modification time of each file; None for an unreadable one."""
+"""Device, inode, size and modification time of each file; None for an unreadable file."""
 
 MAX_FILE_BYTES: Final = 4 << 20
 
@@ -23,15 +23,15 @@ class FilesChanged(OSError):
 
 
 def stamp_of(paths: Sequence[Path]) -> Stamp:
-    """Return the current stamp of the files."""
+    """Return a value that changes when one of the files is replaced; see `Stamp`."""
     return tuple(_stamp(path) for path in paths)
 
 
 def read_together(paths: Sequence[Path]) -> tuple[tuple[bytes, ...], Stamp]:
     """Return the bytes of the files and their stamp.
 
-    Raises FilesChanged if the stamp changed while they were read, OSError, and ValueError for a
-    file above MAX_FILE_BYTES.
+    Raises FilesChanged if the stamp changed while they were read, OSError if a file cannot be read,
+    and ValueError for a file above MAX_FILE_BYTES.
     """
     before = stamp_of(paths)
     contents = tuple(_read(path) for path in paths)

@@ -1,7 +1,7 @@
-"""JSON Web Tokens as bearer tokens: the tenant and the expiry.
+"""Validates JSON Web Tokens that are sent as bearer tokens, and returns their tenant.
 
-Owns the validation (RFC 7519, RFC 8725), which public keys of a JWKS file (RFC 7517) are accepted,
-and the cache of valid tokens. PyJWT is imported when the first key set is read; the extra `jwt`
+Validates them by RFC 7519 and RFC 8725, decides which public keys of a JWKS file (RFC 7517) are
+accepted, and caches valid tokens. PyJWT is imported when the first key set is read; the extra `jwt`
 installs it.
 """
 
@@ -33,11 +33,11 @@ _CURVES: Final = {("EC", "P-256"): "ES256", ("OKP", "Ed25519"): "EdDSA"}
 
 
 class BadKeySet(ValueError):
-    """The bytes are not a usable key set; the message quotes no key."""
+    """The bytes are not a usable key set. The message quotes no key."""
 
 
 class KeySet:
-    """Keys by algorithm and id."""
+    """Public keys by algorithm and key id."""
 
     def __init__(self, keys: Mapping[tuple[str, str], "PyJWK"]) -> None:
         self._keys = keys
@@ -46,7 +46,11 @@ class KeySet:
         return len(self._keys)
 
     def find(self, algorithm: str, key_id: str | None) -> "PyJWK | None":
-        """Return the key named by a token; without a name, the only one for its algorithm."""
+        """Return the key with this algorithm and id; without an id, the only key with this
+        algorithm.
+
+        Returns None if there is no such key, or several keys and no id.
+        """
         if key_id is not None:
             return self._keys.get((algorithm, key_id))
         found = [key for (of, _), key in self._keys.items() if of == algorithm]
@@ -54,20 +58,23 @@ class KeySet:
 
 
 def check_installed() -> None:
-    """Raise ValueError naming the extra unless JSON Web Tokens can be verified here."""
+    """Raise ValueError if JSON Web Tokens cannot be verified here. The message names the extra."""
     try:
         import cryptography
         import jwt
     except ImportError:
-        raise ValueError("JSON Web Tokens need the extra jwt: install penstock[jwt]") from None
+        raise ValueError(
+            "JSON Web Tokens need the extra jwt: pip install 'penstock[jwt]'"
+        ) from None
     del cryptography, jwt
 
 
 def read_key_set(data: bytes, algorithms: tuple[str, ...]) -> KeySet:
-    """Return the keys of a file that sign with one of `algorithms`. Raises BadKeySet.
+    """Return the keys of a file that verify signatures of one of `algorithms`. Raises BadKeySet,
+    also if there are none.
 
-    Keys of other types are ignored, as in the standard. Shared secrets are refused, and private
-    keys, which belong to the issuer alone.
+    Keys of other types are ignored, as the standard requires. Shared secrets are rejected, and so
+    are private keys, which only the issuer may have.
     """
     try:
         root: Any = parse_json(data.decode("utf-8"))
@@ -100,7 +107,8 @@ def read_key_set(data: bytes, algorithms: tuple[str, ...]) -> KeySet:
 
 
 def _algorithm(jwk: Mapping[str, Any], where: str) -> str | None:
-    """Return the algorithm of a key; None for one that cannot be used here."""
+    """Return the algorithm of a key; None if the key cannot be used here. Raises BadKeySet if it is
+    not public."""
     kind = jwk.get("kty")
     if kind == "oct":
         raise BadKeySet(f"{where} is a shared secret, with which every verifier could sign")
@@ -132,7 +140,7 @@ def _key(jwk: dict[str, Any], algorithm: str, where: str) -> "PyJWK":
 
 
 class BadToken(Exception):
-    """The token is not valid. The message is for the log, and does not quote the token."""
+    """The token is invalid. The message is for the log, and does not quote the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +150,22 @@ class _Good:
 
 
 class WebTokens:
-    """Validates tokens by one policy and one key set. `clock`: the time of day, Unix seconds."""
+    """Validates tokens by one policy and one key set. `clock` returns the time of day in Unix
+    seconds."""
 
     def __init__(self, policy: JwtPolicy, keys: KeySet, clock: Callable[[], float]) -> None:
         self._policy = policy
         self._keys = keys
         self._clock = clock
         self._secret = secrets.token_bytes(32)
-        # Least recently used first. Threads of the metrics port share it.
+        # The least recently used token is first. The threads of the metrics port share the cache.
         self._good: OrderedDict[bytes, _Good] = OrderedDict()
         self._lock = threading.Lock()
 
     def tenant_of(self, token: bytes) -> str:
-        """Return the tenant of a token. Raises BadToken."""
-        # Under a random key: the time of the look-up reveals nothing about other tokens.
+        """Return the tenant of a token. Raises BadToken if the token is invalid."""
+        # Hashed with a random key, so that the time of the look-up reveals nothing about other
+        # tokens.
         place = blake2b(token, key=self._secret, digest_size=32).digest()
         with self._lock:
             known = self._good.pop(place, None)
@@ -174,17 +184,17 @@ class WebTokens:
         from jwt.exceptions import PyJWTError
 
         if len(token) > MAX_TOKEN_BYTES:
-            raise BadToken("a web token that is too long")
+            raise BadToken("a JSON Web Token that is too long")
         policy = self._policy
         try:
             header = get_unverified_header(token)
             algorithm, key_id = header.get("alg"), header.get("kid")
             # No extension is supported here, so none may be critical (RFC 7515, 4.1.11).
             if algorithm not in policy.algorithms or "crit" in header:
-                raise BadToken("a web token of another kind")
+                raise BadToken("a JSON Web Token with another algorithm or a critical extension")
             key = self._keys.find(algorithm, key_id)
             if key is None:
-                raise BadToken("a web token of an unknown key")
+                raise BadToken("a JSON Web Token with an unknown key")
             claims: dict[str, Any] = decode_complete(
                 token,
                 key,
@@ -199,35 +209,39 @@ class WebTokens:
                 },
             )["payload"]
         except PyJWTError as error:
-            raise BadToken(f"a web token: {type(error).__name__}") from None
+            raise BadToken(f"a JSON Web Token: {type(error).__name__}") from None
         except (ValueError, TypeError, RecursionError, OverflowError):
-            raise BadToken("a web token that cannot be read") from None
+            raise BadToken("a JSON Web Token that cannot be read") from None
         return self._checked(claims)
 
     def _checked(self, claims: dict[str, Any]) -> _Good:
-        """Check the times by our own clock; return the tenant."""
+        """Check the claims, with times by the clock of this process; return the tenant and the
+        expiry time plus `leeway_s`.
+
+        Raises BadToken for an invalid claim.
+        """
         policy, now_s = self._policy, self._clock()
         expires_s = _time(claims, "exp") + policy.leeway_s
         if not now_s < expires_s:
-            raise BadToken("a web token that has expired")
+            raise BadToken("a JSON Web Token that has expired")
         if "nbf" in claims and _time(claims, "nbf") > now_s + policy.leeway_s:
-            raise BadToken("a web token that is not valid yet")
+            raise BadToken("a JSON Web Token that is not valid yet")
         tenant = claims.get(policy.tenant_claim)
         if not isinstance(tenant, str) or tenant_fault(tenant) is not None:
-            raise BadToken("a web token that names no tenant")
+            raise BadToken("a JSON Web Token without a tenant")
         return _Good(tenant, expires_s)
 
 
 def _time(claims: dict[str, Any], name: str) -> float:
     value = claims[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadToken(f"a web token whose {name} is not a time")
+        raise BadToken(f"a JSON Web Token whose {name} is not a time")
     try:
         time_s = float(value)
     except OverflowError:
         time_s = math.inf
-    # Parsers accept NaN and Infinity, which JSON does not have: no bound catches NaN, and
-    # Infinity never expires.
+    # Parsers accept NaN and Infinity, which JSON does not have. NaN would pass all comparisons, and
+    # a token with Infinity would never expire.
     if not math.isfinite(time_s):
-        raise BadToken(f"a web token whose {name} is not a time")
+        raise BadToken(f"a JSON Web Token whose {name} is not a time")
     return time_s

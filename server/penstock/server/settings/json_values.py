@@ -1,7 +1,7 @@
-"""Frozen settings as JSON values and back: dataclasses, enums, paths, tuples and plain values.
+"""Converts immutable settings to JSON values and back.
 
-Owns the strict parsing of JSON and TOML. Does not know single settings; the dataclasses check
-ranges.
+Supports dataclasses, enums, paths, tuples, mappings and plain values. Also reads frozensets, and
+values parsed from TOML, including times. Parses JSON strictly. The dataclasses check ranges.
 """
 
 import dataclasses
@@ -19,7 +19,6 @@ from penstock.scheduler.setting import SettingError
 
 T = TypeVar("T")
 _MAX_VALUE_CHARS = 80
-_MOST_LISTED = 20
 
 
 _KIND_WORDS: Mapping[Any, str] = {
@@ -33,7 +32,7 @@ _KIND_WORDS: Mapping[Any, str] = {
 
 
 class WrongKind(ValueError):
-    """A value has the wrong type. `unquoted`: the message without the value."""
+    """A value has the wrong type. `unquoted` is the message without the value."""
 
     def __init__(self, where: str, wanted: str, data: object) -> None:
         self.unquoted = f"{where} must be {wanted}"
@@ -41,10 +40,8 @@ class WrongKind(ValueError):
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON. Raises ValueError, also for a duplicate key.
-
-    Most parsers silently drop the first of two equal keys.
-    """
+    """Parse JSON. Raises ValueError, also for text that is nested too deep, and for a duplicate
+    key, which most parsers accept."""
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except RecursionError:
@@ -61,16 +58,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean NAME?`, or "" if no known name is similar."""
+    """Return `; did you mean NAME?` with the most similar known name, or "" if none is similar."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean NAME?`, else the known names if they are few."""
+    """Return `; did you mean NAME?` if a known name is similar, otherwise `; known are NAMES`, or
+    "" if there are none."""
     names = sorted(known)
-    listed = f"; known are {', '.join(names)}" if 0 < len(names) <= _MOST_LISTED else ""
-    return nearest(name, names) or listed
+    return nearest(name, names) or (f"; known are {', '.join(names)}" if names else "")
 
 
 def to_json_value(value: object) -> Any:
@@ -95,11 +92,12 @@ def to_json_value(value: object) -> Any:
 
 
 def from_json_value(kind: type[T], data: object, where: str | None = None) -> T:
-    """Convert the result of `json.loads` to a value of `kind`.
+    """Convert a value parsed from JSON or TOML to a value of `kind`. Missing fields get their
+    defaults.
 
-    Missing fields get their defaults. Raises ValueError naming the field for an unknown field, a
-    missing one without default, a wrong type or a value that the dataclass refuses. `where`: the
-    path to `data`, by default the name of the kind.
+    Raises ValueError, which names the field, for an unknown field, a missing field without a
+    default, a wrong type, or a value that the dataclass rejects, and TypeError for an unsupported
+    `kind`. `where` is the path to `data`, by default the name of the kind.
     """
     return cast(T, _decode(kind, data, kind.__name__ if where is None else where))
 
@@ -127,14 +125,15 @@ def _decode(kind: Any, data: object, where: str) -> object:
 
 
 def _checked(kind: Any, data: object, where: str) -> Any:
-    # bool is an int to Python, but not to users.
+    # bool is a subclass of int in Python, but not for users.
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
         raise WrongKind(where, _KIND_WORDS[kind], data)
     return data
 
 
 def _abbreviated(data: object) -> str:
-    """Shorten a value for an error message: a long or nested one to its type."""
+    """Return a value as short text for an error message: `an object` or `a list` without its
+    content, otherwise the value, truncated to `_MAX_VALUE_CHARS` characters."""
     match data:
         case Mapping():
             return "an object"
@@ -180,7 +179,7 @@ def _decode_mapping(kind: Any, data: object, where: str) -> dict[str, object]:
 def _decode_enum(kind: type[enum.Enum], data: object, where: str) -> enum.Enum:
     try:
         return kind(data)
-    except (TypeError, ValueError):  # a list cannot be looked up
+    except (TypeError, ValueError):  # A list is not hashable.
         names = ", ".join(repr(member.value) for member in kind)
         raise WrongKind(where, f"one of {names}", data) from None
 
@@ -206,7 +205,7 @@ def _decode_dataclass(kind: type[object], data: object, where: str) -> object:
     try:
         return kind(**decoded)
     except SettingError as refusal:
-        # The first name is shown with its path; the other names are fields next to it.
+        # The first name is given with its path; the others are fields next to it.
         first = refusal.names[0]
         path = f"{where}.{first}".lstrip(".")
         raise ValueError(refusal.spelled(lambda name: path if name == first else name)) from None

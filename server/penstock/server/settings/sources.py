@@ -1,7 +1,7 @@
 """The sources of settings: flags override environment variables, which override a file.
 
-Owns the order of the sources, the parsing of texts, and error messages that name a setting as its
-source does: a flag, an environment variable, or a key of a file with its table and file.
+Parses texts, and creates error messages that name a setting as in its source: a flag, an
+environment variable, or a key of a file with its table and file.
 """
 
 import dataclasses
@@ -20,12 +20,15 @@ T = TypeVar("T")
 
 
 class BadSetting(ValueError):
-    """A setting is invalid; the message names it as the user did."""
+    """A setting is invalid. The message names the setting in the form in which the user set it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value of the field's type, and the name by which the user set it."""
+    """A value that the user has set, in the type of the field.
+
+    `spelling` names the setting in the form in which the user set it: a flag, a variable or a key.
+    """
 
     value: Any
     spelling: str
@@ -33,7 +36,10 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The given values of the settings in `table`, by name. `environment`: for other variables."""
+    """The given values of the settings in `table`, by name.
+
+    `environment` has all environment variables.
+    """
 
     table: Sequence[Declared] = field(repr=False)
     given: Mapping[str, Given]
@@ -43,27 +49,30 @@ class Sources:
         return name in self.given
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the given value, or `default`."""
+        """Return the value given for the setting `name`, or `default` if none was given."""
         return self.given[name].value if name in self.given else default
 
     def value(self, name: str) -> Any:
-        """Return the given value, or the setting's default."""
+        """Return the value given for the setting `name`, or the default of the setting if none was
+        given."""
         return self.get(name, next(item.default for item in self.table if item.name == name))
 
     def spell(self, name: str) -> str:
-        """Return the name that the user gave, or the flag if the setting was not given."""
+        """Return the name of the setting in the form in which the user set it; the flag if the user
+        did not set it."""
         return self.given[name].spelling if name in self.given else f"--{name.replace('_', '-')}"
 
     def refuse(self, names: Iterable[str], why: str) -> None:
-        """Raise BadSetting for the first of these settings that was given."""
+        """Raise BadSetting with the reason `why` for the first of these settings that was given."""
         for name in names:
             if name in self.given:
                 raise BadSetting(f"{self.spell(name)} {why}")
 
     def build(self, kind: type[T], derived: Mapping[str, Any]) -> T:
-        """Build the configuration. `derived`: fields by their path, which override given values.
+        """Build the configuration, an instance of `kind`. `derived` maps paths of fields to values
+        that override given ones.
 
-        Raises BadSetting.
+        Raises BadSetting for an invalid value.
         """
         names = {item.path: item.name for item in self.table}
         values = {
@@ -98,23 +107,26 @@ def gather(
     environment: Mapping[str, str],
     file: Path | None = None,
 ) -> Sources:
-    """Collect the given values, each parsed and within its bounds. Raises BadSetting.
+    """Collect the values given in `arguments`, `environment` and the TOML file `file`; parse them
+    and check their limits.
 
-    `arguments`: by name; texts are parsed, other values are used unchanged, None: not given.
+    `arguments` has the arguments by name. Texts are parsed, other values are used unchanged, and
+    None means that the argument was not given. Raises BadSetting for an invalid value or file.
     """
     given = {} if file is None else _read_file(table, file)
     for item in table:
         argument, text = arguments.get(item.name), environment.get(item.variable)
         if argument is not None:
             given[item.name] = _read(item, argument, f"--{item.flag}")
-        elif text is not None and not _is_made_up(item, text):
+        elif text is not None and not _is_from_kubernetes(item, text):
             given[item.name] = _read(item, text, item.variable)
     return Sources(table, given, environment)
 
 
-def _is_made_up(item: Declared, text: str) -> bool:
-    """Return whether the variable is from Kubernetes, which sets PENSTOCK_PORT to a URL for a
-    service called penstock, and so on.
+def _is_from_kubernetes(item: Declared, text: str) -> bool:
+    """Return True if the variable looks like one that Kubernetes has set.
+
+    For example, it sets PENSTOCK_PORT to a URL if a service is called penstock.
     """
     return item.name.endswith("port") and text.startswith("tcp://")
 
@@ -124,19 +136,26 @@ def _read_file(table: Sequence[Declared], file: Path) -> dict[str, Given]:
     groups = {item.setting.group for item in table}
     given: dict[str, Given] = {}
     for group, values in read_table(file, "--config", is_toml=True).items():
-        if group not in groups or not isinstance(values, dict):
-            meant = f"; write [{group}]" if group in groups else _meant(table, group, groups)
-            raise BadSetting(f"{file}: {group} is not a table{meant}")
+        if group not in groups:
+            name = f"[{group}]" if isinstance(values, dict) else group
+            raise BadSetting(f"{file}: {name} is unknown{_suggestion(table, group, groups)}")
+        if not isinstance(values, dict):
+            raise BadSetting(f"{file}: {group} is not a table; write [{group}]")
         for name, value in cast("Mapping[str, object]", values).items():
             key = f"{group}.{name}"
             if key not in known:
-                raise BadSetting(f"{file}: {key} is unknown{_meant(table, name, known)}")
+                siblings = [each for each in known if each.startswith(f"{group}.")]
+                raise BadSetting(f"{file}: {key} is unknown{_suggestion(table, name, siblings)}")
             given[known[key].name] = _read(known[key], value, f"{file}: {key}", is_text=False)
     return given
 
 
-def _meant(table: Sequence[Declared], name: str, known: Iterable[str]) -> str:
-    """Suggest the same key in another table, else similar keys."""
+def _suggestion(table: Sequence[Declared], name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean KEY?`, with one or more keys, if the same key exists in another table
+    or if a key is similar.
+
+    Otherwise returns the result of `did_you_mean`.
+    """
     keys = [item.key for item in table if item.name == name]
     names = {item.key.rpartition(".")[2]: item.key for item in table}
     near = [names[word] for word in difflib.get_close_matches(name, names, n=2, cutoff=0.7)]
@@ -191,7 +210,8 @@ def _of_text(item: Declared, text: str, spelling: str) -> Any:
 
 
 def _of_value(item: Declared, data: Any, spelling: str) -> Any:
-    """Convert a value from a file or from JSON."""
+    """Convert a value from a file or from JSON. Keys missing from an object are filled from the
+    setting's `base`."""
     given = data
     if isinstance(data, dict):
         given = {**(item.setting.base or {}), **cast("dict[str, object]", data)}
@@ -204,7 +224,8 @@ def _of_value(item: Declared, data: Any, spelling: str) -> Any:
 
 
 def _read_json_or_file(text: str, spelling: str) -> tuple[Any, str]:
-    """Return the value of a JSON text, or of a .toml or JSON file, and its name in messages."""
+    """Return the value of a JSON text, or of the TOML or JSON file that `text` names, and
+    `spelling`."""
     if not text.lstrip().startswith(("{", "[")):
         return read_table(Path(text).expanduser(), spelling), spelling
     try:
@@ -214,7 +235,8 @@ def _read_json_or_file(text: str, spelling: str) -> tuple[Any, str]:
 
 
 def read_table(path: Path, spelling: str, *, is_toml: bool = False) -> Any:
-    """Read the value of a .toml file or of a file with JSON. Raises BadSetting naming both."""
+    """Return the value in a file: TOML if `is_toml` or if the name ends in .toml, otherwise JSON.
+    Raises BadSetting, which names the setting and the file."""
     is_toml = is_toml or path.suffix == ".toml"
     form, parse = ("TOML", tomllib.loads) if is_toml else ("JSON", parse_json)
     try:
@@ -225,12 +247,12 @@ def read_table(path: Path, spelling: str, *, is_toml: bool = False) -> Any:
         raise BadSetting(f"{spelling}: {path} is not valid {form}: it is not UTF-8") from error
     except ValueError as error:
         raise BadSetting(f"{spelling}: {path} is not valid {form}: {error}") from error
-    except RecursionError as error:  # of TOML
+    except RecursionError as error:  # In TOML.
         raise BadSetting(f"{spelling}: {path} is nested too deep") from error
 
 
 def _pairs(text: str, spelling: str) -> dict[str, float]:
-    """Parse `a=2,b=1`; the name before the last `=` may be empty."""
+    """Parse `a=2,b=1`. The name before the last `=` may be empty."""
     pairs: dict[str, float] = {}
     for part in text.split(","):
         name, is_pair, number = part.rpartition("=")

@@ -1,7 +1,7 @@
 """The settings that a configuration declares in the annotations of its dataclasses.
 
-Owns the spellings of a setting (flag, environment variable, key of its group), and the flags in
-groups with headings, common ones first, with their defaults.
+Defines the names of a setting (flag, environment variable, key in a table), and adds the flags to
+an argument parser, in groups with headings, common flags first.
 """
 
 import argparse
@@ -22,9 +22,12 @@ _METAVARS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "FILE",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """One setting. `path`: of its field, such as `scheduler.order`. `kind`: type of the values.
+    """A setting that a configuration declares.
 
-    `default`: the field's default, MISSING if a value is required.
+    Attributes:
+        path: The path of its field, such as `scheduler.order`.
+        kind: The type of its values.
+        default: The default of the field; `dataclasses.MISSING` if it has none or computes it.
     """
 
     path: str
@@ -34,27 +37,28 @@ class Declared:
 
     @property
     def name(self) -> str:
-        """The setting's name."""
+        """The name of the setting, by default that of its field."""
         return self.setting.name or self.path.rpartition(".")[2]
 
     @property
     def flag(self) -> str:
-        """The flag, with two dashes."""
+        """The flag without its two dashes."""
         return self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """The environment variable."""
+        """The name of the environment variable."""
         return ENVIRONMENT_PREFIX + self.name.upper()
 
     @property
     def key(self) -> str:
-        """The table and the name in a file."""
+        """The key in a settings file, with its table: TABLE.KEY."""
         return f"{self.setting.group}.{self.name}"
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """All values of an enumeration."""
+        """All permitted values as texts, for a boolean, an enumeration or a setting with `choices`;
+        otherwise empty."""
         if self.kind is bool:
             return ON, OFF
         if isinstance(self.kind, type) and issubclass(self.kind, enum.Enum):
@@ -63,7 +67,7 @@ class Declared:
 
     @property
     def metavar(self) -> str:
-        """The placeholder of the value in the help."""
+        """The placeholder of the value in the help text."""
         if self.choices:
             return f"{{{','.join(self.choices)}}}"
         if dataclasses.is_dataclass(self.kind):
@@ -73,7 +77,7 @@ class Declared:
 
     @property
     def shown_default(self) -> str:
-        """The default as users would write it, or its description."""
+        """The default in the form in which users write it, or its description."""
         if self.setting.shown:
             return self.setting.shown
         if isinstance(self.default, bool):
@@ -87,9 +91,8 @@ class Declared:
 
 @functools.cache
 def declared(kind: Any, prefix: str = "") -> tuple[Declared, ...]:
-    """Return the settings of a dataclass and of those nested in it, in the order of their
-    fields.
-    """
+    """Return the settings of a dataclass that have a group, and those of its nested dataclasses, in
+    the order of the fields. `prefix` is prepended to their paths."""
     found: list[Declared] = []
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for name, (inner, setting) in declarations(kind).items():
@@ -111,7 +114,8 @@ def declared(kind: Any, prefix: str = "") -> tuple[Declared, ...]:
 def add_flags(
     parser: argparse.ArgumentParser, table: Sequence[Declared], groups: Mapping[str, str]
 ) -> None:
-    """Add `--config` and a flag for each setting; the texts are parsed later by `sources`."""
+    """Add `--config` and a flag for each setting. `groups` maps each group to its heading.
+    `sources` parses the texts later."""
     everyday = parser.add_argument_group("common")
     everyday.add_argument(
         "--config", metavar="FILE", help="TOML file with settings (default: no file)"
@@ -125,7 +129,8 @@ def add_flags(
 
 
 def add_to(group: argparse._ActionsContainer, items: Iterable[Declared]) -> None:  # pyright: ignore[reportPrivateUsage]  # it has no public name
-    """Add a flag for each of the settings; one without a default is required."""
+    """Add a flag for each of the settings. A flag without a default is required, unless its help
+    text describes one."""
     for item in items:
         is_required = item.default is dataclasses.MISSING and not item.setting.shown
         default = "" if is_required else f" (default: {item.shown_default})"

@@ -1,4 +1,4 @@
-"""Text on both sides of the model: from text to token ids, and back.
+"""Conversion of text to token ids, and back.
 
-Knows the tokenizer's files; does not know gRPC, protobuf, requests or the engine.
+Depends only on the files of the tokenizer. Does not use gRPC, protobuf, requests or the engine.
 """

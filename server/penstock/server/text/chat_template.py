@@ -1,7 +1,7 @@
-"""Renders a chat with the model's chat template.
+"""Renders a chat with the chat template of the model.
 
-Owns the Jinja environment that Hugging Face templates expect, sandboxed, and its bounds. Does not
-tokenise, and does not know what a control token is.
+Owns the Jinja environment that Hugging Face templates expect, with a sandbox and limits. Does not
+tokenise, and does not handle control tokens.
 """
 
 import json
@@ -32,7 +32,7 @@ JsonValue = None | bool | int | float | str | Sequence["JsonValue"] | Mapping[st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A tool call in an earlier message. `id`: referenced by the message with its result."""
+    """A tool call in an earlier message. The message with its result refers to `id`."""
 
     id: str
     name: str
@@ -41,7 +41,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
-    """One message of a chat. `role` as in the template; unset optional fields are empty."""
+    """One message of a chat, as the template receives it. Unset optional fields are empty."""
 
     role: str
     content: str
@@ -52,16 +52,15 @@ class ChatMessage:
     @property
     def text(self) -> str:
         """All text of the message that a template may render, except tool calls (see
-        `TemplateData`).
-        """
+        `TemplateData`)."""
         return "".join((self.role, self.content, self.name, self.tool_call_id))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateData:
-    """The template's input besides messages: `tools`, and `arguments`, its other variables.
+    """The template's variables in addition to the messages: `tools`, and all others in `arguments`.
 
-    `num_bytes`: size of both as JSON, and of the messages' tool calls.
+    `num_bytes` is the size as JSON of `tools`, `arguments` and the messages' tool calls.
     """
 
     tools: tuple[Mapping[str, JsonValue], ...] = ()
@@ -73,7 +72,7 @@ NO_DATA: Final = TemplateData()
 
 
 class ChatTemplate:
-    """One compiled template. Safe to use from several threads."""
+    """One compiled template. Thread-safe."""
 
     def __init__(
         self,
@@ -95,7 +94,8 @@ class ChatTemplate:
         self._arguments = known - _OWN_VARIABLES - {*self._variables, *functions}
 
     def check(self, messages: Sequence[ChatMessage], data: TemplateData) -> None:
-        """Raise ToolsUnsupported or BadTemplateArgument for data that would have no effect."""
+        """Raise ToolsUnsupported or BadTemplateArgument for tools or arguments that the template
+        does not use, or that a client may not set."""
         has_tools = data.tools or any(message.tool_calls for message in messages)
         if has_tools and not self.has_tools:
             raise ToolsUnsupported("the model's chat template does not support tools")
@@ -114,9 +114,10 @@ class ChatTemplate:
         max_bytes: int,
         data: TemplateData = NO_DATA,
     ) -> str:
-        """Return the prompt's text. Raises ChatTemplateError, also above `max_bytes` of UTF-8.
+        """Return the text of the prompt.
 
-        Stops as soon as the text is too long, so that a template cannot multiply its input.
+        Raises ChatTemplateError, also if the text exceeds `max_bytes` in UTF-8. Stops as soon as
+        the text is too long, so that a template cannot multiply its input.
         """
         turns = [_turn(message) for message in messages]
         pieces: list[str] = []
@@ -136,7 +137,7 @@ class ChatTemplate:
                     break
         except _Refusal as error:
             raise ChatTemplateError(self._safe_message(str(error))) from error
-        # A template is a program: it may raise any exception on a chat it does not expect.
+        # A template is a program. It may raise any exception for a chat that it does not expect.
         except Exception as error:
             raise ChatTemplateError(
                 f"the model's chat template failed on this chat ({type(error).__name__})"
@@ -147,14 +148,18 @@ class ChatTemplate:
         return text
 
     def _safe_message(self, message: str) -> str:
-        """Return the template's own message if it is a literal in its source, else none."""
+        """Return the error text for a chat that the template rejects.
+
+        It quotes the message of the template only if that is a literal in the source of the
+        template.
+        """
         if message and message in self._source:
             return f"the model's chat template refuses this chat: {message[:200]}"
         return "the model's chat template refuses this chat"
 
 
 def _turn(message: ChatMessage) -> dict[str, object]:
-    """Return a message with only the keys that are set, since templates test for keys."""
+    """Return a message with only the keys that are set, because templates test for keys."""
     turn: dict[str, object] = {"role": message.role, "content": message.content}
     if message.name:
         turn["name"] = message.name
@@ -177,7 +182,8 @@ class _Refusal(Exception):
 
 
 class _GenerationBlocks(Extension):
-    """`{% generation %}`, which marks answers for training: only its body is rendered here."""
+    """Supports `{% generation %}` blocks, which mark answers for training, by rendering their
+    bodies."""
 
     tags = {"generation"}  # noqa: RUF012  # declared so by Jinja
 
@@ -197,7 +203,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def _functions(local_time: Callable[[], datetime]) -> dict[str, object]:
-    """Return the functions that templates may call in addition to Jinja's."""
+    """Return the functions that templates may call in addition to those of Jinja."""
 
     def raise_exception(message: object = "") -> None:
         raise _Refusal(str(message))
@@ -215,7 +221,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Convert to plain JSON: Jinja's filter escapes HTML, which models were not trained on."""
+    """Convert to JSON. Unlike Jinja's filter, this does not escape HTML, because models were not
+    trained on escapes."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,19 +1,20 @@
-"""A sliding window over a long chat: which messages are dropped so that the rest fits.
+"""A sliding window over a long chat: drops its oldest messages so that the others fit.
 
-Owns where a chat is cut. Does not know tokenizers or templates: it gets two functions, whose work
-is done in steps (`tokenizer_pool.py`).
+Determines the position at which a chat is cut. The caller passes tokenizer and template as two
+functions, which work in steps (`tokenizer_pool.py`). The leading system and developer messages are
+never dropped.
 
-**The cut moves in strides.** If every turn dropped just the excess, every prompt would start at
-another message and miss the prefix cache. So when the window overflows, the chat is cut to about
-half of it, and keeps that start until it overflows again. This needs no state: the chat is replayed
-from its first message, and the cuts are the same as before. The cut depends on the chat alone, on
-any server.
+**The cut moves in large steps.** If each new message dropped only the excess, each prompt would
+start at another message and miss the prefix cache. Therefore, when the window overflows, the chat
+is cut to about half of the window, and keeps that start until it overflows again. This needs no
+state: the cuts are computed again from the first message, with the same result as before. The cut
+depends only on the chat, so it is the same on all servers.
 
-**Cost.** The replay adds up the tokens of single messages, each encoded once, and the template's
-tokens per message, measured on a chat of three short messages. That is exact for templates that
-render all messages in the same way. The kept part is then rendered and counted; if it has more
-tokens than the sum, the replay is repeated with a slightly smaller window. So a chat is encoded
-once in pieces and its kept part seldom more than once, however many messages it has.
+**Cost.** The cuts are computed from the sum of the tokens of single messages, each encoded once,
+and the template's tokens per message, measured on a chat of three short messages. The sum is exact
+for templates that render all messages in the same way. The kept part is then rendered and counted.
+If it has more tokens than the sum, the computation is repeated with a slightly smaller window. A
+chat of any length is thus encoded once message by message, and its kept part rarely more than once.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,12 +28,11 @@ from penstock.server.text.tokenizer_pool import Steps
 
 _LEADING_ROLES: Final = frozenset({"system", "developer"})
 _KEPT_SHARE: Final = 0.5
-"""Share of the window, after the leading messages, that a cut keeps. Half is recomputed per stride,
-so every token is computed about twice over a chat, whatever its length.
-"""
+"""The part of the window, after the leading messages, that a cut keeps. About half of the window is
+computed again after each cut, so each token is computed about twice over a chat of any length."""
 _SMALLER_WINDOWS: Final = (1.0, 7 / 8, 3 / 4, 1 / 2, 1 / 4)
 _USUAL_MESSAGE_TOKENS: Final = 8
-"""Tokens that a template adds per message, if it refuses the chat for the measurement."""
+"""Number of tokens that a template adds per message, if it rejects the chat for the measurement."""
 
 
 class _Encoded(Protocol):
@@ -44,7 +44,8 @@ EncodedT = TypeVar("EncodedT", bound=_Encoded)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateCost:
-    """Tokens that a template adds to every chat, and to every message besides its role."""
+    """The number of tokens that a template adds to each chat, and to each message besides its role
+    and content."""
 
     base_tokens: int
     message_tokens: int
@@ -53,9 +54,10 @@ class TemplateCost:
 def measure_template(
     encode: Callable[[Sequence[ChatMessage]], _Encoded], num_tokens: Callable[[str], int]
 ) -> TemplateCost:
-    """Measure the cost of the template behind `encode` on short chats.
+    """Measure the cost of the template that `encode` renders, on short chats.
 
-    For a template that refuses them, typical values are used: the kept part is counted anyway.
+    For a template that rejects these chats, typical values are used, because the kept part is
+    counted anyway.
     """
     question = ChatMessage(role="user", content="a")
     answer = ChatMessage(role="assistant", content="a")
@@ -76,12 +78,13 @@ def fit_window(
     num_tokens: Callable[[str], Steps[int]],
     cost: TemplateCost,
 ) -> Steps[tuple[EncodedT, int]]:
-    """Return the kept part of a chat, encoded to at most `window_tokens`, and the number of dropped
-    messages.
+    """Return the kept part of a chat, encoded as at most `window_tokens` tokens, and the number of
+    dropped messages.
 
     `encode` renders and encodes a chat; `num_tokens` counts the tokens of a plain text. Raises
-    WindowTooSmall if the leading messages and the last turn alone are longer, and the exceptions of
-    the two functions.
+    WindowTooSmall if the leading system and developer messages and the last turn alone are longer,
+    and the exceptions of the two functions. A turn starts at a message with the role of the first
+    message after the leading ones.
     """
     num_leading = _num_leading(messages)
     turns = messages[num_leading:]
@@ -115,10 +118,11 @@ def fit_window(
 def cut(sums: Sequence[int], may_start: Sequence[bool], room_tokens: int) -> int:
     """Return the index of the first kept message of a chat that grew message by message.
 
-    `sums` [n + 1]: tokens of the first i messages. `may_start` [n]: where the kept part may start.
-    Whenever the kept part has more than `room_tokens`, it is cut to `_KEPT_SHARE` of them, or to
-    the latest possible start. Linear in n: no start is checked twice, because a start that is too
-    early at some length is too early at every greater length.
+    `sums` [n + 1] has at index i the number of tokens of the first i messages. `may_start` [n] is
+    True for the messages with which the kept part may start. When the kept part has more than
+    `room_tokens` tokens, it is cut to at most `_KEPT_SHARE` of them, or to the latest possible
+    start. Linear in n: no start is checked twice, because a start that is too early at some length
+    is too early at any greater length.
     """
     starts = [index for index, may in enumerate(may_start) if may and index]
     start = num_passed = 0
@@ -134,7 +138,8 @@ def cut(sums: Sequence[int], may_start: Sequence[bool], room_tokens: int) -> int
 
 
 def _num_leading(messages: Sequence[ChatMessage]) -> int:
-    """Return how many leading messages are never cut; at least one message is not leading."""
+    """Return the number of leading system and developer messages. At least one message is not
+    counted."""
     for index, message in enumerate(messages):
         if message.role not in _LEADING_ROLES:
             return index

@@ -1,15 +1,15 @@
-"""Keeps a client's text from becoming control tokens.
+"""Prevents text from clients from becoming control tokens.
 
-Owns which tokens are control tokens, and the guard. A text that spells a control token gets an
-invisible mark inside the spelling, and a copy of the tokenizer drops the mark where the characters
-can no longer join into the token. So the template's own control tokens work, in one call over the
-whole prompt, while the same characters in a client's text are encoded as ordinary text. Does not
-know templates.
+Determines which tokens are control tokens. If the text of a client contains the spelling of a
+control token, an invisible mark is inserted into the spelling, and a copy of the tokenizer drops
+the mark at a stage where the characters can no longer be merged into the token. Therefore the
+control tokens of the template work, in one call for the whole prompt, while the same characters in
+a client's text are encoded as ordinary text.
 
-The mark is a Unicode noncharacter. It is put only into texts that spell a control token, and such a
-text must not contain the mark already; every other text may.
+The mark is a Unicode noncharacter. It is inserted only into texts with the spelling of a control
+token. Such a text must not already contain the mark; other texts may.
 
-Also owns the traversal of everything that a client sends for a chat template: messages, tool calls,
+This module also finds all texts that a client sends for a chat template: messages, tool calls,
 tools and template arguments.
 """
 
@@ -33,7 +33,7 @@ from penstock.server.text.tokenizer_settings import TokenizerSettings, to_byte_l
 
 MARK = "\ufdd0"
 _GUARD_SPEED = 16
-"""How many times faster searching is than encoding, at least."""
+"""Searching is at least this many times as fast as encoding."""
 _SEARCHED_CHARS = 64 << 10
 _IDS_AT_ONCE = 16 << 10
 _ASSISTANT: Final = "assistant"
@@ -42,8 +42,8 @@ _ASSISTANT: Final = "assistant"
 class ControlTokens:
     """The control tokens of one tokenizer.
 
-    They are its special tokens and those added tokens that the chat template contains (some models
-    do not flag their turn markers as special).
+    They are its special tokens, and the added tokens that the chat template contains (some models
+    do not flag the markers of their roles as special).
     """
 
     def __init__(
@@ -60,23 +60,27 @@ class ControlTokens:
         }
         self._special = _Spellings(special.values())
         self._all = _Spellings([*special.values(), *written.values()])
-        # The last entry stands for all tokenizer ids beyond the model's.
+        # The last entry represents all ids of the tokenizer that the model does not have.
         self._is_control = np.zeros(max([vocab_size, *added]) + 2, dtype=np.bool_)
-        # Text outside the vocabulary becomes the unknown token: harmless, no forgery.
+        # Text outside the vocabulary becomes the unknown token, which is harmless.
         unknown = cast("object", getattr(tokenizer.model, "unk_token", None))
         for token_id, content in (special | written).items():
             self._is_control[token_id] = content != unknown
 
     def first_step_bytes(self, num_chars: int) -> int:
-        """Return the cost of searching the whole text and encoding its first slice."""
+        """Return the cost of the first step (see `Steps`) of encoding a text, which searches the
+        whole text and encodes its first slice.
+
+        The cost is the number of bytes that can be encoded in the same time.
+        """
         return num_chars // _GUARD_SPEED + self._cuts.slice_chars(num_chars)
 
     def guard(self, text: str, *, is_models_own: bool = False) -> str:
-        """Return `text` with a mark in every control token; most texts are unchanged.
+        """Return `text` with a mark in each control token. Most texts are unchanged.
 
-        `is_models_own`: the text is an earlier answer. Only special tokens are marked then, because
-        templates search answers for tokens such as the end of a reasoning part. Raises
-        ControlTokenError if a token cannot be marked.
+        If `is_models_own`, the text is an earlier assistant message. Then only special tokens are
+        marked, because chat templates search these messages for other control tokens, such as
+        `</think>`. Raises ControlTokenError if a token cannot be marked.
         """
         return (self._special if is_models_own else self._all).broken(text)
 
@@ -89,12 +93,14 @@ class ControlTokens:
         max_tokens: int | None = None,
         count: Callable[[int], None] = lambda _: None,
     ) -> Steps[NDArray[np.int32]]:
-        """Encode a guarded text to int32 [n], a slice per step. `count` receives token counts.
+        """Encode a guarded text to int32 [n], one slice per step. `count` is called with numbers of
+        new tokens.
 
-        `is_guarded`: some part of the text was changed. Control tokens that the text spells without
-        a mark are the template's and are allowed. Raises ControlTokenError if there are more, which
-        normalisation or an unusual vocabulary made of ordinary characters. Raises TooManyTokens as
-        soon as there are more than `max_tokens`.
+        `is_guarded` is True if some part of the text was changed. Control tokens that are spelled
+        without a mark come from the template and are allowed. Raises ControlTokenError if there are
+        more control tokens than those: normalisation or an unusual vocabulary may create them from
+        ordinary characters. Raises TooManyTokens as soon as there are more than `max_tokens`
+        tokens.
         """
         tokenizer = self._twin if is_guarded else self._tokenizer
         before, after = self._added_ids if add_special_tokens else ([], [])
@@ -104,7 +110,7 @@ class ControlTokens:
         for index, part in enumerate(self._cuts.slices(text)):
             if index:
                 yield len(part)
-            # `encode` would hold the interpreter lock until it is done.
+            # `encode` would hold the GIL until it has finished.
             (encoding,) = tokenizer.encode_batch_fast([part], add_special_tokens=False)
             num_tokens += len(encoding)
             count(len(encoding))
@@ -129,16 +135,16 @@ class ControlTokens:
 
     @cached_property
     def _twin(self) -> tokenizers.Tokenizer:
-        """A copy of the tokenizer with one more step: split at the mark and drop it.
+        """A copy of the tokenizer with one more step, which splits at the mark and drops it.
 
-        The step comes last in pre-tokenisation, after added tokens were matched and the text was
-        split into words, so only the marked spelling is encoded differently. The copy shares the
-        model, so it costs next to nothing.
+        The step is the last one in pre-tokenisation, after added tokens were matched and the text
+        was split into words, so that only the marked spelling is encoded differently. The copy
+        shares the model and takes almost no memory.
         """
         source = self._tokenizer
         twin = tokenizers.Tokenizer(source.model)
         added = [token for _, token in sorted(source.get_added_tokens_decoder().items())]
-        # In batches: the library rebuilds its automaton after every call.
+        # In batches, because the library rebuilds its automaton after each call.
         for is_special, run in itertools.groupby(added, key=lambda token: token.special):
             tokens: list[str | tokenizers.AddedToken] = list(run)
             if is_special:
@@ -172,8 +178,10 @@ class _Spellings:
         self._unbreakable = re.compile(single or "(?!)")
 
     def broken(self, text: str) -> str:
-        """Return `text` with a mark after the first character of every spelling."""
-        # At every position, so that overlapping spellings are marked too.
+        """Return `text` with a mark after the first character of each spelling. Raises
+        ControlTokenError if a spelling is a single character, or if there are spellings and `text`
+        contains the mark."""
+        # Marked at all positions, so that overlapping spellings are marked too.
         starts = [found.start() for found in self._matches(text, overlapping=True)]
         if not starts:
             return text
@@ -185,11 +193,12 @@ class _Spellings:
         return MARK.join(text[a:b] for a, b in itertools.pairwise(borders))
 
     def count(self, text: str) -> int:
-        """Count spellings from left to right, the longest first, as tokenizers match them."""
+        """Return the number of spellings, matched as in the tokenizers library: from left to right,
+        the longest first."""
         return sum(1 for _ in self._matches(text))
 
     def _matches(self, text: str, *, overlapping: bool = False) -> Iterator[re.Match[str]]:
-        """Yield matches from left to right, by slice: a search holds the interpreter lock."""
+        """Yield matches from left to right, slice by slice, because a search holds the GIL."""
         position = 0
         while position < len(text):
             next_slice = position + _SEARCHED_CHARS
@@ -203,9 +212,10 @@ class _Spellings:
 
 
 def trie_pattern(words: Iterable[str]) -> str:
-    """Return a regular expression for any of `words`, longest first, as a trie.
+    """Return a regular expression for any of `words`, the longest first, as a trie; "" without
+    words.
 
-    A plain alternation would try thousands of reserved tokens one by one at every "<".
+    A plain alternation would try thousands of reserved tokens one by one at each "<".
     """
     trie: dict[str, object] = {}
     for word in words:
@@ -230,7 +240,7 @@ def _node_pattern(node: Mapping[str, object]) -> str:
 
 
 def _int32(ids: list[int]) -> NDArray[np.int32]:
-    """Convert `ids` to an array in parts: each conversion holds the interpreter lock."""
+    """Convert `ids` to an array in parts, because each conversion holds the GIL."""
     made = np.empty(len(ids), dtype=np.int32)
     for start in range(0, len(ids), _IDS_AT_ONCE):
         made[start : start + _IDS_AT_ONCE] = ids[start : start + _IDS_AT_ONCE]
@@ -243,15 +253,17 @@ def _added_ids(tokenizer: tokenizers.Tokenizer) -> dict[int, str]:
 
 
 def _is_markup(content: str, template: str) -> bool:
-    """Return whether `content` is a marker of the template, neither a word nor white space."""
+    """Return True if `content` is a marker in the template, and not a word or whitespace."""
     return len(content) > 1 and content in template and bool(re.search(r"[^\w\s]", content))
 
 
 def guarded_chat(
     messages: Sequence[ChatMessage], data: TemplateData, controls: ControlTokens
 ) -> tuple[list[ChatMessage], TemplateData, bool]:
-    """Return the chat with control tokens escaped, and whether there were any. Raises
-    ControlTokenError.
+    """Return the messages and the template data with control tokens marked, and True if there were
+    any.
+
+    Raises ControlTokenError.
     """
     guarded = [_guarded_message(message, controls) for message in messages]
     guarded_data = data
@@ -302,7 +314,7 @@ def _guarded_value(value: JsonValue, guard: Callable[[str], str]) -> JsonValue:
 
 
 def _has_mark(messages: Sequence[ChatMessage], data: TemplateData) -> bool:
-    """Return whether any text contains the character that escapes control tokens."""
+    """Return True if any text contains `MARK`."""
     found = False
 
     def check(text: str) -> str:

@@ -1,9 +1,9 @@
-"""Incremental detokenising that never splits a character.
+"""Incremental detokenisation that never splits a character.
 
-Owns the streams. The text does not depend on how the ids are split: the joined pieces of a stream
-equal `Detokenizer.decode` of all ids at once. That equals the tokenizers library's decode, with one
+The text does not depend on how the ids are split: the joined texts of a stream equal the result of
+`Detokenizer.decode` for all ids. The result equals that of the tokenizers library, with one
 deliberate exception. Where byte-fallback tokens are not valid UTF-8, the library replaces the whole
-run of them, complete characters included. Here complete characters, which may have been sent
+run of them, including complete characters. Here complete characters, which may have been sent
 already, are kept, and only the invalid bytes become U+FFFD.
 """
 
@@ -21,30 +21,30 @@ _MAX_HELD_TOKENS = 16
 
 
 class DetokenizerStream(Protocol):
-    """The text of one output."""
+    """Converts the tokens of one output to text incrementally."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Return the text that these tokens complete."""
         ...
 
     def push_one(self, token_id: int) -> str:
-        """Like `push`, for one token during generation."""
+        """Same as `push` for one token, but faster."""
         ...
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """Like `push`, with one entry per token."""
+        """Same as `push`, but return one text per token."""
         ...
 
     def flush(self) -> str:
-        """End the stream; return incomplete bytes as U+FFFD."""
+        """End the stream and return the remaining text, with incomplete characters as U+FFFD."""
         ...
 
 
 class Detokenizer:
-    """Detokenises for one model; streams share its table.
+    """Detokenises for one model. Its streams share one table.
 
-    If the tokenizer's decoder needs neighbouring tokens there is no table, and streams decode a
-    sliding window (several times slower).
+    If the decoder of the tokenizer needs neighbouring tokens there is no table, and streams decode
+    a sliding window, which is several times slower.
     """
 
     def __init__(
@@ -54,7 +54,8 @@ class Detokenizer:
         vocab_size: int = 0,
         skip_special_tokens: bool = True,
     ) -> None:
-        """Build the table: about 0.2 s for 128 k tokens. Covers ids below `vocab_size`."""
+        """Build the table, which takes about 0.2 s for 128,000 tokens. It covers ids below
+        `vocab_size`."""
         self._tokenizer = tokenizer
         self._skips_special = skip_special_tokens
         self._table = build_token_table(
@@ -62,7 +63,7 @@ class Detokenizer:
         )
 
     def cover(self, vocab_size: int) -> None:
-        """Make later streams accept every id below `vocab_size`; unknown ids have no text."""
+        """Make later streams accept all ids below `vocab_size`. Unknown ids have no text."""
         table = self._table
         if table is not None and len(table.pieces) < vocab_size:
             unknown = range(len(table.pieces), vocab_size)
@@ -73,7 +74,8 @@ class Detokenizer:
             )
 
     def new_stream(self, *, is_continuation: bool = False) -> DetokenizerStream:
-        """Create a stream. `is_continuation`: it continues a text, so leading space is kept."""
+        """Create a stream. If `is_continuation`, it continues a text, so a leading space is
+        kept."""
         table = self._table
         if table is None:
             return _WindowStream(self._tokenizer, skip_special_tokens=self._skips_special)
@@ -82,9 +84,8 @@ class Detokenizer:
         return _OpeningStream(table)
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the bytes of a token, or its name if it is special; None if its bytes depend on
-        neighbours.
-        """
+        """Return the bytes of a token, or of its name if it is special; None if they depend on its
+        neighbours or the id is unknown."""
         table = self._table
         if table is None or token_id >= len(table.pieces):
             return None
@@ -100,7 +101,7 @@ class Detokenizer:
 
 
 class _TableStream:
-    """A stream that uses the table, after the start of the text."""
+    """A stream that looks up all tokens in the table, including the first token of a text."""
 
     __slots__ = ("_pending", "_table")
 
@@ -148,7 +149,8 @@ class _TableStream:
         return pending.decode(errors="replace")
 
     def _extend(self, data: bytes) -> str:
-        """Add bytes; return the characters that they complete."""
+        """Add bytes, and return the characters that they complete, with U+FFFD for invalid
+        bytes."""
         data = self._pending + data
         if self._table.is_per_byte:
             return self._extend_per_byte(data)
@@ -171,7 +173,8 @@ class _TableStream:
 
 
 class _OpeningStream(_TableStream):
-    """A stream that uses the table, for a decoder that treats the start of the text differently."""
+    """A stream that looks up tokens in the table, for a decoder that strips the start of the text
+    or decodes the first token differently."""
 
     __slots__ = ("_num_to_strip",)
 
@@ -211,7 +214,11 @@ class _OpeningStream(_TableStream):
         return text
 
     def _with_first(self, token_ids: Sequence[int]) -> list[str]:
-        """Metaspace: use the first-token piece for the first token that is not skipped."""
+        """Return the texts of these tokens for a Metaspace decoder.
+
+        At the start of a text, the first token that is not skipped has a different text than
+        elsewhere.
+        """
         table = self._table
         for index, token_id in enumerate(token_ids):
             if token_id in table.skipped:
@@ -224,10 +231,10 @@ class _OpeningStream(_TableStream):
 
 
 class _WindowStream:
-    """A stream for decoders that need neighbours: decodes a short window again for each token.
+    """A stream for decoders that need neighbours. It decodes a short window again for each token.
 
-    `_window`: tokens whose text was returned (`_num_returned` of them, kept for context), then
-    tokens whose text was not. `_returned`: the text of the first part.
+    `_window` has first the tokens whose text was returned (`_num_returned` of them, kept for
+    context), and then the tokens whose text was not. `_returned` is the text of the first part.
     """
 
     __slots__ = ("_num_returned", "_returned", "_skips_special", "_tokenizer", "_window")
@@ -259,7 +266,7 @@ class _WindowStream:
         text = self._decode(self._window)
         num_held = len(self._window) - self._num_returned
         if len(text) <= len(self._returned):
-            # A token without text (a special token) must not become the whole context.
+            # The context must not consist only of tokens without text (special tokens).
             if num_held > _MAX_HELD_TOKENS:
                 del self._window[self._num_returned :]
             return ""

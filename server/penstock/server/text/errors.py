@@ -1,16 +1,17 @@
-"""Errors about text. Does not know status codes."""
+"""Errors about text. They have no status codes."""
 
 
 class ModelFilesError(Exception):
-    """A model's folder is invalid; the message names the file and the error."""
+    """The folder of a model is invalid. The message names the file and the error."""
 
 
 class TextError(Exception):
-    """A client's text is invalid. The message is safe to send: it quotes no content."""
+    """The text of a client is invalid. The message may be sent to the client, because it quotes no
+    prompt."""
 
 
 class ChatTemplateError(TextError):
-    """The chat template refused the chat, failed on it, or its output was too large."""
+    """The chat template rejected the chat, raised an exception, or rendered too much text."""
 
 
 class ChatTemplateMissing(TextError):
@@ -22,19 +23,20 @@ class ToolsUnsupported(TextError):
 
 
 class BadTemplateArgument(TextError):
-    """The chat template has no such variable, or another field sets it."""
+    """The chat template has no such variable, or a client may not set it as an argument."""
 
 
 class WindowTooSmall(TextError):
-    """The leading messages and the last turn of a chat exceed the requested window."""
+    """The part of a chat that is always kept, its leading system messages and its last turn
+    (usually from the last user message on), exceeds the requested window."""
 
 
 class ControlTokenError(TextError):
-    """The text would become a control token despite the guard."""
+    """The text would become a control token although it was marked (see `control_tokens.py`)."""
 
 
 class TooManyTokens(TextError):
-    """The text has more tokens than allowed. `num_tokens`: a lower bound."""
+    """The text has more tokens than allowed. `num_tokens` is a lower bound of their number."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__(f"has at least {num_tokens} tokens")
@@ -42,9 +44,9 @@ class TooManyTokens(TextError):
 
 
 class TooMuchText(TextError):
-    """The tenant has too much text waiting to be tokenised: more than `max_bytes`."""
+    """With this text, the tenant's texts in the tokenizer pool would exceed `max_bytes`."""
 
     def __init__(self, *, max_bytes: int, retry_after_s: float) -> None:
-        super().__init__(f"{max_bytes} bytes of text are waiting already")
+        super().__init__(f"the texts that wait to be tokenised would exceed {max_bytes} bytes")
         self.max_bytes = max_bytes
         self.retry_after_s = retry_after_s

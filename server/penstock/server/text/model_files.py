@@ -1,7 +1,8 @@
 """The text files of a Hugging Face folder.
 
-Reads tokenizer.json, config.json, generation_config.json, tokenizer_config.json and the chat
-template, and owns the rules by which they complete each other. Does not know the weights.
+Reads tokenizer.json, config.json, generation_config.json, tokenizer_config.json,
+special_tokens_map.json and the chat template, and defines which file takes precedence. The weights
+are not read.
 """
 
 import json
@@ -21,11 +22,13 @@ _MAX_FILE_BYTES = 256 << 20
 class ModelFiles:
     """The text files of one model.
 
-    `vocab_size`: of the model's logits, so every token id is below it. `eos_ids`: all ids that end
-    an output, ascending: those of generation_config.json (else config.json) and the tokenizer's
-    own. `prepends_bos`: the tokenizer's files request a begin-of-sequence token that tokenizer.json
-    does not add itself. `special_tokens`: named special tokens ("bos_token": "<s>") for chat
-    templates.
+    Attributes:
+        vocab_size: Number of logits of the model. All token ids are below it.
+        eos_ids: All ids that end an output, ascending: those of generation_config.json (otherwise
+            of config.json), and those of the tokenizer.
+        prepends_bos: True if the files of the tokenizer request a begin-of-sequence token that
+            tokenizer.json does not add itself.
+        special_tokens: Named special tokens for chat templates ("bos_token": "<s>").
     """
 
     path: Path
@@ -46,12 +49,13 @@ class ModelFiles:
 
     @property
     def eos_token(self) -> str:
-        """Text of the tokenizer's end-of-sequence token, empty if there is none."""
+        """Text of the end-of-sequence token of the tokenizer, empty if there is none."""
         return self.special_tokens.get("eos_token", "")
 
     @classmethod
     def load(cls, path: Path, *, name: str | None = None) -> "ModelFiles":
-        """Read a folder. `name` defaults to the folder's. Raises ModelFilesError."""
+        """Read a folder. The default of `name` is the name of the folder. Raises
+        ModelFilesError."""
         if not path.is_dir():
             raise ModelFilesError(f"{path}: not a folder")
         tokenizer = _read_tokenizer(path / "tokenizer.json")
@@ -91,7 +95,7 @@ class ModelFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Json:
-    """A JSON object and the file it came from, for errors that name both."""
+    """A JSON object and the file from which it was read, for errors that name both."""
 
     path: Path
     values: Mapping[str, object]
@@ -112,7 +116,8 @@ class _Json:
         return cls(path=path, values=cast("dict[str, object]", value))
 
     def integer(self, key: str) -> int | None:
-        """Return the value of `key`, None if it is missing or null."""
+        """Return the value of `key`, or None if it is missing or null. Raises ModelFilesError if it
+        is not an integer."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -121,7 +126,8 @@ class _Json:
         return value
 
     def child(self, key: str) -> "_Json":
-        """Return the object under `key`; empty if it is missing."""
+        """Return the object under `key`, empty if it is missing. Raises ModelFilesError if it is
+        not an object."""
         value = self.values.get(key)
         if value is None:
             return _Json(path=self.path, values={})
@@ -131,7 +137,11 @@ class _Json:
 
 
 def _read_text(path: Path) -> str:
-    """Read the whole file, within bounds. Raises ModelFilesError."""
+    """Return the text of a file.
+
+    Raises ModelFilesError if the file cannot be read, is larger than `_MAX_FILE_BYTES` or is not
+    UTF-8.
+    """
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise ModelFilesError(f"{path}: larger than {_MAX_FILE_BYTES} bytes")
@@ -149,18 +159,20 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
     text = _read_text(path)
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
-    # The library raises plain Exception for any error in the file.
+    # The library raises plain Exception for all errors in the file.
     except Exception as error:
         raise ModelFilesError(f"{path}: the tokenizers library rejects it: {error}") from error
-    # Some folders have the settings of training, but a prompt must never be truncated or padded.
+    # Some folders have the truncation and padding of training, but a prompt must not be changed.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 def _special_tokens(source: _Json) -> dict[str, str]:
-    """Return the `*_token` entries: plain strings, or objects as the tokenizers library writes
-    them.
+    """Return the special tokens by their key, such as `bos_token`.
+
+    These are all `*_token` entries, which are plain strings, or objects in the format of the
+    tokenizers library.
     """
     tokens: dict[str, str] = {}
     for key, value in source.values.items():
@@ -181,7 +193,10 @@ def _token_id(tokenizer: tokenizers.Tokenizer, token: str, path: Path, key: str)
 
 
 def _eos_ids(*sources: _Json) -> set[int]:
-    """Return the ids of the first source that has any: an integer or a list."""
+    """Return the end-of-sequence ids of the first source that has any; empty if there are none.
+
+    Each source has one integer or a list of integers. Raises ModelFilesError.
+    """
     for source in sources:
         value = source.values.get("eos_token_id")
         if value is None:
@@ -203,7 +218,11 @@ def _architecture(config: _Json) -> str:
 
 
 def _chat_template(folder: Path, settings: _Json) -> str | None:
-    """Return the template's source: its own file, else tokenizer_config.json in either form."""
+    """Return the source of the chat template; None without a template.
+
+    The sources are, in this order, chat_template.jinja, tokenizer_config.json and
+    chat_template.json. Raises ModelFilesError.
+    """
     path = folder / "chat_template.jinja"
     if path.exists():
         return _read_text(path)
@@ -217,7 +236,8 @@ def _chat_template(folder: Path, settings: _Json) -> str | None:
 
 
 def _default_template(value: object, path: Path) -> str:
-    """Return the entry named "default" of a list of `{"name", "template"}`."""
+    """Return the template named "default" in a list of objects with `name` and `template`. Raises
+    ModelFilesError."""
     if not isinstance(value, list):
         raise ModelFilesError(f"{path}: chat_template must be a string or a list")
     templates: dict[object, object] = {}

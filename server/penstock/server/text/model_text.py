@@ -1,6 +1,6 @@
 """The text processing of one model: files, tokenizer and detokenizer.
 
-Knows neither requests nor the engine.
+Uses neither requests nor the engine.
 """
 
 from pathlib import Path
@@ -21,7 +21,10 @@ class ModelText:
         num_threads: int = 2,
         max_bytes_per_tenant: int = MAX_BYTES_PER_TENANT,
     ) -> None:
-        """See `Tokenizer`. Raises ModelFilesError if the chat template is not valid."""
+        """Create the text processing. See `Tokenizer` for the arguments.
+
+        Raises ModelFilesError if the chat template is invalid.
+        """
         self.files = files
         self.tokenizer = Tokenizer(
             files, num_threads=num_threads, max_bytes_per_tenant=max_bytes_per_tenant
@@ -45,7 +48,7 @@ class ModelText:
         )
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Return the bytes of a token; None if they depend on its neighbours."""
+        """Return the bytes of a token; see `Detokenizer.token_bytes`."""
         return self.detokenizer.token_bytes(token_id)
 
     def new_stream(
@@ -59,8 +62,9 @@ class ModelText:
     ) -> TextStream:
         """Create the text stream of one output.
 
-        `is_continuation`: the output continues the prompt's text, so a leading space belongs to it;
-        an answer in a chat starts without one. `min_tokens`, `stop_ids`: see `TextStream`.
+        If `is_continuation`, the output continues the text of the prompt, so a leading space is
+        part of the output. An answer in a chat has no leading space. See `TextStream` for
+        `min_tokens` and `stop_ids`.
         """
         matcher = None
         if stops is not None:

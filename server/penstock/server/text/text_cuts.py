@@ -1,10 +1,10 @@
-"""Where a long text can be split so that its parts, encoded separately, have the same tokens.
+"""Splits a long text into parts that have the same tokens when they are encoded separately.
 
-Owns the proof. A vocabulary is applied to the words that a pre-tokeniser makes, and never across
-two of them. The patterns known here match from left to right, check no character before a match,
-and none of them matches a letter together with a following space, line break or full stop. So one
-word always ends, and another starts, between such a letter and such a character, and the text
-before the split does not affect how the text after it is split. Does not encode anything.
+Contains the criterion and its proof. A vocabulary is applied within the words that a pre-tokeniser
+produces, never across them. The patterns known here match from left to right and check no character
+before a match. None of them matches a letter together with a following space, line break or full
+stop. Therefore there is always a word boundary between such a letter and such a character, and the
+text before the split does not affect how the text after it is split. Does not encode anything.
 """
 
 import re
@@ -16,7 +16,8 @@ import tokenizers
 from penstock.server.text.tokenizer_settings import Step, TokenizerSettings
 
 SLICE_CHARS = 16 << 10
-"""A slice is encoded in 5 to 20 ms, and its ids are listed in less than 1 ms."""
+"""Characters per slice. A slice is encoded in 5 to 20 ms, and its ids are listed in less than 1
+ms."""
 
 _CONTRACTIONS = "'s|'t|'re|'ve|'m|'ll|'d"
 _KNOWN_ALTERNATIVES = frozenset(
@@ -39,7 +40,7 @@ _KNOWN_ALTERNATIVES = frozenset(
         r"\s+",
     }
 )
-"""From the patterns of GPT-2, Llama 3, Qwen and related models (in Oniguruma notation)."""
+"""Alternatives in the patterns of GPT-2, Llama 3, Qwen and others, in Oniguruma notation."""
 # Characters that are letters in every release of Unicode.
 _LETTER = "[A-Za-z\u4e00-\u9fa5]"
 _CUT = re.compile(rf"(?<={_LETTER})[ \n.,\u3002\uff0c]")
@@ -47,7 +48,7 @@ _CUT_AT_SPACE = re.compile(rf"(?<={_LETTER}) ")
 
 
 class TextCuts:
-    """Splits long texts for one tokenizer; one slice if no split is known to be safe."""
+    """Splits long texts for one tokenizer. If no split is known to be safe, a text is one slice."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._find = _cut_pattern(tokenizer)
@@ -57,7 +58,8 @@ class TextCuts:
         return num_chars if self._find is None else min(num_chars, SLICE_CHARS)
 
     def slices(self, text: str) -> Iterator[str]:
-        """Split `text` into parts of about SLICE_CHARS, longer where it has no safe split."""
+        """Yield consecutive parts of `text`, of about SLICE_CHARS characters each; longer if there
+        is no safe split."""
         start, length = 0, len(text)
         while start < length:
             stop = self._next_cut(text, start + SLICE_CHARS)
@@ -69,7 +71,7 @@ class TextCuts:
         if self._find is None:
             return len(text)
         while position < len(text):
-            # A search holds the interpreter lock until it returns.
+            # A search holds the GIL until it returns.
             found = self._find.search(text, position, position + SLICE_CHARS)
             if found is not None:
                 return found.start()
@@ -90,8 +92,10 @@ def _cut_pattern(tokenizer: tokenizers.Tokenizer) -> re.Pattern[str] | None:
 
 
 def _pattern_of(steps: Sequence[Step]) -> re.Pattern[str] | None:
-    """Return the cut pattern for the first step; later steps split its words further, each
-    separately.
+    """Return the pattern of safe splits for the first pre-tokenisation step; None if the step is
+    not known.
+
+    Later steps split each of its words further.
     """
     if not steps:
         return None
@@ -107,7 +111,7 @@ def _pattern_of(steps: Sequence[Step]) -> re.Pattern[str] | None:
 
 
 def _is_known(pattern: str) -> bool:
-    """Return whether all alternatives of a regular expression are known."""
+    """Return True if all alternatives of a regular expression are in `_KNOWN_ALTERNATIVES`."""
     depth = 0
     depths = [depth := depth + (char == "(") - (char == ")") for char in pattern]
     borders = [i for i, char in enumerate(pattern) if char == "|" and depths[i] == 0]

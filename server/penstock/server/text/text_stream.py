@@ -1,8 +1,8 @@
-"""The text of one output: detokenising and stop strings together.
+"""The text of one output: detokenisation and stop strings together.
 
-Owns which text may be sent, which tokens belong to the output, whether a stop string ended it, and
-that the stop token which ends it has no text. A stop string is found in the whole text, however it
-was split; text that may start a stop string is held back. Does not know requests or messages.
+Decides which text may be sent, which tokens belong to the output, and whether a stop string has
+ended it. A stop token that ends the output has no text. A stop string is found in the whole text,
+regardless of how the text is split; text that may start a stop string is held back.
 """
 
 import re
@@ -14,13 +14,13 @@ from penstock.server.text.detokenizer import DetokenizerStream
 
 
 class StopStrings:
-    """Stop strings, compiled once; shared by any number of matchers.
+    """Compiled stop strings, shared by any number of matchers.
 
-    The first one to be complete wins; of several that end at the same character, the longest. This
-    is the automaton of Aho and Corasick ("Efficient string matching: an aid to bibliographic
-    search", 1975). A state is the longest suffix of the text that starts a stop string, so exactly
-    the depth of the state must be held back. Building it takes time linear in the total length of
-    the strings.
+    The stop string that is completed first is reported. If several end at the same character, the
+    longest is reported. This is the automaton of Aho and Corasick ("Efficient string matching: an
+    aid to bibliographic search", 1975). A state is the longest suffix of the text that starts a
+    stop string, so exactly as many characters as its depth must be held back. Building it takes
+    time linear in the total length of the strings.
     """
 
     __slots__ = ("depth", "fail", "find_start", "has_children", "match", "strings", "trie")
@@ -54,7 +54,7 @@ class StopStrings:
         self.match[state] = string
 
     def _link(self) -> None:
-        """Set the fail transitions of all states, breadth first."""
+        """Set the failure transitions of all states, breadth first."""
         queue = deque(self.trie[0].values())
         while queue:
             state = queue.popleft()
@@ -64,13 +64,13 @@ class StopStrings:
                     target = self.fail[target]
                 self.fail[child] = self.trie[target].get(char, 0)
                 queue.append(child)
-            # A match of the fail state is shorter, and ends at the same character.
+            # A match of the failure state is shorter and ends at the same character.
             if self.match[state] is None:
                 self.match[state] = self.match[self.fail[state]]
 
 
 class StopMatcher:
-    """Searches one text. Feed its pieces in order, then `flush`."""
+    """Searches one text for stop strings. Call `feed` with its parts in order, then `flush`."""
 
     __slots__ = ("_held", "_includes_stop", "_state", "_stops")
 
@@ -81,10 +81,10 @@ class StopMatcher:
         self._held = ""
 
     def feed(self, piece: str, *, is_armed: bool = True) -> tuple[str, str | None]:
-        """Take the next piece; return the text that may be sent now, and the stop string that it
-        completed.
+        """Add the next part of the text. Returns the text that may be sent now, and the completed
+        stop string or None.
 
-        While not `is_armed`, stop strings that become complete in this piece do not count. After a
+        If `is_armed` is False, stop strings that are completed in this piece are ignored. After a
         match the matcher must not be used again.
         """
         stops = self._stops
@@ -117,7 +117,7 @@ class StopMatcher:
         return text[:num_released], None
 
     def flush(self) -> str:
-        """Return the text held back: the start of a stop string that was not completed."""
+        """Return the text held back, which is the start of a stop string that was not completed."""
         held, self._held, self._state = self._held, "", 0
         return held
 
@@ -126,14 +126,16 @@ class StopMatcher:
         return text if self._includes_stop else text[: len(text) - len(stop)]
 
 
-# A named tuple, not a frozen dataclass like other values at interfaces: one is made for every token
-# of every stream, and a tuple costs half as much.
+# A named tuple instead of a frozen dataclass, because one is created per token and stream, and a
+# tuple costs half as much.
 class TextDelta(NamedTuple):
-    """The result of some tokens.
+    """The result of adding tokens to a stream.
 
-    `text`: may be sent now; it may lag behind the tokens. `num_tokens`: how many of the pushed
-    tokens belong to the output: all, or, if a stop string was completed, those up to the token that
-    completed it. `stop`: that stop string, returned once.
+    Attributes:
+        text: The text that may be sent now. It may lag behind the tokens.
+        num_tokens: Number of the added tokens that belong to the output: all, or if a stop string
+            was completed, those up to the token that completed it.
+        stop: The completed stop string, which is returned once; otherwise None.
     """
 
     text: str
@@ -145,7 +147,10 @@ _NOTHING = TextDelta(text="", num_tokens=0)
 
 
 class TextStream:
-    """One output's text. `num_tokens`: its tokens so far. `is_finished`: no more text follows."""
+    """The text of one output.
+
+    `num_tokens` is the number of its tokens so far. If `is_finished`, no more text follows.
+    """
 
     __slots__ = (
         "_decoder",
@@ -164,10 +169,11 @@ class TextStream:
         min_tokens: int = 0,
         stop_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """`stop_ids`: tokens that end the output; they count and have no text.
+        """Create the stream. `stop_ids` are tokens that end the output; they are counted and have
+        no text.
 
-        A stop string completed before the output has `min_tokens` tokens does not end it, nor does
-        a stop token among the first `min_tokens`.
+        A stop string that is completed before the output has `min_tokens` tokens does not end it. A
+        stop token among the first `min_tokens` tokens does not end it either.
         """
         self._decoder = decoder
         self._matcher = matcher
@@ -178,15 +184,16 @@ class TextStream:
 
     @property
     def is_plain(self) -> bool:
-        """Whether tokens are only detokenised: there are no stop strings, and the output has not
+        """True if tokens are only detokenised: there are no stop strings, and the output has not
         ended.
 
-        False is final; True holds until `finish`.
+        It never changes from False to True. It stays True until `finish`.
         """
         return self._matcher is None and not self.is_finished
 
     def push(self, token_ids: Sequence[int]) -> TextDelta:
-        """Add the next tokens (plain integers). After the end, ignore them: `num_tokens` is 0."""
+        """Add the next tokens (plain integers). After the end, they are ignored and `num_tokens` of
+        the result is 0."""
         if self.is_finished:
             return _NOTHING
         with_text = token_ids
@@ -199,14 +206,16 @@ class TextStream:
         return TextDelta(self._decoder.push(with_text), num_tokens)
 
     def push_one(self, token_id: int) -> str:
-        """Return the text for the next token while `is_plain`; otherwise call `push`."""
+        """Add the next token and return the text that it completes. Only while `is_plain`;
+        otherwise call `push`."""
         self.num_tokens += 1
         if token_id in self._stop_ids and self.num_tokens > self._min_tokens:
             return ""
         return self._decoder.push_one(token_id)
 
     def finish(self) -> TextDelta:
-        """End the output; return all text that was held back."""
+        """End the output and return all text that was held back, or its part up to a stop string
+        that it completes."""
         if self.is_finished:
             return _NOTHING
         self.is_finished = True
@@ -218,7 +227,8 @@ class TextStream:
         return TextDelta(text=text, num_tokens=0, stop=stop)
 
     def _num_before_stop(self, token_ids: Sequence[int]) -> int:
-        """Return how many of the next tokens precede the stop token that ends the output."""
+        """Return the number of `token_ids` before the stop token that ends the output; all if there
+        is none."""
         for index in range(max(0, self._min_tokens - self.num_tokens), len(token_ids)):
             if token_ids[index] in self._stop_ids:
                 return index

@@ -1,6 +1,6 @@
-"""A lower bound on the number of tokens of a text, from its length alone.
+"""A lower bound of the number of tokens of a text, computed only from its length.
 
-Owns the conditions for such a bound. Does not encode anything.
+Checks the conditions for such a bound. Does not encode anything.
 """
 
 from typing import cast
@@ -15,17 +15,18 @@ from penstock.server.text.tokenizer_settings import (
     to_byte_level,
 )
 
-# How much a normaliser may shorten a text, in UTF-8. Composition (NFC) leaves more than a third:
-# at worst eight bytes become a three-byte letter, and five bytes a two-byte one.
+# Maximum factor by which a normaliser shortens a text in UTF-8. Composition (NFC) leaves more than
+# a third: at worst eight bytes become a three-byte letter, and five bytes a two-byte letter.
 _SHRINKING = {"NFC": 3, "Prepend": 1, "Replace": 1, "ByteLevel": 1}
 _PRE_TOKENIZERS = {"ByteLevel", "Metaspace", "Split", "Digits"}
 
 
 class TokenBound:
-    """The longest run of bytes that one token can stand for; 0 if unknown.
+    """A lower bound of the number of tokens of a text, from the largest number of bytes per token.
 
-    It is known for vocabularies that can spell every byte, if no step before the model drops text.
-    Elsewhere an unknown word of any length may become a single token.
+    That number is 0 if it is unknown. It is known for vocabularies that can represent all bytes, if
+    no step before the model drops text. Otherwise an unknown word of any length may become a single
+    token.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
@@ -49,19 +50,20 @@ class TokenBound:
             self.max_bytes_per_token = factor * longest
 
     def min_num_tokens(self, num_bytes: int) -> int:
-        """Return the fewest tokens of a text of `num_bytes`, without special tokens."""
+        """Return the minimum number of tokens of a text of `num_bytes` bytes, without special
+        tokens; 0 if unknown."""
         if not self.max_bytes_per_token:
             return 0
         return -(-num_bytes // self.max_bytes_per_token)
 
 
 def num_utf8_bytes(text: str) -> int:
-    """Return the length of `text` in UTF-8; free for plain ASCII."""
+    """Return the length of `text` in UTF-8, in constant time for plain ASCII."""
     return len(text) if text.isascii() else len(text.encode())
 
 
 def _keeps_text(tokenizer: tokenizers.Tokenizer, steps: list[Step]) -> bool:
-    """Return whether added tokens keep white space and pre-tokenisers keep all text."""
+    """Return True if added tokens keep whitespace and pre-tokenisers keep all text."""
     added = tokenizer.get_added_tokens_decoder().values()
     if any((token.lstrip or token.rstrip) and not token.special for token in added):
         return False
@@ -71,7 +73,9 @@ def _keeps_text(tokenizer: tokenizers.Tokenizer, steps: list[Step]) -> bool:
 
 
 def _shrinking(steps: list[Step]) -> int:
-    """Return the product of the steps' factors; 0 if a step is unknown."""
+    """Return the maximum factor by which the normaliser's steps shorten a text; 0 if no limit is
+    known.
+    """
     factor = 1
     for step in steps:
         pattern = cast("dict[str, str]", step.get("pattern") or {}).get("String", "")

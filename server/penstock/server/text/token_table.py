@@ -1,7 +1,7 @@
 """The text of each token id, computed once per model.
 
-Interprets tokenizer.json's decoder: there is a table if the bytes of a token do not depend on its
-neighbours, otherwise None. Does not know streams.
+Interprets the decoder in tokenizer.json. There is a table if the bytes of a token do not depend on
+its neighbours; otherwise the table is None.
 """
 
 import enum
@@ -18,27 +18,29 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BATCH = 4096
 
 Piece = str | bytes
-"""Text of a token, or its bytes if these are not whole characters."""
+"""The text of a token, or its bytes if these are not whole characters."""
 
 
 class FirstToken(enum.Enum):
-    """How decoding treats the start of a text."""
+    """How the decoder treats the first token of a text. LIKE_OTHERS: like all other tokens."""
 
     LIKE_OTHERS = enum.auto()
     STRIPS_TEXT = enum.auto()
-    """Some leading characters of the text are stripped (`num_stripped` of `stripped`)."""
+    """Up to `num_stripped` occurrences of `stripped` are removed at the start of the text."""
     HAS_OWN_PIECE = enum.auto()
-    """The first token loses all its word marks (Metaspace)."""
+    """The first token loses all its word markers (Metaspace)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenTable:
-    """The table that all streams of a model share, never changed.
+    """The table that all streams of a model share. It is immutable.
 
-    `pieces` [vocab_size or more]: by token id; unknown ids, and special tokens if they are skipped,
-    have "". `first_piece` of an id replaces it at the start of a text if `first` is HAS_OWN_PIECE.
-    `skipped` ids do not count as the start. `is_per_byte`: each invalid byte becomes a U+FFFD (byte
-    fallback), otherwise each broken character.
+    `pieces` [vocab_size or more] has the text or bytes (`Piece`) of each token id. Unknown ids, and
+    special tokens if they are skipped, have "". If `first` is HAS_OWN_PIECE, `first_piece` of an id
+    replaces its piece at the start of a text. Ids in `skipped` are not considered the start.
+    `marked` has the tokens with their word markers (`word_mark`), only for HAS_OWN_PIECE. If
+    `is_per_byte`, each invalid byte becomes a U+FFFD (byte fallback); otherwise each invalid
+    character does.
     """
 
     pieces: Sequence[Piece]
@@ -51,14 +53,15 @@ class TokenTable:
     is_per_byte: bool = False
 
     def first_piece(self, token_id: int) -> Piece:
-        """Return the piece of the first token of a text, if it differs."""
+        """Return the piece of the token at the start of a text. Call this only if `first` is
+        HAS_OWN_PIECE."""
         token = self.marked[token_id]
         return "" if token is None else token.replace(self.word_mark, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """A decoder whose tokens do not depend on each other."""
+    """How a decoder converts tokens to bytes, each independently of the others."""
 
     to_bytes: Callable[[Sequence[str]], list[bytes]]
     first: FirstToken = FirstToken.LIKE_OTHERS
@@ -71,7 +74,8 @@ class _Shape:
 def build_token_table(
     tokenizer: tokenizers.Tokenizer, *, num_ids: int, skip_special_tokens: bool = True
 ) -> TokenTable | None:
-    """Build the table; None if the decoder's tokens may depend on each other."""
+    """Build the table for at least the ids below `num_ids`. Returns None if the text of a token may
+    depend on its neighbours."""
     shape = _shape(tokenizer)
     if shape is None:
         return None
@@ -81,7 +85,8 @@ def build_token_table(
     tokens: list[str | None] = [to_token(token_id) for token_id in range(num_ids)]
     skipped: frozenset[int] = frozenset()
     if skip_special_tokens:
-        # The library skips by content: an id whose text equals a special token's is skipped too.
+        # The library skips tokens by content: an id with the same text as a special token is
+        # skipped too.
         special = {token.content for token in added.values() if token.special}
         skipped = frozenset(i for i, token in enumerate(tokens) if token in special)
     skipped |= {i for i, token in enumerate(tokens) if token is None}
@@ -111,7 +116,8 @@ def _piece(data: bytes) -> Piece:
 
 
 def _shape(tokenizer: tokenizers.Tokenizer) -> _Shape | None:
-    """Recognise the decoder; None unless all its parts and options are known to be independent."""
+    """Return how the decoder converts tokens; None unless all its steps are known and convert each
+    token independently."""
     steps = TokenizerSettings(tokenizer).decoder
     kinds = [step.get("type") for step in steps]
     if kinds in (["ByteLevel"], ["ByteLevel", "Fuse"]):
@@ -135,7 +141,11 @@ def _metaspace_shape(step: Step) -> _Shape | None:
 
 
 def _replacing_shape(steps: list[Step], kinds: list[object]) -> _Shape | None:
-    """Recognise Replace*, ByteFallback?, Fuse, Strip?, as in SentencePiece vocabularies."""
+    """Return the shape of a decoder with the steps Replace*, ByteFallback?, Fuse, Strip?; None for
+    others.
+
+    SentencePiece vocabularies have such decoders.
+    """
     replacements: list[tuple[str, str]] = []
     while kinds and kinds[0] == "Replace":
         pattern = cast("Step", steps[0].get("pattern") or {}).get("String")
@@ -163,7 +173,7 @@ def _replacing_shape(steps: list[Step], kinds: list[object]) -> _Shape | None:
         return _Shape(to_bytes=to_bytes, is_per_byte=has_fallback)
     strip = steps[1]
     stripped, start, stop = strip.get("content"), strip.get("start"), strip.get("stop")
-    # The end of a text cannot be stripped before the end is known.
+    # Stripping the end of a text is impossible before the end is known.
     if not isinstance(stripped, str) or not isinstance(start, int) or stop != 0:
         return None
     return _Shape(

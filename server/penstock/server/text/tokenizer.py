@@ -1,11 +1,11 @@
-"""Tokenises a client's texts and chats, on threads if they are long.
+"""Tokenises texts and chats of clients, on threads if they are long.
 
-Owns the thread pool, the guard against forged control tokens and the lower bound by which a text is
-refused before it costs anything. Does not know requests or limits.
+Combines the thread pool, the protection against forged control tokens, and the lower bound of the
+number of tokens.
 
-Control tokens: text from a client, be it plain text, the content of a message or its role, never
-becomes a control token; the characters are encoded as ordinary text. The template's own control
-tokens work. A client that wants control tokens sends token ids.
+Text from a client (plain text, the content of a message or its role) never becomes a control token;
+the characters are encoded as ordinary text. The control tokens of the template work. A client that
+needs control tokens sends token ids.
 """
 
 import functools
@@ -28,9 +28,9 @@ from penstock.server.text.tokenizer_pool import Steps, TokenizerPool, in_larger_
 _T = TypeVar("_T")
 
 MAX_INLINE_CHARS = 256
-"""Texts up to this length are encoded on the loop. Switching to a thread and back takes 57 µs
-(median, 2 cores), during which 200 to 300 characters of English are encoded (0.19 to 0.28 µs each).
-"""
+"""Texts up to this length are encoded on the event loop. Switching to a thread and back takes 57 µs
+(median, 2 cores), during which 200 to 300 characters of English are encoded (0.19 to 0.28 µs
+each)."""
 
 MAX_RENDERED_BYTES = 1 << 20
 MAX_BYTES_PER_TENANT = 8 << 20
@@ -38,9 +38,10 @@ MAX_BYTES_PER_TENANT = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncodedChat:
-    """An encoded chat: `ids` int32 [n], and the `text` that the template made of it.
+    """An encoded chat: `ids`, int32 [n], and the `text` that the template rendered.
 
-    `num_dropped_messages`: how many of the oldest messages a window dropped.
+    `num_dropped_messages` is the number of the oldest messages that were dropped so that the others
+    fit (`chat_window.py`).
     """
 
     ids: NDArray[np.int32]
@@ -53,11 +54,11 @@ class EncodedChat:
 
 @dataclass(slots=True)
 class TextAccount:
-    """The tenant that a text counts for. `is_bounded`: refuse it if the tenant has too much
-    waiting.
+    """Counts the tokens created from the text of one request, for its tenant.
 
-    `num_made`: tokens made of it, including those that a window drops and those of a refused or
-    cancelled text. `on_end` receives the number when no more are made.
+    If `is_bounded`, the text is rejected if too much text of the tenant is queued or being encoded.
+    `num_made` is the number of tokens created from it, including those that a window drops and
+    those of a rejected or cancelled text. `on_end` is called with the final number.
     """
 
     tenant: str = ""
@@ -66,17 +67,18 @@ class TextAccount:
     num_made: int = 0
 
     def add(self, num_tokens: int) -> None:
-        """Add to the number of tokens made."""
+        """Add to the number of created tokens."""
         self.num_made += num_tokens
 
     def end(self) -> None:
-        """Report the number: no more tokens are made."""
+        """Report the final number of tokens."""
         self.on_end(self.num_made)
 
 
 class Tokenizer:
-    """The tokenizer of one model in one process. Call the `_async` methods on an event loop, the
-    others on any thread.
+    """The tokenizer of one model in one process.
+
+    The `_async` methods must be called on an event loop, the others on any thread.
     """
 
     def __init__(
@@ -86,10 +88,10 @@ class Tokenizer:
         num_threads: int = 2,
         max_bytes_per_tenant: int = MAX_BYTES_PER_TENANT,
     ) -> None:
-        """`num_threads`: how many texts are encoded at a time. `max_bytes_per_tenant`: see
-        `TokenizerPool`.
+        """Load the tokenizer. `num_threads` is the number of texts that are encoded concurrently.
 
-        Raises ModelFilesError if the chat template is not valid.
+        See `TokenizerPool` for `max_bytes_per_tenant`. Raises ModelFilesError if the chat template
+        is invalid.
         """
         self._library = files.tokenizer
         self._prepended = np.array([files.bos_id] if files.prepends_bos else [], dtype=np.int32)
@@ -107,26 +109,27 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether there is a chat template."""
+        """True if there is a chat template."""
         return self._template is not None
 
     @property
     def has_tools(self) -> bool:
-        """Whether the chat template supports tools."""
+        """True if the chat template supports tools."""
         return self._template is not None and self._template.has_tools
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of all ids at once; unknown ids have none."""
-        # `decode` would hold the interpreter lock until it is done.
+        """Return the text of all ids together. Unknown ids have no text."""
+        # `decode` would hold the GIL until it has finished.
         (text,) = self._library.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         return text
 
     def min_num_tokens(self, num_bytes: int) -> int:
-        """Return the fewest tokens of a text of `num_bytes` in UTF-8; 0 if unknown."""
+        """Return the minimum number of tokens of a text of `num_bytes` bytes in UTF-8; 0 if
+        unknown."""
         return self._bound.min_num_tokens(num_bytes)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
-        """Return token ids of a client's text, int32 [n]. Raises ControlTokenError."""
+        """Return the token ids of a client's text, int32 [n]. Raises ControlTokenError."""
         steps = self._encode(text, add_special_tokens=add_special_tokens, account=TextAccount())
         return run_at_once(steps)
 
@@ -138,10 +141,12 @@ class Tokenizer:
         max_tokens: int | None = None,
         account: TextAccount | None = None,
     ) -> NDArray[np.int32]:
-        """Like `encode`; long texts run on threads, taking turns with other tenants' texts.
+        """Same as `encode`, but long texts are encoded on threads, alternating with the texts of
+        other tenants.
 
-        Raises TooManyTokens as soon as there are more than `max_tokens`, and TooMuchText if the
-        tenant has too much waiting; then `account.on_end` is not called.
+        Raises TooManyTokens as soon as there are more than `max_tokens` tokens, and TooMuchText if
+        too much text of the tenant is queued or being encoded; in that case `account.on_end` is not
+        called.
         """
         account = account or TextAccount()
         steps = self._encode(
@@ -160,12 +165,12 @@ class Tokenizer:
         data: TemplateData = NO_DATA,
         account: TextAccount | None = None,
     ) -> EncodedChat:
-        """Render with the chat template and encode; the template adds the special tokens.
+        """Render a chat with the chat template and encode it. The template adds the special tokens.
 
-        Long chats run on threads, as in `encode_async`. With `window_tokens` the oldest turns are
-        dropped to fit (chat_window.py), or WindowTooSmall is raised. Raises ChatTemplateMissing,
-        ChatTemplateError (also if the text is longer than `max_bytes`), ToolsUnsupported,
-        BadTemplateArgument, ControlTokenError, TooManyTokens and TooMuchText.
+        Long chats run on threads, as in `encode_async`. With `window_tokens` the oldest messages
+        are dropped so that the others fit (chat_window.py), or WindowTooSmall is raised. Raises
+        ChatTemplateMissing, ChatTemplateError (also if the text is longer than `max_bytes`),
+        ToolsUnsupported, BadTemplateArgument, ControlTokenError, TooManyTokens and TooMuchText.
         """
         account = account or TextAccount()
         num_chars = sum(len(message.text) for message in messages) + data.num_bytes
@@ -200,7 +205,7 @@ class Tokenizer:
         return await self._run(steps, num_chars, account)
 
     def close(self) -> None:
-        """End the threads, and drop waiting texts."""
+        """End the threads and drop waiting texts."""
         self.pool.close()
 
     def _encode(
@@ -265,7 +270,10 @@ class Tokenizer:
         cost_key: bool | None,
         account: TextAccount,
     ) -> Steps[EncodedChat]:
-        """`cost_key`: caches the template's cost under this key; None measures it for this call."""
+        """Encode the part of a chat that fits the window.
+
+        The cost of the template is cached under `cost_key`; None: it is measured for this call.
+        """
 
         def num_tokens(text: str) -> Steps[int]:
             ids = yield from self._encode(text, add_special_tokens=False, account=account)
@@ -275,7 +283,7 @@ class Tokenizer:
             try:
                 return (yield from encode(turns))
             except TooManyTokens as error:
-                # Only the length of a text that does not fit matters.
+                # Only the length of a text that does not fit is needed.
                 return EncodedChat(ids=np.broadcast_to(np.int32(0), error.num_tokens), text="")
 
         # Two threads may measure concurrently, with the same result.

@@ -1,12 +1,12 @@
 """Threads for long texts, shared fairly among tenants.
 
-Owns the order. Work consists of steps, each a few milliseconds of one thread; between two steps of
-one text, other tenants' texts get their turn. The tenant with the fewest bytes goes first
-(start-time fair queueing: P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queueing", 1996). A tenant's
-waiting and running work is bounded. Does not know what the work is.
+Decides the order of the work. Work consists of steps of a few milliseconds each; between two steps
+of one text, texts of other tenants may run. The tenant with the fewest processed bytes is first
+(start-time fair queueing: P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queueing", 1996). The
+waiting and running work of a tenant is limited.
 
 Large work never takes the last thread, so that small work does not wait for a large step. Large
-work has separate threads, with a lower operating system priority than the event loop and small
+work has separate threads, with a lower operating-system priority than the event loop and small
 work. All accounting is done on the event loop.
 """
 
@@ -26,7 +26,8 @@ from penstock.server.text.errors import TooMuchText
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[int, None, T]
-"""Work in steps: yields the bytes of each step before it runs, and returns the result."""
+"""Work in steps. Yields the number of bytes of each step before the step runs, and returns the
+result."""
 
 _LARGE_BYTES: Final = 32 << 10
 _STEP_BYTES: Final = 1024
@@ -40,9 +41,10 @@ _MAX_REMEMBERED: Final = 1024
 
 @dataclass(slots=True, eq=False)
 class _Step(Generic[T]):
-    """One step and the future of its result; `start`: its place in the order.
+    """One step and the future of its result. Steps are ordered by their start tag `start`, a
+    virtual time in bytes.
 
-    `on_end`: called when a step that was running when its work was cancelled has ended.
+    `on_end` is called when the step has ended, if the work was cancelled while it ran.
     """
 
     start: float
@@ -55,10 +57,10 @@ class _Step(Generic[T]):
 
 
 class TokenizerPool:
-    """Threads and their queue. Use its methods on one event loop at a time.
+    """Threads and their queue. Call all methods on the same event loop.
 
-    `max_bytes_per_tenant`: bound on a tenant's waiting and running bytes; work that exceeds it is
-    accepted only from a tenant without other work.
+    `max_bytes_per_tenant` limits the bytes of a tenant's waiting and running texts. A text that
+    exceeds it is accepted only if the tenant has no other text here.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class TokenizerPool:
         self._num_running = 0
         self._num_large_running = 0
         self._now = 0.0
-        # Where each tenant's last step ends in the order.
+        # The finish tag of each tenant's last step.
         self._finish: dict[str, float] = {}
         self._bytes_of: dict[str, int] = {}
         self._bytes_per_s = _FIRST_BYTES_PER_S
@@ -96,11 +98,12 @@ class TokenizerPool:
         is_bounded: bool = True,
         on_end: Callable[[], None] | None = None,
     ) -> T:
-        """Run all steps of a work on `num_bytes`, taking turns with others, and return its result.
+        """Run all steps of work on a text of `num_bytes` bytes, interleaved with other work; return
+        its result.
 
-        Raises TooMuchText if the tenant has too much here already, unless not `is_bounded`, and the
-        exceptions of the work. Cancelled work ends after its current step, and counts as the
-        tenant's until then. `on_end` is called when accepted work has ended.
+        Raises the exceptions of the work. If `is_bounded`, raises TooMuchText if the tenant's texts
+        would exceed the limit with this one. Cancelled work ends after its current step, and counts
+        towards the limit until then. `on_end` is called when accepted work has ended.
         """
         held = self._bytes_of.get(tenant, 0)
         if is_bounded and held and held + num_bytes > self._max_bytes_per_tenant:
@@ -132,7 +135,7 @@ class TokenizerPool:
                 ended()
 
     def close(self) -> None:
-        """End the threads, and drop waiting work."""
+        """End the threads and drop waiting work."""
         for threads in (self._small_threads, self._large_threads):
             threads.shutdown(wait=False, cancel_futures=True)
         for _, _, step in (*self._small, *self._large):
@@ -156,7 +159,7 @@ class TokenizerPool:
             step = self._next()
             if step is None:
                 return
-            if step.done.done():  # cancelled while it waited
+            if step.done.done():  # It was cancelled while it waited.
                 continue
             self._now = step.start
             self._forget_some()
@@ -190,32 +193,36 @@ class TokenizerPool:
             _hand_on(work, step.done)
             if step.on_end is not None:
                 step.on_end()
-            # Only after the continuing work has queued its next step.
+            # Only after the work has queued its next step.
             loop.call_soon(self._start_some)
 
         def on_thread(_: "Future[Any]") -> None:
             try:
                 loop.call_soon_threadsafe(ended)
-            except RuntimeError:  # the loop and its tasks are closed
+            except RuntimeError:  # The event loop and its tasks are closed.
                 left()
 
         work.add_done_callback(on_thread)
 
     def _forget_some(self) -> None:
-        """Forget tenants that others have caught up with: they restart at the current position."""
+        """Drop expired finish tags, if there are many.
+
+        A finish tag is the virtual time at which the queued work of a tenant ends. A tenant without
+        a tag starts at the current virtual time, and so does a tenant with an expired one.
+        """
         if len(self._finish) > _MAX_REMEMBERED:
             now = self._now
             self._finish = {name: end for name, end in self._finish.items() if end > now}
 
 
 def in_one_step(task: Callable[[], T], num_bytes: int) -> Steps[T]:
-    """Wrap `task` as work in a single step."""
+    """Return `task` as work in a single step."""
     yield num_bytes
     return task()
 
 
 def run_at_once(steps: Steps[T]) -> T:
-    """Run all steps in the calling thread; return the result."""
+    """Run all steps on the calling thread and return the result."""
     while True:
         try:
             next(steps)
@@ -224,7 +231,8 @@ def run_at_once(steps: Steps[T]) -> T:
 
 
 def in_larger_steps(steps: Steps[T], num_bytes: int) -> Steps[T]:
-    """Merge consecutive steps that handle less than `num_bytes` together."""
+    """Merge consecutive steps, except the first one, until they handle at least `num_bytes`
+    bytes."""
     is_first, num_due = True, 0
     while True:
         try:
@@ -248,9 +256,10 @@ def _hand_on(work: "Future[Any]", done: "asyncio.Future[Any]") -> None:
 
 
 def _advance(steps: Steps[Any]) -> tuple[bool, Any]:
-    """Run the next step; return whether that was the end, and what it yields or returns.
+    """Run the next step. Returns True if the work has ended, and the value that it yielded or
+    returned.
 
-    A future cannot raise StopIteration.
+    StopIteration is caught here, because a future cannot hold it.
     """
     try:
         return False, next(steps)

@@ -1,10 +1,10 @@
 """The structure of a tokenizer, as in tokenizer.json, without its vocabulary.
 
-This is the only way to inspect the parts of a tokenizers.Tokenizer, whose options are not readable
-from Python.
+This is the only way to inspect the parts of a tokenizers.Tokenizer, because their options cannot be
+read in Python.
 
-Owns the alphabet in which byte-level vocabularies write bytes, GPT-2's: printable Latin-1
-characters stand for themselves, the characters from U+0100 on for the other bytes, in order.
+Contains GPT-2's alphabet, in which byte-level vocabularies represent bytes: printable Latin-1
+characters represent themselves, and the characters from U+0100 on the other bytes, in order.
 """
 
 import json
@@ -23,10 +23,11 @@ _BORDER = "\ufffe"
 
 
 class TokenizerSettings:
-    """The steps of each stage in order, sequences flattened; empty for an unused stage."""
+    """The steps of `normalizer`, `pre_tokenizer` and `decoder`, each in order, with nested
+    sequences flattened; empty if the tokenizer does not have the stage."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        # Serialise a copy without vocabulary, which may have tens of megabytes.
+        # Serialise a copy without the vocabulary, which may have tens of megabytes.
         bare = tokenizers.Tokenizer(models.WordLevel({}, unk_token=""))
         if tokenizer.normalizer is not None:
             bare.normalizer = tokenizer.normalizer
@@ -41,7 +42,7 @@ class TokenizerSettings:
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether the model operates on bytes, written in the byte-level alphabet."""
+        """True if the model operates on bytes, written in the byte-level alphabet."""
         return any(step.get("type") == "ByteLevel" for step in self.normalizer + self.pre_tokenizer)
 
 
@@ -63,7 +64,7 @@ def _alphabet() -> list[str]:
 
 
 _CHAR_OF_BYTE = _alphabet()
-# Characters outside the alphabet must not count as bytes, so all of Latin-1 is mapped first.
+# Characters outside the alphabet must not be converted to bytes, so all of Latin-1 is mapped first.
 _TO_LATIN_1 = (
     dict.fromkeys(range(256), _FOREIGN)
     | {ord(char): chr(byte) for byte, char in enumerate(_CHAR_OF_BYTE)}
@@ -72,14 +73,14 @@ _TO_LATIN_1 = (
 
 
 def to_byte_level(data: bytes) -> str:
-    """Return `data` as a byte-level vocabulary writes it."""
+    """Return `data` in the byte-level alphabet."""
     return "".join([_CHAR_OF_BYTE[byte] for byte in data])
 
 
 def bytes_of_tokens(tokens: Iterable[str]) -> list[bytes]:
-    """Return the bytes of tokens, as the tokenizers library's ByteLevel decoder does.
+    """Return the bytes of tokens, as the ByteLevel decoder of the tokenizers library does.
 
-    A token with any character outside the alphabet stands for its own UTF-8. All tokens are
+    A token with a character outside the alphabet represents its UTF-8 bytes. All tokens are
     translated as one string, which is several times faster than one by one.
     """
     listed: Sequence[str] = list(tokens)

@@ -6,16 +6,12 @@ Its hazard: a caller that fills many queues wakes one loop, and sets every queue
 from __future__ import annotations
 
 import asyncio
-import queue
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 ItemT = TypeVar("ItemT")
-
-
-class EventLoopShutdownError(RuntimeError):
-    """The loop to wake is closed."""
 
 
 class AsyncQueue(Generic[ItemT]):
@@ -38,10 +34,7 @@ class AsyncQueue(Generic[ItemT]):
         while not self._items:
             # Another reader may have taken the item that woke this one.
             self._event.clear()
-            if timeout_s is None:
-                await self._event.wait()
-            else:
-                await asyncio.wait_for(self._event.wait(), timeout_s)
+            await asyncio.wait_for(self._event.wait(), timeout_s)
         item = self._items.popleft()
         if not self._items:
             self._event.clear()
@@ -49,22 +42,12 @@ class AsyncQueue(Generic[ItemT]):
 
     @staticmethod
     def notify_many(loop: asyncio.AbstractEventLoop, queues: Sequence[AsyncQueue[ItemT]]) -> None:
-        """Let `loop`, and no other, set the events of all `queues`."""
+        """Let `loop`, and no other, set the events of all `queues`; a closed loop is skipped."""
 
         def notify() -> None:
             for each in queues:
                 if each._items:
                     each._event.set()
 
-        try:
+        with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(notify)
-        except RuntimeError as error:
-            raise EventLoopShutdownError("Event loop is shutdown.") from error
-
-
-def make_queue(_kind: type[ItemT]) -> AsyncQueue[ItemT] | queue.Queue[ItemT]:
-    """Return a queue of the running loop; without a loop, one that only blocking calls can read."""
-    try:
-        return AsyncQueue[ItemT]()
-    except RuntimeError:
-        return queue.Queue()

@@ -11,29 +11,20 @@ import sys
 import threading
 from collections.abc import Callable
 
-from tensorrt_llm.fake_control import Settings
-
-MARK = "fake-tensorrt-llm-worker"
 _PROGRAM = "import sys, time; time.sleep(float(sys.argv[1]))"
 
 
 class WorkerProcess:
     """Started by the constructor; `on_death` is called from a thread unless `stop` came first."""
 
-    def __init__(self, settings: Settings, on_death: Callable[[], None]) -> None:
+    def __init__(self, lifetime_s: float, on_death: Callable[[], None]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(settings.worker_lifetime_s), MARK],
-            stdin=subprocess.DEVNULL,
-            start_new_session=settings.is_worker_in_own_session,
+            [sys.executable, "-c", _PROGRAM, str(lifetime_s)], stdin=subprocess.DEVNULL
         )
         self._is_stopping = False
         self._on_death = on_death
         self._watch = threading.Thread(target=self._wait, name="fake-worker-watch", daemon=True)
         self._watch.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def stop(self) -> None:
         """Kill the process and wait for it."""

@@ -1,56 +1,13 @@
 """The public names of the package, in the module where the real one has them."""
 
-from tensorrt_llm.executor.errors import RequestError
-from tensorrt_llm.executor.request import LoRARequest
-from tensorrt_llm.executor.result import CompletionOutput, RequestOutput
-from tensorrt_llm.llmapi.kv_cache_retention import KvCacheRetentionConfig
-from tensorrt_llm.llmapi.llm_args import TorchLlmArgs, TrtLlmArgs
-from tensorrt_llm.llmapi.llm_configs import (
-    CapacitySchedulerPolicy,
-    ContextChunkingPolicy,
-    CudaGraphConfig,
-    DynamicBatchConfig,
-    KvCacheConfig,
-    MoeConfig,
-    SchedulerConfig,
-)
-from tensorrt_llm.llmapi.speculative import (
-    AutoDecodingConfig,
-    DraftTargetDecodingConfig,
-    EagleDecodingConfig,
-    LookaheadDecodingConfig,
-    MedusaDecodingConfig,
-    MTPDecodingConfig,
-    NGramDecodingConfig,
-    SaveHiddenStatesDecodingConfig,
-    UserProvidedDecodingConfig,
-)
-from tensorrt_llm.sampling_params import GuidedDecodingParams, SamplingParams
+from penstock.executor.trtllm.source_check import load_facts
+from tensorrt_llm import sampling_params
+from tensorrt_llm.executor import request, result
+from tensorrt_llm.llmapi import llm_configs
+from tensorrt_llm.recorded import recorded
 
-__all__ = [
-    "AutoDecodingConfig",
-    "CapacitySchedulerPolicy",
-    "CompletionOutput",
-    "ContextChunkingPolicy",
-    "CudaGraphConfig",
-    "DraftTargetDecodingConfig",
-    "DynamicBatchConfig",
-    "EagleDecodingConfig",
-    "GuidedDecodingParams",
-    "KvCacheConfig",
-    "KvCacheRetentionConfig",
-    "LoRARequest",
-    "LookaheadDecodingConfig",
-    "MTPDecodingConfig",
-    "MedusaDecodingConfig",
-    "MoeConfig",
-    "NGramDecodingConfig",
-    "RequestError",
-    "RequestOutput",
-    "SamplingParams",
-    "SaveHiddenStatesDecodingConfig",
-    "SchedulerConfig",
-    "TorchLlmArgs",
-    "TrtLlmArgs",
-    "UserProvidedDecodingConfig",
-]
+for _name in load_facts()["modules"]["tensorrt_llm.llmapi"]["names"]:
+    _owners = (sampling_params, request, result, llm_configs)
+    _found = next((vars(owner)[_name] for owner in _owners if _name in vars(owner)), None)
+    # Of speculative decoding the engine uses `max_draft_len` only.
+    globals()[_name] = _found or recorded(f"tensorrt_llm.llmapi.{_name}")

@@ -2,27 +2,76 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import socket
 import time
-import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar
+
+from tokenizers import Tokenizer
 
 from tensorrt_llm import fake_control
 from tensorrt_llm._torch.pyexecutor.hashed_model import HashedModel
-from tensorrt_llm.executor.errors import RequestError
-from tensorrt_llm.executor.proxy import GenerationExecutorProxy, empty_async_iterable
-from tensorrt_llm.executor.request import GenerationRequest, LoRARequest
+from tensorrt_llm.executor.proxy import GenerationExecutorProxy
+from tensorrt_llm.executor.request import GenerationRequest
 from tensorrt_llm.executor.result import RequestOutput
-from tensorrt_llm.llmapi.kv_cache_retention import KvCacheRetentionConfig
-from tensorrt_llm.llmapi.limits import limits_of
-from tensorrt_llm.llmapi.llm_args import TRT_ONLY_KEYS, TorchLlmArgs
-from tensorrt_llm.llmapi.tokenizer import TokenizerBase
+from tensorrt_llm.llmapi.llm_configs import CapacitySchedulerPolicy, TorchLlmArgs
 from tensorrt_llm.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """Limits and switches of one engine. `guide_tokenizer` None: no guided decoding."""
+
+    model: HashedModel
+    max_batch_size: int
+    max_num_tokens: int
+    max_seq_len: int
+    num_blocks: int
+    tokens_per_block: int
+    may_pause: bool
+    is_reusing: bool
+    has_lora: bool
+    has_stats: bool
+    max_draft_len: int
+    is_trtllm_sampler: bool
+    guide_tokenizer: TokenizerBase | None
+
+
+def limits_of(
+    args: Any, model: HashedModel, tokenizer: TokenizerBase | None, settings: fake_control.Settings
+) -> EngineLimits:
+    """Return the limits of an engine with these arguments and this model."""
+    pages, draft = args.kv_cache_config, args.speculative_config
+    num_blocks = settings.num_blocks
+    if pages.max_tokens is not None:
+        num_blocks = min(num_blocks, -(-pages.max_tokens // pages.tokens_per_block))
+    policy = args.scheduler_config.capacity_scheduler_policy
+    return EngineLimits(
+        model=model,
+        max_batch_size=args.max_batch_size or 2048,
+        max_num_tokens=args.max_num_tokens or 8192,
+        max_seq_len=args.max_seq_len or model.max_position_embeddings,
+        num_blocks=num_blocks,
+        tokens_per_block=pages.tokens_per_block,
+        may_pause=policy == CapacitySchedulerPolicy.MAX_UTILIZATION,
+        is_reusing=pages.enable_block_reuse,
+        has_lora=args.lora_config is not None,
+        has_stats=args.enable_iter_perf_stats and settings.has_stats,
+        max_draft_len=0 if draft is None else draft.max_draft_len or 1,
+        is_trtllm_sampler=args.sampler_type == "TRTLLMSampler",
+        guide_tokenizer=tokenizer if args.guided_decoding_backend else None,
+    )
+
+
+class TokenizerBase:
+    """A tokenizer of a model's folder; encodes without special tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 class MpiSession:
@@ -37,8 +86,7 @@ class MpiSession:
 class LLM:
     """An engine over a model's folder. Building takes long; all other calls belong to one loop."""
 
-    _args_class: ClassVar[type[TorchLlmArgs]] = TorchLlmArgs
-    _foreign_keys: ClassVar[frozenset[str]] = TRT_ONLY_KEYS
+    _args_class: ClassVar[Any] = TorchLlmArgs
 
     def __init__(
         self,
@@ -54,10 +102,7 @@ class LLM:
         **kwargs: Any,
     ) -> None:
         self._executor: GenerationExecutorProxy | None = None
-        self.mpi_session: MpiSession | None = None
-        trt_only = sorted(self._foreign_keys & set(kwargs))
-        if trt_only:
-            raise ValueError(f"These arguments are only for the TensorRT backend: {trt_only}")
+        self.llm_id = "stand-in"
         self.args = self._args_class(
             model=model,
             tokenizer=tokenizer,
@@ -71,37 +116,25 @@ class LLM:
             **kwargs,
         )
         settings = fake_control.settings_of_new_engine()
-        if self.args.world_size > settings.num_gpus:
-            raise RuntimeError(
-                f"world_size ({self.args.world_size}) is greater than the number of visible GPUs "
-                f"({settings.num_gpus})"
-            )
-        os.environ.update(self.args.env_overrides or {})
-        self.llm_id = f"{socket.gethostname()}-{os.getpid()}-{int(time.time() * 1000)}"
         loaded = HashedModel(Path(model))
-        self.tokenizer = self._load_tokenizer(Path(model), loaded.eos_token_id)
-        if self.args.guided_decoding_backend and self.tokenizer is None:
-            raise ValueError("Tokenizer is required for guided decoding")
-        if self.args.speculative_config is not None:
-            self.args.speculative_config.validate()
+        self.tokenizer = self._load_tokenizer()
         if settings.load_s > 0.0:
             time.sleep(settings.load_s)
         if settings.build_error:
             raise RuntimeError(settings.build_error)
         limits = limits_of(self.args, loaded, self.tokenizer, settings)
-        self.mpi_session = MpiSession()
-        self._executor = GenerationExecutorProxy(limits, settings, self.tokenizer)
+        self.mpi_session: MpiSession | None = MpiSession()
+        self._executor = GenerationExecutorProxy(limits, settings)
         fake_control.register(fake_control.EngineControl(self._executor.engine, self._executor))
-        atexit.register(_shutdown_if_alive, weakref.ref(self))
 
     def generate_async(
         self,
         inputs: str | list[int] | Mapping[str, Any],
-        sampling_params: SamplingParams | None = None,
-        lora_request: LoRARequest | None = None,
+        sampling_params: Any = None,
+        lora_request: Any = None,
         prompt_adapter_request: Any = None,
         streaming: bool = False,
-        kv_cache_retention_config: KvCacheRetentionConfig | None = None,
+        kv_cache_retention_config: Any = None,
         disaggregated_params: Any = None,
         trace_headers: Mapping[str, str] | None = None,
         _postproc_params: Any = None,
@@ -109,48 +142,37 @@ class LLM:
         cache_salt: str | None = None,
     ) -> RequestOutput:
         """Submit one request and return at once; changes `sampling_params`."""
+        if self._executor is None or self._executor.is_shutdown():
+            raise RuntimeError("LLM is shutting down")
+        if not isinstance(sampling_params, SamplingParams):
+            raise TypeError(f"sampling_params must be SamplingParams, got {type(sampling_params)}")
+        if sampling_params.end_id is None:
+            raise ValueError("tokenizer is required to reset end_id if it is None")
+        if not isinstance(inputs, list):
+            raise TypeError(f"The inputs must be a list of int, but got {type(inputs)}")
+        sampling_params.return_perf_metrics = self.args.return_perf_metrics
         request = GenerationRequest(
-            prompt_token_ids=[],
+            prompt_token_ids=inputs,
             sampling_params=sampling_params,
             streaming=streaming,
             lora_request=lora_request,
             kv_cache_retention_config=kv_cache_retention_config,
-            trace_headers=trace_headers,
             cache_salt=cache_salt,
         )
-        return self._submit(inputs, request)
-
-    def _submit(self, inputs: Any, request: GenerationRequest) -> RequestOutput:
-        executor = self._executor
-        if executor is None or executor.is_shutdown():
-            raise RuntimeError("LLM is shutting down")
-        params = self._prepare_sampling_params(request.sampling_params)
-        prompt, tokens = self._tokens_of(inputs)
-        self._check_arguments(tokens)
-        request.prompt_token_ids = tokens
-        request.sampling_params = params
-        return executor.submit(request, prompt)
-
-    def generate(
-        self,
-        inputs: str | list[int] | Sequence[str] | Sequence[list[int]],
-        sampling_params: SamplingParams | None = None,
-    ) -> Any:
-        """Generate for one prompt or a list of prompts; blocks. For threads without a loop."""
-        is_single = isinstance(inputs, str) or (bool(inputs) and isinstance(inputs[0], int))
-        prompts: Any = [inputs] if is_single else inputs
-        results = [self.generate_async(each, sampling_params) for each in prompts]
-        finished = [result.result() for result in results]
-        return finished[0] if is_single else finished
+        return self._executor.submit(request)
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
-        """Return the statistics since the last call; [] before the first submission."""
-        return [] if self._executor is None else self._executor.get_stats(timeout)
+        """Return the statistics since the last call, where they are fetched; blocks."""
+        assert self._executor is not None
+        assert self._executor.rpc_client is not None, "pushed statistics are read on the loop"
+        return self._executor.rpc_client.fetch(timeout)
 
     def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
-        """Return an iterable of statistics, the same one every time; not a coroutine."""
-        result = None if self._executor is None else self._executor.stats(timeout)
-        return empty_async_iterable() if result is None else result
+        """Return an iterable of pushed statistics, the same one every time; not a coroutine."""
+        assert self._executor is not None
+        assert self._executor.stats is not None, "statistics exist after the first submission"
+        self._executor.stats.set_timeout(timeout)
+        return self._executor.stats
 
     def shutdown(self) -> None:
         """Shut down; blocks, and does nothing the second time."""
@@ -164,75 +186,7 @@ class LLM:
     def _check_health(self) -> bool:
         return self._executor is not None and not self._executor.is_shutdown()
 
-    def _load_tokenizer(self, folder: Path, eos_token_id: int | None) -> TokenizerBase | None:
+    def _load_tokenizer(self) -> TokenizerBase | None:
         if self.args.skip_tokenizer_init:
             return None
-        chosen = self.args.tokenizer
-        if isinstance(chosen, TokenizerBase):
-            return chosen
-        return TokenizerBase.from_folder(Path(chosen) if chosen else folder, eos_token_id)
-
-    def _prepare_sampling_params(self, params: Any) -> SamplingParams:
-        if params is None:
-            params = SamplingParams()
-        if not isinstance(params, SamplingParams):
-            raise TypeError(
-                f"The sampling_params must be type SamplingParams or None, but got {type(params)}"
-            )
-        # Stop strings are processed only here, and only if `end_id` is not set.
-        if params.end_id is None:
-            if self.tokenizer is None:
-                raise ValueError(
-                    "tokenizer is required to reset end_id if it is None, or you can explicitly "
-                    "specify the end_id for sampling_params"
-                )
-            params._setup(self.tokenizer)
-        params._stream_interval = self.args.stream_interval
-        params.return_perf_metrics = params.return_perf_metrics or self.args.return_perf_metrics
-        return params
-
-    def _tokens_of(self, inputs: Any) -> tuple[str | None, list[int]]:
-        if isinstance(inputs, Mapping):
-            inputs = (
-                inputs["prompt_token_ids"] if "prompt_token_ids" in inputs else inputs["prompt"]
-            )
-        if isinstance(inputs, str):
-            if self.tokenizer is None:
-                raise ValueError("tokenizer is required to tokenize a string prompt")
-            return inputs, self.tokenizer.encode(inputs)
-        if not isinstance(inputs, list):
-            raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")
-        if not isinstance(inputs[0], int):
-            raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")
-        return None, inputs
-
-    def _check_arguments(self, tokens: list[int]) -> None:
-        max_num_tokens = self.args.max_num_tokens or 8192
-        if not self.args.enable_chunked_prefill and len(tokens) > max_num_tokens:
-            raise RequestError(
-                f"The sum of prompt length ({len(tokens)}), query length (0) should not exceed "
-                f"max_num_tokens ({max_num_tokens})"
-            )
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.shutdown()
-
-    def __del__(self) -> None:
-        self.shutdown()
-
-    def __getstate__(self) -> object:
-        raise RuntimeError("LLM object can not be pickled.")
-
-
-def _shutdown_if_alive(llm: weakref.ref[LLM]) -> None:
-    alive = llm()
-    if alive is not None:
-        alive.shutdown()
+        return TokenizerBase(Path(self.args.tokenizer or self.args.model))

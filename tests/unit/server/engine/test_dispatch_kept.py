@@ -9,7 +9,7 @@ from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.engine.kept_streams import KeptLimits
 from penstock.server.link.frames import Detach, KeptRequest, ResumeSpec, Submit, decode
 from penstock.server.link.wire import FrameBuffer
-from support.link import hello, spec
+from support.link import KEPT_LIMITS, hello, spec
 from support.self_paced import make_self_paced
 
 
@@ -29,7 +29,7 @@ def again(before: RequestSpec, counter: int) -> RequestSpec:
 
 def test_one_that_comes_back_to_its_engine_unkept_replaces_what_was_kept() -> None:
     engine, executor = make_self_paced(max_num_seqs=1)
-    dispatcher = Dispatcher(engine, hello())
+    dispatcher = Dispatcher(engine, hello(), kept_limits=KEPT_LIMITS)
     dispatcher.front_connected(1)
     first = spec(1, 1)
     dispatcher.handle(1, Submit(specs=(first,), kept=kept_of(first)))
@@ -46,7 +46,7 @@ def test_one_that_comes_back_to_its_engine_unkept_replaces_what_was_kept() -> No
 
 def test_one_that_another_front_reads_is_not_submitted_again_unkept() -> None:
     engine, executor = make_self_paced(max_num_seqs=1)
-    dispatcher = Dispatcher(engine, hello())
+    dispatcher = Dispatcher(engine, hello(), kept_limits=KEPT_LIMITS)
     dispatcher.front_connected(1)
     first = spec(1, 1)
     dispatcher.handle(1, Submit(specs=(first,), kept=kept_of(first)))
@@ -65,13 +65,30 @@ def test_one_that_another_front_reads_is_not_submitted_again_unkept() -> None:
 
 def test_one_that_nobody_reads_and_that_finds_no_room_does_not_run() -> None:
     engine, executor = make_self_paced(max_num_seqs=1)
-    dispatcher = Dispatcher(engine, hello(), kept_limits=KeptLimits(max_bytes=100))
+    dispatcher = Dispatcher(engine, hello(), kept_limits=KeptLimits(max_bytes=100, max_unread=8))
     dispatcher.front_connected(1)
     parked = again(spec(1, 1), 1)
     dispatcher.handle(1, Submit(specs=(parked,), kept=kept_of(parked, is_read=False)))
     assert detached(dispatcher, 1) == [(parked.key,)]
     assert engine.look() == ()
     assert dispatcher.num_live == 0
+    executor.close()
+
+
+def test_a_lost_front_leaves_only_the_streams_that_found_room() -> None:
+    engine, executor = make_self_paced(max_num_seqs=4)
+    dispatcher = Dispatcher(
+        engine, hello(), kept_limits=KeptLimits(max_bytes=1 << 20, max_unread=1)
+    )
+    dispatcher.front_connected(1)
+    specs = [spec(1, counter) for counter in (1, 2, 3)]
+    for one in specs:
+        dispatcher.handle(1, Submit(specs=(one,), kept=kept_of(one)))
+    dispatcher.step()
+    dispatcher.front_gone(1)
+    dispatcher.step()
+    assert [view.key for view in engine.look()] == [specs[2].key]
+    assert (len(dispatcher.kept), dispatcher.num_live) == (1, 1)
     executor.close()
 
 

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.scheduler.batch import TokenLogprobs
-from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, Queued, StepEvents
+from penstock.scheduler.events import Admitted, Completed, Failed, Preempted, Queued, StepEvents
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec, SamplingParams
 from penstock.scheduler.state import RequestState
 from penstock.server.engine.kept_streams import NO_FRONT, KeptLimits, KeptStream, KeptStreams
-from penstock.server.link.frames import KeptRequest, ResumeSpec
+from penstock.server.link.frames import Attached, KeptRequest, ResumeSpec, encode
 from penstock.server.link.step_frames import FRONT_SHIFT, StepFrame
-from support.resumed import Clock
+from penstock.server.link.wire import MAX_FRAME_BYTES
+from support.core import FakeClock
 
 GRACE_S = 10.0
 
@@ -26,7 +27,7 @@ class Store:
     """A store, its clock, and the streams that it dropped."""
 
     def __init__(self, *, max_bytes: int = 1 << 20, max_unread: int = 100) -> None:
-        self.clock = Clock()
+        self.clock = FakeClock()
         self.dropped: list[str] = []
         self.kept = KeptStreams(
             self.clock,
@@ -84,7 +85,7 @@ class Store:
         end = (
             Failed(key=key, at_s=1.0, reason=FailureReason.QUEUE_FULL)
             if is_refused
-            else Finished(key=key, at_s=1.0, reason=FinishReason.LENGTH)
+            else Completed(key=key, at_s=1.0, reason=FinishReason.LENGTH)
         )
         self.kept.record(StepEvents(step=1, at_s=1.0, ends=(end,)))
 
@@ -313,6 +314,22 @@ def test_every_token_is_kept_once_within_the_bounds(
         assert sum(not stream.is_read for stream in streams) <= max_unread
         assert kept.num_bytes == sum(stream.num_bytes for stream in streams)
         assert kept.num_bytes <= max_bytes
+
+
+@pytest.mark.parametrize(("num_tokens", "is_lost"), [(4_800_000, False), (5_000_000, True)])
+def test_a_stream_fits_into_the_frame_that_attaches_it(num_tokens: int, is_lost: bool) -> None:
+    store = Store(max_bytes=1 << 28)
+    keys = np.full(num_tokens, 1 << FRONT_SHIFT | 1, dtype=np.int64)
+    tokens = np.zeros(num_tokens, dtype=np.int32)
+    history = StepEvents(step=1, at_s=1.0, keys=keys, tokens=tokens)
+    stream = store.begin("a", 1, history=history)
+    assert stream.is_lost == is_lost
+    frame = Attached(
+        ticket=1,
+        resume_spec=stream.resume_spec,
+        history=tuple(map(StepFrame.of, stream.history())),
+    )
+    assert len(encode(frame)) <= MAX_FRAME_BYTES
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

@@ -1,4 +1,7 @@
-"""Many requests end at once: they are cancelled between steps, a bounded number each time."""
+"""Many requests end at once: they are cancelled between steps, a bounded number each time.
+
+Pending cancels count as work: the loop does not sleep before they are done.
+"""
 
 import numpy as np
 import pytest
@@ -7,9 +10,11 @@ from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
 from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.link.frames import Cancel, Submit
-from support.link import FakeEngine, hello, spec
+from support.link import KEPT_LIMITS, FakeEngine, hello, spec
+from support.self_paced import make_self_paced
 
 NUM_REQUESTS = 1000
+NUM_QUEUED = 600
 MOST_AT_ONCE = 100
 
 
@@ -32,7 +37,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def dispatcher(engine: FakeEngine) -> Dispatcher:
-    dispatcher = Dispatcher(engine, hello())
+    dispatcher = Dispatcher(engine, hello(), kept_limits=KEPT_LIMITS)
     dispatcher.front_connected(1)
     specs = tuple(spec(1, counter) for counter in range(1, NUM_REQUESTS + 1))
     dispatcher.handle(1, Submit(specs=specs))
@@ -76,3 +81,23 @@ def test_a_front_that_comes_back_finds_its_keys_free(
     dispatcher.handle(1, Submit(specs=(spec(1, 1),)))
     step(dispatcher, engine)
     assert engine.cancelled.qsize() == NUM_REQUESTS
+
+
+def test_the_queue_of_a_dead_front_is_empty_before_the_loop_rests() -> None:
+    engine, executor = make_self_paced(max_num_seqs=1)
+    dispatcher = Dispatcher(engine, hello(), kept_limits=KEPT_LIMITS)
+    dispatcher.front_connected(1)
+    for counter in range(1, NUM_QUEUED + 1):
+        dispatcher.handle(1, Submit(specs=(spec(1, counter),)))
+    dispatcher.step()
+
+    dispatcher.front_gone(1)
+    num_steps = 0
+    # The executor is silent: nothing but the cancels gives the loop a reason to step.
+    while dispatcher.has_own_work:
+        dispatcher.step()
+        num_steps += 1
+
+    assert engine.queue_size == (0, 0)
+    assert 1 < num_steps < NUM_QUEUED / 10, "in portions: fronts are served between them"
+    executor.close()

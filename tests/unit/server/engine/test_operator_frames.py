@@ -31,7 +31,7 @@ from penstock.server.link.frames import (
     encode,
 )
 from penstock.server.link.wire import FrameBuffer, LinkError
-from support.link import FakeEngine, hello
+from support.link import KEPT_LIMITS, FakeEngine, hello
 
 ORDER = Command(ticket=5, kind=CommandKind.PROFILE, argument="0.5")
 
@@ -64,17 +64,17 @@ VIEW = LiveView(
 
 def test_a_dispatcher_without_hands_says_so() -> None:
     answers: list[bytes] = []
-    dispatcher = Dispatcher(LookedInto(), hello())
+    dispatcher = Dispatcher(LookedInto(), hello(), kept_limits=KEPT_LIMITS)
     dispatcher.observe(ORDER, answers.append)
     (body,) = FrameBuffer().feed(answers[0])
-    assert decode(body) == CommandResult(ticket=5, problem="this engine takes no commands")
+    assert decode(body) == CommandResult(ticket=5, problem="this engine accepts no commands")
 
 
 def test_an_observer_may_only_look_and_order() -> None:
-    dispatcher = Dispatcher(LookedInto(), hello())
+    dispatcher = Dispatcher(LookedInto(), hello(), kept_limits=KEPT_LIMITS)
     cancel = Cancel(keys=np.zeros(1, dtype=np.int64), reason=FinishReason.CANCELLED)
     answers: list[bytes] = []
-    with pytest.raises(LinkError, match="an observer does not send Cancel"):
+    with pytest.raises(LinkError, match="unexpected frame from an observer: Cancel"):
         dispatcher.observe(cancel, answers.append)
     assert answers == []
 
@@ -112,7 +112,9 @@ def observed(tmp_path: Any, carry_out: Callable[..., None]) -> Observed:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "engine.sock"))
     listener.listen(1)
-    made = Observed(listener, Dispatcher(LookedInto(), hello(), carry_out=carry_out))
+    made = Observed(
+        listener, Dispatcher(LookedInto(), hello(), kept_limits=KEPT_LIMITS, carry_out=carry_out)
+    )
     made.hub.poll(20.0)  # accepted
     return made
 

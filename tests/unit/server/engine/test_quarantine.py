@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.scheduler.events import Failed, Finished, StepEvents
+from penstock.scheduler.events import Completed, Failed, StepEvents
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.engine.quarantine import Quarantine, SuspectedRequest
@@ -35,7 +35,7 @@ def request(number: int, num_outputs: int = 1) -> tuple[RequestSpec, ...]:
     )
 
 
-def events(*keys: int, ends: tuple[Finished | Failed, ...] = ()) -> StepEvents:
+def events(*keys: int, ends: tuple[Completed | Failed, ...] = ()) -> StepEvents:
     return StepEvents(
         step=1,
         at_s=5.0,
@@ -93,7 +93,7 @@ def test_an_end_ends_a_trial() -> None:
     for number in (1, 2):
         wing.quarantine.takes(FRONT, request(number))
     wing.quarantine.next_probation()
-    end = Finished(key=key(1), at_s=5.0, reason=FinishReason.STOP)
+    end = Completed(key=key(1), at_s=5.0, reason=FinishReason.STOP)
     news = events(ends=(end,))
     assert wing.quarantine.with_ends(news) is news
     assert [spec.key for spec in wing.quarantine.next_probation()] == [key(2)]
@@ -134,7 +134,7 @@ def test_who_is_held_can_be_cancelled() -> None:
     assert wing.quarantine.cancel(key(1), FinishReason.CANCELLED)
     assert wing.is_due()
     (end,) = wing.quarantine.with_ends(events()).ends
-    assert end == Finished(key=key(1), at_s=5.0, reason=FinishReason.CANCELLED)
+    assert end == Completed(key=key(1), at_s=5.0, reason=FinishReason.CANCELLED)
     assert wing.quarantine.next_probation() == ()
 
     wing.quarantine.takes(FRONT, request(2))

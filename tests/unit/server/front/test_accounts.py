@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.scheduler.events import Admitted, Finished, Stay, StepEvents, Wait
+from penstock.scheduler.events import Admitted, Completed, Stay, StepEvents, Wait
 from penstock.scheduler.request import FinishReason
 from penstock.server.front.accounts import (
     MAX_WAIT_S,
@@ -16,7 +16,7 @@ from penstock.server.front.accounts import (
     RequestAccount,
 )
 from penstock.server.front.event_router import EventRouter, FrontCounters
-from penstock.server.front.generation import Generation, TextInput
+from penstock.server.front.generation import GenerationSpec, TextInput
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.watched_write import STALL_S, WatchedWrite
@@ -45,7 +45,7 @@ class Site:
     def live(self, key: int) -> RequestAccount:
         """Return the account of a request that the engine has."""
         account = self.accounts.open("Generate", arrival_s=0.0)
-        generation = Generation(prompt=TextInput(text="canary"), prompt_path="text_prompt.text")
+        generation = GenerationSpec(prompt=TextInput(text="canary"), prompt_path="text_prompt.text")
         account.live = LiveRequest(f"r-{key}", generation, 0.0)
         account.live.phases.submit(1.0)
         account.live._submission = Submission(key)  # type: ignore[assignment]  # pyright: ignore[reportPrivateUsage]
@@ -55,8 +55,8 @@ class Site:
         self.accounts.close(account, CANCELLED, now_s, is_engine_up=is_up)
 
 
-def ended(key: int) -> Finished:
-    return Finished(key=key, at_s=5.0, reason=FinishReason.CANCELLED, wait=WAIT)
+def ended(key: int) -> Completed:
+    return Completed(key=key, at_s=5.0, reason=FinishReason.CANCELLED, wait=WAIT)
 
 
 async def test_a_record_waits_for_the_last_word() -> None:
@@ -79,7 +79,9 @@ async def test_a_wait_that_ended_before_the_cancel_arrived_is_explained() -> Non
         site.accounts.on_late_event(admitted)
     assert site.log.records == []
     stay = Stay(num_steps=1)
-    site.accounts.on_late_event(Finished(key=7, at_s=5.1, reason=FinishReason.CANCELLED, stay=stay))
+    site.accounts.on_late_event(
+        Completed(key=7, at_s=5.1, reason=FinishReason.CANCELLED, stay=stay)
+    )
     (record,) = site.log.records
     assert record.segments[-1].wait == WAIT
 

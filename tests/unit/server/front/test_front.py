@@ -1,10 +1,10 @@
-"""The front without gRPC: events between the steps of opening a request."""
+"""The front without gRPC: events between the steps of opening a request, and its live requests."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,14 +18,15 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.front.events import Accepted, Finished
 from penstock.server.front.front import Front
-from penstock.server.front.generation import Generation, Sampling, TextInput
+from penstock.server.front.generation import GenerationSpec, Sampling, TextInput, Urgency
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.submission import CallTimes
 from penstock.server.text.model_text import ModelText
-from support.fronts import ScriptedPort, finished
+from support.fronts import ScriptedPort, admitted, finished, refused
+from support.replay_site import Site, generation
 
-GENERATION = Generation(
+GENERATION = GenerationSpec(
     prompt=TextInput(text="hello"),
     prompt_path="text_prompt.text",
     request_id="r",
@@ -41,6 +42,12 @@ class Gate:
         self.open = asyncio.Event()
         monkeypatch.setattr(text.tokenizer, "encode_async", self._encode)
 
+    async def opened(self, front: Front) -> asyncio.Task[LiveRequest]:
+        """Open a request; return its task once its prompt is being tokenised."""
+        opening = asyncio.create_task(front.open(GENERATION, NOW))
+        await self.entered.wait()
+        return opening
+
     async def _encode(self, text: str, **_: object) -> NDArray[np.int32]:
         self.entered.set()
         await self.open.wait()
@@ -48,16 +55,12 @@ class Gate:
 
 
 def make_front(text: ModelText, max_replays: int = 4) -> tuple[Front, ScriptedPort]:
-    port = ScriptedPort()
-    config = FrontConfig(acceptance_delay_s=60.0, max_replays=max_replays)
-    front = Front(text, config, port=port)
-    port.listener = front
-    port.come_up()
-    return front, port
+    site = Site(text, max_replays=max_replays)
+    return site.front, site.port
 
 
-def now() -> CallTimes:
-    return CallTimes(arrival_s=time.monotonic())
+NOW = CallTimes(arrival_s=1000.0)
+"""The time on the clock of `Site`."""
 
 
 async def test_cancel_while_the_prompt_is_tokenised(
@@ -65,8 +68,7 @@ async def test_cancel_while_the_prompt_is_tokenised(
 ) -> None:
     front, port = make_front(text)
     gate = Gate(monkeypatch, text)
-    opening = asyncio.ensure_future(front.open(GENERATION, now()))
-    await gate.entered.wait()
+    opening = await gate.opened(front)
     assert await front.cancel("r") is RequestState.PENDING
     assert await front.cancel("r") is RequestState.COMPLETED, "twice is no error"
     gate.open.set()
@@ -86,15 +88,13 @@ async def test_engine_lost_while_the_prompt_is_tokenised(
 ) -> None:
     front, port = make_front(text, max_replays=0)
     gate = Gate(monkeypatch, text)
-    opening = asyncio.ensure_future(front.open(GENERATION, now()))
-    await gate.entered.wait()
+    opening = await gate.opened(front)
     port.go_down()
     port.come_up(epoch=2)
     gate.open.set()
     request = await opening
-    with pytest.raises(RequestError) as caught:
+    with refused(ErrorReason.ENGINE_DOWN):
         await request.stream.take()
-    assert caught.value.reason is ErrorReason.ENGINE_DOWN
     front.release(request)
 
 
@@ -103,11 +103,9 @@ async def test_id_is_taken_while_the_prompt_is_tokenised_and_free_afterwards(
 ) -> None:
     front, _ = make_front(text)
     gate = Gate(monkeypatch, text)
-    opening = asyncio.ensure_future(front.open(GENERATION, now()))
-    await gate.entered.wait()
-    with pytest.raises(RequestError) as caught:
-        await front.open(GENERATION, now())
-    assert caught.value.reason is ErrorReason.REQUEST_ID_IN_USE
+    opening = await gate.opened(front)
+    with refused(ErrorReason.REQUEST_ID_IN_USE):
+        await front.open(GENERATION, NOW)
     opening.cancel()
     await asyncio.wait([opening])
     assert len(front.table) == 0
@@ -115,7 +113,7 @@ async def test_id_is_taken_while_the_prompt_is_tokenised_and_free_afterwards(
 
 async def test_release_cancels_once_what_still_runs(text: ModelText) -> None:
     front, port = make_front(text)
-    request = await front.open(GENERATION, now())
+    request = await front.open(GENERATION, NOW)
     first, second = await port.next_submission()
     port.admit(first.key)
     port.finish(first.key)
@@ -129,7 +127,7 @@ async def test_release_cancels_once_what_still_runs(text: ModelText) -> None:
 
 async def test_cancel_tells_where_the_request_stood(text: ModelText) -> None:
     front, port = make_front(text)
-    request = await front.open(GENERATION, now())
+    request = await front.open(GENERATION, NOW)
     first, second = await port.next_submission()
     assert await front.cancel("r") is RequestState.PENDING
     port.admit(first.key)
@@ -140,14 +138,13 @@ async def test_cancel_tells_where_the_request_stood(text: ModelText) -> None:
     assert await front.cancel("r") is RequestState.COMPLETED
     assert len(port.cancelled) == num_cancels, "nothing is left to cancel"
     front.release(request)
-    with pytest.raises(RequestError) as caught:
+    with refused(ErrorReason.REQUEST_NOT_FOUND):
         await front.cancel("r")
-    assert caught.value.reason is ErrorReason.REQUEST_NOT_FOUND
 
 
 async def test_refused_request_is_not_cancelled_as_well(text: ModelText) -> None:
     front, port = make_front(text)
-    request = await front.open(GENERATION, now())
+    request = await front.open(GENERATION, NOW)
     for spec in await port.next_submission():
         port.fail(spec.key, FailureReason.QUEUE_FULL)
     with pytest.raises(RequestError):
@@ -163,7 +160,7 @@ async def test_the_newest_place_in_the_queue_is_of_the_engine_that_runs(text: Mo
     def newest() -> Queued | None:
         return front.newest_place
 
-    request = await front.open(GENERATION, now())
+    request = await front.open(GENERATION, NOW)
     first, _ = await port.next_submission()
     assert newest() is None
     place = Queued(key=first.key, at_s=5.0, num_ahead=3, estimated_queue_s=9.9)
@@ -176,10 +173,9 @@ async def test_the_newest_place_in_the_queue_is_of_the_engine_that_runs(text: Mo
 
 async def test_deadline_that_has_passed_is_refused_without_the_engine(text: ModelText) -> None:
     front, port = make_front(text)
-    times = CallTimes(arrival_s=time.monotonic(), call_deadline_s=time.monotonic() - 1)
-    with pytest.raises(RequestError) as caught:
+    times = CallTimes(arrival_s=1000.0, call_deadline_s=999.0)
+    with refused(ErrorReason.DEADLINE_EXCEEDED):
         await front.open(GENERATION, times)
-    assert caught.value.reason is ErrorReason.DEADLINE_EXCEEDED
     assert len(front.table) == 0
     assert port.cancelled == []
 
@@ -189,13 +185,11 @@ async def test_engine_that_goes_at_submission_leaves_nothing_behind(
 ) -> None:
     front, port = make_front(text, max_replays=0)
     gate = Gate(monkeypatch, text)
-    opening = asyncio.ensure_future(front.open(GENERATION, now()))
-    await gate.entered.wait()
+    opening = await gate.opened(front)
     port.is_up = False  # gone, but the front has not received of it yet
     gate.open.set()
-    with pytest.raises(RequestError) as caught:
+    with refused(ErrorReason.ENGINE_DOWN):
         await opening
-    assert caught.value.reason is ErrorReason.ENGINE_DOWN
     assert len(front.table) == 0
 
 
@@ -216,9 +210,8 @@ def test_one_tenant_leaves_room_for_others() -> None:
         return request
 
     held = [add("hog", number) for number in range(14)]
-    with pytest.raises(RequestError) as caught:
+    with refused(ErrorReason.QUEUE_FULL) as caught:
         add("hog", 14)
-    assert caught.value.reason is ErrorReason.QUEUE_FULL
     assert "max_live_requests is 16, and 14 of them" in caught.value.refusal.message
     add("quiet", 0)
     table.remove(held.pop())
@@ -232,20 +225,15 @@ def test_one_tenant_leaves_room_for_others() -> None:
 async def test_unread_requests_of_the_tenant_with_most_make_room_in_a_full_front(
     text: ModelText,
 ) -> None:
-    now_s = 100.0
-    port = ScriptedPort()
-    config = FrontConfig(max_live_requests=8, acceptance_delay_s=60.0)
-    front = Front(text, config, port=port, clock=lambda: now_s)
-    port.listener = front
-    port.come_up()
+    site = Site(text, max_live_requests=8)
+    front = site.front
 
     async def opened(tenant: str) -> LiveRequest:
-        generation = Generation(prompt=GENERATION.prompt, prompt_path="", tenant=tenant)
-        return await front.open(generation, CallTimes(arrival_s=now_s))
+        return (await site.open(generation(request_id=None, tenant=tenant)))[0]
 
     def end(request: LiveRequest) -> None:
         (key,) = request.live_keys
-        port.say(ends=[replace(finished(key), at_s=now_s)])
+        site.port.say(ends=[replace(finished(key), at_s=site.now_s)])
 
     more, fewer = (
         [await opened("more") for _ in range(4)],
@@ -254,19 +242,18 @@ async def test_unread_requests_of_the_tenant_with_most_make_room_in_a_full_front
     running = await opened("quiet")
     for request in (*more[:3], *fewer):
         end(request)
-    with pytest.raises(RequestError) as caught:
+    # they may be read yet
+    with refused(ErrorReason.QUEUE_FULL):
         await opened("quiet")
-    assert caught.value.reason is ErrorReason.QUEUE_FULL, "they may be read yet"
-    now_s += 2.0
+    site.now_s += 2.0
     end(more[3])
     await opened("quiet")
     assert [request.stream.is_cut for request in (*more, *fewer, running)] == [
         *(True, True, True, False),
         *(False, False, False, False),
     ]
-    with pytest.raises(RequestError) as caught:
+    with refused(ErrorReason.READER_STALLED):
         await more[0].stream.take()
-    assert caught.value.reason is ErrorReason.READER_STALLED
     await opened("quiet")
     await opened("quiet")
     assert len(front.table) == 8
@@ -293,3 +280,54 @@ def test_config_bounds_between_fields() -> None:
         FrontConfig(default_deadline_s=10.0, max_deadline_s=5.0)
     with pytest.raises(ValueError, match="max_reader_stall_s"):
         FrontConfig(max_reader_stall_s=float("nan"))
+
+
+async def test_a_view_follows_its_request(text: ModelText) -> None:
+    port = ScriptedPort()
+    times = iter(range(100, 200))
+    front = Front(
+        text,
+        FrontConfig(front_id=4, acceptance_delay_s=60.0),
+        port=port,
+        clock=lambda: float(next(times)),
+    )
+    port.listener = cast(Any, front)
+    port.come_up()
+    generation = GenerationSpec(
+        prompt=TextInput(text="canary"),
+        prompt_path="text_prompt.text",
+        request_id="r-1",
+        sampling=Sampling(num_outputs=2),
+        urgency=Urgency(priority=7),
+        tenant="acme",
+        trace_id=b"\xab" * 16,
+    )
+    call = CallTimes(arrival_s=100.0)
+    request = front.reserve(generation, call)
+    (view,) = front.live_views()
+    assert (view.phase, view.keys, view.num_prompt_tokens) == ("prepare", (), 0)
+    assert (view.front_id, view.request_id, view.tenant, view.priority) == (4, "r-1", "acme", 7)
+    assert view.trace_id == "ab" * 16
+    assert view.history == (("prepare", 100.0),)
+
+    await front.start(request, call)
+    specs = await asyncio.wait_for(port.next_submission(), 60)
+    (view,) = front.live_views()
+    assert view.phase == "queue"
+    assert view.keys == tuple(spec.key for spec in specs)
+    assert view.num_prompt_tokens == specs[0].num_prompt_tokens > 0
+    assert [spec.trace_id for spec in specs] == [b"\xab" * 16] * 2
+
+    port.say(changes=[admitted(specs[0].key, num_cached_tokens=1)])
+    token = text.tokenizer.encode("a", add_special_tokens=False).tolist()[0]
+    port.say(tokens=[(specs[0].key, token), (specs[0].key, token)])
+    (view,) = front.live_views()
+    assert view.phase == "decode"
+    assert [phase for phase, _ in view.history] == ["prepare", "queue", "prefill", "decode"]
+    assert (view.num_output_tokens, view.num_cached_tokens, view.num_preemptions) == (2, 1, 0)
+    assert view.num_backlog_tokens == front.num_backlog_tokens == 2
+    assert "canary" not in repr(view)
+
+    front.release(request)
+    assert list(front.live_views()) == []
+    assert front.num_backlog_tokens == 0

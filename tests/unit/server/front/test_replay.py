@@ -18,6 +18,7 @@ from penstock.scheduler.request import (
 )
 from penstock.scheduler.state import RequestState
 from penstock.server.front.accounts import Outcome
+from penstock.server.front.admission_estimate import AdmissionEstimate
 from penstock.server.front.errors import RequestError
 from penstock.server.front.events import (
     Accepted,
@@ -32,7 +33,6 @@ from penstock.server.front.generation import (
     TextInput,
     Urgency,
 )
-from penstock.server.front.queue_gate import QueueGate
 from penstock.server.front.replay import MAX_UNSENT_BYTES
 from penstock.server.front.submission import CallTimes
 from penstock.server.link.ports import EngineUnavailable
@@ -73,7 +73,7 @@ async def test_the_next_engine_goes_on_after_what_came(text: ModelText) -> None:
     assert request.num_replays == 1
 
 
-class CountedGate(QueueGate):
+class CountedEstimate(AdmissionEstimate):
     """Counts the requests reported as sent."""
 
     num_at_engine = 0
@@ -86,12 +86,12 @@ class CountedGate(QueueGate):
 @pytest.mark.parametrize("max_replays", [0, 3])
 async def test_the_gate_counts_what_engines_were_given(text: ModelText, max_replays: int) -> None:
     site = Site(text, max_replays=max_replays)
-    gate = site.front.gate = CountedGate()
+    estimate = site.front.admission = CountedEstimate()
 
     request, _ = await site.open(generation(num_outputs=2))
-    assert gate.num_at_engine == 2
+    assert estimate.num_at_engine == 2
     site.front.release(request)
-    assert gate.num_at_engine == 0
+    assert estimate.num_at_engine == 0
 
     def break_off(specs: tuple[RequestSpec, ...]) -> None:
         del specs
@@ -104,21 +104,21 @@ async def test_the_gate_counts_what_engines_were_given(text: ModelText, max_repl
     else:
         with pytest.raises(RequestError):
             await site.front.open(generation(), CallTimes(arrival_s=site.now_s))
-    assert gate.num_at_engine == 0, "it was given to none, and none was taken back"
+    assert estimate.num_at_engine == 0, "it was given to none, and none was taken back"
 
 
 async def test_the_gate_counts_a_replay_once(text: ModelText) -> None:
     site = Site(text)
     request, _ = await site.open(generation())
-    gate = site.front.gate = CountedGate()
+    estimate = site.front.admission = CountedEstimate()
 
     site.port.go_down()
     site.front.release_all(())
     site.come_up()
     await site.port.next_submission()
-    assert gate.num_at_engine == 1
+    assert estimate.num_at_engine == 1
     site.front.release(request)
-    assert gate.num_at_engine == 0
+    assert estimate.num_at_engine == 0
 
 
 async def test_hashes_go_on_where_the_prompt_ended(text: ModelText) -> None:

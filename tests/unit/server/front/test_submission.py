@@ -15,7 +15,7 @@ from penstock.scheduler.request import NO_TIME, CacheRetention, Constraint, Cons
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.front.generation import (
-    Generation,
+    GenerationSpec,
     Output,
     Sampling,
     Stopping,
@@ -35,20 +35,21 @@ from penstock.server.front.submission import (
 from support.fronts import INFO
 
 LIMITS = Limits.of(FrontConfig(default_max_tokens=100), INFO)
-GENERATION = Generation(prompt=TokenInput(ids=(1,)), prompt_path="token_prompt.ids")
+GENERATION = GenerationSpec(prompt=TokenInput(ids=(1,)), prompt_path="token_prompt.ids")
 IDS = np.arange(40, dtype=np.int32)
 
 
-def with_stopping(**fields: object) -> Generation:
+def with_stopping(**fields: object) -> GenerationSpec:
     return structs.replace(GENERATION, stopping=Stopping(**fields))  # type: ignore[arg-type]
 
 
 def submit(
-    generation: Generation = GENERATION,
+    generation: GenerationSpec = GENERATION,
     *,
     times: CallTimes | None = None,
     limits: Limits = LIMITS,
     eos_ids: tuple[int, ...] = (2,),
+    seed: int = 7,
 ) -> Submission:
     return submission_for(
         generation,
@@ -57,13 +58,13 @@ def submit(
         times=times or CallTimes(arrival_s=100.0),
         request_id="r",
         keys=tuple(range(1, generation.sampling.num_outputs + 1)),
-        seed=7,
+        seed=seed,
         eos_ids=eos_ids,
     )
 
 
 def refusal(
-    generation: Generation, num_prompt_tokens: int, limits: Limits = LIMITS
+    generation: GenerationSpec, num_prompt_tokens: int, limits: Limits = LIMITS
 ) -> tuple[ErrorReason, str]:
     with pytest.raises(RequestError) as caught:
         check_prompt_fits(generation, num_prompt_tokens, limits)
@@ -208,7 +209,7 @@ def test_the_earliest_deadline_counts(
 
 
 def hashed(
-    generation: Generation, *, is_prefix_caching: bool = True, salt: bytes = b"x"
+    generation: GenerationSpec, *, is_prefix_caching: bool = True, salt: bytes = b"x"
 ) -> TokenisedPrompt:
     return hash_prompt(
         IDS, generation, 16, is_prefix_caching=is_prefix_caching, random_salt=lambda: salt
@@ -294,3 +295,31 @@ def test_prompt_logprobs_switch_reuse_off() -> None:
     wants = structs.replace(GENERATION, output=Output(num_prompt_logprobs=0))
     assert hashed(wants).block_hashes == ()
     assert hashed(structs.replace(wants, sampling=Sampling(num_outputs=2))).block_hashes
+
+
+SEEDS_OF_7 = [7, 5576936958904625109, 16783414663788028321, 4313588532706559288]
+
+
+def seeds_of(seed: int, num_outputs: int) -> list[int]:
+    """Return the seeds that the engine receives, in the order of the outputs."""
+    sampling = Sampling(num_outputs=num_outputs)
+    submission = submit(structs.replace(GENERATION, sampling=sampling), seed=seed)
+    assert submission.seed == seed
+    assert [spec.output_index for spec in submission.specs] == list(range(num_outputs))
+    return [spec.sampling.seed for spec in submission.specs]
+
+
+@pytest.mark.parametrize("num_outputs", [1, 2, 4])
+def test_the_engine_is_given_the_seeds_that_are_promised(num_outputs: int) -> None:
+    assert seeds_of(7, num_outputs) == SEEDS_OF_7[:num_outputs]
+
+
+def test_an_output_can_be_replayed_without_the_others() -> None:
+    assert [output_seed(7, index) for index in range(4)] == SEEDS_OF_7
+    assert output_seed(2**64 - 1, 1) == 4821442246385253236
+
+
+def test_the_first_output_has_the_seed_of_the_request() -> None:
+    for seed in (0, 1, 2**64 - 1):
+        assert output_seed(seed, 0) == seed
+        assert seeds_of(seed, 2)[0] == seed

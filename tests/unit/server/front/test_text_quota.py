@@ -1,5 +1,5 @@
-"""Text counts against its tenant's limits before it is tokenised, whatever the request's
-outcome.
+"""Text counts against its tenant's limits before it is tokenised, whatever the request's outcome,
+unless the request is displaced from the queue.
 """
 
 from __future__ import annotations
@@ -11,40 +11,37 @@ from typing import Any
 
 import pytest
 
+from penstock.scheduler.events import Failed, Wait
 from penstock.scheduler.quotas import TenantQuota
+from penstock.scheduler.request import FailureReason
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, QuotaViolation, RequestError
 from penstock.server.front.front import Front
 from penstock.server.front.generation import (
     ChatInput,
-    Generation,
+    GenerationSpec,
     Output,
     PromptInput,
     TextInput,
     TokenInput,
 )
 from penstock.server.front.limits import Limits
-from penstock.server.front.prompt_tokens import TextQuotas
+from penstock.server.front.prompt_tokens import EncodedPrompt, Prompts, TextQuotas
 from penstock.server.front.submission import CallTimes
 from penstock.server.text.chat_template import ChatMessage
 from penstock.server.text.errors import TooMuchText
 from penstock.server.text.model_text import ModelText
 from penstock.server.text.tokenizer import MAX_BYTES_PER_TENANT, MAX_INLINE_CHARS
 from penstock.server.text.tokenizer_pool import in_one_step
-from support.fronts import INFO, ScriptedPort
+from support.core import FakeClock
+from support.fronts import INFO, refused
+from support.replay_site import PROMPT, Site, generation
 
 WORDS = "the gentle rain "
 LIMITS = Limits.of(FrontConfig(), INFO)
 
 
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def quotas(clock: Clock, **limits: int) -> TextQuotas:
+def quotas(clock: FakeClock, **limits: int) -> TextQuotas:
     return TextQuotas(lambda tenant: TenantQuota(**limits) if tenant else TenantQuota(), clock)
 
 
@@ -58,7 +55,7 @@ def charged(accounts: TextQuotas, num_tokens: int = 1) -> float | None:
 
 
 def test_a_limit_of_requests_fills_at_its_rate() -> None:
-    clock = Clock()
+    clock = FakeClock()
     accounts = quotas(clock, max_requests_per_minute=2)
     assert [charged(accounts) for _ in range(3)] == [None, None, pytest.approx(30.0)]
     clock.now_s += 30.0
@@ -69,7 +66,7 @@ def test_a_limit_of_requests_fills_at_its_rate() -> None:
 
 
 def test_tokens_are_settled_once_they_are_known_and_may_overdraw() -> None:
-    clock = Clock()
+    clock = FakeClock()
     accounts = quotas(clock, max_tokens_per_minute=600)
     assert charged(accounts, 10) is None
     accounts.settle("t", 1190)
@@ -79,18 +76,21 @@ def test_tokens_are_settled_once_they_are_known_and_may_overdraw() -> None:
 
 
 def front_of(text: ModelText, **limits: int) -> Front:
-    port = ScriptedPort()
-    front = Front(text, FrontConfig(acceptance_delay_s=60.0), port=port)
-    front.prompts.quotas = quotas(Clock(), **limits)
-    port.listener = front
-    port.come_up()
+    front = Site(text).front
+    front.prompts.quotas = quotas(FakeClock(), **limits)
     return front
+
+
+async def encoded(prompts: Prompts, text: str, *, is_replay: bool = False) -> EncodedPrompt:
+    return await prompts.encode(
+        TextInput(text=text), "text_prompt.text", LIMITS, tenant="t", is_replay=is_replay
+    )
 
 
 async def refusal_of(
     front: Front, prompt: PromptInput, output: Output | None = None
 ) -> RequestError:
-    made = Generation(
+    made = GenerationSpec(
         prompt=prompt, prompt_path="text_prompt.text", tenant="t", output=output or Output()
     )
     with pytest.raises(RequestError) as caught:
@@ -112,21 +112,42 @@ async def test_prompts_that_are_refused_count(text: ModelText) -> None:
     assert len(front.table) == 0
 
 
+@pytest.mark.parametrize("wait", [None, Wait(slots_s=1.0)])
+async def test_a_prompt_counts_unless_its_request_is_displaced(
+    text: ModelText, wait: Wait | None
+) -> None:
+    """A request that the engine rejects on arrival has no wait."""
+    site = Site(text)
+    front = site.front
+    front.prompts.quotas = quotas(
+        FakeClock(), max_requests_per_minute=1, max_tokens_per_minute=len(PROMPT)
+    )
+    _, specs = await site.open(generation(2, tenant="t"))
+    ends = [
+        Failed(key=spec.key, at_s=site.now_s, reason=FailureReason.QUEUE_FULL, wait=wait)
+        for spec in reversed(specs)
+    ]
+    site.port.say(ends=ends)
+    retry = generation(tenant="t", request_id="retry")
+    if wait is None:
+        with refused(ErrorReason.QUOTA_EXCEEDED):
+            await site.open(retry)
+        return
+    await site.open(retry)
+    with refused(ErrorReason.QUOTA_EXCEEDED):
+        await site.open(generation(tenant="t", request_id="another"))
+
+
 async def test_tokens_of_refused_prompts_and_of_mere_questions_count(text: ModelText) -> None:
     prompts = front_of(text, max_tokens_per_minute=1000).prompts
-    first = await prompts.encode(
-        TextInput(text=WORDS * 400), "text_prompt.text", LIMITS, tenant="t"
-    )
+    first = await encoded(prompts, WORDS * 400)
     assert len(first.ids) > 1000
-    with pytest.raises(RequestError) as caught:
-        await prompts.encode(TextInput(text="x"), "text_prompt.text", LIMITS, tenant="t")
-    assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
+    with refused(ErrorReason.QUOTA_EXCEEDED):
+        await encoded(prompts, "x")
     with pytest.raises(RequestError):
         await prompts.detokenise(TokenInput(ids=first.ids), tenant="t", skip_special_tokens=True)
     # What was let in before and comes once more is not refused.
-    again = TextInput(text="x")
-    told = await prompts.encode(again, "text_prompt.text", LIMITS, tenant="t", is_replay=True)
-    assert len(told.ids) > 0
+    assert len((await encoded(prompts, "x", is_replay=True)).ids) > 0
 
 
 async def test_all_of_a_dialogue_counts_whatever_is_kept_of_it(text: ModelText) -> None:
@@ -137,9 +158,8 @@ async def test_all_of_a_dialogue_counts_whatever_is_kept_of_it(text: ModelText) 
     chat = ChatInput(messages=turns, window_tokens=200)
     found = await prompts.encode(chat, "chat_prompt.messages", LIMITS, tenant="t")
     assert len(found.ids) <= 200
-    with pytest.raises(RequestError) as caught:
-        await prompts.encode(TextInput(text="x"), "text_prompt.text", LIMITS, tenant="t")
-    assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
+    with refused(ErrorReason.QUOTA_EXCEEDED):
+        await encoded(prompts, "x")
 
 
 async def test_all_tokens_of_a_short_text_count(text: ModelText) -> None:
@@ -148,19 +168,17 @@ async def test_all_tokens_of_a_short_text_count(text: ModelText) -> None:
     assert len(words) <= MAX_INLINE_CHARS
     assert num_tokens > text.tokenizer.min_num_tokens(len(words))
     prompts = front_of(text, max_tokens_per_minute=num_tokens).prompts
-    await prompts.encode(TextInput(text=words), "text_prompt.text", LIMITS, tenant="t")
-    with pytest.raises(RequestError) as caught:
-        await prompts.encode(TextInput(text="x"), "text_prompt.text", LIMITS, tenant="t")
-    assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
+    await encoded(prompts, words)
+    with refused(ErrorReason.QUOTA_EXCEEDED):
+        await encoded(prompts, "x")
 
 
 async def test_detokenising_counts(text: ModelText) -> None:
     prompts = front_of(text, max_tokens_per_minute=1000).prompts
     ids = TokenInput(ids=(60,) * 900)
     assert await prompts.detokenise(ids, tenant="t", skip_special_tokens=True)
-    with pytest.raises(RequestError) as caught:
+    with refused(ErrorReason.QUOTA_EXCEEDED):
         await prompts.detokenise(ids, tenant="t", skip_special_tokens=True)
-    assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
 
 
 async def test_token_ids_count_before_they_are_decoded(
@@ -175,7 +193,7 @@ async def test_token_ids_count_before_they_are_decoded(
 
     monkeypatch.setattr(text.tokenizer, "decode", decode)
     prompt = TokenInput(ids=(60,) * 400)
-    made = Generation(
+    made = GenerationSpec(
         prompt=prompt, prompt_path="token_prompt.ids", tenant="t", output=Output(echo=True)
     )
     await front.open(made, CallTimes(arrival_s=front.clock()))
@@ -187,12 +205,11 @@ async def test_token_ids_count_before_they_are_decoded(
 async def test_an_echo_of_token_ids_waits_as_a_text_of_four_bytes_each_does(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = ScriptedPort()
-    front = Front(text, FrontConfig(), port=port)
-    front.prompts.quotas = quotas(Clock(), max_requests_per_minute=1)
-    port.listener = front
-    port.info = replace(INFO, max_seq_len=4096, num_blocks=1024)
-    port.come_up()
+    site = Site(text)
+    front = site.front
+    front.prompts.quotas = quotas(FakeClock(), max_requests_per_minute=1)
+    site.port.info = replace(INFO, max_seq_len=4096, num_blocks=1024)
+    site.come_up()
     bounds: list[tuple[int, bool]] = []
 
     async def full(*_: object, num_bytes: int, is_bounded: bool, **__: object) -> object:
@@ -241,9 +258,7 @@ async def test_a_cancelled_text_counts_with_the_tokens_that_were_made_of_it(
     controls: Any = text.tokenizer._controls
     held = HeldTokenizer(controls._tokenizer)
     monkeypatch.setattr(controls, "_tokenizer", held)
-    encoding = asyncio.create_task(
-        prompts.encode(TextInput(text=words), "text_prompt.text", LIMITS, tenant="t")
-    )
+    encoding = asyncio.create_task(encoded(prompts, words))
     await held.entered.wait()
     encoding.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -255,9 +270,8 @@ async def test_a_cancelled_text_counts_with_the_tokens_that_were_made_of_it(
     held.go_on.set()
     await settled.wait()
     assert await pool.run(in_one_step(lambda: 1, most), tenant="t", num_bytes=most) == 1
-    with pytest.raises(RequestError) as caught:
-        await prompts.encode(TextInput(text="x"), "text_prompt.text", LIMITS, tenant="t")
-    assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
+    with refused(ErrorReason.QUOTA_EXCEEDED):
+        await encoded(prompts, "x")
 
 
 async def test_a_text_that_is_cancelled_while_it_waits_counts_with_its_fewest_tokens(
@@ -267,16 +281,13 @@ async def test_a_text_that_is_cancelled_while_it_waits_counts_with_its_fewest_to
     least = text.tokenizer.min_num_tokens(len(words))
     prompts = front_of(text, max_tokens_per_minute=least).prompts
     monkeypatch.setattr(text.tokenizer.pool, "_num_threads", 0)
-    encoding = asyncio.create_task(
-        prompts.encode(TextInput(text=words), "text_prompt.text", LIMITS, tenant="t")
-    )
+    encoding = asyncio.create_task(encoded(prompts, words))
     await asyncio.sleep(0)
     encoding.cancel()
     with pytest.raises(asyncio.CancelledError):
         await encoding
-    with pytest.raises(RequestError) as caught:
-        await prompts.encode(TextInput(text="x"), "text_prompt.text", LIMITS, tenant="t")
-    assert caught.value.reason is ErrorReason.QUOTA_EXCEEDED
+    with refused(ErrorReason.QUOTA_EXCEEDED):
+        await encoded(prompts, "x")
 
 
 async def test_too_much_waiting_text_is_refused_and_costs_nothing(

@@ -17,7 +17,7 @@ from penstock.server.front.events import (
     TopToken,
 )
 from penstock.server.front.stream import TokenStream
-from penstock.server.front.stream_head import PromptEcho
+from penstock.server.front.stream_head import EchoedPrompt
 
 REFUSAL = Refusal(reason=ErrorReason.ENGINE_DOWN)
 
@@ -114,26 +114,39 @@ async def test_the_first_end_counts() -> None:
     assert await stream.take() == []
 
 
-async def test_cut_drops_the_backlog_and_gets_a_writer_out() -> None:
-    stream = TokenStream()
-    blocked = asyncio.Event()
-    outcome: list[bool] = []
+class BlockedWriter:
+    """A write that does not return; `outcomes`: whether each was ended by a cut."""
 
-    async def writer() -> None:
-        stream.begin_write(1.0)
-        blocked.set()
+    def __init__(self, stream: TokenStream) -> None:
+        self.outcomes: list[bool] = []
+        self._stream = stream
+        self._blocked = asyncio.Event()
+
+    async def write(self) -> asyncio.Task[None]:
+        """Begin to write; return the task once it is blocked."""
+        self._blocked.clear()
+        task = asyncio.create_task(self._write())
+        await self._blocked.wait()
+        return task
+
+    async def _write(self) -> None:
+        self._stream.begin_write(1.0)
+        self._blocked.set()
         try:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
-            outcome.append(stream.was_cut_off())
+            self.outcomes.append(self._stream.was_cut_off())
 
-    task = asyncio.ensure_future(writer())
-    await blocked.wait()
+
+async def test_cut_drops_the_backlog_and_gets_a_writer_out() -> None:
+    stream = TokenStream()
+    writer = BlockedWriter(stream)
+    task = await writer.write()
     stream.push(piece("a"))
     stream.cut(REFUSAL)
     stream.cut(REFUSAL)
     await task
-    assert outcome == [True]
+    assert writer.outcomes == [True]
     assert not task.cancelled()
     with pytest.raises(RequestError):
         await stream.take()
@@ -141,28 +154,15 @@ async def test_cut_drops_the_backlog_and_gets_a_writer_out() -> None:
 
 async def test_a_peer_that_leaves_is_told_from_a_cut() -> None:
     stream = TokenStream()
-    blocked = asyncio.Event()
-    outcome: list[bool] = []
-
-    async def writer() -> None:
-        stream.begin_write(1.0)
-        blocked.set()
-        try:
-            await asyncio.get_running_loop().create_future()
-        except asyncio.CancelledError:
-            outcome.append(stream.was_cut_off())
-
-    task = asyncio.ensure_future(writer())
-    await blocked.wait()
+    writer = BlockedWriter(stream)
+    task = await writer.write()
     task.cancel()
     await asyncio.wait([task])
-    both = asyncio.ensure_future(writer())
-    blocked.clear()
-    await blocked.wait()
+    both = await writer.write()
     stream.cut(REFUSAL)
     both.cancel()
     await asyncio.wait([both])
-    assert outcome == [False, False]
+    assert writer.outcomes == [False, False]
 
 
 async def test_cut_wakes_a_writer_that_waits_for_news() -> None:
@@ -184,7 +184,7 @@ async def test_only_tokens_count_as_backlog() -> None:
 async def test_of_much_a_part_is_taken_at_a_time() -> None:
     """Writing a long prompt or backlog at once would block the loop for all other requests."""
     stream = TokenStream()
-    parts = list(PromptEcho(np.arange(20_000, dtype=np.int32), "x" * 100_000).head())
+    parts = list(EchoedPrompt(np.arange(20_000, dtype=np.int32), "x" * 100_000).head())
     tops = tuple(TopToken(i, -1.0) for i in range(20))
     pieces = [TokensPiece(0, "x", 1, (TokenRecord(1, -1.0, 1, tops),)) for _ in range(1000)]
     events: list[StreamEvent] = [*parts, *pieces]

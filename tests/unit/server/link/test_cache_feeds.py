@@ -27,7 +27,7 @@ from penstock.server.link.frames import (
 )
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.link.wire import FrameBuffer, LinkError
-from support.link import hello, simulated_engine
+from support.link import KEPT_LIMITS, hello, simulated_engine
 
 BLOCK = 4
 SALT = b"salt"
@@ -140,7 +140,9 @@ def test_what_a_front_may_not_do() -> None:
 def test_the_dispatcher_tells_only_who_asked_and_goes_on_until_it_is_told() -> None:
     cache_index = CacheIndex(BLOCK)
     digests = named(cache_index, 5 * BLOCKS_PER_PART)
-    dispatcher = Dispatcher(simulated_engine(), hello(), cache_index=cache_index)
+    dispatcher = Dispatcher(
+        simulated_engine(), hello(), kept_limits=KEPT_LIMITS, cache_index=cache_index
+    )
     for front_id in (1, 2):
         dispatcher.front_connected(front_id)
 

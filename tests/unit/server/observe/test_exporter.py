@@ -11,60 +11,20 @@ from pathlib import Path
 import pytest
 
 from penstock.server.link.frames import Command, CommandKind, CommandResult
-from penstock.server.link.wire import FrameBuffer
 from penstock.server.observe.exporter import FULL, NO_OBSERVER, Exporter
 from penstock.server.observe.frames import (
     FrontView,
-    Heartbeat,
     Hello,
     LiveAnswer,
     LiveQuery,
-    ObserverFrame,
     Records,
-    decode,
-    encode,
 )
+from support.observer_line import ObserverLine
+from support.patience import PATIENCE_S
+from support.reports import beat, front_view
 
-PATIENCE_S = 60.0
 HELLO = Hello(front_id=3, pid=42)
-
-
-def view(number: int) -> FrontView:
-    return FrontView(
-        front_id=3,
-        keys=(3 << 32 | number,),
-        request_id=f"request {number}",
-        tenant="",
-        priority=0,
-        trace_id="",
-        arrival_s=float(number),
-        phase="queue",
-        history=(("prepare", float(number)), ("queue", number + 0.5)),
-        num_prompt_tokens=1,
-        num_cached_tokens=0,
-        num_output_tokens=0,
-        num_preemptions=0,
-        num_backlog_tokens=0,
-    )
-
-
-def beat(num_records: int = 0) -> Heartbeat:
-    return Heartbeat(
-        front_id=3,
-        pid=42,
-        epoch=1,
-        is_draining=False,
-        is_engine_up=True,
-        num_streams=0,
-        num_live=0,
-        num_backlog_tokens=0,
-        num_submitted=0,
-        num_cut_readers=0,
-        num_late_events=0,
-        num_unknown_fields=0,
-        num_internal_errors=0,
-        num_records=num_records,
-    )
+BEATS = [beat(3, num_records=number) for number in (1, 2)]
 
 
 class FakeObserver:
@@ -83,28 +43,20 @@ class FakeObserver:
         self.peers.append(Peer(accepted))
         return self.peers[-1]
 
+    async def greeted(self) -> Peer:
+        """Accept a connection of the front, and its first frame."""
+        peer = await self.accept()
+        assert await peer.next() == HELLO
+        return peer
+
     def close(self) -> None:
         self.listener.close()
         for peer in self.peers:
             peer.socket.close()
 
 
-class Peer:
+class Peer(ObserverLine):
     """One connection of the front, from the observer's side."""
-
-    def __init__(self, accepted: socket.socket) -> None:
-        self.socket = accepted
-        accepted.setblocking(False)
-        self._frames = FrameBuffer()
-        self._ready: list[ObserverFrame] = []
-
-    async def next(self) -> ObserverFrame:
-        loop = asyncio.get_running_loop()
-        while not self._ready:
-            data = await asyncio.wait_for(loop.sock_recv(self.socket, 1 << 16), PATIENCE_S)
-            assert data, "the front hung up"
-            self._ready += [decode(body) for body in self._frames.feed(data)]
-        return self._ready.pop(0)
 
     async def records(self, num: int) -> list[bytes]:
         payloads: list[bytes] = []
@@ -113,9 +65,6 @@ class Peer:
             assert isinstance(frame, Records)
             payloads += frame.payloads
         return payloads
-
-    def send(self, frame: ObserverFrame) -> None:
-        self.socket.sendall(encode(frame))
 
 
 def carry_out(order: Command, answer: object) -> None:
@@ -130,7 +79,7 @@ async def exporter(
     made = Exporter(
         path,
         HELLO,
-        live_views=lambda: tuple(view(number) for number in range(num_live)),
+        live_views=lambda: tuple(front_view([number]) for number in range(num_live)),
         carry_out=carry_out,
         max_bytes=max_bytes,
         max_records=max_records,
@@ -156,8 +105,7 @@ def observer(path: Path) -> Generator[FakeObserver]:
 
 async def test_records_arrive_in_order_and_together(path: Path, observer: FakeObserver) -> None:
     async with exporter(path) as box:
-        peer = await observer.accept()
-        assert await peer.next() == HELLO
+        peer = await observer.greeted()
         sent = [b"record %d" % number for number in range(100)]
         assert all(box.offer(payload) for payload in sent)
         frame = await peer.next()
@@ -170,11 +118,10 @@ async def test_an_observer_that_is_not_up_yet_finds_what_was_said_before(
 ) -> None:
     async with exporter(path) as box:
         assert box.offer(b"early")
-        box.send_heartbeat(beat(1))
-        box.send_heartbeat(beat(2))
-        peer = await observer.accept()
-        assert await peer.next() == HELLO
-        assert await peer.next() == beat(2), "of two states the newest"
+        box.send_heartbeat(BEATS[0])
+        box.send_heartbeat(BEATS[1])
+        peer = await observer.greeted()
+        assert await peer.next() == BEATS[1], "of two states the newest"
         assert await peer.records(1) == [b"early"]
 
 
@@ -183,8 +130,7 @@ async def test_an_observer_that_does_not_read_costs_records_which_are_counted(
 ) -> None:
     payload = b"x" * 1000
     async with exporter(path, max_bytes=100_000) as box:
-        peer = await observer.accept()
-        assert await peer.next() == HELLO
+        peer = await observer.greeted()
         num_taken = 0
         # The kernel's buffer fills first, then ours; then the rest is refused at once.
         for _ in range(5_000):
@@ -209,8 +155,7 @@ async def test_records_for_nobody_are_dropped_and_counted(
 ) -> None:
     # Not full before the next attempt to connect.
     async with exporter(path, max_records=1 << 20) as box:
-        peer = await observer.accept()
-        assert await peer.next() == HELLO
+        peer = await observer.greeted()
         # Given up: nothing listens any more.
         observer.listener.close()
         peer.socket.close()
@@ -227,8 +172,7 @@ async def test_the_next_observer_is_found_and_what_waited_is_kept_for_it(
     path: Path, observer: FakeObserver
 ) -> None:
     async with exporter(path) as box:
-        first = await observer.accept()
-        assert await first.next() == HELLO
+        first = await observer.greeted()
         first.socket.close()  # killed; its listening socket lives on elsewhere
         second = await observer.accept()
         assert box.offer(b"for the next")
@@ -239,8 +183,7 @@ async def test_the_next_observer_is_found_and_what_waited_is_kept_for_it(
 
 async def test_live_requests_come_in_parts_that_end(path: Path, observer: FakeObserver) -> None:
     async with exporter(path, num_live=300):
-        peer = await observer.accept()
-        assert await peer.next() == HELLO
+        peer = await observer.greeted()
         peer.send(LiveQuery(ticket=7))
         views: list[FrontView] = []
         is_last = False
@@ -250,13 +193,12 @@ async def test_live_requests_come_in_parts_that_end(path: Path, observer: FakeOb
             assert part.ticket == 7
             views += part.views
             is_last = part.is_last
-        assert views == [view(number) for number in range(300)]
+        assert views == [front_view([number]) for number in range(300)]
 
 
 async def test_orders_are_carried_out_and_answered(path: Path, observer: FakeObserver) -> None:
     async with exporter(path):
-        peer = await observer.accept()
-        assert await peer.next() == HELLO
+        peer = await observer.greeted()
         peer.send(Command(ticket=9, kind=CommandKind.LOG_LEVEL, argument="debug"))
         assert await peer.next() == CommandResult(ticket=9, payload=b"debug")
 
@@ -265,24 +207,21 @@ async def test_an_observer_that_breaks_the_protocol_is_hung_up_on(
     path: Path, observer: FakeObserver
 ) -> None:
     async with exporter(path):
-        peer = await observer.accept()
-        assert await peer.next() == HELLO
+        peer = await observer.greeted()
         peer.send(HELLO)
-        again = await observer.accept()
-        assert await again.next() == HELLO
+        await observer.greeted()
 
 
 async def test_the_last_words_are_sent_before_it_hangs_up(
     path: Path, observer: FakeObserver
 ) -> None:
-    box = Exporter(path, HELLO, live_views=lambda: (), carry_out=carry_out)
-    await box.start()
-    peer = await observer.accept()
-    box.offer(b"last")
-    box.send_heartbeat(beat(1))
-    await box.close(PATIENCE_S)
+    async with exporter(path) as box:
+        peer = await observer.accept()
+        box.offer(b"last")
+        box.send_heartbeat(BEATS[0])
+        await box.close(PATIENCE_S)
     assert await peer.next() == HELLO
-    assert await peer.next() == beat(1)
+    assert await peer.next() == BEATS[0]
     assert await peer.records(1) == [b"last"]
     assert not box.offer(b"too late")
 
@@ -290,12 +229,10 @@ async def test_the_last_words_are_sent_before_it_hangs_up(
 async def test_closing_waits_no_longer_than_told_for_one_who_does_not_read(
     path: Path, observer: FakeObserver
 ) -> None:
-    box = Exporter(path, HELLO, live_views=lambda: (), carry_out=carry_out)
-    await box.start()
-    peer = await observer.accept()
-    offered = [box.offer(b"x" * 100_000) for _ in range(30)]
-    assert all(offered)
-    await box.close(0.01)
+    async with exporter(path) as box:
+        peer = await observer.accept()
+        assert all(box.offer(b"x" * 100_000) for _ in range(30))
+        await box.close(0.01)
     num_lost = box.dropped[NO_OBSERVER]
     assert 0 < num_lost <= 30
     # What was on its way is broken off; what is counted never came as a whole.
@@ -315,7 +252,7 @@ async def test_thousands_of_live_requests_leave_room_for_others(
     def live_views() -> Iterator[FrontView]:
         for number in range(3000):
             made.append(number)
-            yield view(number)
+            yield front_view([number])
 
     loop = asyncio.get_running_loop()
     grown: list[int] = []
@@ -327,8 +264,7 @@ async def test_thousands_of_live_requests_leave_room_for_others(
 
     box = Exporter(path, HELLO, live_views=live_views, carry_out=carry_out)
     await box.start()
-    peer = await observer.accept()
-    assert await peer.next() == HELLO
+    peer = await observer.greeted()
     tick(0)
     peer.send(LiveQuery(ticket=1))
     num_told = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import socket
@@ -15,28 +14,23 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.server.link.frames import Command, CommandKind, CommandResult
-from penstock.server.link.wire import FrameBuffer
 from penstock.server.observe.flight.layout import FACTS_OFFSET, GENERATION_OFFSET
 from penstock.server.observe.flight.writer import FlightWriter
 from penstock.server.observe.flight_source import FlightSource
 from penstock.server.observe.frames import (
-    FrontView,
     Heartbeat,
     Hello,
     LiveAnswer,
     LiveQuery,
-    ObserverFrame,
     Records,
-    decode,
-    encode,
 )
 from penstock.server.observe.front_receiver import FrontReceiver, FrontUnavailable
 from penstock.server.observe.listeners import NO_TOTALS, ServiceListener, ServiceListeners
 from penstock.server.observe.request_record import RequestRecord, encode_record
-from support.flights import Flown, make_facts
-from support.request_records import request_record
-
-PATIENCE_S = 60.0
+from support.flights import Flown
+from support.observer_line import ObserverLine
+from support.patience import PATIENCE_S
+from support.reports import beat, front_view, make_facts, request_record
 
 
 class Heard(ServiceListener):
@@ -87,153 +81,109 @@ class Heard(ServiceListener):
         task.add_done_callback(self._tasks.discard)
 
 
-class FakeFront:
+class FakeFront(ObserverLine):
     """A front's end of the connection."""
 
     def __init__(self, path: Path, front_id: int) -> None:
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.connect(str(path))
-        self.socket.setblocking(False)
-        self._frames = FrameBuffer()
+        connected = socket.socket(socket.AF_UNIX)
+        connected.connect(str(path))
+        super().__init__(connected)
         self.send(Hello(front_id=front_id, pid=1000 + front_id))
 
-    def send(self, frame: ObserverFrame) -> None:
-        self.socket.sendall(encode(frame))
 
-    async def next(self) -> ObserverFrame:
-        loop = asyncio.get_running_loop()
-        data = await asyncio.wait_for(loop.sock_recv(self.socket, 1 << 16), PATIENCE_S)
-        (body,) = self._frames.feed(data)
-        return decode(body)
+@dataclasses.dataclass
+class House:
+    """A receiver on a socket, what its listener received, and fronts that are closed at the end."""
+
+    path: Path
+    hub: FrontReceiver
+    heard: Heard
+    fronts: list[FakeFront] = dataclasses.field(default_factory=list)
+
+    def front(self, front_id: int) -> FakeFront:
+        self.fronts.append(FakeFront(self.path, front_id))
+        return self.fronts[-1]
+
+    async def known_front(self, front_id: int) -> FakeFront:
+        """Return a front of which the receiver has a heartbeat."""
+        front, num_before = self.front(front_id), len(self.heard.beats)
+        front.send(beat(front_id))
+        await self.heard.until(lambda: len(self.heard.beats) > num_before)
+        return front
 
 
-@contextlib.asynccontextmanager
-async def hub_at(path: Path, heard: Heard) -> AsyncGenerator[FrontReceiver]:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
-    listener.listen(8)
-    hub = FrontReceiver(heard)
-    await hub.start(listener)
-    try:
-        yield hub
-    finally:
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncGenerator[House]:
+    path, heard = tmp_path / "observer.sock", Heard()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(8)
+        hub = FrontReceiver(heard)
+        await hub.start(listener)
+        house = House(path, hub, heard)
+        yield house
         await hub.close(0.0)
-        listener.close()
+        for front in house.fronts:
+            front.socket.close()
 
 
-def beat(front_id: int, num_live: int) -> Heartbeat:
-    counts: dict[str, Any] = dict.fromkeys(
-        (
-            *("num_streams", "num_backlog_tokens", "num_submitted", "num_cut_readers"),
-            *("num_late_events", "num_unknown_fields", "num_internal_errors", "num_records"),
-        ),
-        0,
-    )
-    return Heartbeat(
-        front_id=front_id,
-        pid=1,
-        epoch=1,
-        is_draining=False,
-        is_engine_up=True,
-        num_live=num_live,
-        **counts,
-    )
+async def test_what_fronts_tell_is_heard_and_their_going_too(house: House) -> None:
+    heard = house.heard
+    one, two = house.front(1), house.front(2)
+    records = [request_record(number) for number in range(3)]
+    one.send(Records(payloads=tuple(map(encode_record, records))))
+    one.send(beat(1, num_live=4))
+    two.send(beat(2, num_live=5))
+    await heard.until(lambda: len(heard.beats) == 2)
+    assert heard.records == records
+    assert house.hub.pids == {1: 1001, 2: 1002}
+    assert house.hub.num_live == 9
+    two.socket.close()
+    await heard.until(lambda: heard.gone == [2])
+    assert house.hub.front_ids == (1,)
 
 
-async def test_what_fronts_tell_is_heard_and_their_going_too(tmp_path: Path) -> None:
-    heard = Heard()
-    path = tmp_path / "observer.sock"
-    async with hub_at(path, heard) as hub:
-        one, two = FakeFront(path, 1), FakeFront(path, 2)
-        records = [request_record(number) for number in range(3)]
-        one.send(Records(payloads=tuple(map(encode_record, records))))
-        one.send(beat(1, num_live=4))
-        two.send(beat(2, num_live=5))
-        await heard.until(lambda: len(heard.beats) == 2)
-        assert heard.records == records
-        assert hub.pids == {1: 1001, 2: 1002}
-        assert hub.num_live == 9
-        two.socket.close()
-        await heard.until(lambda: heard.gone == [2])
-        assert hub.front_ids == (1,)
-        one.socket.close()
+async def test_a_record_that_cannot_be_read_takes_no_other_along(house: House) -> None:
+    good = request_record()
+    house.front(1).send(Records(payloads=(b"nonsense", encode_record(good), b"")))
+    await house.heard.until(lambda: house.heard.records)
+    assert house.heard.records == [good]
+    assert house.hub.num_unreadable == 2
 
 
-async def test_a_record_that_cannot_be_read_takes_no_other_along(tmp_path: Path) -> None:
-    heard = Heard()
-    path = tmp_path / "observer.sock"
-    async with hub_at(path, heard) as hub:
-        front = FakeFront(path, 1)
-        good = request_record()
-        front.send(Records(payloads=(b"nonsense", encode_record(good), b"")))
-        await heard.until(lambda: heard.records)
-        assert heard.records == [good]
-        assert hub.num_unreadable == 2
-        front.socket.close()
+async def test_live_requests_of_all_fronts_but_not_of_a_silent_one(house: House) -> None:
+    assert await house.hub.live_views(PATIENCE_S) == ((), True)
+    one, two = await house.known_front(1), await house.known_front(2)
+    view = front_view([1])
+    asked = asyncio.create_task(house.hub.live_views(PATIENCE_S))
+    query = await one.next()
+    assert isinstance(query, LiveQuery)
+    one.send(LiveAnswer(ticket=query.ticket, views=(view,), is_last=False))
+    one.send(LiveAnswer(ticket=query.ticket, views=(view,)))
+    await two.next()
+    two.socket.close()  # dies while it is asked
+    assert await asked == ((view, view), False)
 
 
-async def test_live_requests_of_all_fronts_but_not_of_a_silent_one(tmp_path: Path) -> None:
-    heard = Heard()
-    path = tmp_path / "observer.sock"
-    async with hub_at(path, heard) as hub:
-        assert await hub.live_views(PATIENCE_S) == ((), True)
-        one, two = FakeFront(path, 1), FakeFront(path, 2)
-        one.send(beat(1, 0))
-        two.send(beat(2, 0))
-        await heard.until(lambda: len(heard.beats) == 2)
-        texts: dict[str, Any] = dict.fromkeys(("request_id", "tenant", "trace_id", "phase"), "x")
-        names = [field.name for field in dataclasses.fields(FrontView)]
-        counts: dict[str, Any] = {name: 0 for name in names if name.startswith("num_")}
-        view = FrontView(
-            **counts,
-            **texts,
-            front_id=1,
-            keys=(),
-            priority=0,
-            arrival_s=0.0,
-            history=(),
-        )
-        asked = asyncio.create_task(hub.live_views(PATIENCE_S))
-        query = await one.next()
-        assert isinstance(query, LiveQuery)
-        one.send(LiveAnswer(ticket=query.ticket, views=(view,), is_last=False))
-        one.send(LiveAnswer(ticket=query.ticket, views=(view,)))
-        await two.next()
-        two.socket.close()  # dies while it is asked
-        assert await asked == ((view, view), False)
-        one.socket.close()
+async def test_orders_reach_their_front(house: House) -> None:
+    hub, front = house.hub, await house.known_front(1)
+    asked = asyncio.create_task(hub.order(1, CommandKind.PROFILE, "1", PATIENCE_S))
+    order = await front.next()
+    assert isinstance(order, Command)
+    front.send(CommandResult(ticket=order.ticket, payload=b"done"))
+    assert (await asked).payload == b"done"
+    with pytest.raises(FrontUnavailable, match="there is no front 2"):
+        await hub.order(2, CommandKind.PROFILE, "1", PATIENCE_S)
+    with pytest.raises(FrontUnavailable, match="front 1 does not respond"):
+        await hub.order(1, CommandKind.PROFILE, "1", 0.0)
 
 
-async def test_orders_reach_their_front(tmp_path: Path) -> None:
-    heard = Heard()
-    path = tmp_path / "observer.sock"
-    async with hub_at(path, heard) as hub:
-        front = FakeFront(path, 1)
-        front.send(beat(1, 0))
-        await heard.until(lambda: heard.beats)
-        asked = asyncio.create_task(hub.order(1, CommandKind.PROFILE, "1", PATIENCE_S))
-        order = await front.next()
-        assert isinstance(order, Command)
-        front.send(CommandResult(ticket=order.ticket, payload=b"done"))
-        assert (await asked).payload == b"done"
-        with pytest.raises(FrontUnavailable, match="there is no front 2"):
-            await hub.order(2, CommandKind.PROFILE, "1", PATIENCE_S)
-        with pytest.raises(FrontUnavailable, match="front 1 does not answer"):
-            await hub.order(1, CommandKind.PROFILE, "1", 0.0)
-        front.socket.close()
-
-
-async def test_what_fronts_said_before_they_ended_is_heard_out(tmp_path: Path) -> None:
-    heard = Heard()
-    path = tmp_path / "observer.sock"
-    async with hub_at(path, heard) as hub:
-        front = FakeFront(path, 1)
-        front.send(beat(1, 0))
-        await heard.until(lambda: heard.beats)
-        front.send(Records(payloads=(encode_record(request_record()),) * 100))
-        front.socket.close()
-        await hub.close(PATIENCE_S)
-        assert len(heard.records) == 100
+async def test_what_fronts_said_before_they_ended_is_heard_out(house: House) -> None:
+    front = await house.known_front(1)
+    front.send(Records(payloads=(encode_record(request_record()),) * 100))
+    front.socket.close()
+    await house.hub.close(PATIENCE_S)
+    assert len(house.heard.records) == 100
 
 
 async def test_one_listener_that_trips_takes_nothing_away_from_the_others() -> None:
@@ -244,7 +194,7 @@ async def test_one_listener_that_trips_takes_nothing_away_from_the_others() -> N
     heard = Heard()
     fanout = ServiceListeners(Trips(), heard)
     fanout.take_records([request_record()])
-    fanout.take_heartbeat(beat(1, 0))
+    fanout.take_heartbeat(beat(1))
     assert len(heard.records) == len(heard.beats) == 1
     assert fanout.num_failures == 1
 

@@ -7,7 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.server.processes.engine_supervision import CrashAttribution, EngineDeath, is_its_own
+from penstock.server.processes.engine_supervision import (
+    CrashAttribution,
+    EngineDeath,
+    is_own_failure,
+)
 
 
 class Clock:
@@ -20,13 +24,17 @@ class Clock:
 
 def own(*in_hand: int, on_trial: tuple[int, ...] = ()) -> EngineDeath:
     return EngineDeath(
-        is_its_own=True, keys_in_progress=frozenset(in_hand), keys_on_probation=frozenset(on_trial)
+        is_own_failure=True,
+        keys_in_progress=frozenset(in_hand),
+        keys_on_probation=frozenset(on_trial),
     )
 
 
 def from_outside(*in_hand: int, on_trial: tuple[int, ...] = ()) -> EngineDeath:
     return EngineDeath(
-        is_its_own=False, keys_in_progress=frozenset(in_hand), keys_on_probation=frozenset(on_trial)
+        is_own_failure=False,
+        keys_in_progress=frozenset(in_hand),
+        keys_on_probation=frozenset(on_trial),
     )
 
 
@@ -56,7 +64,7 @@ def judged(*deaths: EngineDeath) -> tuple[set[int], set[int]]:
     ],
 )
 def test_whose_doing_a_death_was(code: int, was_hung: bool, verdict: bool) -> None:
-    assert is_its_own(code, was_hung=was_hung) is verdict
+    assert is_own_failure(code, was_hung=was_hung) is verdict
 
 
 def test_everybody_in_hand_of_an_engine_that_broke_down_is_tried() -> None:

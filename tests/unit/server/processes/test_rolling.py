@@ -17,8 +17,7 @@ from penstock.server.processes.rolling import RollingRestart
 from penstock.server.processes.service_processes import ServiceProcesses
 from penstock.server.processes.spawn_context import SpawnContext
 from penstock.server.processes.supervised_process import SupervisedProcess
-
-PATIENCE_S = 60.0
+from support.patience import PATIENCE_S
 
 
 async def no_child() -> Child:

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from penstock.server.link.frames import Command, CommandKind, CommandResult
-from penstock.server.processes.command_runner import Orders, sample
+from penstock.server.processes.command_runner import CommandRunner, sample
 
 
 def innermost_wait(begun: threading.Event, end: threading.Event) -> None:
@@ -48,7 +48,7 @@ def test_how_long_is_bounded(seconds: float) -> None:
 
 
 def test_one_profile_at_a_time_and_bad_orders_are_answered() -> None:
-    orders = Orders("engine")
+    orders = CommandRunner("engine")
     answered = threading.Event()
     answers: list[CommandResult] = []
 

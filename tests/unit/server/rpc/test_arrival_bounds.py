@@ -16,11 +16,11 @@ from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.health import Health
 from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageTurns
 from penstock.server.rpc.read_limiter import MAX_OPEN_READINGS, RequestReadLimiter
+from support.patience import PATIENCE_S
 
 WATCH, CHECK = "/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/Check"
 REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 LIST_SERVICES = b"\x3a\x00"
-PATIENCE_S = 60.0
 
 
 class Wire:

@@ -12,7 +12,8 @@ from penstock.server.front.errors import RequestError
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.generation import read_generation
 from support.fronts import INFO
-from support.request_edits import Edit, base, choices, grammar, put, regex, schema
+from support.generate_requests import text_request
+from support.request_edits import Edit, choices, grammar, put, regex, schema
 
 LIMITS = Limits.of(FrontConfig(), INFO)
 SCHEMA, PATTERN = "constraint.json_schema.schema", "constraint.regex.pattern"
@@ -20,7 +21,7 @@ EBNF = "constraint.grammar.ebnf"
 
 
 def violations(*edits: Edit) -> dict[str, str]:
-    message = base()
+    message = text_request()
     for edit in edits:
         edit(message)
     try:

@@ -12,17 +12,17 @@ from penstock.scheduler.executor import Feature
 from penstock.scheduler.request import CacheRetention, Constraint, ConstraintKind
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
-from penstock.server.front.generation import Generation
+from penstock.server.front.generation import GenerationSpec
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.constraint import MAX_DEPTH
 from penstock.server.rpc.mapping_in.generation import num_lowered_priorities, read_generation
 from penstock.server.tenants import PriorityCeilings
 from penstock.v1.generation_service_pb2 import GenerateRequest
-from support.fronts import INFO
+from support.fronts import INFO, refused
+from support.generate_requests import text_request
 from support.request_edits import (
     Edit,
     adapter,
-    base,
     choices,
     edited,
     grammar,
@@ -37,7 +37,7 @@ LIMITS = Limits.of(FrontConfig(max_constraint_bytes=200), INFO)
 NAN, INF = math.nan, math.inf
 
 
-def read(message: GenerateRequest, limits: Limits = LIMITS) -> Generation:
+def read(message: GenerateRequest, limits: Limits = LIMITS) -> GenerationSpec:
     return read_generation(message, limits, ("tiny",))
 
 
@@ -80,10 +80,16 @@ OFF_BY_RANGE: list[tuple[str, Edit, str]] = [
     ("edit", "path"), [pytest.param(edit, path, id=name) for name, edit, path in OFF_BY_RANGE]
 )
 def test_what_is_off_is_named(edit: Edit, path: str) -> None:
-    with pytest.raises(RequestError) as caught:
+    with refused(ErrorReason.INVALID_ARGUMENT) as caught:
         read(edited(edit))
-    assert caught.value.reason is ErrorReason.INVALID_ARGUMENT
     assert [violation.path for violation in caught.value.refusal.violations] == [path]
+
+
+def test_the_place_in_a_schema_that_is_not_json_is_reported() -> None:
+    with refused(ErrorReason.INVALID_ARGUMENT) as caught:
+        read(edited(schema('{"type":\n "object"')))
+    [violation] = caught.value.refusal.violations
+    assert violation.description == "must be a JSON document; line 2, column 10 is not JSON"
 
 
 AT_THE_EDGE: list[Edit] = [
@@ -127,18 +133,16 @@ def test_each_missing_feature_is_told_with_its_path(
     edit: Edit, feature: Feature, path: str
 ) -> None:
     limits = replace(LIMITS, features=INFO.features - {feature})
-    with pytest.raises(RequestError) as caught:
+    with refused(ErrorReason.FEATURE_UNSUPPORTED) as caught:
         read(edited(edit), limits)
-    assert caught.value.reason is ErrorReason.FEATURE_UNSUPPORTED
     assert caught.value.refusal.metadata == {"feature": feature.value, "field": path}
 
 
 def test_sessions_need_an_executor_whose_blocks_can_be_kept() -> None:
     asked = edited(put("cache", "session_id", "mine"))
     assert read(asked).session_id == "mine"
-    with pytest.raises(RequestError) as caught:
+    with refused(ErrorReason.FEATURE_UNSUPPORTED) as caught:
         read(asked, replace(LIMITS, features=INFO.features - {Feature.CACHE_RETENTION}))
-    assert caught.value.reason is ErrorReason.FEATURE_UNSUPPORTED
     assert caught.value.refusal.metadata == {"feature": "sessions", "field": "cache.session_id"}
 
 
@@ -176,16 +180,14 @@ def test_a_retention_priority_above_the_tenants_is_lowered(wanted: int, kept: in
 
 def test_an_adapter_is_taken_at_its_own_strength_or_refused() -> None:
     assert read(edited(adapter("poet", 1.0))) == read(edited(adapter("poet")))
-    with pytest.raises(RequestError) as caught:
+    with refused(ErrorReason.FEATURE_UNSUPPORTED) as caught:
         read(edited(adapter("poet", 0.5)))
-    assert caught.value.reason is ErrorReason.FEATURE_UNSUPPORTED
     assert caught.value.refusal.metadata == {"feature": "adapters", "field": "adapter.scale"}
 
 
 def test_an_unknown_adapter_is_not_found() -> None:
-    with pytest.raises(RequestError) as caught:
+    with refused(ErrorReason.ADAPTER_NOT_FOUND) as caught:
         read(edited(adapter("Poet")))
-    assert caught.value.reason is ErrorReason.ADAPTER_NOT_FOUND
     assert caught.value.refusal.metadata == {"adapter": "Poet"}
 
 
@@ -212,7 +214,7 @@ def test_what_is_asked_of_the_executor_is_read_as_it_was_said() -> None:
         kind=ConstraintKind.CHOICE, texts=("b", "a")
     )
     assert read(edited(adapter("poet"))).adapter == "poet"
-    plain = read(base())
+    plain = read(text_request())
     assert (plain.adapter, plain.constraint, plain.retention) == ("", None, None)
 
 

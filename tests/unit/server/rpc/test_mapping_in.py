@@ -17,7 +17,7 @@ from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.front.generation import (
     ChatInput,
     ChunkLimits,
-    Generation,
+    GenerationSpec,
     TextInput,
     TokenInput,
 )
@@ -26,12 +26,12 @@ from penstock.server.rpc.mapping_in import prompt
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS, read_generation
 from penstock.server.rpc.mapping_in.prompt import REFUSED_FIELDS
 from penstock.v1.generation_service_pb2 import GenerateRequest
-from support.fronts import INFO
+from support.fronts import INFO, refused
+from support.generate_requests import text_request
 from support.request_edits import (
     Edit,
     adapter,
     add,
-    base,
     bias,
     chat,
     choices,
@@ -50,7 +50,7 @@ LIMITS = Limits.of(FrontConfig(max_prompt_bytes=1000, max_chat_messages=4), INFO
 NAN, INF = math.nan, math.inf
 
 
-def read(message: GenerateRequest, limits: Limits = LIMITS) -> Generation:
+def read(message: GenerateRequest, limits: Limits = LIMITS) -> GenerationSpec:
     return read_generation(message, limits, ("tiny", "alias"))
 
 
@@ -184,7 +184,7 @@ def test_the_edges_of_every_range_are_allowed(edit: Edit) -> None:
 
 
 def test_all_violations_are_collected() -> None:
-    message = base()
+    message = text_request()
     for edit in (
         put("sampling", "temperature", NAN),
         put("stopping", "max_tokens", 0),
@@ -201,7 +201,7 @@ def test_all_violations_are_collected() -> None:
 
 
 def test_unset_means_the_default_and_zero_does_not() -> None:
-    plain = read(base())
+    plain = read(text_request())
     params = plain.sampling.params
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (1.0, 1.0, 0, 0.0)
     assert params.repetition_penalty == 1.0
@@ -254,9 +254,8 @@ def test_prompt_longer_than_the_context_has_its_own_reason() -> None:
 
 @pytest.mark.parametrize("name", ["other", ""])
 def test_unknown_model(name: str) -> None:
-    with pytest.raises(RequestError) as caught:
+    with refused(ErrorReason.MODEL_NOT_FOUND) as caught:
         read(edited(lambda m: setattr(m, "model", name)))
-    assert caught.value.reason is ErrorReason.MODEL_NOT_FOUND
     assert caught.value.refusal.message == f"model {name!r} not found; available: alias, tiny"
 
 
@@ -279,14 +278,12 @@ def test_a_misspelt_model_is_answered_with_the_nearest_one() -> None:
 )
 def test_what_the_executor_lacks_is_refused(edit: Edit, feature: Feature) -> None:
     limits = replace(LIMITS, features=INFO.features - {feature})
-    with pytest.raises(RequestError) as caught:
+    with refused(ErrorReason.FEATURE_UNSUPPORTED) as caught:
         read(edited(edit), limits)
-    assert caught.value.reason is ErrorReason.FEATURE_UNSUPPORTED
     assert caught.value.refusal.metadata["feature"] == feature.value
-    assert (
-        f"{feature.value} is not supported by the {INFO.name} executor;"
-        in caught.value.refusal.message
-    )
+    refusal = caught.value.refusal
+    path = refusal.metadata["field"]
+    assert refusal.message.startswith(f"{path}: is not supported by the {INFO.name} executor; ")
 
 
 def test_neutral_values_need_no_feature() -> None:
@@ -309,8 +306,8 @@ def leaves(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
 
 
 def test_chunk_limits_and_their_defaults() -> None:
-    assert read(base()).output.chunks == ChunkLimits(min_tokens=1, max_delay_s=0.1)
-    assert not read(base()).output.chunks.is_holding
+    assert read(text_request()).output.chunks == ChunkLimits(min_tokens=1, max_delay_s=0.1)
+    assert not read(text_request()).output.chunks.is_holding
     wanted = edited(put("output", "min_chunk_tokens", 256))
     chunk_delay(10, 0)(wanted)
     assert read(wanted).output.chunks == ChunkLimits(min_tokens=256, max_delay_s=10.0)

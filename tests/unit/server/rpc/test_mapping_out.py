@@ -17,7 +17,7 @@ from penstock.scheduler.state import RequestState
 from penstock.server.front import events
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.generation import ChunkLimits
-from penstock.server.front.stream_head import MAX_PART_LOGPROBS, PromptEcho
+from penstock.server.front.stream_head import MAX_PART_LOGPROBS, EchoedPrompt
 from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for
 from penstock.server.rpc.once_encoding import OnceEncoder
 from penstock.v1 import state_pb2
@@ -192,7 +192,7 @@ def test_long_prompt_comes_in_pieces() -> None:
 def test_records_of_bare_ids_are_what_they_are_one_by_one(num: int) -> None:
     edges = [0, 1, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152, 2**31 - 1]
     ids = [*edges, *range(num)][:num]
-    pieces = list(PromptEcho(np.array(ids, dtype=np.int32), "text").head())
+    pieces = list(EchoedPrompt(np.array(ids, dtype=np.int32), "text").head())
     records = [piece.records for piece in pieces[1:]]
     assert all(isinstance(some, events.IdRecords) for some in records), "none is made yet"
     plain: list[events.StreamEvent] = [events.PromptPiece(text="text")]
@@ -242,7 +242,7 @@ def test_what_has_come_of_a_whole_answer_is_no_objects() -> None:
 
 def test_rows_of_a_prompt_come_in_parts_and_once() -> None:
     ids = np.arange(1000, dtype=np.int32)
-    echo = PromptEcho(ids, num_logprobs=1)
+    echo = EchoedPrompt(ids, num_logprobs=1)
     assert [len(piece.records) for piece in echo.head()] == [1]
 
     def rows(first: int, end: int) -> list[events.TokenRecord]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from grpc import StatusCode
 
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.front.config import FrontConfig
@@ -12,8 +13,8 @@ from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageTurns
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
-from support.fronts import admitted, finished
-from support.multiplex import cancel, credit, kind, played_call, submit, told_error
+from support.fronts import admitted, finished, rich_status
+from support.multiplex import cancel, credit, kind, played_call, submit
 
 
 async def test_a_step_is_one_message_for_all(text: ModelText) -> None:
@@ -135,8 +136,12 @@ async def test_without_credit_for_too_long_one_is_cut_and_the_others_go_on(
             call.port.say(tokens=[(one, call.token("a")), (two, call.token("a"))])
             await call.settle()
         (event,) = [event for event in call.wire.events(1) if event.HasField("error")]
-        error = told_error(event)
-        assert (error.code, error.reason, error.retry_s) == (8, "READER_STALLED", None)
+        error = rich_status(event.error)
+        assert (error.code, error.info.reason, error.retry_s) == (
+            StatusCode.RESOURCE_EXHAUSTED,
+            "READER_STALLED",
+            None,
+        )
         assert set(call.port.cancelled) == {((one,), FinishReason.CANCELLED)}
         assert call.front.counters.num_cut_readers == 1
         call.port.finish(two)
@@ -156,12 +161,16 @@ async def test_a_refused_request_leaves_the_others(text: ModelText) -> None:
         key = await call.submitted()
         await call.settle()
         (full,) = call.wire.events(2)
-        error = told_error(full)
-        assert (error.code, error.reason, error.request_id) == (8, "QUEUE_FULL", "second")
+        error = rich_status(full.error)
+        assert (error.code, error.info.reason, error.request_id) == (
+            StatusCode.RESOURCE_EXHAUSTED,
+            "QUEUE_FULL",
+            "second",
+        )
         assert error.retry_s == pytest.approx(1.125), "drawn out, as for a call"
         (invalid,) = call.wire.events(3)
-        assert told_error(invalid).reason == "INVALID_ARGUMENT"
-        assert told_error(invalid).request_id, "one that the server gave it"
+        assert rich_status(invalid.error).info.reason == "INVALID_ARGUMENT"
+        assert rich_status(invalid.error).request_id, "one that the server gave it"
         call.port.finish(key)
         await call.settle()
         assert call.wire.kinds(1)[-1] == "finished"
@@ -186,13 +195,16 @@ async def test_an_unread_request_gives_its_place_up_where_the_front_is_full(
         call.wire.send(submit(3))
         await call.submitted()
         await call.settle()
-        last = told_error(call.wire.events(1)[-1])
-        assert (last.code, last.reason) == (8, "READER_STALLED")
+        last = rich_status(call.wire.events(1)[-1].error)
+        assert (last.code, last.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "READER_STALLED")
         assert call.wire.kinds(2) == ["accepted"] or not call.wire.kinds(2)
         call.wire.send(submit(1), submit(4))
         await call.settle()
-        error = told_error(call.wire.events(4)[-1])
-        assert (error.code, error.reason) == (8, "QUEUE_FULL"), "running ones are left alone"
+        error = rich_status(call.wire.events(4)[-1].error)
+        assert (error.code, error.info.reason) == (
+            StatusCode.RESOURCE_EXHAUSTED,
+            "QUEUE_FULL",
+        ), "running ones are left alone"
 
 
 async def test_the_engines_refusal_is_the_requests(text: ModelText) -> None:
@@ -202,8 +214,8 @@ async def test_the_engines_refusal_is_the_requests(text: ModelText) -> None:
         call.port.fail(one, FailureReason.QUEUE_FULL, retry_after_s=3.0)
         await call.settle()
         (event,) = call.wire.events(1)
-        error = told_error(event)
-        assert error.reason == "QUEUE_FULL"
+        error = rich_status(event.error)
+        assert error.info.reason == "QUEUE_FULL"
         assert error.retry_s == pytest.approx(3.375)
         assert error.request_id
         assert not call.wire.events(2), "nor is it refused as too long yet"

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.server.rpc.reading_slots import ReadingSlots, Slot
+from penstock.server.rpc.reading_slots import ReadingSlot, ReadingSlots
 
 MAX_NUM, MAX_PER_CALLER, HURRIED_S = 4, 2, 10.0
 
@@ -36,10 +36,10 @@ class House:
             clock=lambda: self.now_s,
         )
 
-    async def held(self, *callers: str) -> list[Slot]:
+    async def held(self, *callers: str) -> list[ReadingSlot]:
         return [await self.slots.take(caller, FakeDeadline()) for caller in callers]
 
-    async def waiting(self, caller: str) -> asyncio.Task[Slot]:
+    async def waiting(self, caller: str) -> asyncio.Task[ReadingSlot]:
         """Start a call that gets no slot yet."""
         task = asyncio.create_task(self.slots.take(caller, FakeDeadline()))
         await asyncio.sleep(0)
@@ -47,7 +47,7 @@ class House:
         return task
 
 
-def hurried(slots: list[Slot]) -> list[bool]:
+def hurried(slots: list[ReadingSlot]) -> list[bool]:
     return [isinstance(s.deadline, FakeDeadline) and s.deadline.at_s is not None for s in slots]
 
 

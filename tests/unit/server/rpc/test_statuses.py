@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
 import grpc
 import pytest
@@ -19,17 +20,26 @@ from google.rpc.status_pb2 import Status
 from penstock.scheduler.events import Failed
 from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import Constraint, ConstraintKind, FailureReason
-from penstock.server.front.errors import ErrorReason, FieldViolation, Refusal, refusal_for
-from penstock.server.front.generation import Generation, TextInput
+from penstock.server.front.errors import (
+    ErrorReason,
+    FieldViolation,
+    Refusal,
+    refusal_for,
+    refuse_quota,
+)
+from penstock.server.front.generation import GenerationSpec, TextInput
 from penstock.server.front.phases import PhaseClock
 from penstock.server.rpc.statuses import (
     MAX_RETRY_SPREAD,
     STATUS_RULES,
+    Abort,
     abort_of,
     retry_delay_s,
     status_of,
 )
 from penstock.v1 import error_pb2
+
+MessageT = TypeVar("MessageT", bound=Message)
 
 # As in the contract's comments (error.proto).
 CODES = {
@@ -63,15 +73,21 @@ CODES = {
 RETRYABLE = {"QUEUE_FULL", "QUOTA_EXCEEDED", "DEADLINE_UNREACHABLE", "DRAINING", "ENGINE_DOWN"}
 
 
-def details(status: Status) -> dict[str, Message]:
-    found: dict[str, Message] = {}
-    for detail in status.details:
-        for kind in (BadRequest, ErrorInfo, QuotaFailure, RequestInfo, RetryInfo):
-            message = kind()
-            if detail.TypeName() == f"google.rpc.{kind.__name__}":
-                detail.Unpack(message)
-                found[kind.__name__] = message
+def detail(status: Status, kind: type[MessageT]) -> MessageT:
+    """Return the only detail of this kind."""
+    tried = [(packed, kind()) for packed in status.details]
+    (found,) = [message for packed, message in tried if packed.Unpack(message)]
     return found
+
+
+def kinds_in(status: Status) -> set[str]:
+    return {packed.TypeName().removeprefix("google.rpc.") for packed in status.details}
+
+
+def status_in(abort: Abort) -> Status:
+    data = dict(abort.trailers)["grpc-status-details-bin"]
+    assert isinstance(data, bytes)
+    return Status.FromString(data)
 
 
 def test_reasons_are_those_of_the_contract() -> None:
@@ -87,31 +103,22 @@ def test_code_and_details_of_every_reason(reason: ErrorReason) -> None:
     delay_s = retry_delay_s(refusal, default_s=1.5, chance=0.0)
     abort = abort_of(refusal, request_id="r-1", retry_after_s=delay_s)
     assert abort.code is CODES[reason.value]
-    trailers = dict(abort.trailers)
-    data = trailers["grpc-status-details-bin"]
-    assert isinstance(data, bytes)
-    status = Status.FromString(data)
+    trailers, status = dict(abort.trailers), status_in(abort)
     assert status.code == abort.code.value[0]
     assert status.message == abort.message != ""
-    found = details(status)
-    info = found["ErrorInfo"]
-    assert isinstance(info, ErrorInfo)
+    info, found = detail(status, ErrorInfo), kinds_in(status)
     assert (info.reason, info.domain) == (reason.value, "penstock.dev")
-    request = found["RequestInfo"]
-    assert isinstance(request, RequestInfo)
-    assert request.request_id == "r-1"
+    assert detail(status, RequestInfo).request_id == "r-1"
     assert ("RetryInfo" in found) is (reason.value in RETRYABLE)
     assert ("grpc-retry-pushback-ms" in trailers) is (reason.value in RETRYABLE)
     if reason.value in RETRYABLE:
-        retry = found["RetryInfo"]
-        assert isinstance(retry, RetryInfo)
-        assert retry.retry_delay.ToMilliseconds() == 1500
+        assert detail(status, RetryInfo).retry_delay.ToMilliseconds() == 1500
         assert trailers["grpc-retry-pushback-ms"] == "1500"
     assert ("QuotaFailure" in found) is (reason is ErrorReason.QUOTA_EXCEEDED)
 
 
 def test_no_request_id_no_request_info() -> None:
-    assert "RequestInfo" not in details(status_of(Refusal(reason=ErrorReason.INTERNAL)))
+    assert "RequestInfo" not in kinds_in(status_of(Refusal(reason=ErrorReason.INTERNAL)))
 
 
 def test_violations_are_told_and_bounded() -> None:
@@ -121,14 +128,8 @@ def test_violations_are_told_and_bounded() -> None:
     )
     abort = abort_of(Refusal(reason=ErrorReason.INVALID_ARGUMENT, violations=many))
     assert len(abort.message.encode()) <= 1024
-    data = dict(abort.trailers)["grpc-status-details-bin"]
-    assert isinstance(data, bytes)
-    status = Status.FromString(data)
-    found = details(status)
-    bad = found["BadRequest"]
-    info = found["ErrorInfo"]
-    assert isinstance(bad, BadRequest)
-    assert isinstance(info, ErrorInfo)
+    status = status_in(abort)
+    bad, info = detail(status, BadRequest), detail(status, ErrorInfo)
     assert len(bad.field_violations) == 16
     assert info.metadata["num_more_violations"] == "84"
     assert status.ByteSize() < 16_000
@@ -150,7 +151,7 @@ def test_every_failure_of_the_engine_has_a_status(reason: FailureReason) -> None
 def refused(end: Failed) -> Refusal:
     return refusal_for(
         end,
-        Generation(
+        GenerationSpec(
             prompt=TextInput(text="x"),
             prompt_path="text_prompt.text",
             constraint=Constraint(kind=ConstraintKind.REGEX, texts=("(",)),
@@ -165,8 +166,7 @@ def test_a_constraint_that_the_executor_refuses_is_named_by_its_field() -> None:
     refusal = refused(Failed(key=1, at_s=0.0, reason=FailureReason.CONSTRAINT_REFUSED))
     abort = abort_of(refusal)
     assert abort.code is grpc.StatusCode.INVALID_ARGUMENT
-    bad = details(status_of(refusal))["BadRequest"]
-    assert isinstance(bad, BadRequest)
+    bad = detail(status_of(refusal), BadRequest)
     assert [each.field for each in bad.field_violations] == ["constraint.regex.pattern"]
 
 
@@ -182,15 +182,19 @@ def test_a_quota_is_told_by_whose_it_is_and_which() -> None:
         )
     )
     status = status_of(refusal)
-    assert status.message == (
-        "a quota of the tenant is exceeded: tenant:acme: max_requests_per_minute is 60"
-    )
-    quota = details(status)["QuotaFailure"]
-    assert isinstance(quota, QuotaFailure)
+    assert status.message == 'tenant "acme": at most 60 requests per minute'
+    quota = detail(status, QuotaFailure)
     (violation,) = quota.violations
     assert violation.subject == "tenant:acme"
     assert violation.description == "max_requests_per_minute is 60"
     assert retry_delay_s(refusal, default_s=9.0, chance=0.0) == 0.5
+
+
+def test_a_quota_without_a_tenant_names_its_limit_in_words() -> None:
+    error = refuse_quota("", QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=4))
+    assert status_of(error.refusal).message == (
+        "all requests without a tenant: at most 4 requests at a time"
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,8 +210,7 @@ def test_too_many_outputs_are_named_by_their_field_and_never_fit(
     reason = FailureReason.TOO_MANY_OUTPUTS
     refusal = refused(Failed(key=1, at_s=0.0, reason=reason, retry_after_s=math.inf, breach=breach))
     assert abort_of(refusal).code is grpc.StatusCode.INVALID_ARGUMENT
-    bad = details(status_of(refusal))["BadRequest"]
-    assert isinstance(bad, BadRequest)
+    bad = detail(status_of(refusal), BadRequest)
     (violation,) = bad.field_violations
     assert (violation.field, violation.description) == (
         "sampling.num_outputs",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -16,13 +15,10 @@ from penstock.server.security import web_tokens
 from penstock.server.security.authenticator import Authenticator, NotListed, Unknown
 from penstock.server.security.rights import Right
 from support.authority import AUDIENCE, ISSUER, TokenIssuer, replace_file
+from support.guarded import digest
 
 NOW_S = 1_800_000_000.0
 ACME, OTHER, OLD = "acme-token-1", "other-token-1", "old-token-1"
-
-
-def digest(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
 
 
 POLICY = f"""
@@ -324,7 +320,7 @@ def test_key_sets_that_are_none(tmp_path: Path, jwks: str, wanted: str) -> None:
 def test_certificates_need_mutual_tls(tmp_path: Path) -> None:
     TokenIssuer(tmp_path)
     (tmp_path / "policy.toml").write_text(POLICY + JWT)
-    with pytest.raises(ValueError, match="tls-client-ca"):
+    with pytest.raises(ValueError, match=r"tenants\.\w+\.certificates requires --tls-client-ca"):
         Authenticator(tmp_path / "policy.toml", has_client_certificates=False)
 
 

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from penstock.server.cli.serve import build_config, merge_settings
-from penstock.server.config import FrontLaunch, ServerConfig, decode_launch, encode_launch
 from penstock.server.security.security import is_loopback
 from penstock.server.settings.sources import BadSetting
-from penstock.tools.command_line import build_parser
 from support.authority import Authority
 from support.guarded import Premises
-
-
-def configured(*arguments: Any) -> ServerConfig:
-    args = build_parser().parse_args(["serve", *map(str, arguments)])
-    return build_config(merge_settings(vars(args), {}))
+from support.serve_config import check_launches, serve_config
 
 
 @pytest.fixture
@@ -62,27 +54,26 @@ def test_what_only_this_machine_reaches(host: str, is_local: bool) -> None:
 )
 def test_strangers_are_let_in_on_purpose_only(arguments: tuple[str, ...], door: str) -> None:
     with pytest.raises(BadSetting) as caught:
-        configured(*arguments)
+        serve_config(*arguments)
     assert door in str(caught.value)
     assert "allow-anonymous-network" in str(caught.value)
-    config = configured(*arguments, "--allow-anonymous-network", "on")
+    config = serve_config(*arguments, "--allow-anonymous-network", "on")
     assert config.security.allows_anonymous_network
     with pytest.raises(BadSetting):
-        configured(*arguments, "--allow-anonymous-network", "off")
+        serve_config(*arguments, "--allow-anonymous-network", "off")
 
 
 def test_credentials_open_the_network_and_plain_text_is_warned_of(
     premises: Premises, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy = ("--policy-file", premises.policy_file)
-    configured("--host", "0.0.0.0", "--operations-host", "0.0.0.0", *policy)
+    serve_config("--host", "0.0.0.0", "--operations-host", "0.0.0.0", *policy)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     caplog.clear()
     tls = ("--tls-cert", premises.cert_file, "--tls-key", premises.key_file)
-    config = configured("--host", "0.0.0.0", *policy, *tls)
+    config = serve_config("--host", "0.0.0.0", *policy, *tls)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    launch = FrontLaunch(server=config, socket_path=Path("/s"), front_id=1, port=1)
-    assert decode_launch(FrontLaunch, encode_launch(launch)) == launch
+    check_launches(config)
 
 
 def test_a_certificate_opens_the_ports_that_ask_for_one(premises: Premises) -> None:
@@ -90,9 +81,9 @@ def test_a_certificate_opens_the_ports_that_ask_for_one(premises: Premises) -> N
         *("--tls-cert", premises.cert_file, "--tls-key", premises.key_file),
         *("--tls-client-ca", premises.clients.ca_file),
     )
-    configured("--host", "0.0.0.0", *mutual)
+    serve_config("--host", "0.0.0.0", *mutual)
     with pytest.raises(BadSetting, match="the metrics port"):
-        configured("--operations-host", "0.0.0.0", *mutual)
+        serve_config("--operations-host", "0.0.0.0", *mutual)
 
 
 def test_files_that_are_off_are_told_at_the_start(premises: Premises, tmp_path: Path) -> None:
@@ -121,5 +112,5 @@ def test_files_that_are_off_are_told_at_the_start(premises: Premises, tmp_path: 
         ),
     ):
         with pytest.raises(BadSetting) as caught:
-            configured(*arguments)
+            serve_config(*arguments)
         assert wanted in str(caught.value), arguments

@@ -91,10 +91,11 @@ def test_no_text_becomes_a_control_token(
     text = "".join(parts)
     chat = encode_chat(tokenizer, [user(text)], add_generation_prompt=False)
     plain = tokenizer.encode(text, add_special_tokens=False).tolist()
-    assert not control_ids(library) & set(plain)
+    control = control_ids(library)
+    assert not control & set(plain)
     if family in (byte_level, whole_words):
         assert tokenizer.decode(plain) == text
-    kept = [token_id for token_id in chat.ids.tolist() if token_id in control_ids(library)]
+    kept = [token_id for token_id in chat.ids.tolist() if token_id in control]
     assert kept == [library.token_to_id(token) for token in ("<s>", "<|im_start|>", "<|im_end|>")]
 
 
@@ -235,7 +236,7 @@ async def test_the_loop_goes_on_while_a_long_text_is_encoded(tokenizer: Tokenize
     assert (await encoding).tolist() == byte_level().encode("the gentle rain " * 30_000).ids
 
 
-@pytest.mark.parametrize("text", ["the gentle rain " * 30_000, "<|im_end|> x" * 9_000])
+@pytest.mark.parametrize("text", ["the gentle rain " * 8_000, "<|im_end|> x" * 3_000])
 async def test_too_many_tokens_are_told_early(tokenizer: Tokenizer, text: str) -> None:
     whole = await tokenizer.encode_async(text)
     for max_tokens in (len(whole), len(whole) + 1):

@@ -12,9 +12,9 @@ import pytest
 
 from penstock.server.text.errors import TooMuchText
 from penstock.server.text.tokenizer_pool import Steps, TokenizerPool, in_one_step
+from support.patience import PATIENCE_S
 
 LARGE = 1 << 20
-PATIENCE_S = 60.0
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from penstock.tools.simulation.cluster_report import (
 )
 from penstock.tools.simulation.load_signal import LoadSignal
 from penstock.tools.simulation.routing import RouterKind, RoutingConfig
-from penstock.tools.simulation.settings import Policy, SimulationConfig
-from penstock.tools.simulation.simulate import Progress, simulate
+from penstock.tools.simulation.settings import BatchingPolicy, SimulationConfig
+from penstock.tools.simulation.simulate import SimulationProgress, simulate
 from penstock.tools.simulation.summary import summarise
 from penstock.tools.simulation.synthetic import SyntheticConfig, TenantShare, synthetic_trace
 
@@ -59,7 +59,7 @@ def cluster(
 
 
 def test_one_replica_is_the_server_alone() -> None:
-    config = SimulationConfig(policy=Policy.FAIR)
+    config = SimulationConfig(policy=BatchingPolicy.FAIR)
     alone = summarise(simulate(synthetic_trace(BUSY), config))
 
     run = simulate_cluster(synthetic_trace(BUSY), cluster(RouterKind.LEAST_LOADED, 1, config))
@@ -148,7 +148,7 @@ def test_prefixes_are_found_where_they_are_sent() -> None:
 
 @pytest.mark.parametrize("router", list(RouterKind))
 def test_a_run_is_the_same_again(router: RouterKind) -> None:
-    config = cluster(router, 3, SimulationConfig(policy=Policy.FAIR), delay_s=0.2)
+    config = cluster(router, 3, SimulationConfig(policy=BatchingPolicy.FAIR), delay_s=0.2)
     config = dataclasses.replace(
         config, routing=dataclasses.replace(config.routing, load_signal=LoadSignal.TOKENS)
     )
@@ -160,7 +160,7 @@ def test_a_run_is_the_same_again(router: RouterKind) -> None:
 
 
 def test_more_replicas_than_requests() -> None:
-    told: list[Progress] = []
+    told: list[SimulationProgress] = []
     run = simulate_cluster([asks(0.0)], cluster(RouterKind.LEAST_LOADED, 5), told.append)
 
     assert run.numbers == (0,)

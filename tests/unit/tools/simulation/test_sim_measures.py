@@ -1,5 +1,6 @@
 """The histogram, the fit of the cost model, the optimal cache, the charts."""
 
+import dataclasses
 import json
 import math
 import xml.etree.ElementTree as ET
@@ -197,20 +198,96 @@ CHART = Chart(
         Series(name="a", x=np.array([0.0, 1.0, 10.0]), y=np.array([1.0, math.nan, 3.0])),
         Series(name="b", x=np.arange(5000.0), y=np.arange(5000.0)),
     ),
-    is_log_x=True,
+    y_limit=4000.0,
+    limit_text="twice the target",
 )
 
 
-def test_a_chart_is_well_formed_svg() -> None:
-    root = ET.fromstring(svg(CHART))
-
+def drawn(chart: Chart) -> tuple[list[list[tuple[float, float]]], list[str]]:
+    """Return the points of each line, in pixels, and all texts."""
+    root = ET.fromstring(svg(chart))
     lines = [e.attrib["points"].split() for e in root.iter() if e.tag.endswith("polyline")]
-    # Zero has no place on a logarithmic axis, NaN on none; long lines are thinned.
-    assert [len(points) for points in lines] == [1, 600]
-    for point in lines[1]:
-        x, y = map(float, point.split(","))
-        assert 0.0 <= x <= 640.0
-        assert 0.0 <= y <= 300.0
+    texts = [e.text or "" for e in root.iter() if e.tag.endswith("text")]
+    return [
+        [(float(x), float(y)) for x, y in (p.split(",") for p in line)] for line in lines
+    ], texts
+
+
+def test_a_chart_is_well_formed_svg_with_axes_from_0() -> None:
+    lines, texts = drawn(dataclasses.replace(CHART, y_limit=math.inf))
+
+    # NaN has no place; long lines are thinned.
+    assert [len(points) for points in lines] == [2, 600]
+    assert all(0.0 <= x <= 640.0 and 0.0 <= y <= 320.0 for line in lines for x, y in line)
+    assert CHART.title in texts
+    assert not any("over" in text for text in texts)
+    # Even spaces for even steps, on both axes.
+    steps = np.diff(np.array(lines[1])[::100], axis=0)
+    assert np.ptp(steps, axis=0) == pytest.approx([0.0, 0.0], abs=0.35)
+    assert texts.count("0") == 2
+
+
+def test_counts_have_whole_ticks_and_shares_do_not() -> None:
+    def ticks_of(*y: float) -> list[str]:
+        series = Series(name="a", x=np.zeros(len(y)), y=np.array(y))
+        return drawn(dataclasses.replace(CHART, series=(series,), y_limit=0.0))[1]
+
+    assert "0.5" not in ticks_of(0.0, 2.0)
+    assert "0.5" in ticks_of(0.0, 1.9)
+    assert "0.8" in ticks_of(1.0, 1.0)
+
+
+def test_a_value_beyond_the_limit_is_written_at_the_top() -> None:
+    [_, (*inside, last)], texts = drawn(CHART)
+
+    assert "\u25b2 over twice the target" in texts
+    assert "to 4,999" in texts
+    # The line continues above the plot, as steep as before.
+    assert last[1] == pytest.approx(2 * inside[-1][1] - inside[-2][1], abs=0.3)
+    assert last[1] < min(y for _, y in inside[:450])
+
+    marked = Chart(
+        name="m",
+        title="m",
+        x_label="x",
+        y_label="y",
+        series=(
+            Series(name="a", x=np.array([1.0, 2.0, 3.0]), y=np.array([0.5, 30.0, math.inf])),
+            Series(name="b", x=np.array([1.0, 2.0, 3.0]), y=np.array([0.5, 30.5, 2.0])),
+        ),
+        has_marks=True,
+        y_limit=10.0,
+        limit_text="the most",
+    )
+    _, texts = drawn(marked)
+    assert {"30", "30.5", "\u221e", "\u25b2 over the most"} <= set(texts)
+    # Two labels at one place are below one another.
+    places = [
+        (float(e.attrib["x"]), float(e.attrib["y"]))
+        for e in ET.fromstring(svg(marked)).iter()
+        if e.text in {"30", "30.5"}
+    ]
+    assert places[0][0] == places[1][0]
+    assert places[1][1] - places[0][1] >= 11.0
+
+
+@pytest.mark.parametrize("limit", [0.0, math.nan, 1e4, math.inf])
+def test_a_limit_of_nothing_or_beyond_all_values_is_none(limit: float) -> None:
+    _, texts = drawn(dataclasses.replace(CHART, y_limit=limit))
+
+    assert not any("over" in text for text in texts)
+
+
+def test_a_legend_without_room_counts_the_rest() -> None:
+    names = [f"replica number {number}" for number in range(30)]
+    nothing = np.zeros(0)
+    series = tuple(Series(name=name, x=nothing, y=nothing) for name in names)
+
+    _, texts = drawn(dataclasses.replace(CHART, series=series))
+
+    shown = [text for text in texts if text in names]
+    assert 0 < len(shown) < 30
+    assert f"and {30 - len(shown)} more" in texts
 
 
 def test_without_matplotlib_the_extra_is_named(

@@ -22,7 +22,7 @@ from penstock.tools.simulation.report import (
     summary_lines,
     write_report,
 )
-from penstock.tools.simulation.settings import Policy, SimulationConfig
+from penstock.tools.simulation.settings import BatchingPolicy, SimulationConfig
 from penstock.tools.simulation.simulate import SimulationRun, simulate
 from penstock.tools.simulation.summary import summarise
 from penstock.tools.simulation.synthetic import SyntheticConfig, TenantShare, synthetic_trace
@@ -31,7 +31,7 @@ from penstock.tools.targets import Targets
 # One second a step, a tenth for each prefill token: everything below can be added up by hand.
 COST = CostModel(step_s=1.0, prefill_token_s=0.1, decode_slot_s=0.0, context_token_s=0.0)
 BASE = SimulationConfig(
-    policy=Policy.FCFS,
+    policy=BatchingPolicy.FCFS,
     cost=COST,
     targets=Targets(ttft_s=3.0, itl_s=2.5),
     max_num_seqs=4,
@@ -113,7 +113,7 @@ def test_memory_by_hand() -> None:
 
 
 def test_static_batches_run_to_their_end() -> None:
-    config = dataclasses.replace(BASE, policy=Policy.STATIC, batch_size=2)
+    config = dataclasses.replace(BASE, policy=BatchingPolicy.STATIC, batch_size=2)
     trace = [request(0.0, 10, 1), request(4.0, 10, 3), request(4.5, 10, 1)]
 
     run = simulate(trace, config)
@@ -125,7 +125,9 @@ def test_static_batches_run_to_their_end() -> None:
 
 
 def test_dynamic_batches_wait_so_long() -> None:
-    config = dataclasses.replace(BASE, policy=Policy.DYNAMIC, batch_size=2, batch_wait_s=1.0)
+    config = dataclasses.replace(
+        BASE, policy=BatchingPolicy.DYNAMIC, batch_size=2, batch_wait_s=1.0
+    )
     trace = [request(0.0, 10, 1), request(4.0, 10, 3), request(4.5, 10, 1), request(50.0, 10, 1)]
 
     run = simulate(trace, config)
@@ -134,8 +136,8 @@ def test_dynamic_batches_wait_so_long() -> None:
     assert column(run, "end_s")[:3] == [3.0, 9.5, 7.5]
 
 
-@pytest.mark.parametrize("policy", list(Policy))
-def test_every_request_ends_once_with_all_its_tokens(policy: Policy) -> None:
+@pytest.mark.parametrize("policy", list(BatchingPolicy))
+def test_every_request_ends_once_with_all_its_tokens(policy: BatchingPolicy) -> None:
     synthetic = SyntheticConfig(
         rate_per_s=4.0,
         duration_s=60.0,
@@ -160,7 +162,7 @@ def test_every_request_ends_once_with_all_its_tokens(policy: Policy) -> None:
     assert summarise(run).outcomes == {"length": len(trace)}
     assert int(run.recorder.served_tokens().sum()) == sum(r.num_output_tokens for r in trace)
     assert summarise(run) == summarise(again)
-    if policy is Policy.FCFS:
+    if policy is BatchingPolicy.FCFS:
         assert summarise(run).num_preemptions > 0
 
 

@@ -81,7 +81,7 @@ def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
         ("a.csv", AZURE + "2023-11-16 18:17:00,12,x\n", ":6: GeneratedTokens must be a whole"),
         ("a.csv", AZURE + "2023-11-16 18:17:00,12\n", ":6: 2 columns are too few"),
         ("a.csv", AZURE + "2023-11-16 18:16:00,12,1\n", ":6: arrives before the request above"),
-        ("a.csv", AZURE + "2023-11-16 18:17:00,12,0\n", ":6: num_output_tokens must be at least"),
+        ("a.csv", AZURE + "2023-11-16 18:17:00,12,0\n", ":6: GeneratedTokens must be at least"),
         ("a.csv", AZURE + "yesterday,12,3\n", ":6: Invalid isoformat"),
         ("a.csv", "TIMESTAMP,ContextTokens\n1,2\n", ":1: the first line is of none of the"),
         ("m.jsonl", MOONCAKE + "{\n", ":3: not JSON"),
@@ -91,7 +91,12 @@ def test_what_is_written_is_read(tmp_path: Path, name: str) -> None:
             "m.jsonl",
             MOONCAKE
             + '{"timestamp": 3000, "input_length": 513, "output_length": 1, "hash_ids": [1]}\n',
-            ":3: prefix_ids must hold 2 ids",
+            ":3: hash_ids must hold 2 ids",
+        ),
+        (
+            "m.jsonl",
+            MOONCAKE + '{"timestamp": 3000, "input_length": 513, "output_length": 1}\n',
+            ":3: hash_ids is missing",
         ),
         ("r.jsonl", '{"arrival_s": 0, "prompt_tokens": 1, "outputs": 2}\n', ":1: unknown field"),
         ("r.jsonl", '{"arrival_s": true, "prompt_tokens": 1}\n', ":1: arrival_s must be a number"),

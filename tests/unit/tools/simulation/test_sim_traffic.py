@@ -9,7 +9,7 @@ import pytest
 
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.synthetic import (
-    Arrivals,
+    ArrivalProcess,
     SyntheticConfig,
     TenantShare,
     synthetic_trace,
@@ -22,8 +22,8 @@ def request(arrival_s: float, **fields: Any) -> TraceRequest:
     return TraceRequest(arrival_s=arrival_s, **values)
 
 
-@pytest.mark.parametrize("arrivals", list(Arrivals))
-def test_the_same_seed_gives_the_same_trace(arrivals: Arrivals) -> None:
+@pytest.mark.parametrize("arrivals", list(ArrivalProcess))
+def test_the_same_seed_gives_the_same_trace(arrivals: ArrivalProcess) -> None:
     config = SyntheticConfig(arrivals=arrivals, duration_s=100.0, seed=3)
     other = SyntheticConfig(arrivals=arrivals, duration_s=100.0, seed=4)
 
@@ -31,8 +31,8 @@ def test_the_same_seed_gives_the_same_trace(arrivals: Arrivals) -> None:
     assert list(synthetic_trace(config)) != list(synthetic_trace(other))
 
 
-@pytest.mark.parametrize("arrivals", list(Arrivals))
-def test_the_rate_is_the_one_asked_for(arrivals: Arrivals) -> None:
+@pytest.mark.parametrize("arrivals", list(ArrivalProcess))
+def test_the_rate_is_the_one_asked_for(arrivals: ArrivalProcess) -> None:
     config = SyntheticConfig(
         arrivals=arrivals, rate_per_s=5.0, duration_s=4000.0, burstiness=3.0, mean_state_s=10.0
     )
@@ -45,14 +45,14 @@ def test_the_rate_is_the_one_asked_for(arrivals: Arrivals) -> None:
 
 
 def test_bursts_are_burstier_than_poisson() -> None:
-    def variation(arrivals: Arrivals) -> float:
+    def variation(arrivals: ArrivalProcess) -> float:
         config = SyntheticConfig(arrivals=arrivals, rate_per_s=10.0, duration_s=2000.0)
         gaps = np.diff([r.arrival_s for r in synthetic_trace(config)])
         return float(gaps.std() / gaps.mean())
 
-    assert variation(Arrivals.POISSON) == pytest.approx(1.0, abs=0.1)
-    assert variation(Arrivals.GAMMA) == pytest.approx(4.0, rel=0.2)
-    assert variation(Arrivals.MMPP) > 1.15
+    assert variation(ArrivalProcess.POISSON) == pytest.approx(1.0, abs=0.1)
+    assert variation(ArrivalProcess.GAMMA) == pytest.approx(4.0, rel=0.2)
+    assert variation(ArrivalProcess.MMPP) > 1.15
 
 
 def test_lengths_and_tenants_follow_their_settings() -> None:

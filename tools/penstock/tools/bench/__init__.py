@@ -1,6 +1,5 @@
-"""Generates load for any server of the contract, in one or several processes, and measures it.
+"""Load generator for any server of Penstock's API; sends from one or several processes.
 
-Owns schedules, lengths, prompts, sending and recording. Uses the client and nothing of the server;
-it receives a trace as plain rows. `penstock bench` is its command line. It needs the extra
-`bench` (HdrHistogram), which is imported when something is recorded.
+Contains the schedules, lengths and prompts of requests, the sending with the Python client, and the
+recording; `command` is the command line. Recording requires the extra `bench` (HdrHistogram).
 """

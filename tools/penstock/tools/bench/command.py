@@ -1,7 +1,7 @@
-"""`penstock bench`: loads a service and reports measurements.
+"""`penstock bench`: generates load for a service and reports measurements.
 
-Owns the order: connect to a service or start one, run each point, report. The flags are in
-`options`, the report is in `report`, sending and measuring are in the other modules.
+Connects to a service or starts one, executes one run for each rate or concurrency (or a trace), and
+writes the report. `options` defines the flags, `report` the report.
 """
 
 import argparse
@@ -59,8 +59,8 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add `bench` to the command line."""
     parser = subparsers.add_parser(
         "bench",
-        help="put load on a service and measure it",
-        description="Put load on a service and measure it from the client's side:\n\n"
+        help="generate load for a service and measure its performance",
+        description="Generate load for a service and measure it at the client:\n\n"
         "  penstock bench 127.0.0.1:50051 --rates 1,2,4,8 --report out/\n"
         "  penstock bench --own-service --concurrency 64 -- --executor simulated\n\n"
         "See docs/bench.md.",
@@ -70,7 +70,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "rest",
         nargs="*",
         metavar="ADDRESS",
-        help="HOST[:PORT] of the service (default: as of the other commands);"
+        help="HOST[:PORT] of the service (default: as for the other commands);"
         " with --own-service: the options of `penstock serve`, after --",
     )
     parser.fill = _add_options
@@ -95,7 +95,7 @@ async def _bench(args: argparse.Namespace) -> int:
     from penstock.tools.bench.fleet import FleetFailed
 
     options = check_options(args)
-    # The address of a service that this command starts is known only then.
+    # The address is known only after the service has started.
     address = "localhost" if args.own_service else [*args.rest, default_address(os.environ)][0]
     sender = sender_of(args, address)
     plans = plans_of(args, options, secrets.randbelow(2**32))
@@ -206,7 +206,7 @@ def _report(
     if args.json is not None:
         args.json.write_text(text, encoding="utf-8")
     if args.report is not None:
-        args.report.mkdir(exist_ok=True)
+        args.report.mkdir(parents=True, exist_ok=True)
         (args.report / "bench.json").write_text(text, encoding="utf-8")
         write_page(args.report / "bench.html", document, runs, figures)
         print(f"penstock bench: report in {args.report}", file=sys.stderr, flush=True)
@@ -214,7 +214,9 @@ def _report(
 
 
 def _trace_settings(args: argparse.Namespace) -> dict[str, object] | None:
-    """Return the trace and its changes for the report, without the folder."""
+    """Return the trace's file name, without its folder, and `TRACE_CHANGES`, for the report; None
+    if no trace is used.
+    """
     if args.trace is None:
         return None
     changes = trace_changes(args)
@@ -222,7 +224,9 @@ def _trace_settings(args: argparse.Namespace) -> dict[str, object] | None:
 
 
 def bar_text(heading: str, plan: "LoadPlan", now_s: float, progress: "WorkerProgress") -> str:
-    """Return the progress line. `heading`: which of several runs it is."""
+    """Return the text of the progress line, which begins with `heading`. `now_s`: seconds since the
+    start of the run.
+    """
     now_s = max(0.0, now_s)
     share = min(1.0, now_s / plan.end_s)
     bar = "#" * round(share * _BAR_CHARS)
@@ -234,6 +238,6 @@ def bar_text(heading: str, plan: "LoadPlan", now_s: float, progress: "WorkerProg
     else:
         phase = "draining"
     return (
-        f"{heading}[{bar:.<{_BAR_CHARS}}] {now_s:.0f}/{plan.end_s:g} s {phase}:"
+        f"{heading}[{bar:.<{_BAR_CHARS}}] {min(now_s, plan.end_s):.0f}/{plan.end_s:g} s {phase}:"
         f" {progress.num_sent:,} sent, {num_open:,} open, {progress.num_failed:,} failed"
     )

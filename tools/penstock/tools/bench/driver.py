@@ -1,7 +1,8 @@
-"""Sends each request of a run when it is due (in a closed loop, when one has ended) and records it.
+"""Sends each request of a run when it is due (in a closed loop: when another has ended) and records
+it.
 
-Owns the tasks of one process and their bounds: a run ends at `end_s + drain_s` whatever the server
-does. Does not draw requests and has no transport; time is an argument.
+Executes the part of a run that one process has. A run ends at the latest at the plan's `end_s +
+drain_s`. The requests, the function that sends them and the clock are passed in.
 """
 
 import asyncio
@@ -13,23 +14,28 @@ from typing import TypeAlias
 from penstock.client.errors import PenstockError
 from penstock.client.events import Event, Finished, Tokens
 from penstock.tools.bench.plan import LoadPlan
-from penstock.tools.bench.recorder import Recorder, RequestRecord
-from penstock.tools.bench.schedule import PlannedRequest, PromptMaker, part_of
+from penstock.tools.bench.recorder import LoadRecorder, OpenRequest
+from penstock.tools.bench.schedule import PlannedRequest, RandomPromptMaker, part_of
 
 ERROR_PAUSE_S = 0.05
-"""Pause of a closed loop after a failure, which prevents a busy loop on an unreachable server."""
+"""Pause of a closed loop after a request that did not complete, seconds; avoids a busy loop if the
+server is unreachable.
+"""
 
 _GRAIN_S = 1e-6
 """Resolution of the histograms, in seconds; shorter waits are skipped."""
 
 
 Generate: TypeAlias = Callable[[PlannedRequest, list[int]], AsyncGenerator[Event, None]]
-"""Events of one generation; closing it cancels. Raises PenstockError."""
+"""Sends a request and returns its events; closing the generator cancels the request.
+
+Iteration raises PenstockError.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One process's part of a plan."""
+    """The limits for one process: its part of the plan's limits."""
 
     concurrency: int
     max_in_flight: int
@@ -37,7 +43,9 @@ class Share:
 
     @classmethod
     def of(cls, plan: LoadPlan, worker: int, num_workers: int) -> "Share":
-        """Return the part of one worker. Open loops share the schedule, not its bound."""
+        """Return the part of process `worker`, counted from 0. `max_requests` is None if the plan
+        has no limit, and in an open loop, where the schedule limits the number of requests.
+        """
         is_bounded = plan.max_requests is not None and not plan.is_open_loop
         return cls(
             concurrency=part_of(plan.concurrency or 0, worker, num_workers),
@@ -49,7 +57,9 @@ class Share:
 
 
 class Driver:
-    """Drives one run in one process. `clock`: seconds since the run's start, negative before it."""
+    """Executes one run in one process. `requests`: those that this process sends. `clock` returns
+    seconds since the run's start, negative before it.
+    """
 
     def __init__(
         self,
@@ -59,22 +69,24 @@ class Driver:
         generate: Generate,
         clock: Callable[[], float],
     ) -> None:
-        self.recorder = Recorder(plan)
+        self.recorder = LoadRecorder(plan)
         self.num_sent = 0
         self.num_ended = 0
         self.num_failed = 0
         self.was_sending_at_end = False
-        """Whether the time, not the number of requests, ended the sending of a closed loop."""
+        """Whether the run reached a time limit: `end_s` in a closed loop, or the end of the drain
+        with requests still open.
+        """
         self._plan = plan
         self._share = share
         self._requests = requests
         self._generate = generate
         self._clock = clock
-        self._prompts = PromptMaker(plan)
+        self._prompts = RandomPromptMaker(plan)
         self._num_counted = 0
 
     async def run(self) -> None:
-        """Send all requests and wait for their end, within the plan's bounds."""
+        """Send the requests and wait until they have ended, within the plan's time limits."""
         left_s = self._plan.end_s + self._plan.drain_s - self._clock()
         try:
             async with asyncio.timeout(left_s):
@@ -91,7 +103,7 @@ class Driver:
         try:
             async with asyncio.TaskGroup() as group:
                 for in_hand in self._requests:
-                    # Drawn before it is due: a long prompt takes milliseconds.
+                    # Generated before it is due, because a long prompt takes milliseconds.
                     token_ids = self._prompts.token_ids(in_hand)
                     await self._until(in_hand.at_s)
                     request, in_hand = in_hand, None
@@ -157,7 +169,7 @@ class Driver:
         finally:
             self.num_ended += 1
 
-    async def _read(self, events: AsyncGenerator[Event, None], record: RequestRecord) -> bool:
+    async def _read(self, events: AsyncGenerator[Event, None], record: OpenRequest) -> bool:
         has_finished = False
         # Read to the end: closing a stream early cancels it.
         async for event in events:

@@ -1,6 +1,5 @@
-"""The figures of a run: percentiles, rates, errors, and whether they are reliable.
-
-Owns the figures and the warnings. Does not measure and does not format.
+"""Computes the figures of a run (percentiles, rates, errors) and warnings about their
+reliability.
 """
 
 import math
@@ -11,18 +10,24 @@ from penstock.tools.bench.latency_histogram import LatencyHistogram
 from penstock.tools.bench.recorder import HISTOGRAMS
 
 MAX_LATE_SHARE = 0.1
-"""The client's p99 lateness may be at most this share of the median TTFT."""
+"""p99 send delay of the client, as a share of the median TTFT, above which a warning is given."""
 _HARMLESS_LATENESS_S = 0.005
-"""Lateness below this is not reported: event loop timers have a resolution of 1 ms."""
+"""p99 send delay, seconds, up to which no warning is given, because event loop timers have a
+resolution of 1 ms.
+"""
 MAX_CPU_SHARE = 0.6
-"""Share of one core above which a client process reads responses late."""
-_CURVE_SHARES = tuple(1.0 - 10.0 ** -(step / 4.0) for step in range(21))
-"""From 0 to 99.999 %, four points for each nine."""
+"""CPU use of a client process (share of one core) above which it may read responses late; gives a
+warning.
+"""
+_MIN_IDLE_CORES = 0.5
+"""With fewer idle cores than this, an additional client process would slow down other processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyFigures:
-    """One kind of duration, in seconds; NaN if none was measured. `num`: number of values."""
+    """Statistics of one kind of latency, in seconds; NaN if there are no values. `num`: number of
+    values.
+    """
 
     num: int
     mean_s: float
@@ -36,7 +41,9 @@ class LatencyFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorCount:
-    """Requests that ended with this status and reason ("" where the status carried none)."""
+    """The number of requests that failed with this gRPC status and error reason ("" if there was
+    none).
+    """
 
     status: str
     reason: str
@@ -45,12 +52,15 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFigures:
-    """One run. Request counts and latencies cover the requests due in the window.
+    """The figures of one run. Request counts and latencies cover the requests due in the measured
+    window.
 
     `num_due` is the sum of completed, failed, dropped (not sent, because too many were open) and
-    unfinished (still open when the run ended) requests. `num_short`: completed with another number
-    of tokens than requested. `good_share` is a share of `num_due`. Rates cover all events in the
-    window of `window_s` seconds; `offered_per_s` counts the requests due in it.
+    unfinished (still open when the run ended) requests. `num_good`: completed within the targets.
+    `num_short`: completed, but with another number of tokens than requested or another finish
+    reason than LENGTH. `good_share` is a share of `num_due`. Rates cover all events in the window
+    of `window_s` seconds; `offered_per_s` counts the requests due in it. `cpu_shares`,
+    `num_idle_cores`: as in LoadRun.
     """
 
     arrivals: str
@@ -80,6 +90,7 @@ class LoadFigures:
     lateness: LatencyFigures
     errors: tuple[ErrorCount, ...]
     cpu_shares: tuple[float, ...]
+    num_idle_cores: float | None
 
 
 def figures_of(run: LoadRun) -> LoadFigures:
@@ -112,12 +123,13 @@ def figures_of(run: LoadRun) -> LoadFigures:
             ErrorCount(status=status, reason=reason, num=num) for (status, reason), num in errors
         ),
         cpu_shares=run.cpu_shares,
+        num_idle_cores=run.num_idle_cores,
         **{name: latency_figures(getattr(recorder, name)) for name in HISTOGRAMS},
     )
 
 
 def latency_figures(histogram: LatencyHistogram) -> LatencyFigures:
-    """Compute the figures of one kind of duration."""
+    """Compute the statistics of one kind of latency."""
     return LatencyFigures(
         num=len(histogram),
         mean_s=histogram.mean_s,
@@ -130,18 +142,6 @@ def latency_figures(histogram: LatencyHistogram) -> LatencyFigures:
     )
 
 
-def percentile_curve(histogram: LatencyHistogram) -> tuple[list[float], list[float]]:
-    """Return `1 / (1 - share)` (10 is p90, 100 is p99) and the duration in seconds at each point.
-
-    The curve ends where the remaining share is less than one duration.
-    """
-    shares = [share for share in _CURVE_SHARES if (1.0 - share) * len(histogram) >= 1.0]
-    return (
-        [1.0 / (1.0 - share) for share in shares],
-        [histogram.percentile_s(share * 100.0) for share in shares],
-    )
-
-
 def warnings_of(figures: LoadFigures) -> list[str]:
     """Return the reasons why the figures may be misleading."""
     warnings: list[str] = []
@@ -149,13 +149,13 @@ def warnings_of(figures: LoadFigures) -> list[str]:
     if figures.ttft.num and late_s > max(_HARMLESS_LATENESS_S, MAX_LATE_SHARE * median_s):
         warnings.append(
             f"the client sent late: p99 {late_s * 1e3:.1f} ms after the request was due, against a"
-            f" median TTFT of {median_s * 1e3:.1f} ms, which includes it; raise --processes"
+            f" median TTFT of {median_s * 1e3:.1f} ms, which includes it; {_remedy(figures)}"
         )
     busiest = max(figures.cpu_shares, default=0.0)
     if busiest > MAX_CPU_SHARE:
         warnings.append(
             f"a client process used {busiest:.0%} of a core and read late, so latencies include"
-            " the client's delay; raise --processes"
+            f" the client's delay; {_remedy(figures)}"
         )
     if figures.num_dropped:
         warnings.append(
@@ -172,9 +172,17 @@ def warnings_of(figures: LoadFigures) -> list[str]:
         warnings.append(f"{share:.1%} of the requests failed; E2E excludes them")
     if figures.num_short:
         warnings.append(
-            f"{figures.num_short:,} requests completed with another number of tokens than requested"
+            f"{figures.num_short:,} requests completed with a number of tokens other than requested"
         )
     return warnings
+
+
+def _remedy(figures: LoadFigures) -> str:
+    """Return advice, for a warning, about a client that sends or reads late."""
+    idle = figures.num_idle_cores
+    if idle is not None and idle < _MIN_IDLE_CORES:
+        return "no core of this machine was idle: lower the load, or run the client on another"
+    return "raise --processes"
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -1,7 +1,7 @@
-"""Starts the load generator's processes, sends them one plan, merges their records, stops them.
+"""Starts the load generator's processes, sends them a plan, merges their records, and stops them.
 
-Owns the children and every bound on waiting for them. They are spawned, not forked: gRPC does not
-survive a fork.
+Every wait for a process has a time limit. Processes are spawned, not forked, because gRPC does not
+support forking a process that uses it.
 """
 
 import asyncio
@@ -10,53 +10,64 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from penstock.tools.bench.pipe import MessagePipe
 from penstock.tools.bench.plan import Arrivals, LoadPlan
-from penstock.tools.bench.recorder import Recorder
+from penstock.tools.bench.recorder import LoadRecorder
 from penstock.tools.bench.sender import SenderConfig
 from penstock.tools.bench.worker import (
     REACH_S,
-    Order,
-    Ready,
+    Prepare,
     Start,
     Unreachable,
     WorkerDone,
     WorkerProgress,
+    WorkerReady,
     run_worker,
 )
 
 _START_S = 60.0
 _LEAD_S = 0.1
-"""Delay between the start message and the start, so that every process receives it in time."""
+"""Delay of the start of a run after its start message, seconds, so that every process receives the
+message in time.
+"""
 _END_S = 30.0
-"""Time limit for a process to send its record after the last bound of its plan."""
+"""Time limit for the processes to send their records, seconds after the latest end of the run."""
 _STOP_S = 5.0
+_UPTIME = Path("/proc/uptime")
 
 
 class FleetFailed(Exception):
-    """A process of the load generator died or hung; the message names the process and the cause."""
+    """A process of the load generator died, sent an unexpected message, or missed a time limit; see
+    the message.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRun:
-    """The merged record of all processes. `cpu_shares`: of one core, for each process.
+    """The result of one run: the merged records of all processes.
 
-    `window_s`: the seconds over which rates are computed.
+    `cpu_shares`: each process's CPU time as a share of one core. `num_idle_cores`: mean number of
+    idle cores of this machine during the run, None if unknown (the system has no /proc/uptime).
+    `window_s`: the duration over which rates are computed, seconds.
     """
 
     plan: LoadPlan
-    recorder: Recorder
+    recorder: LoadRecorder
     cpu_shares: tuple[float, ...]
+    num_idle_cores: float | None
     window_s: float
 
 
 class Fleet:
-    """`async with Fleet(...) as fleet`: inside the block every process is connected to the service.
+    """The processes of the load generator, as an async context manager: inside the block, every
+    process is connected to the service.
 
-    Entering raises PenstockError if the service is unreachable, FleetFailed if a process dies.
+    Entering raises PenstockError if the service is unreachable, FleetFailed if a process dies or is
+    not ready in time.
     """
 
     def __init__(self, config: SenderConfig, num_processes: int = 1) -> None:
@@ -97,13 +108,13 @@ class Fleet:
     async def run(
         self, plan: LoadPlan, on_progress: Callable[[float, WorkerProgress], None]
     ) -> LoadRun:
-        """Execute one run. `on_progress` receives seconds since the start and sums over all
-        processes.
+        """Execute one run and return its result. `on_progress` receives the seconds since the run's
+        start and the sums over all processes, whenever a process reports its progress.
 
         Raises FleetFailed.
         """
         for worker in range(self._num_processes):
-            self._send(worker, Order(plan=plan, worker=worker, num_workers=self._num_processes))
+            self._send(worker, Prepare(plan=plan, worker=worker, num_workers=self._num_processes))
         await self._all_ready(_START_S)
         at_s = time.monotonic() + _LEAD_S
         for worker in range(self._num_processes):
@@ -115,6 +126,7 @@ class Fleet:
             on_progress(time.monotonic() - at_s, _summed(progress))
 
         limit_s = plan.end_s + plan.drain_s + _LEAD_S + _END_S
+        idle = IdleCores()
         try:
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as group:
                 tasks = [
@@ -122,10 +134,12 @@ class Fleet:
                     for worker in range(self._num_processes)
                 ]
         except TimeoutError:
-            raise FleetFailed(f"a process of the load was not done after {limit_s:g} s") from None
+            raise FleetFailed(
+                f"a process of the load generator was not done after {limit_s:g} s"
+            ) from None
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        return merged_run(plan, [task.result() for task in tasks])
+        return merged_run(plan, [task.result() for task in tasks], idle.mean())
 
     async def _until_done(
         self, worker: int, on_progress: Callable[[int, WorkerProgress], None]
@@ -146,10 +160,12 @@ class Fleet:
                     answer = await self._receive(worker)
                     if isinstance(answer, Unreachable):
                         raise answer.error
-                    if not isinstance(answer, Ready):
+                    if not isinstance(answer, WorkerReady):
                         raise FleetFailed(f"process {worker} of the load sent {answer!r}")
         except TimeoutError:
-            raise FleetFailed(f"the load's processes were not ready after {limit_s:g} s") from None
+            raise FleetFailed(
+                f"the load generator's processes were not ready after {limit_s:g} s"
+            ) from None
 
     def _send(self, worker: int, message: object) -> None:
         try:
@@ -167,22 +183,53 @@ class Fleet:
         process = self._processes[worker]
         process.join(_STOP_S)
         return FleetFailed(
-            f"process {worker} of the load ended by itself with exit code {process.exitcode}"
+            f"process {worker} of the load generator exited with exit code {process.exitcode}"
         )
 
     async def _end(self) -> None:
-        """Close the pipes, which ends the processes; kill those that remain."""
+        """Close the pipes, which makes the processes exit; terminate those that have not exited
+        after 5 s.
+        """
         for pipe in self._pipes:
             pipe.close()
         await asyncio.to_thread(_join_all, self._processes)
 
 
-def merged_run(plan: LoadPlan, parts: list[WorkerDone]) -> LoadRun:
+class IdleCores:
+    """Measures how many cores of the machine are idle, from its creation on."""
+
+    def __init__(self, uptime: Path = _UPTIME) -> None:
+        self._uptime = uptime
+        self._begun = self._read()
+
+    def mean(self) -> float | None:
+        """Return the mean number of idle cores since the creation; None if the system does not
+        report it or no time has passed.
+        """
+        now = self._read()
+        if now is None or self._begun is None or now[0] <= self._begun[0]:
+            return None
+        return (now[1] - self._begun[1]) / (now[0] - self._begun[0])
+
+    def _read(self) -> tuple[float, float] | None:
+        """Return the seconds since boot, and the idle seconds since boot, summed over all cores;
+        None if they cannot be read.
+        """
+        try:
+            up_s, idle_s = self._uptime.read_text("ascii").split()
+        except (OSError, ValueError):
+            return None
+        return float(up_s), float(idle_s)
+
+
+def merged_run(
+    plan: LoadPlan, parts: list[WorkerDone], num_idle_cores: float | None = None
+) -> LoadRun:
     """Merge the records of several processes into one run."""
-    recorder = Recorder(plan)
+    recorder = LoadRecorder(plan)
     for part in parts:
         recorder.merge(part.recorder)
-    # A run that reached its number of requests lasted until its last one was sent.
+    # A run that reached its number of requests lasted until the last request was sent.
     if plan.is_open_loop:
         is_full = not _has_run_out(plan, recorder)
     else:
@@ -192,11 +239,12 @@ def merged_run(plan: LoadPlan, parts: list[WorkerDone]) -> LoadRun:
         plan=plan,
         recorder=recorder,
         cpu_shares=tuple(part.cpu_share for part in parts),
+        num_idle_cores=num_idle_cores,
         window_s=max(0.0, end_s - plan.warm_up_s),
     )
 
 
-def _has_run_out(plan: LoadPlan, recorder: Recorder) -> bool:
+def _has_run_out(plan: LoadPlan, recorder: LoadRecorder) -> bool:
     """Return whether the schedule of an open loop ended before its time limit."""
     if plan.max_requests is not None and recorder.num_due >= plan.max_requests:
         return True

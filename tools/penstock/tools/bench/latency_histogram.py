@@ -1,7 +1,4 @@
-"""Durations in an HdrHistogram: three digits from a microsecond to an hour, in a few kilobytes.
-
-Owns the unit.
-"""
+"""Durations in an HdrHistogram: three significant digits from a microsecond to an hour."""
 
 import math
 from typing import Any
@@ -14,9 +11,9 @@ _DIGITS = 3
 
 
 class LatencyHistogram:
-    """Counts durations. Percentiles are within 0.1 %; count, mean and maximum are exact.
+    """Counts durations. Percentiles are accurate to 0.1 %; count, mean and maximum are exact.
 
-    Durations over an hour count as an hour in percentiles. It can be pickled.
+    In percentiles, durations over an hour count as an hour. It can be pickled.
     """
 
     def __init__(self) -> None:
@@ -29,7 +26,9 @@ class LatencyHistogram:
         return self._num
 
     def record(self, duration_s: float) -> None:
-        """Count one duration; a negative one (from clocks of two hosts) counts as 0."""
+        """Count one duration, in seconds. A negative one (a difference of two hosts' clocks) counts
+        as 0.
+        """
         duration_s = max(duration_s, 0.0)
         self._counts.record_value(round(min(duration_s, _MAX_S) * _UNITS_PER_S))
         self._num += 1
@@ -38,7 +37,7 @@ class LatencyHistogram:
 
     def merge(self, other: "LatencyHistogram") -> None:
         """Add the counts of another histogram."""
-        # The same class, so its private fields are accessible.
+        # Access to private fields of the same class.
         self._counts.add(other._counts)  # noqa: SLF001
         self._num += other._num  # noqa: SLF001
         self._sum_s += other._sum_s  # noqa: SLF001
@@ -46,20 +45,30 @@ class LatencyHistogram:
 
     @property
     def mean_s(self) -> float:
-        """The exact mean; NaN if empty."""
+        """The exact mean, seconds; NaN if empty."""
         return self._sum_s / self._num if self._num else math.nan
 
     @property
     def max_s(self) -> float:
-        """The exact maximum; NaN if empty."""
+        """The exact maximum, seconds; NaN if empty."""
         return self._max_s if self._num else math.nan
 
     def percentile_s(self, percent: float) -> float:
-        """Return the smallest duration that `percent` % of them do not exceed; NaN if empty."""
+        """Return the nearest-rank percentile in seconds, to the histogram's accuracy; NaN if
+        empty.
+        """
         if not self._num:
             return math.nan
         value_s: float = self._counts.get_value_at_percentile(percent) / _UNITS_PER_S
         return min(value_s, self._max_s)
+
+    def percentiles_s(self) -> list[float]:
+        """Return the percentiles 0, 1 .. 100 in seconds; empty if no duration was counted."""
+        if not self._num:
+            return []
+        # In one pass: a pass over all counts takes milliseconds.
+        found = self._counts.get_percentile_to_value_dict(range(101))
+        return [min(found[percent] / _UNITS_PER_S, self._max_s) for percent in range(101)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {

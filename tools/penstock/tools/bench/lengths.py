@@ -1,6 +1,6 @@
 """Length distributions of prompts and outputs: fixed, uniform or lognormal, in tokens.
 
-Owns the distributions and their text format. Does not check a model's limits.
+`options` checks the lengths against the model's limits.
 """
 
 import math
@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 MAX_TOKENS = 2**24
-"""The longest prompt or output: about a hundred times the longest context that models have."""
+"""Maximum length of a prompt or output, tokens; rejects mistakes, since no current model has such a
+context.
+"""
 _MAX_SIGMA = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedLength:
-    """Always `num_tokens`."""
+    """A fixed length of `num_tokens`."""
 
     num_tokens: int
 
@@ -35,7 +37,7 @@ class FixedLength:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UniformLength:
-    """Every length from `min_tokens` to `max_tokens` (inclusive) with equal probability."""
+    """Uniform distribution from `min_tokens` to `max_tokens`, inclusive."""
 
     min_tokens: int
     max_tokens: int
@@ -56,7 +58,7 @@ class UniformLength:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogNormalLength:
-    """Lognormal with mean `mean_tokens`, clipped to 1 .. `max_tokens`.
+    """Lognormal distribution, rounded and clipped to 1 .. `max_tokens`.
 
     `sigma` is the standard deviation of the logarithm, 0 to 10. `mean_tokens` is the mean before
     clipping.
@@ -85,7 +87,9 @@ Lengths: TypeAlias = FixedLength | UniformLength | LogNormalLength
 
 
 def parse_lengths(text: str) -> Lengths:
-    """Read `N`, `uniform:MIN:MAX` or `lognormal:MEAN:SIGMA:MAX`. Raises ValueError."""
+    """Parse `N`, `uniform:MIN:MAX` or `lognormal:MEAN:SIGMA:MAX`. Raises ValueError for another
+    form or a value out of range.
+    """
     kind, *parts = text.split(":")
     try:
         match kind, parts:
@@ -106,7 +110,7 @@ def parse_lengths(text: str) -> Lengths:
 
 
 def lengths_text(lengths: Lengths) -> str:
-    """Return the text that `parse_lengths` reads."""
+    """Format a distribution as `parse_lengths` reads it."""
     match lengths:
         case FixedLength():
             return str(lengths.num_tokens)

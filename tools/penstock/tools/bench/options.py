@@ -1,7 +1,4 @@
-"""The flags of `penstock bench`, and the plans that they describe.
-
-Reads flags and converts a trace to rows. Sends nothing.
-"""
+"""Defines the flags of `penstock bench`, and converts them to plans."""
 
 import argparse
 import dataclasses
@@ -13,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.server.cli.connection import UsageError
 from penstock.server.cli.connection_options import refuse_connection_options, sender_options
 from penstock.tools.flags import add_settings, flag_of, read_settings, sources_of
+from penstock.tools.output_paths import check_output_file, check_output_folder
 
 if TYPE_CHECKING:
     from penstock.client import Model
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.tools.simulation.transform import TransformConfig
 
 TRACE_CHANGES = ("load", "start_s", "max_prompt_tokens", "max_output_tokens")
-"""Settings of TransformConfig that are flags here."""
+"""Settings of TransformConfig (changes to a trace) that are also flags of bench."""
 _OF_MADE_UP = ("prompt_tokens", "output_tokens")
 
 
@@ -41,10 +39,12 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--allow-remote",
         action="store_true",
-        help="permit load on another machine; without it, only on this one",
+        help="allow a service on another machine",
     )
     group.add_argument(
-        "--multiplex", action="store_true", help="all requests of a connection on one stream"
+        "--multiplex",
+        action="store_true",
+        help="send all requests of a connection on one stream (Multiplex)",
     )
     add_settings(group, BenchOptions, ["service"])
     add_settings(group, SenderConfig)
@@ -62,9 +62,12 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     add_settings(group, BenchOptions, ["load"])
     add_settings(group, LoadPlan, ["load"])
     trace = parser.add_argument_group(
-        "trace", "replayed at its own times, or with --rates or --concurrency for its lengths alone"
+        "trace",
+        "replayed with its arrival times; with --rates or --concurrency only its lengths are used",
     )
-    trace.add_argument("--trace", type=Path, metavar="FILE", help="a trace, also compressed (.gz)")
+    trace.add_argument(
+        "--trace", type=Path, metavar="FILE", help="a trace file, optionally compressed (.gz)"
+    )
     trace.add_argument(
         "--format",
         choices=[one.value for one in TraceFormat],
@@ -76,8 +79,9 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_options(args: argparse.Namespace) -> "BenchOptions":
-    """Check and read the options before anything is started. Raises BadSetting, and UsageError for
-    flags that exclude each other.
+    """Check the flags, and return the options common to all runs. Raises BadSetting for an invalid
+    value; UsageError for flags that exclude or require each other, and for output paths that cannot
+    be written.
     """
     from penstock.tools.bench.plan import BenchOptions
 
@@ -85,10 +89,8 @@ def check_options(args: argparse.Namespace) -> "BenchOptions":
     _check_source(args)
     if args.arrivals is not None and args.rates is None:
         raise UsageError("--arrivals requires --rates")
-    for option, path in (("--json", args.json), ("--report", args.report)):
-        # Checked now: after the load, the figures would be lost.
-        if path is not None and not path.absolute().parent.is_dir():
-            raise UsageError(f"{option}: folder {path.parent} does not exist")
+    check_output_file("--json", args.json)
+    check_output_folder("--report", args.report)
     if len(args.rest) > 1 and not args.own_service:
         raise UsageError(f"{args.rest[1]}: options of serve require --own-service and go after --")
     return options
@@ -103,7 +105,7 @@ def _check_source(args: argparse.Namespace) -> None:
         reason = "requires --trace"
     else:
         needless = _OF_MADE_UP
-        reason = "cannot be combined with --trace, which has the lengths"
+        reason = "cannot be combined with --trace, which contains the lengths"
         if args.load is not None and has_points:
             raise UsageError("--load cannot be combined with --rates or --concurrency")
     for name in needless:
@@ -112,7 +114,10 @@ def _check_source(args: argparse.Namespace) -> None:
 
 
 def sender_of(args: argparse.Namespace, address: str) -> "SenderConfig":
-    """Return the target. Raises UsageError, also for another machine without --allow-remote."""
+    """Return the settings of the connections to the service at `address`.
+
+    Raises UsageError, for example for a remote machine without --allow-remote.
+    """
     from penstock.tools.bench.sender import SenderConfig, is_local
 
     if args.own_service:
@@ -131,9 +136,11 @@ def sender_of(args: argparse.Namespace, address: str) -> "SenderConfig":
 
 
 def plans_of(args: argparse.Namespace, options: "BenchOptions", seed: int) -> "list[LoadPlan]":
-    """Return one plan for each point, for a vocabulary of one token. `seed`: used if none is given.
+    """Return one plan per rate or concurrency, or one plan that replays the trace. Their vocabulary
+    size is a placeholder until `plans_for` sets it.
 
-    Raises UsageError, BadSetting, TraceError, OSError.
+    `seed`: used if the flags give none. Raises UsageError, also for an invalid trace; BadSetting,
+    OSError.
     """
     from penstock.tools.bench.plan import Arrivals, LoadPlan
 
@@ -157,18 +164,28 @@ def plans_of(args: argparse.Namespace, options: "BenchOptions", seed: int) -> "l
 
 
 def plans_for(model: "Model", plans: "list[LoadPlan]") -> "list[LoadPlan]":
-    """Return the plans with the model's vocabulary, within its limits. Raises UsageError."""
+    """Return the plans with the model's vocabulary size. Raises UsageError if the model publishes
+    none, or if requests of the plans may exceed the model's length limits.
+    """
     if model.limits.vocab_size is None:
         raise UsageError(f"{model.name} has no vocabulary size")
     plan = plans[0]
-    for what, most, limit in (
-        ("a prompt", plan.max_prompt_tokens, model.limits.max_prompt_tokens),
-        ("an output", plan.max_output_tokens, model.limits.max_output_tokens),
-        ("a prompt and its output", plan.max_total_tokens, model.limits.max_total_tokens),
+    prompts, outputs = "--prompt-tokens", "--output-tokens"
+    if plan.rows:
+        prompts, outputs = "--max-prompt-tokens", "--max-output-tokens"
+    for flag, what, most, limit in (
+        (prompts, "a prompt", plan.max_prompt_tokens, model.limits.max_prompt_tokens),
+        (outputs, "an output", plan.max_output_tokens, model.limits.max_output_tokens),
+        (
+            f"{prompts}, {outputs}",
+            "a prompt and its output",
+            plan.max_total_tokens,
+            model.limits.max_total_tokens,
+        ),
     ):
         if limit is not None and most > limit:
             raise UsageError(
-                f"{what} may have {most:,} tokens; {model.name} accepts at most {limit:,}"
+                f"{flag}: {what} may have {most:,} tokens; {model.name} accepts at most {limit:,}"
             )
     return [dataclasses.replace(plan, vocab_size=model.limits.vocab_size) for plan in plans]
 
@@ -183,7 +200,10 @@ def _lengths(option: str, text: str) -> Any:
 
 
 def _rows(args: argparse.Namespace, sources: "Sources") -> "tuple[TraceRequest, ...]":
-    """Return the rows of the trace that the run can use."""
+    """Return the requests of the trace, at most MAX_ROWS, with the flags' changes applied; for a
+    replay, only those before the end of the run. Empty without a trace. Raises UsageError, also for
+    an invalid trace; OSError.
+    """
     from penstock.scheduler.setting import SettingError
     from penstock.tools.bench.plan import MAX_ROWS
     from penstock.tools.simulation.trace_files import read_trace
@@ -206,7 +226,7 @@ def _rows(args: argparse.Namespace, sources: "Sources") -> "tuple[TraceRequest, 
 
 
 def trace_changes(args: argparse.Namespace) -> "TransformConfig":
-    """Read the changes to the trace. Raises BadSetting."""
+    """Return the changes to the trace that the flags set. Raises BadSetting."""
     from penstock.tools.simulation.transform import TransformConfig
 
     return read_settings(args, TransformConfig, names=TRACE_CHANGES)

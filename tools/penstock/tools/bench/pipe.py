@@ -1,6 +1,5 @@
-"""Messages between the processes of a load generator, over a `multiprocessing` pipe.
-
-Owns waiting for them on an event loop. Does not interpret them.
+"""Messages between the processes of the load generator: a `multiprocessing` pipe for use on an
+event loop.
 """
 
 import asyncio
@@ -9,17 +8,21 @@ from typing import Any
 
 
 class MessagePipe:
-    """One end of the pipe. Values are pickled, which is safe because both ends are this program."""
+    """One end of a pipe between two processes. Values are pickled, which is safe because both ends
+    run this program.
+    """
 
     def __init__(self, connection: "Connection[Any, Any]") -> None:
         self._connection = connection
 
     def send(self, message: object) -> None:
-        """Send; blocks while the pipe is full. Raises OSError when the other end is closed."""
+        """Send a message; blocks while the pipe is full. Raises OSError when the other end is
+        closed.
+        """
         self._connection.send(message)
 
     async def receive(self) -> Any:
-        """Return the next message. Raises EOFError when the other end is closed."""
+        """Wait for the next message and return it. Raises EOFError when the other end is closed."""
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         number = self._connection.fileno()

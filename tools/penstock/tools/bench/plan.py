@@ -1,7 +1,4 @@
-"""The plan of a run as a value: arrivals, lengths and bounds.
-
-Owns the settings of one run and their limits. Neither draws nor sends requests.
-"""
+"""The options of a load test, and the plan of one run: arrivals, lengths and limits."""
 
 import enum
 from dataclasses import dataclass, field
@@ -18,14 +15,14 @@ DEFAULT_PROMPT_TOKENS = FixedLength(num_tokens=128)
 DEFAULT_OUTPUT_TOKENS = FixedLength(num_tokens=64)
 MAX_POINTS = 64
 MAX_ROWS = 1_000_000
-"""Most rows of a trace, which is sent to every process."""
+"""Maximum number of requests taken from a trace, because they are sent to every process."""
 
 
 class Arrivals(enum.StrEnum):
     """The arrival process.
 
-    Open loop, independent of the server: POISSON; CONSTANT, evenly spaced; REPLAY, the times of a
-    trace. CLOSED: a fixed concurrency; the next request is sent when one has ended.
+    Open loop, independent of the server: POISSON; CONSTANT (evenly spaced); REPLAY (the times of a
+    trace). Closed loop: CLOSED (a fixed concurrency; a request is sent when another has ended).
     """
 
     POISSON = "poisson"
@@ -36,18 +33,20 @@ class Arrivals(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """The flags common to all runs: each of `rates` or of `concurrency` is a run."""
+    """The options that are not part of one run's plan; each entry of `rates` or `concurrency` is
+    one run. Raises SettingError naming a field with too many entries.
+    """
 
     start_timeout_s: float = setting(
-        600.0, "service", "with --own-service: time limit of its start", above=0
+        600.0, "service", "with --own-service: start timeout, seconds", above=0
     )
     num_processes: int = setting(
-        1, "service", "client processes", name="processes", at_least=1, at_most=256
+        1, "service", "number of client processes", name="processes", at_least=1, at_most=256
     )
     rates: tuple[float, ...] = setting(
         (),
         "points",
-        "open loop: requests per second; one run for each",
+        "open loop: requests per second; one run per value",
         metavar="R,...",
         shown="none",
         above=0,
@@ -56,7 +55,7 @@ class BenchOptions:
     concurrency: tuple[int, ...] = setting(
         (),
         "points",
-        "closed loop: concurrent requests; one run for each",
+        "closed loop: number of concurrent requests; one run per value",
         metavar="N,...",
         shown="none",
         at_least=1,
@@ -78,16 +77,18 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """One run. Raises SettingError naming the invalid field.
+    """The plan of one run. Raises ValueError naming the invalid field.
 
-    `rate_per_s`: with POISSON and CONSTANT. `concurrency`: with CLOSED. `rows`: the trace of
-    REPLAY; with other arrivals, lengths are taken from them in order instead of the distributions.
+    `rate_per_s` is set for POISSON and CONSTANT arrivals only, `concurrency` for CLOSED only.
+    `rows`: the requests of the trace for REPLAY; with other arrivals, if given, their lengths are
+    used instead of the distributions `prompt_tokens` and `output_tokens`.
 
-    Requests due in the first `warm_up_s` seconds are sent and not counted; then the run lasts for
-    `duration_s`, or until `max_requests` counted requests were sent. A request that is due while
-    `max_in_flight` are open is counted as dropped. `deadline_s` is each call's gRPC deadline. The
-    same `seed` and `run_index` give the same requests, on any number of processes; prompts of
-    another `run_index` differ, so that no run finds prefixes of an earlier run in the cache.
+    Requests due in the first `warm_up_s` seconds are sent but not counted; then requests are sent
+    for `duration_s`, or until `max_requests` of them were sent. Requests still open are then
+    awaited for at most `drain_s`. In an open loop, a request that is due while `max_in_flight` are
+    open is counted as dropped. `deadline_s` is each call's gRPC deadline. The same `seed` and
+    `run_index` give the same requests, on any number of processes; prompts differ between values of
+    `run_index`, so that a run has no cache hits on prompts of an earlier run.
     """
 
     arrivals: Arrivals
@@ -97,22 +98,24 @@ class LoadPlan:
     rows: tuple[TraceRequest, ...] = ()
     prompt_tokens: Lengths = DEFAULT_PROMPT_TOKENS
     output_tokens: Lengths = DEFAULT_OUTPUT_TOKENS
-    warm_up_s: float = setting(5.0, "load", "seconds before counting starts", at_least=0)
-    duration_s: float = setting(30.0, "load", "seconds that are counted", above=0)
+    warm_up_s: float = setting(5.0, "load", "warm-up before measurements, seconds", at_least=0)
+    duration_s: float = setting(30.0, "load", "duration of the measurement, seconds", above=0)
     max_requests: int | None = setting(
         None,
         "load",
-        "count no more than N requests",
+        "end the run after N measured requests",
         name="requests",
         at_least=1,
         at_most=MAX_REQUESTS,
         shown="no limit",
     )
-    drain_s: float = setting(60.0, "load", "seconds for open requests to end", at_least=0)
+    drain_s: float = setting(
+        60.0, "load", "maximum wait for open requests at the end, seconds", at_least=0
+    )
     max_in_flight: int = setting(
         20_000,
         "load",
-        "most requests at once over all processes; further ones are dropped",
+        "maximum concurrent requests of all processes together; further requests are not sent",
         at_least=1,
         at_most=MAX_CONCURRENCY,
     )
@@ -120,16 +123,21 @@ class LoadPlan:
         120.0, "load", "deadline of each call, seconds", above=0, at_most=MAX_DURATION_S
     )
     targets: Targets = field(default_factory=Targets)
-    model: str | None = setting(None, "service", "name of a model", shown="the service's default")
+    model: str | None = setting(None, "service", "name of the model", shown="the service's default")
     tenant: str = setting("", "service", "tenant of the requests", shown="none")
     tenant_metadata_key: str = setting(
         "",
         "service",
-        "metadata key in which the service expects the tenant",
+        "metadata key of the tenant",
         metavar="KEY",
         shown="none",
     )
-    seed: int = setting(0, "load", "repeats a load", shown="random, and reported")
+    seed: int = setting(
+        0,
+        "load",
+        "seed of the load; the same seed gives the same requests",
+        shown="random; reported",
+    )
     run_index: int = 0
 
     def __post_init__(self) -> None:
@@ -149,39 +157,39 @@ class LoadPlan:
     def _check_arrivals(self) -> None:
         is_rate = self.arrivals in (Arrivals.POISSON, Arrivals.CONSTANT)
         if is_rate != (self.rate_per_s is not None):
-            raise ValueError("rate_per_s must be given for poisson and constant, and only there")
+            raise ValueError("rate_per_s must be given for poisson and constant arrivals only")
         if (self.arrivals is Arrivals.CLOSED) != (self.concurrency is not None):
-            raise ValueError("concurrency must be given for closed, and only there")
+            raise ValueError("concurrency must be given for closed loops only")
         if self.arrivals is Arrivals.REPLAY and not self.rows:
             raise ValueError("rows must not be empty for replay")
 
     @property
     def is_open_loop(self) -> bool:
-        """Whether arrivals are independent of the server."""
+        """Whether requests are sent at planned times, independent of the server."""
         return self.arrivals is not Arrivals.CLOSED
 
     @property
     def end_s(self) -> float:
-        """When sending ends, in seconds from the start."""
+        """When sending ends at the latest, in seconds from the start of the run."""
         return self.warm_up_s + self.duration_s
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The longest prompt that may be drawn."""
+        """Maximum prompt length of the plan's requests, tokens."""
         if self.rows:
             return max(row.num_prompt_tokens for row in self.rows)
         return self.prompt_tokens.max_tokens
 
     @property
     def max_output_tokens(self) -> int:
-        """The longest output that may be drawn."""
+        """Maximum output length of the plan's requests, tokens."""
         if self.rows:
             return max(row.num_output_tokens for row in self.rows)
         return self.output_tokens.max_tokens
 
     @property
     def max_total_tokens(self) -> int:
-        """The longest prompt and output of one request that may be drawn."""
+        """Maximum length of prompt and output together of a request, tokens."""
         if self.rows:
             return max(row.num_prompt_tokens + row.num_output_tokens for row in self.rows)
         return self.max_prompt_tokens + self.max_output_tokens

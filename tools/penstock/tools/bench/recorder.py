@@ -1,8 +1,7 @@
-"""Records a run, request by request, in bounded memory.
+"""Records the requests of a run in bounded memory.
 
-Owns the definition of counts: every duration starts when the request was due, not when it was sent,
-so a stalled client or server cannot hide the wait of the requests behind it (coordinated omission).
-Has no clock and no socket.
+TTFT and E2E start when the request was due, not when it was sent, so that a stalled client or
+server does not hide the wait of later requests (coordinated omission). Times are passed in.
 """
 
 from collections import Counter
@@ -33,27 +32,28 @@ _COUNTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The counted period: [`start_s`, `end_s`) on the clock of the run."""
+    """The measured period, `start_s` <= t < `end_s`, in seconds since the start of the run."""
 
     start_s: float
     end_s: float
 
     @classmethod
     def of(cls, plan: LoadPlan) -> "Window":
-        """Return the period of a run between its warm-up and its drain."""
+        """Return the window of a plan: from the end of the warm-up to the end of sending."""
         return cls(start_s=plan.warm_up_s, end_s=plan.end_s)
 
     def holds(self, at_s: float) -> bool:
-        """Return whether a time is in the window."""
+        """Return whether the window contains a time."""
         return self.start_s <= at_s < self.end_s
 
 
-class Recorder:
-    """Counts the requests of a run. All times are seconds since its start. It can be pickled.
+class LoadRecorder:
+    """Counts the requests of a run and measures their latencies. Times are seconds since the run's
+    start. Can be pickled.
 
-    Latencies, errors and outcomes (`num_due` and its parts) cover the requests due in the window,
-    whenever they end. Fields with `window` in their name cover all events in the window, of any
-    request: rates are computed from them.
+    Latencies, errors and all counts without `window` in their name cover the requests due in the
+    window, whenever they end. Counts with `window` cover the tokens and completions that arrive in
+    the window, of any request; rates are computed from them.
     """
 
     def __init__(self, plan: LoadPlan) -> None:
@@ -81,21 +81,23 @@ class Recorder:
         self.num_window_cached_tokens = 0
         self.last_end_s = 0.0
 
-    def begin(self, due_s: float, sent_s: float, num_wanted_tokens: int) -> "RequestRecord":
-        """Record that a request that was due at `due_s` is sent."""
+    def begin(self, due_s: float, sent_s: float, num_wanted_tokens: int) -> "OpenRequest":
+        """Return the record of a request that was due at `due_s`, is sent at `sent_s` and asks for
+        `num_wanted_tokens` tokens.
+        """
         is_counted = self.window.holds(due_s)
         if is_counted:
             self.num_due += 1
             self.lateness.record(sent_s - due_s)
-        return RequestRecord(self, due_s, num_wanted_tokens, is_counted=is_counted)
+        return OpenRequest(self, due_s, num_wanted_tokens, is_counted=is_counted)
 
     def drop(self, due_s: float) -> None:
-        """Record that a due request is not sent."""
+        """Record that the request due at `due_s` is not sent."""
         if self.window.holds(due_s):
             self.num_due += 1
             self.num_dropped += 1
 
-    def merge(self, other: "Recorder") -> None:
+    def merge(self, other: "LoadRecorder") -> None:
         """Add the counts of another recorder of the same run."""
         for name in HISTOGRAMS:
             getattr(self, name).merge(getattr(other, name))
@@ -105,8 +107,8 @@ class Recorder:
         self.last_end_s = max(self.last_end_s, other.last_end_s)
 
 
-class RequestRecord:
-    """One open request."""
+class OpenRequest:
+    """The record of one open request."""
 
     __slots__ = (
         "_due_s",
@@ -121,7 +123,7 @@ class RequestRecord:
     )
 
     def __init__(
-        self, recorder: Recorder, due_s: float, num_wanted_tokens: int, *, is_counted: bool
+        self, recorder: LoadRecorder, due_s: float, num_wanted_tokens: int, *, is_counted: bool
     ) -> None:
         self._recorder = recorder
         self._due_s = due_s
@@ -134,7 +136,7 @@ class RequestRecord:
         self._num_slow_gaps = 0
 
     def tokens(self, now_s: float, num_tokens: int) -> None:
-        """Record a message. A message with held-back text has no new tokens."""
+        """Record a message with `num_tokens` new tokens; 0 has no effect."""
         if not num_tokens:
             return
         recorder = self._recorder
@@ -154,7 +156,7 @@ class RequestRecord:
         self._last_s = now_s
 
     def finished(self, now_s: float, end: Finished) -> None:
-        """Record completion."""
+        """Record that the request completed."""
         recorder = self._recorder
         is_good = self._is_good()
         if recorder.window.holds(now_s):
@@ -175,7 +177,9 @@ class RequestRecord:
             recorder.tpot.record((self._last_s - self._first_s) / (self._num_tokens - 1))
 
     def failed(self, now_s: float, status: str, reason: str) -> None:
-        """Record the end with a status other than OK."""
+        """Record that the request failed with this gRPC status and error reason ("" if there is
+        none).
+        """
         if self._is_counted:
             recorder = self._recorder
             recorder.num_failed += 1
@@ -183,7 +187,7 @@ class RequestRecord:
             recorder.last_end_s = max(recorder.last_end_s, now_s)
 
     def abandoned(self, now_s: float) -> None:
-        """Record that the run ended before the request did."""
+        """Record that the request was still open when the run ended."""
         if self._is_counted:
             self._recorder.num_unfinished += 1
             self._recorder.last_end_s = max(self._recorder.last_end_s, now_s)
@@ -195,7 +199,9 @@ class RequestRecord:
         return is_in_time and self._num_slow_gaps <= SLOW_GAP_SHARE * self._num_gaps
 
     def _is_short(self, end: Finished) -> bool:
-        """Return whether the output is shorter than requested, which changes the load."""
+        """Return whether the output had another number of tokens than requested, or another finish
+        reason than LENGTH; such requests change the load.
+        """
         is_whole = self._num_tokens == self._num_wanted_tokens
         return not is_whole or any(
             output.finish_reason is not FinishReason.LENGTH for output in end.outputs

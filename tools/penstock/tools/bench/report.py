@@ -1,6 +1,6 @@
-"""Reports a load test: a table for people, JSON for programs, one HTML page.
+"""Reports a load test: a text table, JSON and one HTML page.
 
-Owns the formats. Does not measure; the figures and their meaning are in `figures`.
+`figures` defines and computes the figures.
 """
 
 import dataclasses
@@ -15,7 +15,6 @@ from penstock.client import Model
 from penstock.tools.bench.figures import (
     LatencyFigures,
     LoadFigures,
-    percentile_curve,
     warnings_of,
 )
 from penstock.tools.bench.fleet import LoadRun
@@ -43,15 +42,19 @@ _LATENCIES = (
     ("lateness", "lateness"),
 )
 _MAX_LINES = 8
-"""Most curves in one chart: more cannot be distinguished."""
+"""Maximum number of curves in a chart; more could not be distinguished."""
 _SWEEP_HEADER = (
     *("load", "offered/s", "done/s", "good/s", "tokens/s", "TTFT p50", "TTFT p99", "ITL p50"),
     *("ITL p99", "E2E p50", "E2E p99", "failed", "dropped"),
 )
+_LINE_HEADER = tuple(
+    name for name in _SWEEP_HEADER if name not in {"offered/s", "E2E p50", "dropped"}
+)
+"""The columns of the table on a terminal: fewer than on the page, to fit 100 characters."""
 
 
 def point_text(point: LoadPlan | LoadFigures) -> str:
-    """Return a short name for one of several runs."""
+    """Return a short name of a run: its rate, its concurrency, or "replay"."""
     if point.rate_per_s is not None:
         return f"{point.rate_per_s:g}/s"
     if point.concurrency is not None:
@@ -60,12 +63,12 @@ def point_text(point: LoadPlan | LoadFigures) -> str:
 
 
 def _load_text(figures: LoadFigures) -> str:
-    """Return the arrival process and the rate; a trace has no rate."""
+    """Return the arrival process and, except for a replay, the rate or concurrency."""
     return ", ".join(dict.fromkeys((str(figures.arrivals), point_text(figures))))
 
 
 def figure_lines(figures: LoadFigures) -> list[str]:
-    """Format one run as text."""
+    """Format the figures of one run as lines of text."""
     f = figures
     outcomes = [f"{f.num_completed:,} completed", f"{f.num_failed:,} failed"]
     outcomes += [f"{f.num_dropped:,} dropped"] if f.num_dropped else []
@@ -91,8 +94,9 @@ def figure_lines(figures: LoadFigures) -> list[str]:
 
 
 def sweep_lines(figures: Sequence[LoadFigures]) -> list[str]:
-    """Format several runs as a table, one row each, and list their errors."""
-    lines = aligned([_SWEEP_HEADER, *(_sweep_row(one) for one in figures)])
+    """Format several runs as a table with the main figures, one row each, and list their errors."""
+    rows = [dict(zip(_SWEEP_HEADER, _sweep_row(one), strict=True)) for one in figures]
+    lines = aligned([_LINE_HEADER, *([row[name] for name in _LINE_HEADER] for row in rows)])
     for one in figures:
         lines += [
             f"error        {point_text(one)}: {error.num:,} x"
@@ -105,7 +109,8 @@ def sweep_lines(figures: Sequence[LoadFigures]) -> list[str]:
 def document_of(
     sender: SenderConfig, model: Model, runs: Sequence[LoadRun], figures: Sequence[LoadFigures]
 ) -> dict[str, Any]:
-    """Return settings and figures as JSON values; figures that were not measured are null.
+    """Return the settings, the model and the figures of all runs as JSON values; figures that were
+    not measured are None.
 
     Durations are seconds, rates per second.
     """
@@ -142,19 +147,24 @@ def write_page(
     runs: Sequence[LoadRun],
     figures: Sequence[LoadFigures],
 ) -> None:
-    """Write the page, a single self-contained file. Raises OSError."""
+    """Write the HTML page, a self-contained file. `document`: as from `document_of`. Raises
+    OSError.
+    """
     warnings = [f"{point_text(one)}: {text}" for one in figures for text in warnings_of(one)]
     sections = [preformatted("\n".join(warnings))] if warnings else []
+    whole = [preformatted("\n".join(figure_lines(one))) for one in figures]
     if len(runs) > 1:
         sections += [
             html_table(_SWEEP_HEADER, [_sweep_row(one) for one in figures]),
             *(svg(chart) for chart in _curves(figures)),
         ]
+    else:
+        sections += whole
     sections += [svg(chart) for chart in _percentiles(runs, figures)]
     sections += ["<h2>Errors</h2>", _errors_table(figures)]
-    for one in figures:
-        lines = preformatted("\n".join(figure_lines(one)))
-        sections += [f"<h2>{point_text(one)}</h2>", lines]
+    if len(runs) > 1:
+        for one, lines in zip(figures, whole, strict=True):
+            sections += [f"<h2>{point_text(one)}</h2>", lines]
     settings = json.dumps({name: document[name] for name in ("settings", "model")}, indent=2)
     sections += ["<h2>Settings</h2>", preformatted(settings)]
     model = document["model"]["name"]
@@ -162,69 +172,91 @@ def write_page(
 
 
 def _curves(figures: Sequence[LoadFigures]) -> tuple[Chart, ...]:
-    """Chart latency over throughput, and completed over offered requests."""
-    is_open = figures[0].concurrency is None
-    loads = [one.rate_per_s if is_open else one.concurrency for one in figures]
-    x_label = "offered requests/s" if is_open else "requests at once"
+    """Return charts of latencies, and of the rates of completed and good requests, by the load of
+    the run.
+    """
     return (
-        _curve("TTFT over throughput", "ttft", figures),
-        _curve("ITL over throughput", "itl", figures),
-        _curve("E2E over throughput", "e2e", figures),
+        _curve("TTFT by load", "ttft", figures),
+        _curve("ITL by load", "itl", figures),
+        _curve("E2E by load", "e2e", figures),
         Chart(
             name="throughput",
-            title="Requests done, and done within targets",
-            x_label=x_label,
+            title="Requests done, and done within targets, by load",
+            x_label=_load_label(figures),
             y_label="requests/s",
             series=(
-                _series("done", loads, [one.requests_per_s for one in figures]),
-                _series("good", loads, [one.goodput_per_s for one in figures]),
+                _series("done", _loads(figures), [one.requests_per_s for one in figures]),
+                _series("good", _loads(figures), [one.goodput_per_s for one in figures]),
             ),
             has_marks=True,
         ),
     )
 
 
+def _loads(figures: Sequence[LoadFigures]) -> list[float | None]:
+    return [one.concurrency if one.rate_per_s is None else one.rate_per_s for one in figures]
+
+
+def _load_label(figures: Sequence[LoadFigures]) -> str:
+    return "requests at once" if figures[0].rate_per_s is None else "offered requests/s"
+
+
 def _curve(title: str, field: str, figures: Sequence[LoadFigures]) -> Chart:
     latencies: list[LatencyFigures] = [getattr(one, field) for one in figures]
-    rates = [one.requests_per_s for one in figures]
+    loads = _loads(figures)
+    limit_ms, limit_text = _limit(field, figures)
     return Chart(
         name=f"{field}_curve",
         title=title,
-        x_label=f"requests/s done ({title.partition(' ')[0]})",
+        x_label=_load_label(figures),
         y_label="milliseconds",
         series=(
-            _series("p50", rates, [one.p50_s * 1e3 for one in latencies]),
-            _series("p90", rates, [one.p90_s * 1e3 for one in latencies]),
-            _series("p99", rates, [one.p99_s * 1e3 for one in latencies]),
+            _series("p50", loads, [one.p50_s * 1e3 for one in latencies]),
+            _series("p90", loads, [one.p90_s * 1e3 for one in latencies]),
+            _series("p99", loads, [one.p99_s * 1e3 for one in latencies]),
         ),
-        is_log_y=True,
         has_marks=True,
+        y_limit=limit_ms,
+        limit_text=limit_text,
     )
 
 
 def _percentiles(runs: Sequence[LoadRun], figures: Sequence[LoadFigures]) -> list[Chart]:
-    """Chart the percentiles of each kind of latency, for every run (for a sample of many runs)."""
+    """Return one chart of percentiles per kind of latency, with one line per run; with more than 8
+    runs, for evenly spaced ones only.
+    """
     charts: list[Chart] = []
     step = -(-len(runs) // _MAX_LINES)
     chosen = list(zip(runs, figures, strict=True))[::step]
     for name, field in _LATENCIES:
         series: list[Series] = []
         for run, one in chosen:
-            nines, durations_s = percentile_curve(getattr(run.recorder, field))
-            durations_ms = [duration_s * 1e3 for duration_s in durations_s]
-            series.append(_series(point_text(one), nines, durations_ms))
+            durations_ms = [s * 1e3 for s in getattr(run.recorder, field).percentiles_s()]
+            series.append(_series(point_text(one), range(len(durations_ms)), durations_ms))
+        limit_ms, limit_text = _limit(field, figures)
         charts.append(
             Chart(
                 name=f"{field}_percentiles",
                 title=f"{name} by percentile",
-                x_label=f"{name}: 1 / (1 - share); 10 is p90, 100 is p99, 1000 is p99.9",
+                x_label="percentile",
                 y_label="milliseconds",
                 series=tuple(series),
-                is_log_x=True,
-                is_log_y=True,
+                y_limit=limit_ms,
+                limit_text=limit_text,
             )
         )
     return charts
+
+
+def _limit(field: str, figures: Sequence[LoadFigures]) -> tuple[float, str]:
+    """Return the upper limit of a latency axis, in milliseconds, and a text that explains it: twice
+    the p99 of the run with the most goodput.
+
+    Without a limit, latencies under overload would flatten all other lines.
+    """
+    best = max(figures, key=lambda one: one.goodput_per_s)
+    at = f" at {point_text(best)}, which has the most goodput" if len(figures) > 1 else ""
+    return 2e3 * getattr(best, field).p99_s, f"twice the p99{at}"
 
 
 def _series(name: str, x: Sequence[float | None], y: Sequence[float]) -> Series:

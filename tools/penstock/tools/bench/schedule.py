@@ -1,8 +1,7 @@
-"""The requests of a run, in order: due time, lengths and prompt of each.
+"""The requests of a run, in order: the due time, lengths and prompt of each.
 
-Owns the randomness of a run, which depends on the plan's seed alone. Every process makes the whole
-schedule and takes its share, so that their combined arrivals are the requested process (N Poisson
-processes with separate seeds would be another load for every N). Does not wait.
+Deterministic: depends only on the plan. Every process generates the whole schedule and takes its
+share, so that the same requests are sent with any number of processes.
 """
 
 import itertools
@@ -16,10 +15,10 @@ from penstock.tools.bench.plan import Arrivals, LoadPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRequest:
-    """The `index`-th request of a run, due `at_s` seconds after its start.
+    """The request number `index` (from 0) of a run, due `at_s` seconds after the run's start.
 
-    `at_s` is 0 in a closed loop, where a request is due when another has ended. `row` holds the
-    request's lengths and its other fields of the trace; its `arrival_s` is not used here.
+    `at_s` is 0 in a closed loop, where a request is due when another has ended. `row`: lengths,
+    tenant and other fields of the request; its `arrival_s` is not used.
     """
 
     index: int
@@ -28,10 +27,10 @@ class PlannedRequest:
 
 
 def planned_requests(plan: LoadPlan) -> Iterator[PlannedRequest]:
-    """Return the requests of a run, in order of `at_s`.
+    """Yield the requests of a run, in order of `at_s`.
 
-    Open loop: the requests due before `plan.end_s`, of which at most `plan.max_requests` are
-    counted. Closed loop: without end; the sender decides when to stop.
+    Open loop: the requests due before `plan.end_s`, but at most `plan.max_requests` due after the
+    warm-up. Closed loop: an infinite sequence; the sender decides when to stop.
     """
     rows = _rows(plan)
     if not plan.is_open_loop:
@@ -49,24 +48,32 @@ def planned_requests(plan: LoadPlan) -> Iterator[PlannedRequest]:
 def share_of(
     requests: Iterator[PlannedRequest], worker: int, num_workers: int
 ) -> Iterator[PlannedRequest]:
-    """Return the requests of one of several processes: every `num_workers`-th."""
+    """Return the requests of process `worker`: every `num_workers`-th, beginning with number
+    `worker`.
+    """
     return itertools.islice(requests, worker, None, num_workers)
 
 
 def part_of(total: int, worker: int, num_workers: int) -> int:
-    """Return one process's part of a number shared by all processes."""
+    """Return the part of process `worker` when `total` is divided evenly among `num_workers`
+    processes.
+    """
     return total // num_workers + (worker < total % num_workers)
 
 
-class PromptMaker:
-    """Draws prompts: random token ids below the vocabulary's size, of exact length."""
+class RandomPromptMaker:
+    """Generates prompts: random token ids below the vocabulary size, in the number that the request
+    specifies.
+    """
 
     def __init__(self, plan: LoadPlan) -> None:
         self._seed = f"{plan.seed}:{plan.run_index}"
         self._vocabulary = range(plan.vocab_size)
 
     def token_ids(self, request: PlannedRequest) -> list[int]:
-        """Return the prompt; blocks with equal prefix ids of one tenant are equal."""
+        """Return the prompt's token ids. Parts of prompts with the same prefix id and tenant are
+        equal.
+        """
         row = request.row
         if not row.prefix_ids:
             return self._draw(str(request.index), row.num_prompt_tokens)

@@ -1,6 +1,6 @@
-"""Sends load through the client; decides which addresses belong to this machine.
+"""Sends requests through the client, over the connections of one process.
 
-Owns the connections of one process. Does not schedule requests.
+Also decides which addresses are on this machine.
 """
 
 import ipaddress
@@ -28,22 +28,26 @@ _HOST = re.compile(r"\[(?P<ipv6>[^\]]*)\](:\d+)?|(?P<host>[^:]*)(:\d+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderConfig:
-    """The target and the number of connections. `is_multiplex`: all requests of a connection share
-    one stream. `tls`, `server_name` and `token_file`: transport and credentials. The value is sent
-    to other processes, so it contains no secret.
+    """The settings of the connections to the service. The object is sent to other processes, so it
+    must not contain a secret, only the path of the token file.
+
+    `is_multiplex`: all requests of a connection share one stream. `tls` None: plain text.
+    `server_name`: the name expected in the server's certificate, None for that of the address.
     """
 
     address: str
     is_multiplex: bool = False
     num_channels: int = setting(
-        1, "service", "connections of each process", name="channels", at_least=1, at_most=1024
+        1, "service", "number of connections per process", name="channels", at_least=1, at_most=1024
     )
     tls: TlsConfig | None = None
     server_name: str | None = None
     token_file: Path | None = None
 
     def connecting(self) -> dict[str, Any]:
-        """Return the arguments of a client with this configuration."""
+        """Return the keyword arguments for a `Client` with these settings, except the address, the
+        pool and multiplexing.
+        """
         return {
             "tls": False if self.tls is None else self.tls,
             "token": None if self.token_file is None else token_from(self.token_file),
@@ -57,7 +61,7 @@ class SenderConfig:
 
 
 class ClientSender:
-    """Sends through the client, without retries, because retries would hide failures."""
+    """Sends requests through the client, without retries, which would hide failures."""
 
     def __init__(self, config: SenderConfig) -> None:
         options: dict[str, Any] = {"retry": NO_RETRY, **config.connecting()}
@@ -71,17 +75,17 @@ class ClientSender:
         self._plan: LoadPlan | None = None
 
     def begin(self, plan: LoadPlan) -> None:
-        """Start a plan."""
+        """Set the plan that gives `generate` the model, the tenant and the deadline."""
         self._plan = plan
 
     async def reach(self, deadline_s: float) -> None:
-        """Connect. Raises PenstockError."""
+        """Connect to the service and call its health method. Raises PenstockError."""
         await self._client.health(deadline_s=deadline_s)
 
     def generate(
         self, request: PlannedRequest, token_ids: list[int]
     ) -> AsyncGenerator[Event, None]:
-        """See `Generate`."""
+        """Send a planned request with this prompt; return the events of its stream."""
         plan, row = self._plan, request.row
         assert plan is not None
         tenant = row.tenant or plan.tenant
@@ -113,7 +117,9 @@ class ClientSender:
 
 
 def is_local(address: str) -> bool:
-    """Return whether an address is known to be this machine: loopback, localhost, a Unix socket."""
+    """Return whether all hosts of an address are on this machine: loopback, localhost, or a Unix
+    socket.
+    """
     target = grpc_target(address)
     scheme, has_scheme, rest = target.partition(":")
     if has_scheme and scheme in _LOCAL_SCHEMES:

@@ -1,7 +1,7 @@
-"""One load generator process: receives plans over a pipe, runs them, sends back its record.
+"""One process of the load generator: receives plans over a pipe, executes its part of each and
+sends back a record.
 
-Owns the main loop of the process. It ends on the stop message or when the pipe closes, so that it
-does not outlive its parent.
+It exits when the pipe closes, so it does not outlive its parent.
 """
 
 import asyncio
@@ -18,18 +18,20 @@ from penstock.client.errors import PenstockError
 from penstock.tools.bench.driver import Driver, Share
 from penstock.tools.bench.pipe import MessagePipe
 from penstock.tools.bench.plan import LoadPlan
-from penstock.tools.bench.recorder import Recorder
+from penstock.tools.bench.recorder import LoadRecorder
 from penstock.tools.bench.schedule import planned_requests, share_of
 from penstock.tools.bench.sender import ClientSender, SenderConfig
 
 REACH_S = 20.0
-"""Time limit for a process to connect to the service."""
+"""Time limit for a process to connect to the service, seconds."""
 _PROGRESS_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """Prepare the part of `worker` of `num_workers` in this plan."""
+class Prepare:
+    """A command to prepare the part of this plan that process `worker` (from 0) of `num_workers`
+    executes.
+    """
 
     plan: LoadPlan
     worker: int
@@ -38,26 +40,28 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Begin at `at_s` of CLOCK_MONOTONIC, which all processes of a machine share."""
+    """A command to begin the prepared run when the monotonic clock, which all processes of a
+    machine share, is at `at_s`.
+    """
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The process is connected to the service, or has prepared the order."""
+class WorkerReady:
+    """Reports that the process is connected to the service or, after Prepare, ready for Start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreachable:
-    """The process could not connect to the service."""
+    """Reports that the process could not connect to the service, and exits."""
 
     error: PenstockError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProgress:
-    """Counts of one process since the start, including the warm-up."""
+    """The counts of one process since the start, including the warm-up."""
 
     num_sent: int = 0
     num_ended: int = 0
@@ -66,19 +70,18 @@ class WorkerProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDone:
-    """The record of one process. `cpu_share`: of one core, from start to end.
-
-    `was_sending_at_end`: the time limit ended the sending, not the number of requests.
+    """The record of one process. `cpu_share`: its CPU time during the run, as a share of one core.
+    `was_sending_at_end`: as in `Driver`.
     """
 
-    recorder: Recorder
+    recorder: LoadRecorder
     cpu_share: float
     was_sending_at_end: bool
 
 
 def run_worker(connection: "Connection[Any, Any]", config: SenderConfig) -> None:
-    """Run one process until its parent ends it."""
-    # Ctrl-C reaches every process of the terminal; the parent decides what it means.
+    """Entry point of the process: execute runs until the parent closes the pipe."""
+    # Ctrl-C is sent to every process of the terminal; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
         runner.run(_work(MessagePipe(connection), config))
@@ -100,30 +103,32 @@ async def _work(pipe: MessagePipe, config: SenderConfig) -> None:
         except PenstockError as error:
             pipe.send(Unreachable(error=error))
             return
-        pipe.send(Ready())
+        pipe.send(WorkerReady())
         try:
-            while isinstance(order := await pipe.receive(), Order):
+            while isinstance(order := await pipe.receive(), Prepare):
                 sender.begin(order.plan)
                 await _carry_out(order, pipe, sender)
         except (EOFError, BrokenPipeError):
             return
 
 
-async def _carry_out(order: Order, pipe: MessagePipe, sender: ClientSender) -> None:
-    """Execute one run. Raises EOFError if its parent ends it early."""
+async def _carry_out(order: Prepare, pipe: MessagePipe, sender: ClientSender) -> None:
+    """Execute one run and send its record. Raises EOFError if the parent closes the pipe before the
+    end.
+    """
     plan = order.plan
     requests = share_of(planned_requests(plan), order.worker, order.num_workers)
-    pipe.send(Ready())
+    pipe.send(WorkerReady())
     start = await pipe.receive()
     if not isinstance(start, Start):
         raise EOFError
     share = Share.of(plan, order.worker, order.num_workers)
     driver = Driver(plan, share, requests, sender.generate, lambda: time.monotonic() - start.at_s)
-    # Objects made so far are long-lived; repeated collections of them would delay reads.
+    # Existing objects are long-lived; repeated garbage collection of them would delay reads.
     gc.collect()
     gc.freeze()
     cpu_s, begun_s = time.process_time(), time.monotonic()
-    # During the run, the parent sends nothing: receive() returns only when the pipe is closed.
+    # The parent sends no message during the run, so receive() returns only when the pipe is closed.
     over = asyncio.create_task(pipe.receive())
     reporting = asyncio.create_task(_send_progress(driver, pipe))
     running = asyncio.create_task(driver.run())
@@ -146,7 +151,9 @@ async def _carry_out(order: Order, pipe: MessagePipe, sender: ClientSender) -> N
 
 
 async def _send_progress(driver: Driver, pipe: MessagePipe) -> None:
-    """Send the progress of the run; raises when the pipe is closed."""
+    """Send the progress of the run to the parent every 0.25 s, until cancelled; raises OSError when
+    the pipe is closed.
+    """
     while True:
         await asyncio.sleep(_PROGRESS_S)
         pipe.send(

@@ -1,1 +1,1 @@
-"""`penstock demo`: starts a separate service on the embedded executor and shows three streams."""
+"""`penstock demo`: starts a service and displays three streams, or one of three scenes."""

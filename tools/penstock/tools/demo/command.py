@@ -1,7 +1,9 @@
-"""`penstock demo`: starts a service with the demo model, streams three generations, stops it.
+"""`penstock demo`: starts a service with the demo model, streams three generations, stops it; or
+runs one of three scenes.
 
-Owns the order of events: start, stream, report, stop. Everything is real: a separate process, gRPC
-on a socket, the model that ships with the package.
+The service runs as a separate process and is called with gRPC. Its executor is by default the
+PyTorch one, with the model that the package contains; for `--flood` and `--deadline`, the simulated
+one.
 """
 
 import argparse
@@ -18,7 +20,7 @@ from penstock.server.cli.connection import run_reporting
 from penstock.tools.demo.run import DemoRequest, DemoRun, final_table
 from penstock.tools.demo.view import View, choose_view
 from penstock.tools.flags import add_settings, read_settings
-from penstock.tools.own_service import OwnService, ServiceFailed
+from penstock.tools.own_service import OwnService, ServiceFailed, started_together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,22 +30,32 @@ if TYPE_CHECKING:
 _DRAIN_GRACE_S = 5.0
 _GENERATION_DEADLINE_S = 120.0
 _SCENES = {
-    "kill": "kill the engine process while the texts stream: they continue, token for token",
-    "flood": "one tenant floods the service: the effect on another one",
-    "deadline": "twice the load that can be served, with deadlines: which requests are in time",
+    "kill": "kill the engine process during streaming: the streams continue with the same tokens",
+    "flood": "one tenant floods the service: the effect on another tenant",
+    "deadline": "twice the capacity, with deadlines: which requests are in time",
 }
 _KILLED_TOKENS = 600
+_PACED = ("--simulated-config", '{"pace": "real_time", "cost": {"step_s": 0.02}}')
+"""Arguments of `penstock serve` for simulated steps of at least 20 ms in real time, so that the
+outcome does not depend on the machine's speed.
+"""
 _INTERRUPTED = "penstock demo: interrupted, service stopped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the demo starts and generates."""
+    """The options of the demo."""
 
-    executor: str = setting("torch", "demo", "what computes tokens", choices=("torch", "simulated"))
-    max_tokens: int = setting(120, "demo", "tokens of each generation", at_least=1)
+    executor: str | None = setting(
+        None,
+        "demo",
+        "executor that computes the tokens",
+        choices=("torch", "simulated"),
+        shown="torch; with --flood and --deadline simulated: steps of 20 ms on every machine",
+    )
+    max_tokens: int = setting(120, "demo", "output tokens per request", at_least=1)
     start_timeout_s: float = setting(
-        120.0, "demo", "seconds that the service may take to start", name="start_timeout", above=0
+        120.0, "demo", "start timeout of the service, seconds", name="start_timeout", above=0
     )
 
 
@@ -51,7 +63,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add `demo` to the command line."""
     parser = subparsers.add_parser(
         "demo",
-        help="start a service, stream three generations at once, stop it",
+        help="start a service, stream three requests concurrently, stop it",
         description="Start a service with the demo model on a free port, stream three generations"
         " at the same time, show their states and timings, and stop the service.",
     )
@@ -73,7 +85,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def demo_requests(max_tokens: int) -> tuple[DemoRequest, ...]:
-    """Return the requests of three clients, one with a priority. Seeds make every demo the same."""
+    """Return the requests of three clients, one with a higher priority.
+
+    They have fixed seeds, so that every demo has the same output.
+    """
     return (
         DemoRequest(
             name="menenius",
@@ -107,10 +122,11 @@ async def _demo(args: argparse.Namespace) -> int:
 async def _generations(options: DemoOptions) -> int:
     from penstock.client import Client
 
-    print(f"starting a service ({options.executor} executor, demo model) ...", flush=True)
+    executor = options.executor or "torch"
+    print(f"starting a service ({executor} executor, demo model) ...", flush=True)
     runs = [DemoRun(request) for request in demo_requests(options.max_tokens)]
     try:
-        async with _service(options) as service:
+        async with _service(options, executor) as service:
             print(service.ready_line, flush=True)
             async with Client(service.address) as client:
                 await _stream_all(service, client, runs)
@@ -126,8 +142,8 @@ async def _generations(options: DemoOptions) -> int:
     return ExitCode.FAILED if bad else ExitCode.OK
 
 
-def _service(options: DemoOptions, *serve_args: str) -> OwnService:
-    usual = ("--model", "demo", "--executor", options.executor, "--log-level", "error")
+def _service(options: DemoOptions, executor: str, *serve_args: str) -> OwnService:
+    usual = ("--model", "demo", "--executor", executor, "--log-level", "error")
     return OwnService(
         (*usual, *serve_args),
         start_timeout_s=options.start_timeout_s,
@@ -136,22 +152,25 @@ def _service(options: DemoOptions, *serve_args: str) -> OwnService:
 
 
 async def _scene(options: DemoOptions, scene: str) -> int:
-    """Run one of the scenes on separate services."""
+    """Start the services that a scene ("kill", "flood" or "deadline") needs and run it; return the
+    exit code.
+    """
     from penstock.tools.demo import deadline, flood
     from penstock.tools.demo.kill import kill_scene
 
-    print(f"starting ({options.executor} executor, demo model) ...", flush=True)
+    executor = options.executor or ("torch" if scene == "kill" else "simulated")
+    print(f"starting ({executor} executor, demo model) ...", flush=True)
     try:
         if scene == "kill":
-            async with _service(options) as service:
+            async with _service(options, executor) as service:
                 return await kill_scene(service, demo_requests(_KILLED_TOKENS))
         module = flood if scene == "flood" else deadline
         play = flood.flood_scene if scene == "flood" else deadline.deadline_scene
         plain = ("--order", "fcfs", "--deadline-admission", "off")
-        async with (
-            _service(options, *module.SERVE_ARGS) as usual,
-            _service(options, *module.SERVE_ARGS, *plain) as fcfs,
-        ):
+        serve_args = (*module.SERVE_ARGS, *(_PACED if executor == "simulated" else ()))
+        usual = _service(options, executor, *serve_args)
+        fcfs = _service(options, executor, *serve_args, *plain)
+        async with started_together(usual, fcfs):
             return await play(usual, fcfs)
     except ServiceFailed as failure:
         print(f"penstock demo: {failure}", file=sys.stderr, flush=True)

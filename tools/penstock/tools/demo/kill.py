@@ -1,6 +1,6 @@
-"""`penstock demo --kill`: the engine process is killed while three texts stream, and they continue.
+"""`penstock demo --kill`: kills the engine process during three streams, which continue.
 
-Owns the scene: the same three requests with and without a `kill -9` in between, and the comparison.
+Runs the same three requests with and without a `kill -9`, and compares the outputs.
 """
 
 import asyncio
@@ -23,7 +23,9 @@ _DEADLINE_S = 120.0
 
 
 class _Stream:
-    """One request, and the longest gap between two of its messages in seconds."""
+    """One stream. `longest_gap_s`: the longest time between two of its messages with tokens;
+    `on_tokens` is called with the text of each.
+    """
 
     def __init__(self, request: DemoRequest) -> None:
         self.run = DemoRun(request)
@@ -47,7 +49,9 @@ class _Stream:
 
 
 async def kill_scene(service: OwnService, requests: Sequence[DemoRequest]) -> int:
-    """Run the scene; return the exit code. Raises ServiceFailed if the service exits."""
+    """Run the streams without and with a kill, and compare; return the exit code. Raises
+    ServiceFailed if the engine process is not found.
+    """
     async with Client(service.address) as client:
         print("three streams without a crash ...", flush=True)
         reference = await _stream_all(client, [_Stream(request) for request in requests])
@@ -76,7 +80,7 @@ async def _stream_all(client: Client, streams: list[_Stream]) -> list[_Stream]:
 
 
 async def _stream_and_kill(service: OwnService, client: Client, streams: list[_Stream]) -> None:
-    """Show the texts on a terminal as they grow."""
+    """Run all streams and kill the engine meanwhile; on a terminal, display their text."""
     show: Callable[[str], None] = functools.partial(print, flush=True)
     view: PaneView | None = None
     if sys.stdout.isatty():
@@ -97,6 +101,8 @@ async def _stream_and_kill(service: OwnService, client: Client, streams: list[_S
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_stream_all(client, streams))
             tasks.create_task(_kill(service, streams, has_begun, show))
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
     finally:
         if view is not None:
             view.close()
@@ -118,4 +124,4 @@ async def _kill(
 
 
 def _ignore(text: str) -> None:
-    """Read a stream without showing it."""
+    """Discard the text of a stream that is not displayed."""

@@ -1,6 +1,6 @@
-"""One generation of the demo as its client sees it: states, text, figures.
+"""One request of the demo as its client sees it: states, text and timings.
 
-Owns the displayed part of a request. Does no I/O: events and times are arguments.
+Does no I/O: events and times are arguments.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ _WHOLE_LIFE = ("PENDING", "PROCESSING", "COMPLETED")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoRequest:
-    """The request of one of the demo's clients."""
+    """A request to send. `name`: its label in the output."""
 
     name: str
     prompt: str
@@ -28,7 +28,9 @@ class DemoRequest:
 
 @dataclass(slots=True)
 class DemoRun:
-    """The progress of one request. `states`: name and seconds after submission, in order."""
+    """The progress of one request. `states`: name of each state and when it began, in seconds after
+    submission.
+    """
 
     request: DemoRequest
     states: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
@@ -39,26 +41,30 @@ class DemoRun:
 
     @property
     def state(self) -> str:
-        """The latest state."""
+        """The latest state of the request; "SUBMITTED" before the first one is received."""
         return self.states[-1][0] if self.states else "SUBMITTED"
 
     @property
     def is_sound(self) -> bool:
-        """Whether the request passed all expected states and completed."""
+        """Whether the request completed, and its states began with PENDING, included PROCESSING and
+        ended with COMPLETED.
+        """
         names = [name for name, _ in self.states]
         is_whole = names[:1] == ["PENDING"] and names[-1:] == ["COMPLETED"]
         return self.finished is not None and is_whole and "PROCESSING" in names
 
     @property
     def complaint(self) -> str:
-        """Why the run is not sound; "" if it is."""
+        """The error, or else the states seen instead of the expected ones; empty if `is_sound`."""
         if self.is_sound:
             return ""
         seen = ", ".join(name for name, _ in self.states) or "none"
         return self.error or f"states seen: {seen}; expected {', '.join(_WHOLE_LIFE)}"
 
     def on_event(self, event: "Event", at_s: float) -> str:
-        """Record an event received `at_s` seconds after submission; return its text."""
+        """Record an event received `at_s` seconds after submission; return its text without control
+        characters, "" if it has none.
+        """
         from penstock.client import Accepted, Finished, Progress, Tokens
 
         if isinstance(event, Accepted):
@@ -86,7 +92,7 @@ class DemoRun:
 
 
 def final_table(runs: "Sequence[DemoRun]") -> list[str]:
-    """Format the state history with times and the server's timings, one line for each request."""
+    """Format a table with the states, their times and the server's timings, one row per request."""
     header = ("REQUEST", "STATES (ms)", "QUEUE ms", "TTFT ms", "TOKENS", "TOKENS/s", "FINISH")
     return table_lines([header, *(_row(run) for run in runs)])
 

@@ -1,7 +1,6 @@
-"""Shows the demo's concurrent generations.
+"""Displays the demo's concurrent streams.
 
-Owns two views with one interface: `PaneView` redraws panes on a terminal, `LineView` writes plain
-lines elsewhere.
+`PaneView` draws one pane per stream on a terminal; `LineView` writes plain lines to other outputs.
 """
 
 import shutil
@@ -19,41 +18,43 @@ _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 class View(Protocol):
-    """Shows the progress of runs."""
+    """Interface: displays the progress of runs."""
 
     def on_state(self, run: DemoRun) -> None:
-        """Show the new state of the run."""
+        """Display the new state of the run."""
         ...
 
     def on_text(self, run: DemoRun, text: str) -> None:
-        """Show the new text of the run."""
+        """Display the new text of the run."""
         ...
 
     def close(self) -> None:
-        """End the view."""
+        """Display what is left and end the display."""
         ...
 
 
 def choose_view(out: TextIO, runs: Sequence[DemoRun]) -> View:
-    """Return panes on a terminal, lines elsewhere."""
+    """Return a PaneView if `out` is a terminal, else a LineView."""
     return PaneView(out, runs) if out.isatty() else LineView(out)
 
 
 class LineView:
-    """Plain lines that start with the request's name: states and text as they arrive."""
+    """Writes plain lines that start with the request's name: states and text as they arrive."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._pending: dict[str, str] = {}
 
     def on_state(self, run: DemoRun) -> None:
-        """Write the new state, after the text received before it."""
+        """Write the text that is not written yet, then the new state."""
         self._flush(run.request.name)
         state, at_s = run.states[-1]
         self._write(run.request.name, f"* {state} after {at_s * 1e3:.0f} ms")
 
     def on_text(self, run: DemoRun, text: str) -> None:
-        """Write complete lines, and wrap long ones."""
+        """Write the lines that the text completes, wrapped at 72 characters; keep the rest for
+        later.
+        """
         name = run.request.name
         pending = self._pending.get(name, "") + text
         *whole, rest = pending.split("\n")
@@ -67,7 +68,7 @@ class LineView:
         self._pending[name] = rest
 
     def close(self) -> None:
-        """Write the remaining text."""
+        """Write the text that is not written yet."""
         for name in list(self._pending):
             self._flush(name)
 
@@ -82,7 +83,7 @@ class LineView:
 
 
 class PaneView:
-    """One pane for each request; each drawing overwrites the previous one."""
+    """Draws one pane per request; each redraw overwrites the previous one."""
 
     def __init__(
         self,
@@ -100,22 +101,22 @@ class PaneView:
         self._draw()
 
     def on_state(self, run: DemoRun) -> None:
-        """Draw again."""
+        """Draw all panes again, with the new state."""
         del run
         self._draw()
 
     def on_text(self, run: DemoRun, text: str) -> None:
-        """Draw again."""
+        """Draw all panes again, with the new text."""
         del run, text
         self._draw()
 
     def set_headline(self, headline: str) -> None:
-        """Draw again with another headline; requires a view that began with one."""
+        """Draw all panes again with another headline; only for a view created with a headline."""
         self._headline = headline
         self._draw()
 
     def close(self) -> None:
-        """Keep the last drawing on the terminal."""
+        """Draw all panes a last time and show the cursor again."""
         self._draw()
         self._out.write(_SHOW_CURSOR)
         self._out.flush()
@@ -132,10 +133,11 @@ class PaneView:
 
 
 def pane_lines(runs: Sequence[DemoRun], *, columns: int, rows: int) -> list[str]:
-    """Return the drawing: for each run a bold head line and the last lines of its text.
+    """Return the lines to draw: for each run a bold heading and the last lines of its text.
 
-    The number of lines is constant for a terminal size and no line is wider than the terminal, so
-    that each drawing covers the previous one.
+    `columns`: the width of the terminal; `rows`: the lines available. For a given size and number
+    of runs the number of lines is constant, and no line is wider than the terminal, so that each
+    drawing overwrites the previous one.
     """
     num_text_lines = max(1, min(_MAX_PANE_LINES, (rows - 2) // max(1, len(runs)) - 1))
     lines: list[str] = []

@@ -1,1 +1,1 @@
-"""`penstock plan`: how many engines a load needs, found by simulating candidates."""
+"""`penstock plan`: capacity planning by simulation of candidate configurations."""

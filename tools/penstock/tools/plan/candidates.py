@@ -1,6 +1,5 @@
-"""Candidates of a plan: named replica settings, with a router and an optional price.
-
-Owns their JSON format. Does not simulate.
+"""The candidates that a plan compares: named replica settings, with a router and an optional
+price.
 """
 
 import math
@@ -21,13 +20,17 @@ _SERVER = {field.name for field in fields(SimulationConfig)} - {"targets", "sche
 _REFUSED = {
     "order": "is set by policy",
     "targets": "are set for the plan",
-    "scheduler": "write its fields next to the others",
+    "scheduler": "write its fields directly into the candidate",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Settings of every replica. `price`: of one replica, in any unit; None: unknown."""
+    """A candidate: the settings of its replicas and of the router in front of them. Raises
+    ValueError naming the field.
+
+    `price`: the price of one replica, in any unit that all candidates share; None if unknown.
+    """
 
     name: str
     replica: SimulationConfig
@@ -48,10 +51,13 @@ class Candidate:
 
 
 def candidates_from_json(data: object, base: Candidate) -> tuple[Candidate, ...]:
-    """Read candidates from a JSON list of objects; omitted fields are taken from `base`.
+    """Convert `data`, a parsed JSON list of objects, to candidates; omitted fields are taken from
+    `base`.
 
-    An object has a `name`, an optional `price`, and any field of SimulationConfig, SchedulerConfig
-    and RoutingConfig; `cost` is an object of coefficients. Raises ValueError naming the field.
+    An object has a `name`, an optional `price`, and fields of SimulationConfig, SchedulerConfig and
+    RoutingConfig, except `targets`, `scheduler` and `order`; `cost` is an object of coefficients.
+    Names must differ, and all candidates or none must have a price. Raises ValueError naming the
+    field.
     """
     if not isinstance(data, list) or not data:
         raise ValueError("must be a list of objects, at least one")
@@ -75,7 +81,7 @@ def _candidate(data: object, base: Candidate, where: str) -> Candidate:
     try:
         return _named(name, price, values, base, where)
     except ValueError as error:
-        # In a long list, the name is easier to find than the index.
+        # In a long list, a name is easier to find than an index.
         raise ValueError(f"{error} (candidate {name!a})") from None
 
 
@@ -108,7 +114,7 @@ def _named(name: str, price: Any, values: dict[str, Any], base: Candidate, where
 
 
 def _as_float(price: float | None) -> float | None:
-    """Convert to a float; an integer may be too large for one."""
+    """Return a price as a float; infinite for an integer that is too large for a float."""
     try:
         return None if price is None else float(price)
     except OverflowError:

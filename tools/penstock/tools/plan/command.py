@@ -1,7 +1,7 @@
-"""`penstock plan`: finds which replica settings, and how many replicas, a trace needs.
+"""`penstock plan`: finds the replica settings and the number of replicas that a trace requires.
 
-Owns the flags, the progress output and the location of the report. `plan` and the simulation
-package own the search.
+Contains the flags and the progress output. The module `plan` performs the search, `report` writes
+the report.
 """
 
 import argparse
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from penstock.tools.plan.candidates import Candidate
     from penstock.tools.plan.plan import Plan
     from penstock.tools.plan.target import PlanTarget, Verdict
-    from penstock.tools.simulation.simulate import Progress
+    from penstock.tools.simulation.simulate import SimulationProgress
 
 _EXIT_CODES = """\
 exit codes:
   0    a candidate meets the target
   1    no candidate meets the target within --max-replicas; the report is written
-  2    bad usage, an invalid trace or settings file, or a limit that cannot be met
+  2    bad usage, an invalid trace or settings file, or an impossible limit
   5    a file could not be read or written
   70   internal error of penstock; the message gives the location
   130  interrupted by Ctrl-C; no report was written
@@ -92,7 +92,7 @@ def _add_candidate_options(parser: argparse.ArgumentParser) -> None:
         "--candidate",
         action="append",
         metavar="JSON",
-        help='one more candidate, {"name": "big", "price": 4, "num_blocks": 65536} for example',
+        help='additional candidate, for example {"name": "big", "price": 4, "num_blocks": 65536}',
     )
     add_settings(group, Candidate, ["price"])
     add_settings(group, PlanSearch, ["curve"])
@@ -185,19 +185,21 @@ def _report(args: argparse.Namespace, plan: "Plan") -> None:
 
 
 class _Watcher:
-    """Shows the progress of a plan: one overwritten line, and one line for each simulation."""
+    """Displays the progress of a plan on stderr: a line that is overwritten, and one line per
+    finished simulation.
+    """
 
     def __init__(self, *, is_shown: bool) -> None:
         self.line = ProgressLine(is_shown=is_shown)
         self._is_shown = is_shown
 
-    def progress(self, what: str, progress: "Progress") -> None:
-        """See `OnProgress`."""
+    def progress(self, what: str, progress: "SimulationProgress") -> None:
+        """Show the progress of a running simulation; `what`: its display name."""
         self.line.heading = f"{what}: "
         self.line.show(progress.text)
 
     def tried(self, what: str, verdict: "Verdict") -> None:
-        """See `OnTried`."""
+        """Print the verdict on a finished simulation; `what`: its display name."""
         from penstock.tools.plan.report import verdict_text
 
         if self._is_shown:

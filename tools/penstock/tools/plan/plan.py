@@ -1,6 +1,6 @@
-"""Finds which replica settings, and how many replicas, serve a trace within its targets.
+"""Finds the replica settings and the number of replicas that serve a trace within its targets.
 
-Owns the choice of simulations and of the best candidate. Does not write reports.
+Chooses and runs the simulations, and chooses the best candidate.
 """
 
 import dataclasses
@@ -13,35 +13,38 @@ from typing import TypeAlias
 from penstock.scheduler.setting import check, setting
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.plan.candidates import Candidate
+from penstock.tools.plan.lower_bound import LowerBound, lower_bound
 from penstock.tools.plan.target import PlanTarget, Verdict, judge
 from penstock.tools.plan.window import PlanWindow
 from penstock.tools.simulation.cluster import MAX_REPLICAS, ClusterConfig, simulate_cluster
 from penstock.tools.simulation.settings import SimulationConfig
-from penstock.tools.simulation.simulate import Progress
+from penstock.tools.simulation.simulate import SimulationProgress
 from penstock.tools.targets import Targets
 
 CURVE_LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
-"""Points of the curve, as multiples of the load of one replica in the plan."""
+"""Loads of the points of a load curve, as multiples of the load that one replica has in the
+plan.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSearch:
-    """What is simulated. Raises SettingError naming the field."""
+    """The settings of the search. Raises SettingError naming the field."""
 
     window_s: float = setting(
         600.0,
         "target",
-        "plan for the busiest seconds, after --load; inf for all",
+        "plan for the busiest window of this many seconds, after --load; inf: the whole trace",
         above=0,
         may_be_infinite=True,
     )
     max_replicas: int = setting(
-        64, "target", "replicas that are tried", at_least=1, at_most=MAX_REPLICAS
+        64, "target", "maximum number of replicas to try", at_least=1, at_most=MAX_REPLICAS
     )
     num_curve_requests: int = setting(
         2000,
         "curve",
-        "requests for each point of the curve of one replica, 0 for no curve",
+        "requests per point of the load curve of one replica; 0: no curve",
         name="curve_requests",
         at_least=0,
     )
@@ -50,15 +53,15 @@ class PlanSearch:
         check(self)
 
 
-OnProgress: TypeAlias = Callable[[str, Progress], None]
-"""Called about twice a second while a simulation runs, with its display name."""
+OnProgress: TypeAlias = Callable[[str, SimulationProgress], None]
+"""Called about twice a second while a simulation runs, with its display name and its progress."""
 OnTried: TypeAlias = Callable[[str, Verdict], None]
-"""Called when a simulation has ended, with its display name."""
+"""Called when a simulation has ended, with its display name and the verdict on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPoint:
-    """One replica alone under a load: `offered_per_s` requests arrive per second."""
+    """The verdict on a single replica at a load of `offered_per_s` requests per second."""
 
     offered_per_s: float
     verdict: Verdict
@@ -66,12 +69,15 @@ class LoadPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidatePlan:
-    """The result for a candidate.
+    """The plan for one candidate.
 
-    `num_replicas`: the smallest number that met the target, while one replica fewer did not; None:
-    not even the largest number did. `tried`: all simulated clusters, by number of replicas.
-    `curve`: one replica under rising load. `is_monotone`: no larger number failed where a smaller
-    one passed.
+    Attributes:
+        num_replicas: The number of replicas that met the target while one replica fewer did not (0
+            replicas count as failed); None: the target was not met.
+        tried: The verdicts on all simulated clusters, in order of the number of replicas.
+        curve: The load curve: a single replica at increasing loads; may be empty.
+        is_monotone: Whether, among the numbers tried, no larger one failed while a smaller one met
+            the target.
     """
 
     candidate: Candidate
@@ -89,15 +95,31 @@ class CandidatePlan:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the smallest number that met the target, or on the largest tried."""
+        """The verdict on `num_replicas` replicas, or on the largest number tried if `num_replicas`
+        is None.
+        """
         chosen = self.num_replicas
         return next((v for v in self.tried if v.num_replicas == chosen), self.tried[-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImpossibleCandidate:
+    """A candidate that was not simulated, because its bounds show that no number of replicas meets
+    the target.
+    """
+
+    candidate: Candidate
+    bound: LowerBound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`best`: the cheapest candidate that meets the target (without prices, the one with the fewest
-    replicas; the first of equal ones). None: no candidate meets it with `max_replicas`.
+    """The result of a capacity plan. `candidates`: the results of those simulated; `impossible`:
+    the others.
+
+    `best` is the cheapest candidate that meets the target with at most `max_replicas` replicas;
+    without prices, the one with the fewest replicas; among equals, the first. None if no candidate
+    meets the target.
     """
 
     target: PlanTarget
@@ -105,6 +127,7 @@ class Plan:
     max_replicas: int
     num_curve_requests: int
     candidates: tuple[CandidatePlan, ...]
+    impossible: tuple[ImpossibleCandidate, ...]
     best: CandidatePlan | None
 
 
@@ -116,13 +139,18 @@ def make_plan(
     on_progress: OnProgress = lambda _what, _progress: None,
     on_tried: OnTried = lambda _what, _verdict: None,
 ) -> Plan:
-    """Plan for each candidate."""
+    """Search the number of replicas for each candidate, and return the plan.
+
+    A candidate whose bounds miss the target (see `lower_bound`) is not simulated.
+    """
     max_replicas, num_curve_requests = search.max_replicas, search.num_curve_requests
+    bounds = [lower_bound(window.requests, each.replica, target) for each in candidates]
     plans = tuple(
         _Planner(window, candidate, target, on_progress, on_tried).plan(
             max_replicas, num_curve_requests
         )
-        for candidate in candidates
+        for candidate, bound in zip(candidates, bounds, strict=True)
+        if not bound.misses
     )
     serving = [plan for plan in plans if plan.num_replicas is not None]
     return Plan(
@@ -131,13 +159,18 @@ def make_plan(
         max_replicas=max_replicas,
         num_curve_requests=min(num_curve_requests, len(window.requests)),
         candidates=plans,
+        impossible=tuple(
+            ImpossibleCandidate(candidate=candidate, bound=bound)
+            for candidate, bound in zip(candidates, bounds, strict=True)
+            if bound.misses
+        ),
         best=min(serving, key=_cost, default=None),
     )
 
 
 def guessed_replicas(window: PlanWindow, config: SimulationConfig) -> int:
-    """Estimate the number of replicas at which a search begins: the work of all tokens divided by
-    the time, without cache hits and with full steps.
+    """Return the number of replicas at which a search begins: the compute time of all tokens,
+    assuming no cache hits and full batches, divided by the window's duration and rounded up.
     """
     cost = config.cost
     work_s = 0.0
@@ -150,7 +183,9 @@ def guessed_replicas(window: PlanWindow, config: SimulationConfig) -> int:
 
 
 class _Planner:
-    """Plans one candidate; no simulation is run twice."""
+    """Plans one candidate; keeps the verdict on each number of replicas, so that none is simulated
+    twice.
+    """
 
     def __init__(
         self,
@@ -175,7 +210,7 @@ class _Planner:
             max_replicas=max_replicas,
         )
         if least is not None and least < max_replicas:
-            # The recommendation includes a spare replica, so that number must pass as well.
+            # The recommendation adds a spare replica, so that number must pass as well.
             self._verdict(least + 1)
         tried = tuple(self._tried[num] for num in sorted(self._tried))
         holds = [verdict.meets for verdict in tried]
@@ -197,7 +232,11 @@ class _Planner:
         return known
 
     def _curve(self, num_replicas: int, num_requests: int) -> tuple[LoadPoint, ...]:
-        """Simulate one replica around the load that it has in a cluster of `num_replicas`."""
+        """Return the load curve: one replica at multiples of the load that it has in a cluster of
+        `num_replicas`, with the first `num_requests` requests of the window.
+
+        Empty if `num_requests` is 0, or these requests all arrive at the same time.
+        """
         requests = self._window.requests[:num_requests]
         span_s = requests[-1].arrival_s - requests[0].arrival_s if requests else 0.0
         if span_s <= 0.0:
@@ -232,14 +271,14 @@ def _cost(plan: CandidatePlan) -> float:
 def least_replicas(
     meets: Callable[[int], bool], *, first_guess: int, max_replicas: int
 ) -> int | None:
-    """Return a number n <= `max_replicas` with `meets(n)` and not `meets(n - 1)`; None if there is
-    none.
+    """Return a number n <= `max_replicas` such that `meets(n)` is true and `meets(n - 1)` false;
+    None if no number that was tried, `max_replicas` included, meets the target.
 
-    0 replicas count as failed and are not tried. From `first_guess` the search moves up or down in
+    `meets(0)` is taken as false and not called. From `first_guess`, the search goes up or down in
     doubling steps, then bisects the remaining interval (galloping, as in Bentley and Yao, "An
-    Almost Optimal Algorithm for Unbounded Searching", 1976). No number is tried twice; n and n - 1
-    have both been tried. If more replicas can serve worse, another number below n may pass too. The
-    result is None only if `max_replicas` failed.
+    Almost Optimal Algorithm for Unbounded Searching", 1976). No number is tried twice, and n - 1
+    has been tried if it is not 0. If more replicas can be worse, a smaller number than n may also
+    meet the target. Raises ValueError if `max_replicas` is less than 1.
     """
     if max_replicas < 1:
         raise ValueError(f"max_replicas must be at least 1, not {max_replicas}")

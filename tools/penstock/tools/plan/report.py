@@ -1,11 +1,9 @@
-"""A plan's report: a table for people, JSON for programs, one HTML page.
-
-Owns the formats, the charts and the text on the plan's limits. Does not plan.
-"""
+"""The report of a plan: a text table, JSON and one HTML page."""
 
 import dataclasses
 import json
 import math
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,8 @@ from penstock.tools.pages import (
     seconds_text,
     share_text,
 )
-from penstock.tools.plan.plan import CandidatePlan, Plan
+from penstock.tools.plan.candidates import Candidate
+from penstock.tools.plan.plan import CandidatePlan, ImpossibleCandidate, Plan
 from penstock.tools.plan.target import PlanTarget, Verdict
 
 PLAN_FILE = "plan.json"
@@ -61,26 +60,25 @@ _LIMITS = (
     "Step times come from the cost model. Calibrate it on the target machine"
     " (penstock simulate --calibrate-from) and check the error of the fit.",
     "Every replica starts with an empty cache, so hit rates are lower than in steady state.",
-    "The answer met the target and the number below it did not, both simulated; other numbers were"
-    " simulated only where they are listed.",
 )
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """Format the plan as text."""
-    window, best = plan.window, plan.best
+    """Format the plan and its limitations as lines of text."""
+    return [*_result(plan), "", "limits of the plan:", *(f"- {text}" for text in _limits(plan))]
+
+
+def _result(plan: Plan) -> list[str]:
+    window = plan.window
     lines = [
         f"target       {target_text(plan.target)}",
         f"planned for  {window_text(plan)}",
         "",
-        *aligned([_COLUMNS, *_rows(plan)]),
-        "",
     ]
-    lines.append(
-        f"no candidate meets the target with up to {plan.max_replicas} replicas"
-        if best is None
-        else f"needed       {_answer(best)}"
-    )
+    if plan.candidates:
+        lines += [*aligned([_COLUMNS, *_rows(plan)]), ""]
+    lines += [f"impossible   {_bound_text(found, plan.target)}" for found in plan.impossible]
+    lines.append(_no_answer(plan) if plan.best is None else f"needed       {_answer(plan.best)}")
     lines += [
         f"not monotone {found.candidate.name}: more replicas failed where fewer held:"
         f" {_holding(found)}"
@@ -89,11 +87,11 @@ def plan_lines(plan: Plan) -> list[str]:
     ]
     if window.num_left_out:
         lines.append(f"excluded     {window.num_left_out:,} requests outside the window")
-    return [*lines, "", "limits of the plan:", *(f"- {text}" for text in _LIMITS)]
+    return lines
 
 
 def plan_json(plan: Plan) -> str:
-    """Format the plan as JSON; unknown and infinite values are null."""
+    """Format the plan as JSON; values that are unknown or infinite are null."""
     window = plan.window
     document = {
         "target": dataclasses.asdict(plan.target),
@@ -108,62 +106,82 @@ def plan_json(plan: Plan) -> str:
         "num_curve_requests": plan.num_curve_requests,
         "best": None if plan.best is None else plan.best.candidate.name,
         "candidates": [_candidate_json(found) for found in plan.candidates],
-        "not_included": list(_LIMITS),
+        "impossible": [
+            {**_settings(found.candidate), "lower_bound": dataclasses.asdict(found.bound)}
+            for found in plan.impossible
+        ],
+        "not_included": _limits(plan),
     }
     return json.dumps(finite_or_none(document), indent=2, allow_nan=False)
 
 
 def write_plan_report(plan: Plan, folder: Path) -> tuple[Chart, ...]:
-    """Write `plan.json` and `plan.html`; returns the page's charts. Raises OSError."""
+    """Write `plan.json` and `plan.html`; return the page's charts. Creates the folder if it is
+    missing. Raises OSError.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / PLAN_FILE).write_text(plan_json(plan) + "\n", encoding="utf-8")
     charts = plan_charts(plan)
     answer = "No candidate meets the target" if plan.best is None else _answer(plan.best)
+    tried = [row for found in plan.candidates for row in _tried(found)]
+    candidates = [found.candidate for found in plan.candidates]
+    candidates += [found.candidate for found in plan.impossible]
+    limits = "".join(f"<li>{escape(text)}</li>\n" for text in _limits(plan))
     sections = [
-        preformatted("\n".join(plan_lines(plan))),
+        preformatted("\n".join(_result(plan))),
+        f"<p>Limits of the plan:</p>\n<ul>\n{limits}</ul>",
         *(f"<!-- {chart.name} -->\n{svg(chart)}" for chart in charts),
-        "<h2>What was simulated</h2>",
-        html_table(_TRIED_COLUMNS, [row for found in plan.candidates for row in _tried(found)]),
+        *(("<h2>What was simulated</h2>", html_table(_TRIED_COLUMNS, tried)) if tried else ()),
         "<h2>Candidates</h2>",
-        preformatted(json.dumps([_settings(found) for found in plan.candidates], indent=2)),
+        preformatted(json.dumps([_settings(each) for each in candidates], indent=2)),
     ]
     (folder / PAGE_FILE).write_text(page(f"Plan: {answer}", sections), encoding="utf-8")
     return charts
 
 
 def plan_charts(plan: Plan) -> tuple[Chart, ...]:
-    """Chart p99 TTFT and good share over replicas, goodput and p99 TTFT over the load of one."""
+    """Return charts of p99 TTFT and the share of good requests by number of replicas, and, if load
+    curves were simulated, of goodput and p99 TTFT by the load of one replica; empty if nothing was
+    simulated.
+    """
     found = plan.candidates
-    per_replica = [_over_replicas(each, [v.ttft_p99_s * 1e3 for v in each.tried]) for each in found]
+    if not found:
+        return ()
+    target_ms = plan.target.ttft_p99_s * 1e3
     most = max(verdict.num_replicas for each in found for verdict in each.tried)
-    target = _level("target", 1.0, float(most), plan.target.ttft_p99_s * 1e3)
     charts = [
         Chart(
             name="ttft_replicas",
-            title="p99 TTFT against the number of replicas",
+            title="p99 TTFT by number of replicas",
             x_label="replicas",
             y_label="milliseconds",
-            series=(*per_replica, target),
-            is_log_y=True,
+            series=(
+                *(_over_replicas(each, [v.ttft_p99_s * 1e3 for v in each.tried]) for each in found),
+                _reference("target", (0.0, most), (target_ms, target_ms)),
+            ),
+            has_marks=True,
+            y_limit=2.0 * target_ms,
+            limit_text="twice the target",
         ),
         Chart(
             name="good_replicas",
-            title="Share of good requests against the number of replicas",
+            title="Share of good requests by number of replicas",
             x_label="replicas",
             y_label="share of requests",
             series=tuple(
                 _over_replicas(each, [v.good_share for v in each.tried]) for each in found
             ),
+            has_marks=True,
         ),
     ]
     loads = [point.offered_per_s for each in found for point in each.curve]
     if not loads:
         return tuple(charts)
-    ideal = Series(name="all good", x=np.array([0.0, max(loads)]), y=np.array([0.0, max(loads)]))
+    span = (0.0, max(loads))
     charts += [
         Chart(
             name="goodput_load",
-            title="Goodput of one replica against its load",
+            title="Goodput of one replica by its load",
             x_label="requests/s offered to one replica",
             y_label="good requests/s",
             series=(
@@ -171,12 +189,13 @@ def plan_charts(plan: Plan) -> tuple[Chart, ...]:
                     _over_load(each, [p.verdict.goodput_per_s for p in each.curve])
                     for each in found
                 ),
-                ideal,
+                _reference("all good", span, span),
             ),
+            has_marks=True,
         ),
         Chart(
             name="ttft_load",
-            title="p99 TTFT of one replica against its load",
+            title="p99 TTFT of one replica by its load",
             x_label="requests/s offered to one replica",
             y_label="milliseconds",
             series=(
@@ -184,16 +203,18 @@ def plan_charts(plan: Plan) -> tuple[Chart, ...]:
                     _over_load(each, [p.verdict.ttft_p99_s * 1e3 for p in each.curve])
                     for each in found
                 ),
-                _level("target", 0.0, max(loads), plan.target.ttft_p99_s * 1e3),
+                _reference("target", span, (target_ms, target_ms)),
             ),
-            is_log_y=True,
+            has_marks=True,
+            y_limit=2.0 * target_ms,
+            limit_text="twice the target",
         ),
     ]
     return tuple(charts)
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """Format one simulation as one line."""
+    """Format the main figures of a simulation, and which targets it misses, as one line."""
     end = "meets the target" if verdict.meets else f"misses {', '.join(verdict.misses)}"
     return (
         f"p99 TTFT {seconds_text(verdict.ttft_p99_s)},"
@@ -203,7 +224,7 @@ def verdict_text(verdict: Verdict) -> str:
 
 
 def target_text(target: PlanTarget) -> str:
-    """Format the targets as one line."""
+    """Format the targets of a plan as one line."""
     text = (
         f"p99 TTFT {seconds_text(target.ttft_p99_s)}; 99 % of requests with 99 % of their gaps"
         f" within {seconds_text(target.itl_p99_s)}"
@@ -231,6 +252,46 @@ def _answer(found: CandidatePlan) -> str:
     cost = "" if found.price is None else f" at {found.price:g}"
     spare = "; add one to tolerate a failure"
     return f"{num} x {found.candidate.name} behind {router}{cost}{spare}"
+
+
+def _no_answer(plan: Plan) -> str:
+    limit = f"up to {_replicas(plan.max_replicas)}" if plan.candidates else "any number of replicas"
+    return f"no candidate meets the target with {limit}"
+
+
+def _bound_text(found: ImpossibleCandidate, target: PlanTarget) -> str:
+    bound = found.bound
+    texts = {
+        "p99 TTFT": _at_least("p99 TTFT", bound.ttft_p99_s, target.ttft_p99_s),
+        "p99 ITL": _at_least("p99 ITL", bound.itl_p99_s, target.itl_p99_s),
+        "good share": f"at most {share_text(bound.good_share, 2)} of requests are good",
+    }
+    misses = "; ".join(texts[name] for name in bound.misses)
+    return f"{found.candidate.name}: on an idle replica, {misses}"
+
+
+def _at_least(name: str, bound_s: float, target_s: float) -> str:
+    return f"{name} is at least {seconds_text(bound_s)} (target: {target_s * 1e3:g} ms)"
+
+
+def _limits(plan: Plan) -> list[str]:
+    """Return the limitations of the plan, one text each; the last one states what was simulated."""
+    others = "other numbers were simulated only where they are listed."
+    if not plan.candidates:
+        last = "Nothing was simulated: the bounds are computed from the cost model."
+    elif plan.best is None or plan.best.num_replicas is None:
+        most = _replicas(plan.max_replicas)
+        last = f"{most} missed the target in the simulation; {others}"
+    elif plan.best.num_replicas == 1:
+        last = f"1 replica met the target in the simulation; {others}"
+    else:
+        num = plan.best.num_replicas
+        last = f"{num} replicas met the target and {num - 1} did not, both simulated; {others}"
+    return [*_LIMITS, last]
+
+
+def _replicas(num: int) -> str:
+    return "1 replica" if num == 1 else f"{num} replicas"
 
 
 def _holding(found: CandidatePlan) -> str:
@@ -275,7 +336,7 @@ def _tried(found: CandidatePlan) -> list[tuple[str, ...]]:
 
 def _candidate_json(found: CandidatePlan) -> dict[str, Any]:
     return {
-        **_settings(found),
+        **_settings(found.candidate),
         "num_replicas": found.num_replicas,
         "total_price": found.price,
         "is_monotone": found.is_monotone,
@@ -287,8 +348,7 @@ def _candidate_json(found: CandidatePlan) -> dict[str, Any]:
     }
 
 
-def _settings(found: CandidatePlan) -> dict[str, Any]:
-    candidate = found.candidate
+def _settings(candidate: Candidate) -> dict[str, Any]:
     settings = {
         "name": candidate.name,
         "price": candidate.price,
@@ -308,8 +368,8 @@ def _over_load(found: CandidatePlan, values: list[float]) -> Series:
     return Series(name=found.candidate.name, x=x, y=np.array(values, dtype=np.float64))
 
 
-def _level(name: str, start: float, end: float, value: float) -> Series:
-    return Series(name=name, x=np.array([start, end]), y=np.array([value, value]))
+def _reference(name: str, x: tuple[float, float], y: tuple[float, float]) -> Series:
+    return Series(name=name, x=np.array(x), y=np.array(y), is_reference=True)
 
 
 def _time(value_s: float) -> str:

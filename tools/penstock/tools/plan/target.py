@@ -1,7 +1,4 @@
-"""Targets of a plan, and the verdict on a simulated cluster.
-
-Owns the definitions of the targets. Does not search.
-"""
+"""Targets of a plan, and the verdict on a simulated cluster."""
 
 import math
 from dataclasses import dataclass
@@ -20,19 +17,20 @@ P99 = 0.99
 class PlanTarget:
     """The targets for the requests of the trace. Raises SettingError naming the field.
 
-    `ttft_p99_s`: counted from arrival; a request that never gets a token misses it. `itl_p99_s`: a
-    request with few gaps meets it only if all its gaps do.
+    `ttft_p99_s`: TTFT counts from arrival; for a request without a token it is infinite.
+    `itl_p99_s`: a request with fewer than 100 gaps between tokens meets it only if every gap is
+    within it.
     """
 
     ttft_p99_s: float = required(
         "target",
-        "99 % of requests have their first token within this many seconds",
+        "p99 TTFT target, seconds: 99 % of requests have their first token in time",
         name="target_ttft_p99_s",
         above=0,
     )
     itl_p99_s: float = required(
         "target",
-        "99 % of requests have 99 % of their gaps between tokens within this many milliseconds",
+        "ITL target, milliseconds: 99 % of requests have 99 % of their token gaps within it",
         name="target_itl_p99_ms",
         scale=1e-3,
         above=0,
@@ -40,7 +38,7 @@ class PlanTarget:
     good_share: float | None = setting(
         None,
         "target",
-        "this share of the requests completes within both, e.g. 0.99",
+        "share of requests that must complete within both targets, e.g. 0.99",
         name="target_good_share",
         above=0,
         at_most=1,
@@ -53,12 +51,17 @@ class PlanTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict on one simulated cluster.
+    """The verdict on one simulated cluster: its main figures, and the targets that it misses.
 
-    `ttft_p99_s`: the p99 over all requests, infinite if over 1 % got no token. `smooth_share`: the
-    share of requests whose own gaps meet the target; a request without a token does not count as
-    smooth. `itl_p99_s`: the p99 of all gaps of all requests, for comparison with benchmarks; it is
-    not the target. `misses`: names of the targets that are not met.
+    Attributes:
+        ttft_p99_s: The nearest-rank p99 over all requests; infinite if more than 1 % got no token.
+            The same holds for `ttft_p50_s` with 50 %.
+        smooth_share: The share of all requests that have a token and 99 % of their gaps between
+            tokens within the ITL target.
+        itl_p99_s: The p99 of all gaps of all requests, for comparison with benchmarks; not a
+            target.
+        misses: Names of the targets that are not met: "p99 TTFT", "p99 ITL", "good share".
+        wall_s: How long the simulation took, seconds of real time.
     """
 
     num_replicas: int
@@ -80,9 +83,11 @@ class Verdict:
 
 
 def judge(run: ClusterRun, target: PlanTarget) -> Verdict:
-    """Compare a finished run, with slow gaps counted against `itl_p99_s`, with the targets."""
+    """Return the verdict on a finished run. Raises ValueError if the ITL target of the run's
+    settings, against which it counted slow gaps, is not `itl_p99_s`.
+    """
     if run.config.replica.targets.itl_s != target.itl_p99_s:
-        raise ValueError("the run has counted slow gaps against another target")
+        raise ValueError("the run counted slow gaps with another target")
     table = run.total.recorder.table
     front_s = run.config.replica.front_s
     ttft_s = table.seconds("first_token_s") - table.seconds("arrival_s") + front_s

@@ -1,7 +1,7 @@
-"""Selects the part of a trace that is planned for.
+"""Selects the part of a trace that a plan uses: the busiest window.
 
-Owns the choice of the busiest window: capacity is bought for the peak, and a plan simulates the
-trace many times.
+Only this window is simulated, because capacity must suffice for the peak, and a plan simulates its
+requests many times.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,11 @@ from penstock.server.observe.recording.trace import TraceRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanWindow:
-    """A window of a trace, its requests shifted to begin at 0.
+    """A window of a trace; the arrival times of `requests` are relative to its start.
 
-    `start_s`, `end_s`: the position of the window in the trace. `num_trace_requests`, `trace_s`:
-    number of requests and duration of the whole trace, from first to last arrival.
+    `start_s`, `end_s`: the position of the window in the trace. `num_trace_requests`: number of
+    requests in the whole trace; `trace_s`: its duration from the first to the last arrival,
+    seconds.
     """
 
     requests: tuple[TraceRequest, ...]
@@ -31,15 +32,16 @@ class PlanWindow:
 
     @property
     def requests_per_s(self) -> float:
-        """Arrivals over the window."""
+        """The arrival rate in the window."""
         return len(self.requests) / (self.end_s - self.start_s)
 
 
 def busiest_window(trace: Sequence[TraceRequest], window_s: float) -> PlanWindow:
     """Return the window of `window_s` seconds, beginning with an arrival, that has the most tokens.
 
-    Prompt and output tokens are counted. `trace` has at least one request and is in order of
-    arrival. A trace shorter than the window is returned whole.
+    Prompt and output tokens are counted; among windows with equally many, the first is chosen.
+    `trace` must have at least one request and be in order of arrival. A trace shorter than the
+    window is returned whole; its `end_s` is then at least one second after its start.
     """
     first_s, last_s = trace[0].arrival_s, trace[-1].arrival_s
     begin, end = 0, len(trace)

@@ -1,5 +1,5 @@
-"""Replays traffic in virtual time, with the production engine over the simulated executor.
+"""Replays traffic in virtual time, with the production scheduler and the simulated executor.
 
-Owns traces, the virtual clock, the measurements of a run and its report. Uses no sockets and no
-gRPC; importing it loads nothing heavier than numpy.
+Contains traces, the virtual clock, the measurements of a run and its report. Uses no sockets and no
+gRPC; the largest import is numpy.
 """

@@ -1,26 +1,26 @@
 """Fits the cost model to measured steps.
 
-Owns the file format (JSON lines: n_prefill, n_decode, n_context, seconds) and the fit: least
-squares of the relative residuals, so that long prefills do not dominate decode steps, with no
-negative coefficient. Four coefficients have sixteen sets of non-zero ones, so the fit tries all of
-them instead of an active-set search. Steps that took far longer than predicted (the first ones,
-pauses of the machine) are excluded and counted: three to six robust standard deviations are the
-usual bound for outliers (Huber and Ronchetti, *Robust Statistics*). Finally all coefficients are
-scaled so that the predicted total time of the remaining steps equals the measured one, because
-throughput depends on the total.
+Input: JSON lines with n_prefill, n_decode, n_context (a step's prefill tokens, decode rows, context
+tokens) and seconds (its duration). The fit minimises the squares of the relative residuals, so that
+long prefills do not dominate decode steps, over non-negative coefficients. The model has four
+coefficients, so there are only sixteen sets of non-zero ones, and all are tried. Steps that took
+far longer than predicted (the first steps, pauses of the machine) are excluded and counted: the
+bound is six robust standard deviations, three to six being usual (Huber and Ronchetti, *Robust
+Statistics*), but at least half the predicted time. Finally all coefficients are scaled so that the
+predicted total time of the remaining steps equals the measured one, because throughput depends on
+the total time.
 """
 
 import itertools
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.cost_model import CostModel
+from penstock.tools.simulation.trace_formats import json_object
 
 _COUNTS = ("n_prefill", "n_decode", "n_context")
 _PRICES = ("step_s", "prefill_token_s", "decode_slot_s", "context_token_s")
@@ -30,20 +30,25 @@ _MAX_SIGMAS = 6.0
 _SIGMA_OF_MEDIAN = 1.4826
 """Ratio of the standard deviation of a normal distribution to the median of its absolute values."""
 _NEVER_LEFT_OUT = 0.5
-"""A step is not an outlier up to this relative error, however small the deviation of the others."""
+"""A step is an outlier only if its relative error is above this, however small the errors of other
+steps.
+"""
 
 
 class CalibrationError(ValueError):
-    """The steps cannot be read or do not determine a cost model."""
+    """The steps cannot be parsed or do not determine a cost model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """A fit. `r_squared`: share of the variance explained; `mean_error`: mean of |predicted -
-    measured| over the mean measured time; `num_steps`: number of steps fitted.
+    """The result of a fit: the cost model and its quality.
 
-    `num_left_out`: number of excluded outliers; `left_out_share`: their share of the total time,
-    which the cost model does not include.
+    Attributes:
+        r_squared: Share of the variance of the step times that the cost model explains.
+        mean_error: Mean of |predicted - measured|, divided by the mean measured time.
+        num_steps: Number of steps fitted.
+        num_left_out: Number of excluded outliers.
+        left_out_share: The outliers' share of the total time of all steps.
     """
 
     cost: CostModel
@@ -55,18 +60,22 @@ class Calibration:
 
 
 def calibrate(path: Path) -> Calibration:
-    """Fit the cost model to a file's steps. Raises CalibrationError, with the line if known."""
+    """Fit the cost model to the steps in a file. Raises CalibrationError, with the line number for
+    an invalid line; OSError if the file cannot be read.
+    """
     counts, seconds = read_steps(path)
     try:
         return fit_cost(counts, seconds)
     except CalibrationError:
         raise
-    except ValueError as error:  # of the prices, and of steps that no line can be laid through
-        raise CalibrationError(f"{path}: no prices fit these steps: {error}") from error
+    except ValueError as error:  # from CostModel, and for steps that do not determine a fit
+        raise CalibrationError(f"{path}: no cost model fits these steps: {error}") from error
 
 
 def read_steps(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Read counts [n, 3] (prefill tokens, decode rows, context tokens) and seconds [n], float64."""
+    """Return the steps in a file: counts [n, 3] (prefill tokens, decode rows, context tokens) and
+    durations in seconds [n], float64. Raises CalibrationError and OSError.
+    """
     counts: list[tuple[float, ...]] = []
     seconds: list[float] = []
     try:
@@ -86,7 +95,11 @@ def read_steps(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def fit_cost(counts: NDArray[np.float64], seconds: NDArray[np.float64]) -> Calibration:
-    """Fit non-negative coefficients with the least relative error; arrays as from `read_steps`."""
+    """Fit non-negative coefficients as described at the top of this module; arrays as returned by
+    `read_steps`.
+
+    Raises CalibrationError for too few steps, ValueError if the result is no valid CostModel.
+    """
     num = len(seconds)
     if num < len(_PRICES):
         raise CalibrationError(f"{num} steps are too few to fit {len(_PRICES)} prices")
@@ -111,10 +124,11 @@ def fit_cost(counts: NDArray[np.float64], seconds: NDArray[np.float64]) -> Calib
 def _robust_fit(
     columns: NDArray[np.float64], seconds: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the coefficients float64 [4], and which steps were fitted, bool [n].
+    """Return the coefficients, float64 [4], and which steps are no outliers and were fitted, bool
+    [n].
 
-    Each round weighs steps by the prediction of the previous round; the first round by the measured
-    time, which reduces the weight of pauses.
+    Every round minimises the squares of the residuals divided by the times that the previous round
+    predicted. The first round divides by the measured times, which reduces the effect of pauses.
     """
     expected = seconds
     is_kept = was_kept = np.ones(len(seconds), dtype=np.bool_)
@@ -149,15 +163,7 @@ def _non_negative_fit(
 
 
 def _numbers(line: str) -> list[float]:
-    try:
-        document: object = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise ValueError("not JSON: it is nested too deep") from None
-    if not isinstance(document, dict):
-        raise ValueError("must be a JSON object")
-    values = cast("dict[str, object]", document)
+    values = json_object(line)
     numbers: list[float] = []
     for name in (*_COUNTS, "seconds"):
         value = values.get(name)

@@ -1,7 +1,7 @@
 """Runs a trace through several simulated servers behind a router, and returns the result.
 
-Owns the common time: all replicas run until a request's arrival before it is routed, so that the
-router sees neither later arrivals nor the results of unfinished steps.
+The replicas share one virtual time: before a request is routed, all replicas run until its arrival,
+so that the router uses neither later arrivals nor results of unfinished steps.
 """
 
 import time
@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.setting import check, setting
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.load_signal import LoadAccount
@@ -22,22 +22,26 @@ from penstock.tools.simulation.routing import Router, RoutingConfig, build_route
 from penstock.tools.simulation.settings import SimulationConfig
 from penstock.tools.simulation.simulate import (
     PROGRESS_INTERVAL_S,
-    Progress,
+    SimulationProgress,
     SimulationRun,
     few_collections,
 )
 
 MAX_REPLICAS = 1024
-"""Each replica costs the memory of an engine, and Python time for every request of the trace."""
+"""Maximum number of replicas. Each needs the memory of an engine, and computing time for every
+request of the trace, because all are advanced to its arrival.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """Equal replicas behind a router. Raises SettingError naming the field."""
+    """Settings of a cluster: identical replicas behind a router. Raises SettingError naming the
+    field.
+    """
 
     replica: SimulationConfig
     num_replicas: int = setting(
-        1, "routing", "servers side by side", name="replicas", at_least=1, at_most=MAX_REPLICAS
+        1, "routing", "number of replicas", name="replicas", at_least=1, at_most=MAX_REPLICAS
     )
     routing: RoutingConfig = RoutingConfig()  # noqa: RUF009 -- frozen
 
@@ -47,12 +51,15 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClusterRun:
-    """The result of a run.
+    """The result of a run of several replicas.
 
-    `total`: all requests in order of arrival, as if served by one server, without memory samples.
-    `replicas`: the run of each replica that received requests; `numbers`: the indexes of these
-    replicas. `routes` int64 [requests]: the replica of each request. `total` has `wall_s` and
-    `cpu_s` of the whole run.
+    Attributes:
+        total: All requests in order of arrival, as if served by a single server, without memory
+            samples; its `wall_s` and `cpu_s` are those of the whole run.
+        replicas: The run of each replica that received requests; their `wall_s` and `cpu_s` are
+            also those of the whole run.
+        numbers: The indexes of the replicas in `replicas`.
+        routes: int64 [requests]; the index of each request's replica.
     """
 
     config: ClusterConfig
@@ -65,12 +72,13 @@ class ClusterRun:
 def simulate_cluster(
     trace: Iterable[TraceRequest],
     config: ClusterConfig,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[SimulationProgress], None] | None = None,
     router: Router | None = None,
 ) -> ClusterRun:
-    """Replay a trace, in order of arrival, until every request has ended.
+    """Replay a trace, which must be in order of arrival, until every request has ended. Raises
+    SimulationStuck.
 
-    The trace is read as a stream. `on_progress` is called about twice a second. `router` replaces
+    The trace is read as a stream. `on_progress` is called about twice per second. `router` None:
     the router that the settings name.
     """
     start_s, start_cpu_s = time.monotonic(), time.process_time()
@@ -104,7 +112,7 @@ class _Cluster:
         )
         routing = config.routing
         self._account = LoadAccount(num, routing.load_signal, routing.load_signal_delay_s)
-        # Weight of each request when it was sent, by replica and by its key there minus one.
+        # Weight of each request when it was sent, by replica and by engine key minus one.
         self._weights: list[list[int]] = [[] for _ in range(num)]
         self._recorders = [_recorder_of(one, partial(self._note_end, i)) for i in range(num)]
         self._replicas = [Replica(one, recorder) for recorder in self._recorders]
@@ -118,7 +126,7 @@ class _Cluster:
         self._replicas[chosen].offer(request)
         self._routes.append(chosen)
 
-    def _note_end(self, replica: int, end: Finished | Failed) -> None:
+    def _note_end(self, replica: int, end: Completed | Failed) -> None:
         self._account.ended(replica, self._weights[replica][end.key - 1], end.at_s)
 
     def finish(self) -> None:
@@ -131,10 +139,10 @@ class _Cluster:
         for replica in self._replicas:
             replica.engine.close()
 
-    def progress(self, wall_s: float) -> Progress:
+    def progress(self, wall_s: float) -> SimulationProgress:
         num_running = sum(len(replica.engine.running) for replica in self._replicas)
         num_unfinished = sum(replica.num_unfinished for replica in self._replicas)
-        return Progress(
+        return SimulationProgress(
             now_s=max(replica.now_s for replica in self._replicas),
             wall_s=wall_s,
             num_arrived=len(self._routes),
@@ -169,7 +177,7 @@ class _Cluster:
 
 
 def _recorder_of(
-    config: SimulationConfig, on_end: Callable[[Finished | Failed], None] | None = None
+    config: SimulationConfig, on_end: Callable[[Completed | Failed], None] | None = None
 ) -> RunRecorder:
     return RunRecorder(
         slow_gap_s=config.targets.itl_s,

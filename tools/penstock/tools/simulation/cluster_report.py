@@ -1,7 +1,4 @@
-"""Reports a run of several replicas: the total as for one server, and a comparison of the replicas.
-
-Owns what a cluster report adds to `report.py`. Does not measure.
-"""
+"""Reports a run of several replicas: totals of the cluster, and a comparison of the replicas."""
 
 import dataclasses
 import json
@@ -51,12 +48,12 @@ _PER_REPLICA_CHARTS = ("load", "memory")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSummary:
-    """The summaries of all replicas together and of each.
+    """The summary of a whole run, and one of each replica.
 
-    `total`: of all requests; its memory figures are means over the replicas, weighted by their
-    memory and its use, and the greatest use of any replica. `replicas`: of each replica that
-    received requests; `numbers` has the indexes of these replicas. Rates are over a replica's own
-    time.
+    `total`: the summary of all requests. Its `kv_utilisation` is the mean over all replicas (0 for
+    one without requests), its `kv_waste` the mean weighted by used blocks, its `kv_utilisation_max`
+    the maximum. `replicas`: the summary of each replica that received requests, over the replica's
+    own time; `numbers` has the indexes of these replicas.
     """
 
     total: Summary
@@ -73,7 +70,7 @@ def summarise_cluster(run: ClusterRun) -> ClusterSummary:
     in_use = float(used[is_known].sum())
     total = dataclasses.replace(
         summarise(run.total),
-        # A replica that received no request used no memory.
+        # A replica without requests used no memory.
         kv_utilisation=in_use / run.config.num_replicas if is_known.any() else math.nan,
         kv_utilisation_max=max(
             (r.kv_utilisation_max for r in replicas if not math.isnan(r.kv_utilisation_max)),
@@ -85,7 +82,9 @@ def summarise_cluster(run: ClusterRun) -> ClusterSummary:
 
 
 def cluster_lines(run: ClusterRun, summary: ClusterSummary) -> list[str]:
-    """Format the figures: the total, then a line per replica."""
+    """Format the figures as lines of text: the whole cluster, then a table with one row per replica
+    that received requests.
+    """
     rows = [_COLUMNS, *_rows(summary)]
     return [
         *summary_lines(summary.total),
@@ -96,7 +95,7 @@ def cluster_lines(run: ClusterRun, summary: ClusterSummary) -> list[str]:
 
 
 def cluster_settings(run: ClusterRun) -> dict[str, Any]:
-    """Return the settings of a run as JSON values."""
+    """Return the settings of a cluster's run as JSON values."""
     return {
         **settings_of(run.total),
         "num_replicas": run.config.num_replicas,
@@ -145,7 +144,9 @@ def write_cluster_report(
 
 
 def cluster_charts(run: ClusterRun) -> tuple[Chart, ...]:
-    """Return the charts of the total, with a line per replica for memory and queue."""
+    """Return the charts of the whole cluster, and two charts with a line per replica: unfinished
+    requests, and KV blocks in use.
+    """
     whole = [chart for chart in charts_of(run.total) if chart.name not in _PER_REPLICA_CHARTS]
     return (
         *whole,

@@ -1,7 +1,7 @@
 """`penstock simulate`: replays a trace through the production scheduler, in virtual time.
 
-Owns the flags, the progress line and the location of the report. The simulation package owns the
-simulation and its measurements.
+Adds the flags, runs the simulation with one or several servers, shows the progress and writes the
+report.
 """
 
 import argparse
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from penstock.tools.charts import Chart
     from penstock.tools.simulation.routing import RoutingConfig
     from penstock.tools.simulation.settings import SimulationConfig
-    from penstock.tools.simulation.simulate import Progress, SimulationRun
+    from penstock.tools.simulation.simulate import SimulationProgress, SimulationRun
     from penstock.tools.simulation.transform import TransformConfig
 
 _MAX_ALL_BLOCKS = 2**26
 _EXIT_CODES = """\
 exit codes:
   0    every request of the trace ended
-  2    bad usage, a trace or step file that is not of its format, or a limit that cannot hold
+  2    bad usage, an invalid trace or step file, or an impossible limit
   5    a file could not be read or written
   70   internal error of penstock; the message gives the location
   130  interrupted by Ctrl-C; no report was written
@@ -83,6 +83,7 @@ def _simulate(args: argparse.Namespace) -> int:
     from penstock.server.observe.recording.trace import TraceError
     from penstock.tools.simulation.calibration import CalibrationError
 
+    check_report_options(args)
     try:
         cost = cost_of(args)
         if args.trace is None and args.synthetic is None:
@@ -106,7 +107,6 @@ def _replay(
     from penstock.tools.simulation.cluster import ClusterConfig
     from penstock.tools.simulation.transform import transformed
 
-    check_report_options(args)
     routing = routing_of(args)
     refuse_routing_for_others(args, {routing.router})
     refuse_batches_for_others(args, {config.policy})
@@ -115,7 +115,7 @@ def _replay(
         raise UsageError(f"--replicas x --num-blocks must be at most {_MAX_ALL_BLOCKS}")
     line = ProgressLine(is_shown=not args.no_progress)
 
-    def show(progress: "Progress") -> None:
+    def show(progress: "SimulationProgress") -> None:
         line.show(progress.text)
 
     changed = transformed(trace, transform)
@@ -138,7 +138,9 @@ def _replay(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Output:
-    """A run as lines, as JSON and as a folder of files."""
+    """The output of a run: text lines, a function that returns the JSON, and one that writes the
+    report into a folder and returns its charts.
+    """
 
     lines: list[str]
     json: "Callable[[], str]"
@@ -146,7 +148,9 @@ class _Output:
 
 
 def _one_server(
-    trace: "Iterator[TraceRequest]", config: "SimulationConfig", show: "Callable[[Progress], None]"
+    trace: "Iterator[TraceRequest]",
+    config: "SimulationConfig",
+    show: "Callable[[SimulationProgress], None]",
 ) -> _Output:
     from penstock.tools.simulation.report import summary_json, summary_lines, write_report
     from penstock.tools.simulation.simulate import simulate
@@ -166,7 +170,7 @@ def _many_servers(
     config: "SimulationConfig",
     num_replicas: int,
     routing: "RoutingConfig",
-    show: "Callable[[Progress], None]",
+    show: "Callable[[SimulationProgress], None]",
 ) -> _Output:
     from penstock.tools.simulation.cluster import ClusterConfig, simulate_cluster
     from penstock.tools.simulation.cluster_report import (

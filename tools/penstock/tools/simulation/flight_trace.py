@@ -1,6 +1,7 @@
-"""Converts a flight recording to a trace to replay, and to steps for fitting the cost model.
+"""Converts a flight recording (the steps and requests that a service's engine recorded) to a trace
+to replay, and to steps for fitting the cost model.
 
-Owns the conversion. A recording has no common prefixes: every replayed prompt is unique.
+A recording does not contain the common prefixes of prompts, so replayed prompts share none.
 """
 
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.request import FailureReason, FinishReason
+from penstock.server.observe.flight.histories import RequestDetails, RequestHistory, histories_of
 from penstock.server.observe.flight.layout import MAGIC, EventKind, FlightError
-from penstock.server.observe.flight.lives import Asked, Life, lives_of
 from penstock.server.observe.flight.reader import FlightReader, Recording
 from penstock.server.observe.recording.request_log import OF_LOAD
 from penstock.server.observe.recording.trace import TraceRequest
@@ -23,7 +24,9 @@ _WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightTrace:
-    """The requests in order of arrival, the first at 0 s. `num_left_out`: omitted requests."""
+    """The requests in order of arrival, the first at 0 s. `num_left_out`: number of requests in the
+    recording that are omitted.
+    """
 
     requests: tuple[TraceRequest, ...]
     num_left_out: int
@@ -32,7 +35,8 @@ class FlightTrace:
 def is_flight_file(path: Path) -> bool:
     """Return whether a file has the header of a flight recording. Raises OSError.
 
-    False for a pipe, which cannot be read twice.
+    Returns False for anything but a regular file, without opening it: a pipe, for example, cannot
+    be read twice.
     """
     if not path.is_file():
         return False
@@ -41,31 +45,31 @@ def is_flight_file(path: Path) -> bool:
 
 
 def flight_trace(path: Path) -> FlightTrace:
-    """Return the requests of a recording. Raises FlightError, also when there are none, and
-    OSError.
+    """Return the requests of a recording. Raises FlightError if it is invalid or has no usable
+    requests, OSError if it cannot be read.
 
-    A request that has not ended has the output generated so far. A request that was rejected or
-    dropped for lack of capacity counts as load too, with the mean output of completed requests, or
-    its `max_tokens` if that is less or none completed. Other requests without output are omitted,
-    and so are requests of which the recording holds too little: its ring buffers overwrite the
-    oldest rows.
+    An unfinished request has the output generated so far, which is not known (so the request is
+    omitted) if the executor does its own batching (self-paced). A request that was rejected or
+    dropped for lack of capacity is included, with the mean output length of completed requests or
+    its `max_tokens`, whichever is less. Other requests without output are omitted, and so are
+    requests whose rows were partly overwritten in the recording's ring buffers.
     """
     recording = FlightReader(path).recording()
-    lives = lives_of(recording)
-    mean = _mean_output(lives)
+    histories = histories_of(recording)
+    mean = _mean_output(histories)
     collected_s: NDArray[np.float64] = recording.steps["collected_s"]
     is_self_paced = recording.facts.is_self_paced
-    counted: list[tuple[float, Asked, int]] = []
-    for life in lives:
-        if life.asked is None:
+    counted: list[tuple[float, RequestDetails, int]] = []
+    for history in histories:
+        if history.asked is None:
             continue
-        num_output = life.num_output_tokens
-        if life.end is None:
-            num_output = 0 if is_self_paced else _output_so_far(life, collected_s)
-        elif not num_output and life.end is EventKind.FAILED and _is_of_load(life):
-            num_output = min(life.asked.max_tokens, mean or life.asked.max_tokens)
+        num_output = history.num_output_tokens
+        if history.end is None:
+            num_output = 0 if is_self_paced else _output_so_far(history, collected_s)
+        elif not num_output and history.end is EventKind.FAILED and _is_of_load(history):
+            num_output = min(history.asked.max_tokens, mean or history.asked.max_tokens)
         if num_output:
-            counted.append((life.asked.arrival_s, life.asked, num_output))
+            counted.append((history.asked.arrival_s, history.asked, num_output))
     if not counted:
         raise FlightError("contains no requests")
     counted.sort(key=lambda each: each[0])
@@ -79,20 +83,21 @@ def flight_trace(path: Path) -> FlightTrace:
 
 
 def flight_steps(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return counts float64 [n, 3] (prefill tokens, decode rows, context tokens), seconds float64
-    [n].
+    """Return the steps of a recording: counts float64 [n, 3] (prefill tokens, decode rows, context
+    tokens) and durations in seconds, float64 [n].
 
-    If the engine had work since the previous step, a step lasts from the end of that step to its
-    own end, which includes the work of the service between them; otherwise from its own beginning.
-    Raises FlightError and OSError.
+    If the engine had work since the previous step, a step is measured from the end of that step,
+    which includes the overhead of the service between them; otherwise from its own start. Raises
+    OSError; FlightError for an invalid recording or a self-paced executor (one that does its own
+    batching).
     """
     recording = FlightReader(path).recording()
     if recording.facts.is_self_paced:
-        raise FlightError("its engine paced itself: its steps have no price")
+        raise FlightError("its engine was self-paced, so its steps do not determine a cost model")
     steps = recording.steps
     seconds = steps["updated_s"] - steps["begun_s"]
     had_work = (steps["num_running"][:-1] > 0) | (steps["num_waiting"][:-1] > 0)
-    # Consecutive step numbers: nothing was launched between them.
+    # Consecutive step numbers: no other step was launched in between.
     had_work &= np.diff(steps["step"].astype(np.int64)) == 1
     whole = np.diff(steps["updated_s"])
     seconds[1:] = np.where(had_work, whole, seconds[1:])
@@ -107,31 +112,35 @@ def _num_of(recording: Recording) -> int:
     return len(np.unique(keys))
 
 
-def _mean_output(lives: list[Life]) -> int:
+def _mean_output(histories: list[RequestHistory]) -> int:
     """Return the mean output length of completed requests, at least 1; 0 if there are none."""
     lengths = [
-        life.num_output_tokens
-        for life in lives
-        if life.end is EventKind.FINISHED and life.reason in _WHOLE
+        history.num_output_tokens
+        for history in histories
+        if history.end is EventKind.FINISHED and history.reason in _WHOLE
     ]
     return max(1, round(sum(lengths) / len(lengths))) if lengths else 0
 
 
-def _is_of_load(life: Life) -> bool:
+def _is_of_load(history: RequestHistory) -> bool:
     known = {int(reason) for reason in FailureReason}
-    return life.reason in known and FailureReason(life.reason) in OF_LOAD
+    return history.reason in known and FailureReason(history.reason) in OF_LOAD
 
 
-def _output_so_far(life: Life, collected_s: NDArray[np.float64]) -> int:
-    """Count one token for each step since the first token; 0 if the first token is not recorded."""
-    num_output = life.num_output_tokens
-    first_s = life.stays[-1].first_token_s if life.stays else np.nan
+def _output_so_far(history: RequestHistory, collected_s: NDArray[np.float64]) -> int:
+    """Return the output tokens so far of an unfinished request.
+
+    These are the tokens counted by its last event, and one for each step since its first token
+    after its last admission.
+    """
+    num_output = history.num_output_tokens
+    first_s = history.stays[-1].first_token_s if history.stays else np.nan
     if isnan(first_s):
         return num_output
     return num_output + int(np.count_nonzero(collected_s >= first_s))
 
 
-def _request(asked: Asked, arrival_s: float, num_output_tokens: int) -> TraceRequest:
+def _request(asked: RequestDetails, arrival_s: float, num_output_tokens: int) -> TraceRequest:
     return TraceRequest(
         arrival_s=round(arrival_s, 6),
         num_prompt_tokens=max(1, asked.num_prompt_tokens),

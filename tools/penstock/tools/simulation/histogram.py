@@ -1,7 +1,6 @@
 """A histogram of durations with a constant relative error over the whole range.
 
-Owns the buckets: each is one per cent wider than the one below it (the idea of HdrHistogram), so
-hundreds of millions of durations take a few kilobytes. Independent of what is measured.
+Each bucket is 1 % wider than the one before. The memory does not depend on the number of durations.
 """
 
 import math
@@ -16,7 +15,9 @@ _NUM_BUCKETS = 4096  # up to about 5e10 s
 
 
 class DurationHistogram:
-    """Counts durations; results are within half a per cent. Durations under 0.1 us count as 0."""
+    """Counts durations; percentiles are midpoints of buckets, accurate to 0.5 %. In percentiles,
+    durations up to 0.1 us count as 0.
+    """
 
     def __init__(self) -> None:
         self._counts: NDArray[np.int64] = np.zeros(_NUM_BUCKETS, dtype=np.int64)
@@ -38,24 +39,26 @@ class DurationHistogram:
 
     def merge(self, other: "DurationHistogram") -> None:
         """Add the counts of another histogram."""
-        # An instance of the same class.
+        # Access to private fields of the same class.
         self._counts += other._counts  # noqa: SLF001
         self._sum_s += other._sum_s  # noqa: SLF001
         self._max_s = max(self._max_s, other._max_s)  # noqa: SLF001
 
     @property
     def mean_s(self) -> float:
-        """The exact mean; NaN if empty."""
+        """The exact mean, seconds; NaN if empty."""
         num = len(self)
         return self._sum_s / num if num else math.nan
 
     @property
     def max_s(self) -> float:
-        """The exact maximum; NaN if empty."""
+        """The exact maximum, seconds; NaN if empty."""
         return self._max_s if len(self) else math.nan
 
     def percentile_s(self, percent: float) -> float:
-        """Return the smallest duration that at least `percent` % do not exceed; NaN if empty."""
+        """Return the nearest-rank percentile in seconds, to the histogram's accuracy; NaN if
+        empty.
+        """
         num = len(self)
         if not num:
             return math.nan
@@ -64,10 +67,12 @@ class DurationHistogram:
         return min(_middle_s(bucket), self._max_s)
 
     def cumulative(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return durations and the share of all durations up to each, for the buckets in use."""
+        """Return the cumulative distribution: the midpoints of the buckets in use, seconds, and for
+        each the share of all durations in it and in the buckets below.
+        """
         used = np.flatnonzero(self._counts)
         shares = np.cumsum(self._counts)[used] / max(1, len(self))
-        return np.array([_middle_s(int(bucket)) for bucket in used]), shares
+        return np.array([min(_middle_s(int(bucket)), self._max_s) for bucket in used]), shares
 
 
 def _middle_s(bucket: int) -> float:

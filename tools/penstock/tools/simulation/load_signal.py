@@ -1,7 +1,7 @@
-"""The load of each replica as a balancer sees it, with its delay.
+"""The load of each replica as reported to a load balancer, with a delay.
 
-Counts the requests that were sent and have not ended, delayed by the age of the signal. Does not
-choose a replica and reads none: all of these events pass the balancer.
+Counts the requests that were sent to a replica and have not ended, as of some time ago. Replicas
+are not queried, because all requests pass through the balancer.
 """
 
 import enum
@@ -13,8 +13,8 @@ from penstock.server.observe.recording.trace import TraceRequest
 class LoadSignal(enum.StrEnum):
     """The measure of a replica's open requests.
 
-    REQUESTS: their number. TOKENS: the tokens of their prompts, which distinguishes a long prompt
-    from a short one; the length of the output is unknown.
+    REQUESTS: their number. TOKENS: the sum of their prompt tokens (output lengths are not known in
+    advance).
     """
 
     REQUESTS = "requests"
@@ -22,11 +22,11 @@ class LoadSignal(enum.StrEnum):
 
 
 class LoadAccount:
-    """Load per replica as of `delay_s` seconds ago; exact with a delay of 0.
+    """The load of each replica as of `delay_s` seconds ago.
 
-    With a delay the balancer sees neither requests sent nor requests ended since then, like a
-    balancer that reads the replicas' reports (on the effect of old information: Mitzenmacher, "How
-    Useful Is Old Information?", IEEE TPDS 2000).
+    Requests sent since then are not counted yet, and those that ended since then still are, as in a
+    balancer that polls the replicas (on the effect of old information: Mitzenmacher, "How Useful Is
+    Old Information?", IEEE TPDS 2000).
     """
 
     def __init__(self, num_replicas: int, signal: LoadSignal, delay_s: float) -> None:
@@ -44,7 +44,9 @@ class LoadAccount:
         return weight
 
     def ended(self, replica: int, weight: int, at_s: float) -> None:
-        """Record that a request has ended, with any outcome."""
+        """Record that a request has ended, with any outcome; `weight`: what `sent` returned for
+        it.
+        """
         self._note(at_s, replica, -weight)
 
     def loads(self, now_s: float) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
-"""Flags for a trace and for simulated servers, and their values.
+"""The flags for traces and simulated servers, shared by the commands that simulate.
 
-Reads these flags for every command that simulates; most are declared with the settings of the
-simulation. The simulation package is imported only when a command runs.
+Most flags are generated from the settings of the simulation. The simulation package is imported
+only when a command runs.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock.server.cli.connection import UsageError
 from penstock.tools.flags import add_settings, flag_of, read_settings, sources_of
+from penstock.tools.output_paths import check_output_folder
 
 if TYPE_CHECKING:
     from penstock.scheduler.cost_model import CostModel
@@ -20,21 +21,21 @@ if TYPE_CHECKING:
     from penstock.tools.charts import Chart
     from penstock.tools.simulation.calibration import Calibration
     from penstock.tools.simulation.routing import RouterKind, RoutingConfig
-    from penstock.tools.simulation.settings import Policy, SimulationConfig
+    from penstock.tools.simulation.settings import BatchingPolicy, SimulationConfig
     from penstock.tools.simulation.transform import TransformConfig
     from penstock.tools.targets import Targets
 
 T = TypeVar("T")
 
 _BATCHES = {("static", "dynamic"): ("batch_size",), ("dynamic",): ("batch_wait_s",)}
-"""Settings that only these policies have."""
+"""For each set of batching policies, the settings that apply only to them."""
 _ROUTING = {
     ("least_loaded", "prefix_aware"): ("load_signal", "load_signal_delay_s"),
     ("prefix_aware",): (
         *("overload_factor", "overload_slack", "min_prefix_share", "max_index_tokens"),
     ),
 }
-"""Settings that only these routers have."""
+"""For each set of routers, the settings that apply only to them."""
 _CACHE_FIELDS = (
     *("eviction", "session_ttl_s", "session_retention_level", "max_session_share"),
     "max_session_tokens",
@@ -52,32 +53,36 @@ def add_trace_options(parser: argparse.ArgumentParser) -> None:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="a trace, also compressed (.gz), or a flight recording",
+        help="a trace file, optionally compressed (.gz), or a flight recording",
     )
     source.add_argument(
-        "--synthetic", metavar="JSON", help="a made-up trace; the fields of SyntheticConfig"
+        "--synthetic",
+        metavar="JSON",
+        help="a synthetic trace: JSON object with the fields of SyntheticConfig",
     )
     trace.add_argument(
         "--format",
         choices=[one.value for one in TraceFormat],
-        help="default: recognised by the first line",
+        help="default: detected from the first line",
     )
     add_settings(trace, TransformConfig)
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of one server, without its targets."""
+    """Add the flags of one simulated server, except its latency targets."""
     from penstock.tools.simulation.settings import SimulationConfig
 
     server = parser.add_argument_group("server")
     add_settings(server, SimulationConfig, ["server", "max_num_batched_tokens"])
     server.add_argument(
-        "--scheduler", metavar="JSON", help="further fields of SchedulerConfig, all but the order"
+        "--scheduler",
+        metavar="JSON",
+        help="JSON object with fields of SchedulerConfig, except the order",
     )
     server.add_argument(
         "--no-prefix-caching",
         action="store_true",
-        help="compute every prompt whole, also what earlier ones have in common with it",
+        help="disable the prefix cache",
     )
     cost = server.add_mutually_exclusive_group()
     add_settings(cost, SimulationConfig, ["cost"])
@@ -85,12 +90,12 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         "--calibrate-from",
         type=Path,
         metavar="FILE",
-        help="fit the cost model to measured steps; without a trace, print it and stop",
+        help="fit the cost model to measured steps; without a trace, print it and exit",
     )
 
 
 def add_routing_options(parser: argparse.ArgumentParser, *, has_replicas: bool) -> None:
-    """Add the flags of the router, and `--replicas`."""
+    """Add the flags of the router and, with `has_replicas`, `--replicas`."""
     from penstock.tools.simulation.cluster import ClusterConfig
     from penstock.tools.simulation.routing import RoutingConfig
 
@@ -101,7 +106,11 @@ def add_routing_options(parser: argparse.ArgumentParser, *, has_replicas: bool) 
 
 
 def cost_of(args: argparse.Namespace) -> "CostModel":
-    """Return the cost model of a step. Raises BadSetting, CalibrationError, OSError."""
+    """Return the cost model of a step: the one given by the flags or, with --calibrate-from, one
+    fitted to measured steps, which is printed with its errors.
+
+    Raises BadSetting, CalibrationError, UsageError, OSError.
+    """
     from penstock.scheduler.cost_model import CostModel
     from penstock.server.settings.json_values import to_json_value
     from penstock.tools.simulation.calibration import calibrate
@@ -131,13 +140,15 @@ def cost_of(args: argparse.Namespace) -> "CostModel":
 def config_of(
     args: argparse.Namespace, cost: "CostModel", targets: "Targets | None" = None
 ) -> "SimulationConfig":
-    """Return one server's settings. `targets`: default targets. Raises UsageError, BadSetting."""
+    """Return the settings of one simulated server. `targets` None: those given by the flags, or the
+    defaults. Raises UsageError, BadSetting.
+    """
     from penstock.scheduler.config import SchedulerConfig
-    from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, Policy, SimulationConfig
+    from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, BatchingPolicy, SimulationConfig
 
     extra = json_object("--scheduler", args.scheduler)
     if "order" in extra:
-        raise UsageError("--scheduler: order is decided by --policy")
+        raise UsageError("--scheduler: the order is set by --policy")
     if args.no_prefix_caching:
         for name in _CACHE_FIELDS:
             if name in extra:
@@ -152,7 +163,7 @@ def config_of(
             raise UsageError("--scheduler: max_num_batched_tokens is given by its own flag too")
         queue["max_num_batched_tokens"] = sources.get("max_num_batched_tokens")
     derived: dict[str, Any] = {
-        "policy": sources.get("policy", Policy.FAIR),
+        "policy": sources.get("policy", BatchingPolicy.FAIR),
         "cost": cost,
         "scheduler": _built("--scheduler", SchedulerConfig, {**queue, **extra}),
         "has_prefix_caching": not args.no_prefix_caching,
@@ -163,19 +174,21 @@ def config_of(
 
 
 def routing_of(args: argparse.Namespace) -> "RoutingConfig":
-    """Return the router that the flags name. Raises BadSetting."""
+    """Read the routing settings from the flags. Raises BadSetting."""
     from penstock.tools.simulation.routing import RoutingConfig
 
     return read_settings(args, RoutingConfig)
 
 
-def refuse_batches_for_others(args: argparse.Namespace, policies: "Collection[Policy]") -> None:
-    """Raise UsageError for a batch flag that none of the used policies has."""
+def refuse_batches_for_others(
+    args: argparse.Namespace, policies: "Collection[BatchingPolicy]"
+) -> None:
+    """Raise UsageError for a batch flag that applies to none of the chosen policies."""
     _refuse_for_others(args, _BATCHES, "policy", policies)
 
 
 def refuse_routing_for_others(args: argparse.Namespace, routers: "Collection[RouterKind]") -> None:
-    """Raise UsageError for a flag that none of the used routers has."""
+    """Raise UsageError for a routing flag that applies to none of the chosen routers."""
     _refuse_for_others(args, _ROUTING, "router", routers)
 
 
@@ -194,7 +207,7 @@ def _refuse_for_others(
 
 
 def transform_of(args: argparse.Namespace) -> "TransformConfig":
-    """Return the transformations of the trace. Raises UsageError, BadSetting."""
+    """Return the changes to the trace that the flags set. Raises UsageError, BadSetting."""
     from penstock.tools.simulation.synthetic import TenantShare
     from penstock.tools.simulation.trace_formats import check_unique
     from penstock.tools.simulation.transform import TransformConfig
@@ -216,7 +229,9 @@ def transform_of(args: argparse.Namespace) -> "TransformConfig":
 
 
 def trace_of(args: argparse.Namespace) -> "Iterator[TraceRequest]":
-    """Return the requests of the named trace, read as a stream. Raises UsageError."""
+    """Return the requests of the trace that --trace or --synthetic gives. A trace file is read
+    while iterating, which may raise TraceError or OSError. Raises UsageError, OSError.
+    """
     from penstock.tools.simulation.flight_trace import is_flight_file
     from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
     from penstock.tools.simulation.trace_files import read_trace
@@ -232,7 +247,9 @@ def trace_of(args: argparse.Namespace) -> "Iterator[TraceRequest]":
 
 
 def from_json(option: str, kind: type[T], text: str | None) -> T:
-    """Read a value from JSON; omitted fields have their defaults. Raises UsageError."""
+    """Build an instance of `kind` from a JSON object; omitted fields have their defaults. `option`:
+    the flag named in errors. Raises UsageError.
+    """
     return _built(option, kind, json_object(option, text))
 
 
@@ -242,13 +259,15 @@ def _built(option: str, kind: type[T], values: dict[str, Any]) -> T:
     try:
         return from_json_value(kind, values)
     except (TypeError, ValueError) as error:
-        # The author of the JSON knows its keys and not the name of the class.
+        # The user knows the keys of the JSON, not the name of the class.
         reason = str(error).removeprefix(kind.__name__).lstrip(".: ")
         raise UsageError(f"{option}: {reason}") from error
 
 
 def json_object(option: str, text: str | None) -> dict[str, Any]:
-    """Read a JSON object; empty if `text` is None. Raises UsageError."""
+    """Parse a JSON object; empty if `text` is None. `option`: the flag named in errors. Raises
+    UsageError.
+    """
     from penstock.server.settings.json_values import parse_json
 
     if text is None:
@@ -265,7 +284,9 @@ def json_object(option: str, text: str | None) -> dict[str, Any]:
 
 
 def flight_trace_of(path: Path) -> "Iterator[TraceRequest]":
-    """Return the requests of a recording; report omitted ones on stderr. Raises UsageError."""
+    """Return the requests of a flight recording; print their number and that of the omitted ones on
+    stderr. Raises UsageError, OSError.
+    """
     from penstock.server.observe.flight.layout import FlightError
     from penstock.tools.simulation.flight_trace import flight_trace
 
@@ -275,14 +296,14 @@ def flight_trace_of(path: Path) -> "Iterator[TraceRequest]":
         raise UsageError(f"{path}: {error}") from error
     print(
         f"{path}: a flight recording of {len(trace.requests):,} requests,"
-        f" {trace.num_left_out:,} left out; what prompts have in common is not in it",
+        f" {trace.num_left_out:,} left out; common prefixes of prompts are not recorded",
         file=sys.stderr,
     )
     return iter(trace.requests)
 
 
 def calibrate_from_flight(path: Path) -> "Calibration":
-    """Fit the cost model to the steps of a recording. Raises UsageError."""
+    """Fit the cost model to the steps of a flight recording. Raises UsageError, OSError."""
     from penstock.tools.simulation.calibration import fit_cost
     from penstock.tools.simulation.flight_trace import flight_steps
 
@@ -293,30 +314,36 @@ def calibrate_from_flight(path: Path) -> "Calibration":
 
 
 def add_report_options(parser: argparse.ArgumentParser, files: str) -> None:
-    """Add the flags of a report of `files`."""
+    """Add the flags of the report; `files`: its file formats, for the help text."""
     report = parser.add_argument_group("report")
     report.add_argument("--report", type=Path, metavar="DIR", help=f"write {files} here")
     report.add_argument(
         "--png",
         action=argparse.BooleanOptionalAction,
-        help="PNG plots in the report (default: where matplotlib is installed)",
+        help="add PNG plots to the report (default: if matplotlib is installed)",
     )
     report.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    report.add_argument("--no-progress", action="store_true", help="no progress on stderr")
+    report.add_argument("--no-progress", action="store_true", help="do not show progress on stderr")
 
 
 def check_report_options(args: argparse.Namespace) -> None:
-    """Raise UsageError for plots that cannot be made."""
+    """Raise UsageError if --png is given without --report or without matplotlib, or the folder of
+    --report cannot be written.
+    """
     from penstock.tools.charts import has_matplotlib
 
+    check_output_folder("--report", args.report)
     if args.png and not has_matplotlib():
-        raise UsageError("--png: needs matplotlib: install penstock[plots]")
+        raise UsageError("--png: needs matplotlib: pip install 'penstock[plots]'")
     if args.png and args.report is None:
         raise UsageError("--png: needs --report")
 
 
 def finish_report(args: argparse.Namespace, command: str, charts: "tuple[Chart, ...]") -> None:
-    """Write the plots into the report's folder; print the location. Raises UsageError."""
+    """Write PNG plots into the report's folder if --png is given, or if matplotlib is installed and
+    --no-png is not given; print the folder on stderr. `command`: the name printed before it. Raises
+    UsageError, OSError.
+    """
     from penstock.tools.charts import PlotsUnavailable, has_matplotlib, write_png
 
     if args.png or (args.png is None and has_matplotlib()):

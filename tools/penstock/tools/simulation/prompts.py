@@ -1,7 +1,7 @@
-"""Makes token ids and block hashes for requests with known lengths and prefix ids only.
+"""Generates token ids and block hashes for trace requests, which have only lengths and prefix ids.
 
-Owns the generation: equal prefix ids of one tenant give equal tokens and equal block hashes,
-everything else differs. Independent of when a request runs.
+Deterministic: a prefix id stands for a part of a prompt and all parts before it; equal prefix ids
+of one tenant give equal tokens and block hashes, different ones different hashes.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,9 @@ _STRIDE = np.int64(7919)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
-    """`token_ids` int32 [n], read-only; `hash_salt` and `block_hashes` as in `RequestSpec`."""
+    """A generated prompt. `token_ids` int32 [n], read-only; `hash_salt` and `block_hashes` as in
+    `RequestSpec`.
+    """
 
     token_ids: NDArray[np.int32]
     hash_salt: bytes = b""
@@ -27,12 +29,13 @@ class Prompt:
 
 
 class PromptMaker:
-    """Makes prompts for one engine's vocabulary and block size.
+    """Generates prompts for one engine's vocabulary and block size.
 
-    Requests without prefix ids share one array of zeros and have no prefix reuse. If the block size
-    divides that of the trace, a digest is composed of the tenant, the prefix id and the block's
-    position in it instead of hashed: a prefix id identifies everything before it as well, like a
-    chained hash.
+    The prompt of a request without prefix ids, and every prompt without prefix caching, is a view
+    of one shared array of zeros, and has no block hashes. If the block size divides the trace's
+    tokens per prefix id, the hash of a block is composed of the tenant, the prefix id and the
+    block's position in that part, instead of being computed from the tokens: like a chained hash, a
+    prefix id identifies the whole prefix.
     """
 
     def __init__(self, *, vocab_size: int, block_size: int, has_prefix_caching: bool) -> None:
@@ -42,7 +45,7 @@ class PromptMaker:
         self._zeros = _frozen(np.zeros(65_536, dtype=np.int32))
 
     def make(self, request: TraceRequest, tenant_index: int) -> Prompt:
-        """Return the prompt of a request; tenants, by `tenant_index`, never share blocks."""
+        """Return the prompt of a request; different tenants (`tenant_index`) never share blocks."""
         if not (request.prefix_ids and self._has_prefix_caching):
             return Prompt(token_ids=self._plain(request.num_prompt_tokens))
         token_ids = self._tokens(request)
@@ -61,7 +64,8 @@ class PromptMaker:
     def _tokens(self, request: TraceRequest) -> NDArray[np.int32]:
         ids = np.array(request.prefix_ids, dtype=np.int64)
         places = np.arange(request.prefix_block_tokens, dtype=np.int64)
-        # The id itself stands first, in the digits of the vocabulary, so that no two blocks agree.
+        # The first tokens encode the id, with the vocabulary size as the base, so that all blocks
+        # differ.
         tokens = (ids[:, None] + _STRIDE * places) % self._vocab_size
         rest = ids
         for place in range(min(request.prefix_block_tokens, 8)):

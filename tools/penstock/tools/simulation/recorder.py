@@ -1,8 +1,8 @@
 """Measures a run from the events of each step of the engine.
 
-Owns request times, gaps between tokens, tokens served per tenant and memory samples. Python runs
-once per step and once per event of a request; tokens are counted in bulk, some hundred thousand at
-a time. The summary computes percentiles and compares with targets.
+Records request times, gaps between tokens, output tokens per tenant and memory samples. Python code
+runs once per step and once per event of a request, but not per token: tokens are counted in bulk.
+`summary` computes the figures.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,23 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Admitted, Failed, Finished, Preempted, StepEvents
+from penstock.scheduler.events import Admitted, Completed, Failed, Preempted, StepEvents
 from penstock.tools.simulation.histogram import DurationHistogram
-from penstock.tools.simulation.request_table import RequestTable
+from penstock.tools.simulation.request_columns import RequestColumns
 
 _BULK_TOKENS = 262_144
 _MAX_BINS = 32_768
 
 
 class RunRecorder:
-    """The measures of one run, of one or several engines.
+    """The measurements of one engine's run, or the merged ones of several engines.
 
-    `slow_gap_s`: a longer gap between two tokens of a request counts as slow; a request with at
-    most 1 % slow gaps has a p99 gap within it. `gaps`: all gaps. `timeline_bin_s`: width of the
-    bins in which served tokens are counted per tenant; it doubles when there would be more than
-    32,768 bins, because a trace may have a pause of years. `num_steps` excludes iterations of the
-    engine without computation. `on_end` is called for every request that ends, after the step that
-    ends it.
+    `slow_gap_s`: a longer gap between two tokens of a request counts as slow; the p99 of a
+    request's gaps is within it if at most 1 % of them are slow. `gaps`: a histogram of all gaps.
+    `timeline_bin_s`: width, in seconds, of the time bins in which output tokens are counted per
+    tenant; it is doubled when there would be more than 32,768 bins. `sample_every_steps`: steps per
+    sample in `samples`. `num_steps` excludes iterations of the engine without computation. `on_end`
+    is called for every ended request, after the step that ends it.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class RunRecorder:
         slow_gap_s: float,
         timeline_bin_s: float,
         sample_every_steps: int,
-        on_end: Callable[[Finished | Failed], None] | None = None,
+        on_end: Callable[[Completed | Failed], None] | None = None,
     ) -> None:
-        self.table = RequestTable()
+        self.table = RequestColumns()
         self.gaps = DurationHistogram()
         self.timeline_bin_s = timeline_bin_s
         self.samples = MemorySamples()
@@ -55,12 +55,13 @@ class RunRecorder:
         self._served: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
 
     def take_all(self, recorders: "Sequence[RunRecorder]", sources: NDArray[np.int64]) -> None:
-        """Merge the records of several engines, which are flushed and have the same settings.
+        """Fill this new recorder with the merged measurements of other recorders, which must be
+        flushed and have the same settings.
 
-        `sources` int64 [n]: index of the recorder that has request i of the merged run. Memory
-        samples are omitted: samples of several engines do not add up to a sample of one.
+        `sources` int64 [n]: index of the recorder that has request i of the merged run. `samples`
+        are not merged. May widen the bins of the other recorders.
         """
-        self.table = RequestTable.merged([recorder.table for recorder in recorders], sources)
+        self.table = RequestColumns.merged([recorder.table for recorder in recorders], sources)
         self._widen(max(recorder.timeline_bin_s for recorder in recorders))
         for recorder in recorders:
             recorder._widen(self.timeline_bin_s)  # noqa: SLF001 -- an instance of the same class
@@ -97,7 +98,9 @@ class RunRecorder:
             self.samples.add(events.at_s, engine, num_held_back)
 
     def note_prefill(self, keys: NDArray[np.int64], counts: NDArray[np.int32]) -> None:
-        """Record the number of prompt tokens that a step computes for each request."""
+        """Add the numbers of prompt tokens that a step computes to those of the requests. `keys`
+        int64 [m]: distinct engine keys; `counts` int32 [m].
+        """
         self.table.counts("num_prefill_tokens")[keys - 1] += counts
 
     def flush(self) -> None:
@@ -115,7 +118,9 @@ class RunRecorder:
         self._measure_gaps(index[order], times_s[order])
 
     def served_tokens(self) -> NDArray[np.int64]:
-        """Return output tokens per bin and tenant, int64 [bins, tenants]."""
+        """Return the output tokens per time bin and tenant, int64 [bins, tenants], without those in
+        the buffer.
+        """
         served = np.zeros((len(self._served), len(self.table.tenants)), dtype=np.int64)
         served[:, : self._served.shape[1]] = self._served
         return served
@@ -126,7 +131,7 @@ class RunRecorder:
             table.seconds("admitted_s")[index] = change.at_s
             table.counts("num_cached_tokens")[index] = change.num_cached_tokens
 
-    def _note_end(self, end: Finished | Failed) -> None:
+    def _note_end(self, end: Completed | Failed) -> None:
         index, table = end.key - 1, self.table
         table.seconds("end_s")[index] = end.at_s
         outcomes = table.counts("outcome")
@@ -162,7 +167,9 @@ class RunRecorder:
                 self._served = np.add.reduceat(self._served, starts, axis=0)
 
     def _measure_gaps(self, index: NDArray[np.int64], times_s: NDArray[np.float64]) -> None:
-        """Record the gaps of tokens [m], sorted by request and then by time."""
+        """Record gaps, token counts and token times. `index` [m]: the row of each token's request;
+        `times_s` [m]; sorted by request and then by time.
+        """
         table = self.table
         firsts = np.flatnonzero(np.concatenate(([True], index[1:] != index[:-1])))
         who = index[firsts]
@@ -183,9 +190,11 @@ class RunRecorder:
 
 
 class MemorySamples:
-    """Samples of an engine, each taken after a step; parallel lists.
+    """Samples of an engine's load and KV cache use, each taken after a step, as lists of equal
+    length.
 
-    `num_unused_tokens`: empty token slots in allocated blocks.
+    `num_waiting` includes the requests held back before the engine. `num_unused_tokens`: empty
+    token slots in allocated blocks.
     """
 
     def __init__(self) -> None:
@@ -196,11 +205,11 @@ class MemorySamples:
         self.num_unused_tokens: list[int] = []
 
     def add(self, at_s: float, engine: Engine, num_held_back: int) -> None:
-        """Sample an engine."""
+        """Add a sample. `num_held_back`: number of requests that wait outside the engine."""
         cache, arrays = engine.cache, engine.arrays
         self.at_s.append(at_s)
         self.num_running.append(len(engine.running))
         self.num_waiting.append(len(engine.queue) + num_held_back)
         self.num_used_blocks.append(cache.num_used)
-        # Shared blocks are full and counted for every owner in both sums, so they cancel out.
+        # Shared blocks are full and are counted for every request in both sums, so they cancel out.
         self.num_unused_tokens.append(int(cache.capacity.sum()) - int(arrays.num_computed.sum()))

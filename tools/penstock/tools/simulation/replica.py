@@ -1,8 +1,8 @@
-"""One simulated server: an engine, its clock and the gate in front of it.
+"""One simulated server: an engine, its virtual clock, and the gate (see `gate`) in front of it.
 
-Owns virtual time: a step takes the time of the cost model, idle time is skipped. Requests that
-arrive during a step enter after it, as in the engine process. With several replicas, run all of
-them until the same time, then offer a request to one.
+In virtual time a step takes the time predicted by the cost model, and idle time is skipped.
+Requests that arrive during a step are submitted after it, as in the engine process of a real
+service. With several replicas, run all of them until a request's arrival, then offer it to one.
 """
 
 import math
@@ -26,11 +26,13 @@ _NEVER_SET = threading.Event()
 
 
 class SimulationStuck(Exception):
-    """Requests remain that can never run: a scheduler bug."""
+    """Requests remain that can never run, which indicates a bug in the scheduler."""
 
 
 class Replica:
-    """A simulated server that receives requests and runs until a given time."""
+    """A simulated server; `offer` submits a request, `run_until` runs it to a given virtual
+    time.
+    """
 
     def __init__(self, config: SimulationConfig, recorder: RunRecorder) -> None:
         self._clock = VirtualClock()
@@ -49,12 +51,12 @@ class Replica:
 
     @property
     def now_s(self) -> float:
-        """Virtual time, seconds."""
+        """The virtual time, in seconds."""
         return self._clock()
 
     @property
     def num_unfinished(self) -> int:
-        """Number of requests that run or wait here: the load that a router balances."""
+        """Number of requests that run or wait in this replica."""
         return len(self._gate) + len(self.engine.queue) + len(self.engine.running)
 
     def offer(self, request: TraceRequest) -> None:
@@ -82,10 +84,11 @@ class Replica:
         )
 
     def run_until(self, until_s: float) -> None:
-        """Run steps until virtual time is `until_s` or later, or nothing is left to do.
+        """Run until virtual time is at least `until_s`; if that is infinite, until there is no
+        work.
 
-        Virtual time is then `until_s` if the engine is idle, otherwise the end of the running step;
-        with an infinite `until_s`, the end of the last step.
+        Virtual time is greater than `until_s` afterwards if the last step ended later. Raises
+        SimulationStuck.
         """
         clock, engine, gate = self._clock, self.engine, self._gate
         while clock() < until_s:
@@ -101,7 +104,9 @@ class Replica:
             clock.wait_until(at_s, _NEVER_SET)
 
     def finish(self) -> None:
-        """Run until every request has ended; no more requests arrive."""
+        """Run until every request has ended, and check the engine's integrity; call it after the
+        last `offer`. Raises SimulationStuck.
+        """
         self._gate.close()
         self.run_until(math.inf)
         self.engine.check_integrity()
@@ -112,7 +117,7 @@ class Replica:
         self._recorder.note(events, self.engine, len(self._gate))
         if self._clock() > before_s or not events.is_empty or not self.engine.has_work:
             return
-        # No request could run; only the passage of time or an arrival can change this.
+        # No request could run until time passes or another request arrives.
         at_s = min(until_s, self.engine.next_wakeup_s())
         if at_s == NO_TIME:
             raise SimulationStuck(f"at {before_s} s no request runs, ends or arrives")

@@ -1,7 +1,4 @@
-"""Reports a run: a table for people, JSON and CSV for programs, one HTML page.
-
-Owns the formats and the names of the files. Does not measure.
-"""
+"""Reports a run of one server: text, JSON, CSV and one HTML page."""
 
 import csv
 import dataclasses
@@ -85,7 +82,7 @@ def settings_of(run: SimulationRun) -> dict[str, Any]:
     scheduler = {
         field.name: getattr(config.scheduler, field.name)
         for field in dataclasses.fields(config.scheduler)
-        # The policy decides the order.
+        # The policy determines the order.
         if field.name != "order"
     }
     values["scheduler"] = {
@@ -96,7 +93,7 @@ def settings_of(run: SimulationRun) -> dict[str, Any]:
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """Format the figures as text."""
+    """Format the figures of a run as lines of text."""
     s = summary
     outcomes = ", ".join(f"{name} {num:,}" for name, num in s.outcomes.items())
     lines = [
@@ -136,9 +133,10 @@ def _durations_line(name: str, values: Durations) -> str:
 
 
 def write_requests(run: SimulationRun, path: Path, replica_of: Sequence[int] | None = None) -> None:
-    """Write one row per request; unknown values are empty cells.
+    """Write a CSV file with one row per request; unknown values are empty cells.
 
-    `replica_of`: the replica of each request, for a last column.
+    `replica_of`: the index of each request's replica, for an additional last column; None: no such
+    column.
     """
     table = run.recorder.table
     floats = [table.seconds(name).tolist() for name in _FLOATS]
@@ -157,33 +155,35 @@ def write_requests(run: SimulationRun, path: Path, replica_of: Sequence[int] | N
 
 
 def charts_of(run: SimulationRun) -> tuple[Chart, ...]:
-    """Chart latencies as cumulative shares; queue, memory and tenants over time."""
+    """Return the charts of a run: latencies by percentile; numbers of requests, KV cache use and
+    output tokens per tenant over time.
+    """
     table, samples = run.recorder.table, run.recorder.samples
     arrival_s = table.seconds("arrival_s")
-    gaps_s, gap_shares = run.recorder.gaps.cumulative()
+    ttft = _percentiles("TTFT", table.seconds("first_token_s") - arrival_s + run.config.front_s)
+    queue = _percentiles("queue", table.seconds("admitted_s") - arrival_s)
+    gaps = run.recorder.gaps
+    gaps_s, gap_shares = gaps.cumulative()
     at_s = np.array(samples.at_s, dtype=np.float64)
     used = np.array(samples.num_used_blocks, dtype=np.float64)
     return (
         Chart(
             name="ttft",
-            title="Time to first token and queue time",
-            x_label="milliseconds",
-            y_label="share of requests",
-            series=(
-                _cumulative(
-                    "TTFT", table.seconds("first_token_s") - arrival_s + run.config.front_s
-                ),
-                _cumulative("queue", table.seconds("admitted_s") - arrival_s),
-            ),
-            is_log_x=True,
+            title="TTFT and queue time by percentile",
+            x_label="percentile of requests",
+            y_label="milliseconds",
+            series=(ttft, queue),
+            y_limit=2.0 * float(np.interp(99.0, ttft.x, ttft.y)) if len(ttft.x) else math.nan,
+            limit_text="twice the p99 of TTFT",
         ),
         Chart(
             name="itl",
-            title="Time between tokens",
-            x_label="milliseconds",
-            y_label="share of gaps",
-            series=(Series(name="ITL", x=gaps_s * 1e3, y=gap_shares),),
-            is_log_x=True,
+            title="ITL by percentile",
+            x_label="percentile of gaps",
+            y_label="milliseconds",
+            series=(Series(name="ITL", x=gap_shares * 1e2, y=gaps_s * 1e3),),
+            y_limit=2e3 * gaps.percentile_s(99.0),
+            limit_text="twice the p99",
         ),
         Chart(
             name="load",
@@ -223,6 +223,8 @@ def _tenants(run: SimulationRun) -> Chart:
     )
 
 
-def _cumulative(name: str, values_s: NDArray[np.float64]) -> Series:
+def _percentiles(name: str, values_s: NDArray[np.float64]) -> Series:
     known = np.sort(values_s[~np.isnan(values_s)])
-    return Series(name=name, x=known * 1e3, y=np.arange(1, len(known) + 1) / max(1, len(known)))
+    return Series(
+        name=name, x=np.arange(1, len(known) + 1) * 1e2 / max(1, len(known)), y=known * 1e3
+    )

@@ -1,8 +1,8 @@
-"""Chooses the replica of each request.
+"""Routers, which choose the replica of each request.
 
-Owns the rules. A router uses the request, the given loads and its own decisions; it has no access
-to replicas. Ties go to the replica that was chosen longest ago, so that runs are repeatable and an
-idle cluster is used evenly.
+A router uses the request, the reported loads and its earlier decisions; it has no access to
+replicas. Among equal replicas, the one that was chosen longest ago is taken, so that runs are
+repeatable and an idle cluster is used evenly.
 """
 
 import enum
@@ -17,7 +17,11 @@ from penstock.tools.simulation.load_signal import LoadSignal
 
 
 class PrefixIndex:
-    """Prefix ids of a replica by tenant, at most `max_entries`: one per block of the trace."""
+    """The prefix ids of the prompts sent to one replica, with their tenants; only the `max_entries`
+    most recently used are kept.
+
+    A prefix id identifies one block of a prompt and everything before it.
+    """
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
@@ -27,7 +31,9 @@ class PrefixIndex:
         return len(self._entries)
 
     def num_matched_tokens(self, request: TraceRequest) -> int:
-        """Return the tokens of the longest prefix of the prompt that is in the index."""
+        """Return the length, in tokens, of the longest prefix of the request's prompt that is in
+        the index for its tenant.
+        """
         num_blocks = 0
         for prefix_id in request.prefix_ids:
             if (request.tenant, prefix_id) not in self._entries:
@@ -37,7 +43,8 @@ class PrefixIndex:
 
     def add(self, request: TraceRequest) -> None:
         """Record the prefix ids of a prompt that was sent to this replica."""
-        # In reverse: a later block is useless without the earlier ones, so those are kept longer.
+        # In reverse order, so that earlier blocks are dropped later: a block is useless without the
+        # ones before it.
         for prefix_id in reversed(request.prefix_ids):
             key = (request.tenant, prefix_id)
             self._entries[key] = None
@@ -50,7 +57,7 @@ DEFAULT_SLACK = {LoadSignal.REQUESTS: 8, LoadSignal.TOKENS: 16_384}
 
 
 class RouterKind(enum.StrEnum):
-    """ROUND_ROBIN: each in turn. LEAST_LOADED: least load. PREFIX_AWARE: see `PrefixAware`."""
+    """The available routers; see the classes RoundRobin, LeastLoaded and PrefixAware."""
 
     ROUND_ROBIN = "round_robin"
     LEAST_LOADED = "least_loaded"
@@ -61,11 +68,11 @@ class RouterKind(enum.StrEnum):
 class RoutingConfig:
     """How requests are distributed. Raises SettingError naming the field.
 
-    `load_signal`, `load_signal_delay_s`: see `LoadAccount`; for all routers but ROUND_ROBIN. The
-    other fields are for PREFIX_AWARE.
+    `load_signal`, `load_signal_delay_s`: how a replica's load is measured, for all routers except
+    ROUND_ROBIN (see `LoadAccount`). The fields after them apply to PREFIX_AWARE only.
     """
 
-    router: RouterKind = setting(RouterKind.ROUND_ROBIN, "routing", "how a replica is chosen")
+    router: RouterKind = setting(RouterKind.ROUND_ROBIN, "routing", "rule that chooses a replica")
     load_signal: LoadSignal = setting(
         LoadSignal.REQUESTS,
         "routing",
@@ -75,7 +82,7 @@ class RoutingConfig:
     load_signal_delay_s: float = setting(
         0.0,
         "routing",
-        "not round_robin: how old the router's knowledge of loads is, seconds",
+        "except round_robin: delay of the reported loads, seconds",
         at_least=0,
     )
     overload_factor: float = setting(
@@ -94,16 +101,16 @@ class RoutingConfig:
     min_prefix_share: float = setting(
         0.3,
         "routing",
-        "prefix_aware: part of a prompt that a known prefix must be to count",
+        "prefix_aware: minimum share of a prompt that a known prefix must cover",
         at_least=0,
         at_most=1,
     )
     max_index_tokens: int | None = setting(
         None,
         "routing",
-        "prefix_aware: prompt tokens remembered of each replica",
+        "prefix_aware: prompt tokens in the router's index per replica",
         at_least=1,
-        shown="what its KV memory holds",
+        shown="the capacity of its KV cache",
     )
 
     def __post_init__(self) -> None:
@@ -111,58 +118,58 @@ class RoutingConfig:
 
     @property
     def slack(self) -> int:
-        """`overload_slack`, or the default for the load signal."""
+        """The setting `overload_slack`, or the default for the load signal."""
         if self.overload_slack is None:
             return DEFAULT_SLACK[self.load_signal]
         return self.overload_slack
 
 
 class Router(Protocol):
-    """Chooses a replica and records that the request was sent there."""
+    """Interface: chooses replicas, and remembers its choices."""
 
     def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
-        """Return the replica for a request that arrives; `loads`: the known load of each."""
+        """Return the replica for a request that arrives; `loads`: the reported load of each."""
         ...
 
 
 class RoundRobin:
-    """Each replica in turn, independent of requests and load."""
+    """Chooses the replicas one after the other, independent of requests and loads."""
 
     def __init__(self, num_replicas: int) -> None:
         self._turns = _Turns(num_replicas)
 
     def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
-        """See `Router`."""
+        """Return the index of the next replica; only the number of entries of `loads` is used."""
         del request
         return self._turns.take(range(len(loads)))
 
 
 class LeastLoaded:
-    """The replica with the least load."""
+    """Chooses the replica with the lowest load."""
 
     def __init__(self, num_replicas: int) -> None:
         self._turns = _Turns(num_replicas)
 
     def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
-        """See `Router`."""
+        """Return the index of the lowest of `loads`; of several, the one chosen longest ago."""
         del request
         least = min(loads)
         return self._turns.take(i for i, load in enumerate(loads) if load == least)
 
 
 class PrefixAware:
-    """The longest known prefix among the replicas that are not overloaded, then the least load.
+    """Chooses, among the replicas that are not overloaded, the one that was sent the longest prefix
+    of the prompt before; among equals, the one with the lowest load.
 
-    A replica is overloaded if its load is above `factor` times the least load and more than `slack`
-    above it; the least loaded replica never is. The two thresholds are those of SGLang's
-    cache-aware router, which ignores the prefixes of all requests when the extremes are that far
-    apart. Here the thresholds apply to each replica separately, as in consistent hashing with
-    bounded loads (Mirrokni, Thorup and Zadimoghaddam, SODA 2018): one hot replica does not cost the
-    others their prefixes.
+    A replica is overloaded if its load is above `factor` times the lowest load and more than
+    `slack` above it. Both thresholds are those of SGLang's cache-aware router, which ignores
+    prefixes for all requests if the maximum and the minimum load differ by that much. Here the
+    thresholds apply to each replica separately, as in consistent hashing with bounded loads
+    (Mirrokni, Thorup and Zadimoghaddam, SODA 2018), so that one overloaded replica does not disable
+    prefix routing for the others.
 
-    A prefix that is less than `min_share` of the prompt does not count, as in SGLang's router: a
-    beginning common to all prompts would send all requests to the replica of the first one and
-    leave the others idle.
+    A prefix shorter than the share `min_share` of the prompt counts as none, as in SGLang's router.
+    Otherwise a prefix common to all prompts would send all requests to one replica.
     """
 
     def __init__(
@@ -183,13 +190,13 @@ class PrefixAware:
         self._num_replicas = num_replicas
 
     def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
-        """See `Router`."""
+        """Return the replica for a request that arrives; `loads`: the reported load of each."""
         indices = self._indices_for(request)
         least = min(loads)
         matches = [index.num_matched_tokens(request) for index in indices]
         least_match = self._min_share * request.num_prompt_tokens
         matches = [match if match >= least_match else 0 for match in matches]
-        # Ordered by longest prefix, then by least load.
+        # Ordered by longest prefix, then by lowest load.
         ranks = {
             i: (-matches[i], load)
             for i, load in enumerate(loads)
@@ -201,7 +208,9 @@ class PrefixAware:
         return chosen
 
     def is_overloaded(self, load: int, least: int) -> bool:
-        """Return whether a replica with this load gets no request for its prefix."""
+        """Return whether a replica with this load is overloaded and so gets no requests; `least`:
+        the lowest load of all replicas.
+        """
         return load > self._factor * least and load - least > self._slack
 
     def _indices_for(self, request: TraceRequest) -> list[PrefixIndex]:

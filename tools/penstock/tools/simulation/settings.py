@@ -1,6 +1,8 @@
-"""The settings of a simulated server: policy, limits, memory, costs, targets.
+"""The settings of a simulated server: batching policy, limits, KV cache, cost model, latency
+targets.
 
-Owns the values and builds an engine from them.
+Also builds from them the engine and the gate, which holds requests back for static and dynamic
+batching.
 """
 
 import enum
@@ -23,12 +25,12 @@ UNBOUNDED_QUEUE = SchedulerConfig(max_num_waiting=1_000_000, max_num_waiting_tok
 _VOCAB_SIZE = 32_000
 
 
-class Policy(enum.StrEnum):
+class BatchingPolicy(enum.StrEnum):
     """How requests are admitted.
 
     FCFS: in-flight batching, first come, first served. FAIR: in-flight batching in the scheduler's
-    fair order. STATIC: a full batch, run to its end, then the next. DYNAMIC: like STATIC, but a
-    batch waits a limited time to fill.
+    fair order. STATIC: a full batch runs to its end before the next one is admitted. DYNAMIC: like
+    STATIC, but a batch starts after a limited wait even if it is not full.
     """
 
     FCFS = "fcfs"
@@ -39,45 +41,57 @@ class Policy(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationConfig:
-    """One simulated server. Raises SettingError naming the field, also for limits of the engine.
+    """The settings of one simulated server. Raises SettingError naming the field, also for limits
+    of the engine.
 
-    `scheduler`: all settings but the order, which the policy decides; by default the queue is not
-    bounded for any trace. `max_tokens`: the limit that requests ask for, unless they generate more;
-    a shorter output ends by itself. None: the limit is the output length, as with `ignore_eos`, so
-    that the scheduler knows every length in advance. `timeline_bin_s`: width of the bins of served
-    tokens. `sample_every_steps`: how often memory and queue are sampled. The upper bounds reject
-    mistakes that would otherwise exhaust memory.
+    The upper bounds reject values that would exhaust memory.
+
+    Attributes:
+        scheduler: All scheduler settings except the order, which the policy sets; by default the
+            queue is unbounded.
+        max_tokens: The `max_tokens` of requests, or their output length if that is greater; a
+            shorter output ends by a stop id. None: `max_tokens` is the output length, as with
+            `ignore_eos`, so the scheduler has every output length in advance.
+        timeline_bin_s: Width of the bins in which output tokens are counted, seconds.
+        sample_every_steps: Number of steps per sample of KV cache use and queue length.
     """
 
-    policy: Policy = setting(
-        Policy.FCFS, "server", "how requests get in; docs/simulation.md", shown="fair"
+    policy: BatchingPolicy = setting(
+        BatchingPolicy.FCFS, "server", "admission of requests; see docs/simulation.md", shown="fair"
     )
     cost: CostModel = made_by(
         CostModel,
         "cost",
-        "the cost model: all four prices, 0 to 3600 seconds each, by name of field",
+        "cost model: JSON object with its four coefficients, 0 to 3600 seconds each",
         needs_all=True,
-        shown="made up",
+        shown="example values",
     )
     targets: Targets = field(default_factory=Targets)
-    max_num_seqs: int = setting(256, "server", "requests that run at once", at_most=2**16)
-    num_blocks: int = setting(16_384, "server", "blocks in the KV cache", at_most=2**24)
-    block_size: int = setting(16, "server", "tokens per block", at_most=2**16)
+    max_num_seqs: int = setting(256, "server", "maximum number of running requests", at_most=2**16)
+    num_blocks: int = setting(16_384, "server", "number of KV cache blocks", at_most=2**24)
+    block_size: int = setting(16, "server", "tokens per KV cache block", at_most=2**16)
     max_seq_len: int = setting(
-        DEFAULT_MAX_SEQ_LEN, "server", "prompt and output, in tokens", at_most=MAX_REQUEST_TOKENS
+        DEFAULT_MAX_SEQ_LEN,
+        "server",
+        "maximum length of prompt and output together, tokens",
+        at_most=MAX_REQUEST_TOKENS,
     )
     scheduler: SchedulerConfig = field(default_factory=lambda: UNBOUNDED_QUEUE)
     batch_size: int | None = setting(
-        None, "server", "of static and dynamic batches", at_least=1, shown="max-num-seqs"
+        None, "server", "size of static and dynamic batches", at_least=1, shown="max-num-seqs"
     )
     batch_wait_s: float = setting(
-        0.5, "server", "dynamic: seconds for a batch to fill", at_least=0, may_be_infinite=True
+        0.5,
+        "server",
+        "dynamic: maximum wait for a full batch, seconds",
+        at_least=0,
+        may_be_infinite=True,
     )
     max_tokens: int | None = setting(
         None,
         "server",
-        "tokens that each request asks for, or its length in the trace if longer; it ends by itself"
-        " at that length, which the scheduler does not know",
+        "max_tokens of each request, or its length in the trace if longer; the output ends at the"
+        " length in the trace, which the scheduler does not know",
         at_least=1,
         shown="the length in the trace",
     )
@@ -85,7 +99,7 @@ class SimulationConfig:
     front_s: float = setting(
         0.0,
         "server",
-        "milliseconds of TTFT and E2E outside the engine: fronts, network",
+        "time of TTFT and E2E outside the engine (fronts, network), milliseconds",
         name="front_ms",
         scale=1e-3,
         at_least=0,
@@ -108,14 +122,17 @@ def build_engine(
     on_prefill: PrefillWatcher,
     output_length: OutputLength,
 ) -> Engine:
-    """Build the production engine over the simulated executor, both on `clock`."""
+    """Build the production engine with the simulated executor, both on `clock`. `on_prefill`,
+    `output_length`: see `WatchedExecutor`; `output_length` is used only if `config.max_tokens` is
+    set.
+    """
     executor = WatchedExecutor(
         _executor_config(config),
         clock,
         on_prefill,
         None if config.max_tokens is None else output_length,
     )
-    order = SchedulingOrder.FAIR if config.policy is Policy.FAIR else SchedulingOrder.FCFS
+    order = SchedulingOrder.FAIR if config.policy is BatchingPolicy.FAIR else SchedulingOrder.FCFS
     return Engine(executor, replace(config.scheduler, order=order), clock)
 
 
@@ -132,12 +149,12 @@ def _executor_config(config: SimulationConfig) -> ExecutorConfig:
 
 
 def build_gate(config: SimulationConfig) -> Gate:
-    """Build the gate of the policy."""
+    """Build the gate that implements the batching policy."""
     size = config.batch_size or config.max_num_seqs
     match config.policy:
-        case Policy.FCFS | Policy.FAIR:
+        case BatchingPolicy.FCFS | BatchingPolicy.FAIR:
             return OpenGate()
-        case Policy.STATIC:
+        case BatchingPolicy.STATIC:
             return BatchGate(batch_size=size, max_wait_s=math.inf)
-        case Policy.DYNAMIC:
+        case BatchingPolicy.DYNAMIC:
             return BatchGate(batch_size=size, max_wait_s=config.batch_wait_s)

@@ -1,6 +1,6 @@
 """Runs a trace through one simulated server, and returns the result.
 
-Owns the order of arrivals in virtual time and the progress lines.
+Submits requests at their arrival in virtual time, and reports the progress.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from penstock.tools.simulation.replica import Replica
 from penstock.tools.simulation.settings import SimulationConfig
 
 PROGRESS_INTERVAL_S = 0.5
-"""Interval of progress lines, in real seconds."""
+"""Minimum interval between progress reports, in real seconds."""
 _GC_THRESHOLD = 200_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class SimulationProgress:
     """Progress of a run: virtual and real seconds since its start, and counts of requests."""
 
     now_s: float
@@ -44,7 +44,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SimulationRun:
-    """The result of a run. `wall_s`, `cpu_s`: its wall-clock time, and its CPU time on one core."""
+    """The result of one simulated run. `wall_s`, `cpu_s`: wall-clock time and CPU time that the
+    simulation took, seconds.
+    """
 
     config: SimulationConfig
     recorder: RunRecorder
@@ -55,11 +57,12 @@ class SimulationRun:
 def simulate(
     trace: Iterable[TraceRequest],
     config: SimulationConfig,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[SimulationProgress], None] | None = None,
 ) -> SimulationRun:
-    """Replay a trace, in order of arrival, until every request has ended.
+    """Replay a trace, which must be in order of arrival, until every request has ended. Raises
+    SimulationStuck.
 
-    The trace is read as a stream. `on_progress` is called about twice a second.
+    The trace is read as a stream. `on_progress` is called about twice per second.
     """
     recorder = RunRecorder(
         slow_gap_s=config.targets.itl_s,
@@ -92,10 +95,10 @@ def simulate(
 
 @contextlib.contextmanager
 def few_collections() -> Generator[None, None, None]:
-    """Run Python's cyclic garbage collector less often.
+    """Inside the block, run Python's cyclic garbage collector less often.
 
-    A step makes a dozen short-lived objects and no cycles; by default the collector would scan all
-    objects of the process some hundred times a second.
+    A step creates a dozen short-lived objects and no cycles; by default the collector would scan
+    all objects of the process hundreds of times per second.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(_GC_THRESHOLD, *thresholds[1:])
@@ -107,9 +110,9 @@ def few_collections() -> Generator[None, None, None]:
         gc.set_threshold(*thresholds)
 
 
-def _progress(replica: Replica, recorder: RunRecorder, wall_s: float) -> Progress:
+def _progress(replica: Replica, recorder: RunRecorder, wall_s: float) -> SimulationProgress:
     num_running = len(replica.engine.running)
-    return Progress(
+    return SimulationProgress(
         now_s=replica.now_s,
         wall_s=wall_s,
         num_arrived=len(recorder.table),

@@ -1,6 +1,6 @@
-"""Figures of a run: goodput, latencies, memory, fairness.
+"""Computes the figures of a run: goodput, latencies, KV cache use, fairness.
 
-Owns the definitions. Times are virtual, so the same trace and settings give the same summary.
+Times are virtual, so the same trace and settings give the same summary.
 """
 
 import math
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.tools.simulation.histogram import DurationHistogram
 from penstock.tools.simulation.recorder import MemorySamples, RunRecorder
-from penstock.tools.simulation.request_table import RequestTable
+from penstock.tools.simulation.request_columns import RequestColumns
 from penstock.tools.simulation.simulate import SimulationRun
 from penstock.tools.targets import SLOW_GAP_SHARE, Targets
 
@@ -23,7 +23,7 @@ _COMPLETED = ("length", "stop")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """A distribution of durations in seconds; all fields are NaN when nothing was measured."""
+    """Mean, percentiles and maximum of durations, in seconds; NaN if there are no values."""
 
     mean_s: float
     p50_s: float
@@ -34,9 +34,10 @@ class Durations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSummary:
-    """One tenant. `num_served_tokens`: output tokens. `good_share`: share of its requests.
-    `num_late`: rejected or expired requests. `ttft` covers requests with a token; in
-    `ttft_p99_of_all_s` a request without a token counts as infinite.
+    """The figures of one tenant. `num_served_tokens`: output tokens. `good_share`: share of its
+    requests that were good (see `Summary.num_good`). `num_late`: requests counted in
+    `Summary.num_refused` or `num_expired`. `ttft` covers requests with a token; for
+    `ttft_p99_of_all_s`, the TTFT of a request without a token is infinite.
     """
 
     tenant: str
@@ -51,18 +52,28 @@ class TenantSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One run.
+    """The figures of one run.
 
-    `num_refused`: rejected because of a forecast or a full queue, on arrival or from the queue;
-    `num_expired`: a deadline passed. `duration_s`: from the first arrival to the last end.
-    `num_good`: completed, first token within the TTFT target and at least 99 % of the gaps within
-    the ITL target. `goodput_per_s`: good requests per second; throughputs are requests and tokens
-    over the duration. `itl`: all gaps between tokens. `kv_utilisation`: used blocks over all
-    blocks; `kv_waste`: empty token slots in used blocks over all token slots in used blocks; both
-    weighted by time. `prefix_hit_rate`: prompt tokens found in the cache over prompt tokens, of
-    admitted requests. `prefill_waste`: prefill tokens computed for requests that then passed a
-    deadline or were dropped for one, over all prefill tokens computed. `served_ratio`: see the
-    function; None when tenants never competed.
+    Attributes:
+        num_refused: Requests rejected, or dropped from the queue, because of a deadline that cannot
+            be met, a full queue or a tenant's quota.
+        num_expired: Requests whose deadline passed.
+        duration_s: The time from the first arrival to the last end.
+        num_good: Completed requests with the first token within the TTFT target and at least 99 %
+            of the gaps within the ITL target.
+        goodput_per_s: Good requests over the duration.
+        requests_per_s: Completed requests over the duration.
+        prompt_tokens_per_s: Prompt tokens of admitted requests, cached ones included, over the
+            duration.
+        itl: All gaps between tokens.
+        kv_utilisation: Mean of used blocks over all blocks, weighted by time; `kv_utilisation_max`:
+            the maximum of the samples.
+        kv_waste: Empty token slots in used blocks over all token slots in used blocks, weighted by
+            time.
+        prefix_hit_rate: Prompt tokens found in the cache over prompt tokens, of admitted requests.
+        prefill_waste: Prefill tokens computed for requests that later passed a deadline or were
+            dropped because of one, over all prefill tokens computed.
+        served_ratio: How unequally tenants were served; see the function `served_ratio`.
     """
 
     num_requests: int
@@ -139,35 +150,39 @@ def summarise(run: SimulationRun) -> Summary:
     )
 
 
-def good_requests(table: RequestTable, targets: Targets, front_s: float = 0.0) -> NDArray[np.bool_]:
+def good_requests(
+    table: RequestColumns, targets: Targets, front_s: float = 0.0
+) -> NDArray[np.bool_]:
     """Return which requests completed within both targets; bool [len(table)].
 
-    `front_s`: added to the time of the first token. `table` must have counted slow gaps against the
-    same ITL target.
+    `front_s`: time outside the engine, added to the TTFT. The recorder that filled `table` must
+    have counted slow gaps with `targets.itl_s`.
     """
     ttft_s = table.seconds("first_token_s") - table.seconds("arrival_s") + front_s
-    # A request without a first token compares false.
+    # For a request without a first token the comparison is false.
     good: NDArray[np.bool_] = has_outcome(table, _COMPLETED) & (ttft_s <= targets.ttft_s)
     return good & has_smooth_tokens(table)
 
 
-def has_smooth_tokens(table: RequestTable) -> NDArray[np.bool_]:
-    """Return which requests have at least 99 % of their gaps within the target that slow gaps were
-    counted against; bool [len(table)].
+def has_smooth_tokens(table: RequestColumns) -> NDArray[np.bool_]:
+    """Return which requests have at most 1 % slow gaps between their tokens (see `RunRecorder`);
+    bool [len(table)]. True for requests without gaps.
     """
     num_gaps = np.maximum(table.counts("num_output_tokens") - 1, 0)
     smooth: NDArray[np.bool_] = table.counts("num_slow_gaps") <= SLOW_GAP_SHARE * num_gaps
     return smooth
 
 
-def has_outcome(table: RequestTable, names: tuple[str, ...]) -> NDArray[np.bool_]:
+def has_outcome(table: RequestColumns, names: tuple[str, ...]) -> NDArray[np.bool_]:
     """Return which requests have one of these outcomes; bool [len(table)]."""
     wanted = [index for index, name in enumerate(table.outcomes) if name in names]
     return np.isin(table.counts("outcome"), wanted)
 
 
 def durations(values_s: NDArray[np.float64]) -> Durations:
-    """Return the distribution of the values that are not NaN."""
+    """Return the statistics of the values that are not NaN; percentiles are interpolated
+    linearly.
+    """
     known = values_s[~np.isnan(values_s)]
     if not len(known):
         return Durations(
@@ -182,11 +197,15 @@ def durations(values_s: NDArray[np.float64]) -> Durations:
 def memory_figures(
     samples: MemorySamples, num_blocks: int, block_size: int
 ) -> tuple[float, float, float]:
-    """Return mean and maximum share of blocks in use, and the unused share of their slots."""
+    """Return the time-weighted mean and the maximum of the share of blocks in use, and the
+    time-weighted share of the token slots in used blocks that are empty; NaN if there are too few
+    samples.
+    """
     if len(samples.at_s) < 2:
         return math.nan, math.nan, math.nan
     at_s = np.array(samples.at_s)
-    # Idle times have no samples: the weight of a sample is at most the 99th percentile interval.
+    # There are no samples while idle, so the weight of a sample is limited to the 99th percentile
+    # of the intervals.
     spans_s = np.diff(at_s, append=at_s[-1])
     weights = np.minimum(spans_s, np.percentile(spans_s, 99.0))
     used = np.array(samples.num_used_blocks, dtype=np.float64)
@@ -212,13 +231,13 @@ def _of_histogram(gaps: DurationHistogram) -> Durations:
     )
 
 
-def _outcomes(table: RequestTable) -> dict[str, int]:
+def _outcomes(table: RequestColumns) -> dict[str, int]:
     counts = np.bincount(table.counts("outcome"), minlength=len(table.outcomes)).tolist()
     return {name: num for name, num in zip(table.outcomes, counts, strict=True) if num}
 
 
 def _tenants(
-    table: RequestTable,
+    table: RequestColumns,
     ttft_s: NDArray[np.float64],
     is_completed: NDArray[np.bool_],
     is_good: NDArray[np.bool_],
@@ -244,7 +263,9 @@ def _tenants(
 
 
 def _p99_of_all(values_s: NDArray[np.float64]) -> float:
-    """Return the 99th percentile, NaN counted as infinity."""
+    """Return the nearest-rank p99 of the values, with NaN counted as infinity; NaN if there are
+    none.
+    """
     if not len(values_s):
         return math.nan
     waited_s = np.where(np.isnan(values_s), math.inf, values_s)
@@ -260,9 +281,10 @@ OUTPUT_TOKEN_WEIGHT = 2.0
 
 
 def tenant_service(recorder: RunRecorder) -> NDArray[np.float64]:
-    """Return weighted tokens per bin and tenant, float64 [bins, tenants].
+    """Return the service that tenants received, in weighted tokens per time bin and tenant, float64
+    [bins, tenants]: prompt tokens with weight 1, output tokens with weight 2.
 
-    A prompt counts at the first token, without its tokens found in the cache.
+    A prompt is counted in the bin of the request's first output token, without its cached tokens.
     """
     served: NDArray[np.float64] = np.asarray(recorder.served_tokens(), dtype=np.float64)
     served *= OUTPUT_TOKEN_WEIGHT
@@ -280,13 +302,13 @@ def tenant_service(recorder: RunRecorder) -> NDArray[np.float64]:
 
 
 def served_ratio(
-    table: RequestTable, service: NDArray[np.float64], timeline_bin_s: float
+    table: RequestColumns, service: NDArray[np.float64], timeline_bin_s: float
 ) -> float | None:
-    """Return the greatest over the smallest service of a tenant while all tenants had requests
-    waiting.
+    """Return the ratio of the largest to the smallest service of a tenant. Only those time bins
+    count at whose start and end every tenant had requests waiting.
 
-    `service` float64 [bins, tenants]. 1 is even; infinite: a tenant got nothing. None with fewer
-    than two tenants, or when they never waited at the same time for a whole bin.
+    `service` float64 [bins, tenants]: see `tenant_service`. 1: equal service; infinite: a tenant
+    got no service. None with fewer than two tenants, or without such a bin.
     """
     num_bins, num_tenants = service.shape
     if num_tenants < 2 or not num_bins:
@@ -302,8 +324,12 @@ def served_ratio(
     return float(totals.max()) / lowest if lowest else float("inf")
 
 
-def _num_waiting(table: RequestTable, tenant: int, at_s: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Count the requests of a tenant that wait at each time, int64 [len(at_s)]."""
+def _num_waiting(
+    table: RequestColumns, tenant: int, at_s: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Return the number of requests of the tenant with this index that wait for admission at each
+    time, int64 [len(at_s)].
+    """
     is_its = table.counts("tenant") == tenant
     admitted_s = table.seconds("admitted_s")[is_its]
     # A rejected or expired request stops waiting at its end.

@@ -1,6 +1,6 @@
-"""Synthetic traffic: arrivals, tenants and lengths from one seed.
+"""Generates synthetic traffic: random arrivals, tenants and lengths.
 
-Owns the distributions. The same settings give the same trace.
+The same settings, which include the seed, give the same trace.
 """
 
 import enum
@@ -19,18 +19,18 @@ from penstock.server.observe.recording.trace import (
 from penstock.tools.simulation.trace_formats import check_unique
 
 MAX_REQUESTS = 1e8
-"""Upper bound of the mean number of requests of a trace: days of simulation."""
+"""Upper bound of the mean number of requests of a trace; so many take days to simulate."""
 _BURSTINESS = (0.01, 1000.0)
 _LEAST_SHARE = 1e-9
 
 
-class Arrivals(enum.StrEnum):
+class ArrivalProcess(enum.StrEnum):
     """The arrival process.
 
-    POISSON: independent. GAMMA: gaps of a gamma distribution whose coefficient of variation is
-    `burstiness` (1 is Poisson). MMPP: a Poisson process whose rate switches between a calm state
-    and a burst of `burstiness` times the calm rate, each lasting `mean_state_s` on average (a
-    Markov-modulated Poisson process).
+    POISSON: exponentially distributed gaps. GAMMA: gamma-distributed gaps with coefficient of
+    variation `burstiness` (1 is Poisson). MMPP: a Poisson process whose rate switches between a
+    calm state and a burst of `burstiness` times the calm rate, each lasting `mean_state_s` on
+    average (a Markov-modulated Poisson process).
     """
 
     POISSON = "poisson"
@@ -40,7 +40,7 @@ class Arrivals(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantShare:
-    """A tenant and its relative share of the requests."""
+    """A tenant and its relative share of the requests. Raises ValueError naming the field."""
 
     name: str
     share: float = 1.0
@@ -57,13 +57,15 @@ class TenantShare:
 class SyntheticConfig:
     """Settings of a synthetic trace. Raises ValueError naming the field.
 
-    Lengths are lognormal: `mean_..._tokens` is the mean, `..._sigma` the standard deviation of the
-    logarithm (0: always the mean), clipped to 1 .. `max_..._tokens`.
+    Lengths are lognormal and clipped to 1 .. `max_..._tokens`: `mean_..._tokens` is the mean before
+    clipping, `..._sigma` the standard deviation of the logarithm (0: always the mean).
+    `burstiness`, `mean_state_s`: see ArrivalProcess. `tenants`: empty for requests without a
+    tenant.
     """
 
     rate_per_s: float = 2.0
     duration_s: float = 600.0
-    arrivals: Arrivals = Arrivals.POISSON
+    arrivals: ArrivalProcess = ArrivalProcess.POISSON
     burstiness: float = 4.0
     mean_state_s: float = 30.0
     mean_prompt_tokens: float = 512.0
@@ -107,18 +109,18 @@ class SyntheticConfig:
             raise ValueError(f"duration_s must be at most {MAX_ARRIVAL_S:g}")
         if self.rate_per_s * self.duration_s > MAX_REQUESTS:
             raise ValueError(f"rate_per_s x duration_s must be at most {MAX_REQUESTS:g}")
-        if self.arrivals is Arrivals.POISSON:
+        if self.arrivals is ArrivalProcess.POISSON:
             return
         if not _BURSTINESS[0] <= self.burstiness <= _BURSTINESS[1]:
             least, most = _BURSTINESS
             raise ValueError(f"burstiness must be in {least:g} .. {most:g}, not {self.burstiness}")
         least_s = self.duration_s / MAX_REQUESTS
-        if self.arrivals is Arrivals.MMPP and self.mean_state_s < least_s:
+        if self.arrivals is ArrivalProcess.MMPP and self.mean_state_s < least_s:
             raise ValueError(f"mean_state_s must be at least {least_s:g}, not {self.mean_state_s}")
 
 
 def synthetic_trace(config: SyntheticConfig) -> Iterator[TraceRequest]:
-    """Yield the requests that arrive before `duration_s`, in order."""
+    """Yield the requests that arrive before `duration_s`, in order of arrival."""
     random = np.random.default_rng(config.seed)
     choose = TenantChoice(config.tenants, random)
     for arrival_s in _arrivals(config, random):
@@ -137,7 +139,7 @@ def synthetic_trace(config: SyntheticConfig) -> Iterator[TraceRequest]:
 
 
 class TenantChoice:
-    """Draws tenants by their shares; without tenants every draw is ""."""
+    """Draws tenant names at random, weighted by their shares."""
 
     def __init__(self, tenants: tuple[TenantShare, ...], random: np.random.Generator) -> None:
         self._names = [tenant.name for tenant in tenants]
@@ -146,7 +148,7 @@ class TenantChoice:
         self._random = random
 
     def __call__(self) -> str:
-        """Draw the next tenant."""
+        """Return the next tenant, drawn at random; "" without tenants."""
         if not self._names:
             return ""
         index = int(np.searchsorted(self._bounds, self._random.random(), side="right"))
@@ -155,11 +157,11 @@ class TenantChoice:
 
 def _arrivals(config: SyntheticConfig, random: np.random.Generator) -> Iterator[float]:
     match config.arrivals:
-        case Arrivals.POISSON:
+        case ArrivalProcess.POISSON:
             return _renewals(config.rate_per_s, 1.0, random)
-        case Arrivals.GAMMA:
+        case ArrivalProcess.GAMMA:
             return _renewals(config.rate_per_s, config.burstiness, random)
-        case Arrivals.MMPP:
+        case ArrivalProcess.MMPP:
             return _switching(config, random)
 
 
@@ -183,7 +185,7 @@ def _switching(config: SyntheticConfig, random: np.random.Generator) -> Iterator
             now_s = next_s
             yield now_s
         else:
-            # Exponential gaps are memoryless: the rest of this gap is drawn again.
+            # Exponential gaps are memoryless, so the rest of this gap is drawn again.
             now_s, state = until_s, 1 - state
             until_s += float(random.exponential(config.mean_state_s))
 

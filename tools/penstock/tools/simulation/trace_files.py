@@ -1,6 +1,6 @@
-"""Reads trace files as a stream; files with names that end in .gz are compressed.
+"""Reads trace files, also compressed ones (.gz), as a stream.
 
-Owns opening, line numbers and the order of arrivals. Memory is bounded by one line.
+Checks the order of arrivals. Holds only one line at a time in memory.
 """
 
 import gzip
@@ -18,9 +18,8 @@ def read_trace(path: Path, trace_format: TraceFormat | None = None) -> Iterator[
     """Yield the requests of a file in order of arrival; `trace_format` None: detected from the
     first line.
 
-    Raises TraceError, with the line number, for a line that does not fit the format, a request that
-    arrives before the previous one, and a file without requests; OSError when the file cannot be
-    read.
+    Raises TraceError for a file without requests and, with the line number, for an invalid line or
+    a request that arrives before the previous one; OSError if the file cannot be read.
     """
     with _opened(path) as file:
         lines = _numbered_lines(path, file)
@@ -57,7 +56,9 @@ def _opened(path: Path) -> IO[str]:
 
 
 def _numbered_lines(path: Path, file: IO[str]) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not blank, with their numbers."""
+    """Yield the lines that are not blank, with their line numbers from 1. Raises TraceError for
+    text that is not UTF-8 or a broken gzip file.
+    """
     number = 0
     try:
         for number, line in enumerate(file, 1):

@@ -1,7 +1,6 @@
 """The formats of trace files: each line becomes a `TraceRequest`.
 
-Does not open files and has no line numbers: a parser raises ValueError with the reason, and its
-reader adds the position.
+A parser raises ValueError with the reason for an invalid line; its caller adds the line number.
 """
 
 import csv
@@ -12,7 +11,11 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Protocol, cast
 
-from penstock.server.observe.recording.trace import DEFAULT_PREFIX_BLOCK_TOKENS, TraceRequest
+from penstock.server.observe.recording.trace import (
+    DEFAULT_PREFIX_BLOCK_TOKENS,
+    MAX_REQUEST_TOKENS,
+    TraceRequest,
+)
 
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _RECORDED_FIELDS = {
@@ -29,7 +32,9 @@ _RECORDED_FIELDS = {
 
 
 class TraceFormat(enum.StrEnum):
-    """The formats that can be read."""
+    """The formats of trace files. AZURE: see AzureParser; MOONCAKE: see MooncakeParser; RECORDED:
+    written by a service, see RecordedParser.
+    """
 
     AZURE = "azure"
     MOONCAKE = "mooncake"
@@ -37,7 +42,7 @@ class TraceFormat(enum.StrEnum):
 
 
 class LineParser(Protocol):
-    """Reads lines in order."""
+    """Parses the lines of a trace file, in order."""
 
     def parse(self, line: str) -> TraceRequest | None:
         """Return the line's request, None for a heading. Raises ValueError with the reason."""
@@ -45,9 +50,9 @@ class LineParser(Protocol):
 
 
 class AzureParser:
-    """The Azure LLM inference traces: CSV with TIMESTAMP, ContextTokens and GeneratedTokens.
+    """Parses the Azure LLM inference traces: CSV with TIMESTAMP, ContextTokens and GeneratedTokens.
 
-    Times count from the first row.
+    Arrival times are relative to the first row.
     """
 
     def __init__(self) -> None:
@@ -55,7 +60,7 @@ class AzureParser:
         self._first: datetime | None = None
 
     def parse(self, line: str) -> TraceRequest | None:
-        """See `LineParser`."""
+        """Return the request of a CSV row; None for the heading. Raises ValueError."""
         cells = [cell.strip() for cell in next(csv.reader([line]))]
         if not self._column_of:
             missing = [name for name in _AZURE_COLUMNS if name not in cells]
@@ -78,25 +83,36 @@ class AzureParser:
 
 
 class MooncakeParser:
-    """The Mooncake traces: JSON lines with timestamp (ms), lengths and one id per 512 tokens."""
+    """Parses the Mooncake traces: JSON lines with timestamp (ms), lengths and one prefix id per 512
+    prompt tokens.
+    """
 
     def parse(self, line: str) -> TraceRequest | None:
-        """See `LineParser`."""
-        values = _object(line)
-        return TraceRequest(
-            arrival_s=_number(values, "timestamp") / 1e3,
-            num_prompt_tokens=_integer(values, "input_length"),
-            num_output_tokens=_integer(values, "output_length"),
-            prefix_ids=_integers(values, "hash_ids"),
-        )
+        """Return the request of a JSON line. Raises ValueError."""
+        values = json_object(line)
+        arrival_s = _number(values, "timestamp") / 1e3
+        num_prompt_tokens = _length("input_length", _integer(values, "input_length"))
+        num_output_tokens = _length("output_length", _integer(values, "output_length"))
+        hash_ids = _integers(values, "hash_ids")
+        try:
+            return TraceRequest(
+                arrival_s=arrival_s,
+                num_prompt_tokens=num_prompt_tokens,
+                num_output_tokens=num_output_tokens,
+                prefix_ids=hash_ids,
+            )
+        except ValueError as error:
+            raise ValueError(str(error).replace("prefix_ids", "hash_ids")) from None
 
 
 class RecordedParser:
-    """Requests as `recorded_line` writes them: JSON lines."""
+    """Parses the traces that a service records: JSON lines with the fields in
+    `_RECORDED_FIELDS`.
+    """
 
     def parse(self, line: str) -> TraceRequest | None:
-        """See `LineParser`."""
-        values = _object(line)
+        """Return the request of a JSON line. Raises ValueError."""
+        values = json_object(line)
         unknown = sorted(set(values) - _RECORDED_FIELDS)
         if unknown:
             raise ValueError(f"unknown field {', '.join(unknown)}")
@@ -105,8 +121,8 @@ class RecordedParser:
             raise ValueError(f"tenant must be text, not {tenant!r}")
         return TraceRequest(
             arrival_s=_number(values, "arrival_s"),
-            num_prompt_tokens=_integer(values, "prompt_tokens"),
-            num_output_tokens=_integer(values, "output_tokens"),
+            num_prompt_tokens=_length("prompt_tokens", _integer(values, "prompt_tokens")),
+            num_output_tokens=_length("output_tokens", _integer(values, "output_tokens")),
             tenant=tenant,
             priority=_integer(values, "priority", 0),
             ttft_deadline_s=_number(values, "ttft_deadline_s", math.inf),
@@ -119,7 +135,7 @@ class RecordedParser:
 
 
 def parser_of(trace_format: TraceFormat) -> LineParser:
-    """Return a new parser."""
+    """Return a new parser of this format."""
     match trace_format:
         case TraceFormat.AZURE:
             return AzureParser()
@@ -134,7 +150,7 @@ def format_of(first_line: str) -> TraceFormat:
     if all(name in first_line for name in _AZURE_COLUMNS):
         return TraceFormat.AZURE
     if first_line.lstrip().startswith("{"):
-        values = _object(first_line)
+        values = json_object(first_line)
         if "timestamp" in values:
             return TraceFormat.MOONCAKE
         if "arrival_s" in values:
@@ -150,12 +166,25 @@ def _not_before_first(seconds: float) -> float:
 
 def _count(name: str, cell: str) -> int:
     try:
-        return int(cell)
+        num = int(cell)
     except ValueError:
         raise ValueError(f"{name} must be a whole number, not {cell!r}") from None
+    return _length(name, num)
 
 
-def _object(line: str) -> dict[str, object]:
+def _length(name: str, num: int) -> int:
+    """Return `num`, a number of tokens, if it is in the valid range; else raise ValueError. `name`:
+    the field's name in the file.
+    """
+    if num < 1:
+        raise ValueError(f"{name} must be at least 1, not {num}")
+    if num > MAX_REQUEST_TOKENS:
+        raise ValueError(f"{name} must be at most {MAX_REQUEST_TOKENS}")
+    return num
+
+
+def json_object(line: str) -> dict[str, object]:
+    """Parse a line that contains a JSON object. Raises ValueError if it does not."""
     try:
         values: object = json.loads(line)
     except json.JSONDecodeError as error:
@@ -189,7 +218,9 @@ def _number(values: dict[str, object], name: str, default: float | None = None) 
 
 
 def _integers(values: dict[str, object], name: str) -> tuple[int, ...]:
-    value = values.get(name)
+    if name not in values:
+        raise ValueError(f"{name} is missing")
+    value = values[name]
     if not isinstance(value, list):
         raise ValueError(f"{name} must be a list of whole numbers")
     items = cast("list[object]", value)
@@ -200,7 +231,7 @@ def _integers(values: dict[str, object], name: str) -> tuple[int, ...]:
 
 
 def check_unique(name: str, items: Iterable[str]) -> None:
-    """Raise ValueError naming the field for a name that occurs twice."""
+    """Raise ValueError if an item occurs twice. `name`: the name of the field in the error."""
     seen: set[str] = set()
     for item in items:
         if item in seen:

@@ -1,6 +1,8 @@
-"""Transforms a trace before its replay: windows, load, caps, tenants, deadlines.
+"""Changes a trace before its replay: selects a time window, truncates lengths, replaces tenants,
+sets deadlines, scales the load.
 
-Owns the order of these changes: window, cap, tenant and deadline, then load. Streams.
+Window and `max_requests` come first; the other changes are independent of each other. Requests are
+changed one by one, so a trace can be read as a stream.
 """
 
 import math
@@ -19,43 +21,47 @@ from penstock.tools.simulation.trace_formats import check_unique
 class TransformConfig:
     """Changes to a trace. Raises SettingError naming the field.
 
-    `load`: arrivals are faster by this factor; lengths and deadlines stay. `start_s`, `end_s`: in
-    the time of the trace; the kept part begins at 0. `tenants`: the tenants that get the requests,
-    in place of the tenants of the trace. Deadlines are seconds after arrival.
+    `load`: factor by which the arrival rate is multiplied. `start_s`, `end_s`: the window, in times
+    of the trace, of which `start_s` becomes 0. `tenants`: if given, they replace those of the
+    trace, at random by their shares. Deadlines are seconds after arrival.
     """
 
-    load: float = setting(1.0, "trace", "arrivals so many times faster", at_least=1e-6, at_most=1e6)
-    start_s: float = setting(0.0, "trace", "leave out before, seconds", at_least=0)
+    load: float = setting(1.0, "trace", "factor of the arrival rate", at_least=1e-6, at_most=1e6)
+    start_s: float = setting(0.0, "trace", "omit requests that arrive earlier, seconds", at_least=0)
     end_s: float = setting(
-        math.inf, "trace", "leave out after, seconds", above=0, may_be_infinite=True
+        math.inf, "trace", "omit requests that arrive later, seconds", above=0, may_be_infinite=True
     )
     max_requests: int | None = setting(
-        None, "trace", "of the window, the first N", at_least=1, shown="all"
+        None, "trace", "use only the first N requests of the window", at_least=1, shown="all"
     )
     max_prompt_tokens: int | None = setting(
-        None, "trace", "cut prompts to N", at_least=1, shown="uncut"
+        None, "trace", "truncate prompts to N tokens", at_least=1, shown="no limit"
     )
     max_output_tokens: int | None = setting(
-        None, "trace", "cut outputs to N", at_least=1, shown="uncut"
+        None, "trace", "truncate outputs to N tokens", at_least=1, shown="no limit"
     )
     tenants: tuple[TenantShare, ...] = setting(
         (),
         "trace",
-        "give the requests to these tenants, by their shares",
+        "assign requests to these tenants, by their shares",
         kind=str,
         metavar="NAME=SHARE,...",
         shown="as in the trace",
     )
     ttft_deadline_s: float = setting(
-        math.inf, "trace", "seconds for the first token", above=0, may_be_infinite=True
+        math.inf, "trace", "TTFT deadline, seconds after arrival", above=0, may_be_infinite=True
     )
     deadline_s: float = setting(
-        math.inf, "trace", "seconds for the whole answer", above=0, may_be_infinite=True
+        math.inf,
+        "trace",
+        "deadline for the complete output, seconds after arrival",
+        above=0,
+        may_be_infinite=True,
     )
     deadline_share: float = setting(
-        1.0, "trace", "part that has the deadlines", at_least=0, at_most=1
+        1.0, "trace", "share of the requests that have the deadlines", at_least=0, at_most=1
     )
-    seed: int = setting(0, "trace", "of tenants and deadlines", at_least=0)
+    seed: int = setting(0, "trace", "seed of the choice of tenants and deadlines", at_least=0)
 
     def __post_init__(self) -> None:
         check(self)
@@ -65,7 +71,11 @@ class TransformConfig:
 
 
 def transformed(trace: Iterable[TraceRequest], config: TransformConfig) -> Iterator[TraceRequest]:
-    """Yield the requests of the trace with the changes applied."""
+    """Yield the requests of the trace, which must be in order of arrival, with the changes applied.
+    If a request has a deadline already, the earlier one is kept.
+
+    Raises SettingError if `load` is so low that a request would arrive after MAX_ARRIVAL_S.
+    """
     # Separate random streams: drawing tenants does not change which requests have a deadline.
     choose = TenantChoice(config.tenants, np.random.default_rng([config.seed, 1]))
     random = np.random.default_rng([config.seed, 2])

@@ -1,10 +1,10 @@
 """A simulated executor that reports the prefill of each step and generates no real tokens.
 
-Owns the inspection of the batch. The engine's events of a request do not include how much was
-computed for it, which is lost if the request fails. Tokens of simulated requests are not used, so
-every token is 0: hashing them would take an eighth of a run. Requests that ask for more tokens than
-they generate have a stop id, as with a model, and this executor ends them at their length: the
-scheduler has no more information than with a model.
+The prefill is read from the batch, because the engine's events do not report how much was computed
+for a request that fails. Token values are not used, so every token is 0; the hashes of the base
+class would take an eighth of the time of a run. If a request may end before its `max_tokens`, this
+executor ends it at its output length with a stop result, so that the scheduler has no more
+information in advance than with a real model.
 """
 
 from collections.abc import Callable
@@ -19,21 +19,25 @@ from penstock.scheduler.batch import Batch, SlotEnd, StepResult
 from penstock.scheduler.request import FinishReason, RequestSpec
 
 PrefillWatcher = Callable[[NDArray[np.int64], NDArray[np.int32]], None]
-"""Called with distinct keys [m] and the number of tokens [m] that a step prefills for each."""
+"""Called with distinct request keys [m] and the number of prompt tokens [m] that a step computes
+for each.
+"""
 
 STOP_ID = 1
-"""Stop id of requests that end by themselves. No token has this id: `SlotEnd` ends them."""
+"""The stop id of requests that may end before their `max_tokens`. No token has this id: a `SlotEnd`
+ends them.
+"""
 _NEVER = np.iinfo(np.int32).max
 
 OutputLength = Callable[[int], int]
-"""Returns the number of tokens that the request with a key generates."""
+"""Returns the number of output tokens of the request with this key."""
 
 
 class WatchedExecutor(SimulatedExecutor):
-    """Calls `on_prefill` for every step that prefills.
+    """A SimulatedExecutor that calls `on_prefill` for every step with prefill tokens.
 
-    `output_length`: a request stops after this number of tokens, or at its limit; None: every
-    request reaches its limit.
+    `output_length`: a request ends after this number of output tokens, or at its `max_tokens` if
+    that is less; None: always at its `max_tokens`.
     """
 
     def __init__(
@@ -46,13 +50,13 @@ class WatchedExecutor(SimulatedExecutor):
         super().__init__(config, pacer=pacer)
         self._on_prefill = on_prefill
         self._output_length = output_length
-        # Number of tokens of a slot's request from which its last token is computed.
+        # Per slot: number of tokens after which the request's last token is computed.
         self._stops_at: NDArray[np.int32] = np.zeros(config.max_num_seqs, dtype=np.int32)
         self._totals: NDArray[np.int32] = self._stops_at[:0]
         self._zeros: NDArray[np.int32] = np.zeros(config.max_num_seqs, dtype=np.int32)
 
     def launch(self, batch: Batch) -> None:
-        """See `SimulatedExecutor`."""
+        """Launch one step, and report its prefill tokens to `on_prefill`."""
         if self._output_length is not None:
             for request in batch.admitted:
                 spec = request.spec
@@ -76,7 +80,7 @@ class WatchedExecutor(SimulatedExecutor):
     def _ends(self, batch: Batch) -> tuple[SlotEnd, ...]:
         if self._output_length is None:
             return ()
-        # A prefill chunk before the end of the prompt never reaches the limit.
+        # A prefill chunk that does not end the prompt never reaches the limit.
         is_last = self._totals >= self._stops_at[batch.slots]
         if not np.logical_or.reduce(is_last):
             return ()
@@ -85,7 +89,7 @@ class WatchedExecutor(SimulatedExecutor):
         )
 
     def _cost_s(self, batch: Batch) -> float:
-        """See `SimulatedExecutor`; the sum is already computed."""
+        """Return the duration of the step by the cost model, seconds."""
         num_decodes = batch.num_decodes
         num_prefill = 0
         if batch.num_rows > num_decodes:

@@ -1,7 +1,4 @@
-"""`penstock timeline`: converts a flight recording to a trace for a viewer and prints a summary.
-
-Owns the flags and the output file. The flight package owns the trace.
-"""
+"""`penstock timeline`: converts a flight recording to a Perfetto trace and prints a summary."""
 
 import argparse
 import contextlib
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
 _EXIT_CODES = """\
 exit codes:
   0    done
-  2    bad usage, or a file that is no flight recording
+  2    bad usage, or a file that is not a flight recording
   5    a file could not be read or written
   70   internal error of penstock; the message gives the location
   130  interrupted by Ctrl-C
@@ -35,7 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add `timeline` to the command line."""
     parser = subparsers.add_parser(
         "timeline",
-        help="draw a flight recording: what ran in each step, and what each request waited for",
+        help="convert a flight recording to a timeline of steps and requests",
         description="Convert a flight recording to a trace for ui.perfetto.dev and\n"
         "chrome://tracing: tracks for slots, steps, the queue, KV blocks. See docs/timeline.md.",
         epilog=_EXIT_CODES,
@@ -48,7 +45,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="the trace, compressed if it ends in .gz; - for standard output"
         f" (default: FILE with {_SUFFIX}; none for standard input)",
     )
-    parser.add_argument("--last", type=int, metavar="N", help="draw and count the last N steps")
+    parser.add_argument("--last", type=int, metavar="N", help="include only the last N steps")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,7 +67,7 @@ def _timeline(args: argparse.Namespace) -> int:
         with _opened(output) as file:
             for piece in timeline_json(recording, num_steps=args.last):
                 file.write(piece)
-    # If a program reads the trace from standard output, the summary goes to standard error.
+    # If the trace is written to standard output, the summary is written to standard error.
     people = sys.stderr if output == "-" else sys.stdout
     for line in summary_lines(recording, num_steps=args.last):
         print(printable(line), file=people)
@@ -97,7 +94,8 @@ def _opened(output: str) -> Generator[IO[bytes], None, None]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    # It names requests and tenants, so only its owner may read it, like the recording.
+    # The trace contains request and tenant ids, so, like the recording, it is readable only by its
+    # owner.
     fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         if not output.endswith(".gz"):

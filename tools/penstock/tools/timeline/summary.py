@@ -1,6 +1,7 @@
-"""Summary of a flight recording: duration, speed, prediction errors, waits.
+"""The summary of a flight recording (the steps and requests that an engine recorded): duration,
+speed, errors of predicted step times, waits.
 
-Owns the figures and the wording. Does no I/O.
+Does no I/O.
 """
 
 from collections import Counter
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.server.observe.flight.lives import Life, end_s, lives_of
+from penstock.server.observe.flight.histories import RequestHistory, end_s, histories_of
 from penstock.server.observe.flight.reader import Recording
 from penstock.server.observe.flight.timeline import end_of, waits_for
 
@@ -17,14 +18,19 @@ _NUM_WAITERS = 5
 
 
 def step_seconds(steps: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the device time of each step, float64 [n]: the later of two in flight waits."""
+    """Return the time that each step took on the device, seconds, float64 [n].
+
+    If a step begins before the end of the previous one, it is counted from that end.
+    """
     begun_s = steps["begun_s"].astype(np.float64)
     begun_s[1:] = np.maximum(begun_s[1:], steps["collected_s"][:-1])
     return np.maximum(steps["collected_s"] - begun_s, 0.0)
 
 
 def summary_lines(recording: Recording, *, num_steps: int | None = None) -> list[str]:
-    """Return the summary for a terminal. `num_steps`: the last N steps only; None: all."""
+    """Return the lines of the summary. `num_steps`: only the last N steps are summarised; None:
+    all.
+    """
     facts = recording.facts
     steps = recording.steps if num_steps is None else recording.steps[-num_steps:]
     head = f"{facts.model} on {facts.executor}, engine {facts.epoch}, penstock {facts.version}"
@@ -44,7 +50,7 @@ def summary_lines(recording: Recording, *, num_steps: int | None = None) -> list
     lines.append(_speed(steps, span_s))
     lines += _step_times(steps, is_self_paced=facts.is_self_paced)
     lines.append(_waited_for(steps))
-    lines += _requests(lives_of(recording), since_s, end_s(recording))
+    lines += _requests(histories_of(recording), since_s, end_s(recording))
     return lines
 
 
@@ -77,7 +83,9 @@ def _step_times(steps: NDArray[Any], *, is_self_paced: bool) -> list[str]:
 
 
 def _waited_for(steps: NDArray[Any]) -> str:
-    """Return the share of step time for each reason why the head of the queue was not admitted."""
+    """Return one line with the share of the total step time for each reason why the request at the
+    head of the queue waited, "none" if there was none.
+    """
     seconds: Counter[str] = Counter()
     for reason, span_s in zip(
         steps["waits_for"].tolist(), step_seconds(steps).tolist(), strict=True
@@ -88,19 +96,21 @@ def _waited_for(steps: NDArray[Any]) -> str:
     return f"waits for    {', '.join(parts)}"
 
 
-def _requests(lives: list[Life], since_s: float, until_s: float) -> list[str]:
-    seen = [life for life in lives if life.end_s >= since_s]
-    ends = Counter(end_of(life) or "live at the end" for life in seen)
+def _requests(histories: list[RequestHistory], since_s: float, until_s: float) -> list[str]:
+    seen = [history for history in histories if history.end_s >= since_s]
+    ends = Counter(end_of(history) or "live at the end" for history in seen)
     counted = ", ".join(f"{num:,} {name}" for name, num in ends.most_common())
-    num_preempted = sum(life.num_preemptions for life in seen)
+    num_preempted = sum(history.num_preemptions for history in seen)
     lines = [f"requests     {counted or 'none'}; {num_preempted:,} preemptions"]
-    waited = sorted(seen, key=lambda life: -life.waited_s(until_s))[:_NUM_WAITERS]
-    for life in waited:
-        if life.waited_s(until_s) > 0.0:
-            tenant = f" of {life.asked.tenant}" if life.asked and life.asked.tenant else ""
-            is_waiting = bool(life.waits) and life.waits[-1].end_s > until_s
+    waited = sorted(seen, key=lambda history: -history.waited_s(until_s))[:_NUM_WAITERS]
+    for history in waited:
+        if history.waited_s(until_s) > 0.0:
+            tenant = f" of {history.asked.tenant}" if history.asked and history.asked.tenant else ""
+            is_waiting = bool(history.waits) and history.waits[-1].end_s > until_s
             still = ", still waiting" if is_waiting else ""
-            lines.append(f"waited       {_ms(life.waited_s(until_s))}: {life.name}{tenant}{still}")
+            lines.append(
+                f"waited       {_ms(history.waited_s(until_s))}: {history.name}{tenant}{still}"
+            )
     return lines
 
 

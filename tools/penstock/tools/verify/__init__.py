@@ -1,4 +1,4 @@
-"""`penstock verify`: checks that a running service conforms to the contract.
+"""`penstock verify`: checks that a service, running or started for it, conforms to the API.
 
-Owns the checks (one module for each subject), the runner and the report.
+Contains the checks (one module per subject), the runner and the report.
 """

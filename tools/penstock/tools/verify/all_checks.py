@@ -1,4 +1,4 @@
-"""The checks of `penstock verify`, in order. Each module owns the checks of one subject."""
+"""The list of the checks of `penstock verify`, in order."""
 
 from penstock.tools.verify import (
     endings,
@@ -21,4 +21,6 @@ ALL_CHECKS = (
     *endings.CHECKS,
     *load.CHECKS,
 )
-"""Every check, the simplest first: a check follows the checks that it depends on."""
+"""Every check, in the order in which they run: simple ones first, and each after those whose
+results it needs.
+"""

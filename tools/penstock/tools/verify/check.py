@@ -6,15 +6,19 @@ from dataclasses import dataclass
 from penstock.tools.verify.subject import Subject
 
 CHECK_TIMEOUT_S = 60.0
-"""Default time limit of a check. The first use of a kernel or a grammar compiles it."""
+"""Default time limit of a check, seconds; long, because a kernel or a grammar is compiled at its
+first use.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One property of a service. `run` returns one line on what was observed, or raises.
+    """A check of one property of a service. `run` returns one line with what it observed, or raises
+    CheckFailed, CheckSkipped or the error of a call, which counts as a failure.
 
-    `feature`: the field of ModelFeatures that the check requires; it is skipped without. None:
-    every model has it.
+    `feature`: the field of ModelFeatures that the check requires; without the feature the check is
+    skipped. None: no feature is required. `needs_model`: the check is skipped if the check that
+    calls GetModel has failed.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """`penstock verify`: checks an installation end to end and writes a report.
 
-Owns the order: find or start a service, check it through the client, stop it, report. The checks
-are in `all_checks`, the content of the report in `report`.
+Connects to a service or starts one, runs the checks with the client, stops the service if it was
+started, and writes the report.
 """
 
 import argparse
@@ -32,14 +32,15 @@ from penstock.server.cli.connection_options import (
     refuse_connection_options,
 )
 from penstock.tools.flags import add_settings, read_settings
+from penstock.tools.output_paths import check_output_file
 from penstock.tools.own_service import OwnService, ServiceFailed
 
 if TYPE_CHECKING:
     from penstock.client import Client, Model
     from penstock.server.settings.sources import Sources
+    from penstock.tools.verify.check_result import CheckResult
     from penstock.tools.verify.report import Report, ServedHere
     from penstock.tools.verify.subject import Subject
-    from penstock.tools.verify.verdict import CheckResult
 
 _EXIT_CODES = """\
 exit codes:
@@ -53,25 +54,29 @@ _EXIT_PASSED, _EXIT_FAILED, _EXIT_COULD_NOT_RUN = 0, 1, 2
 _INTERRUPTED = "penstock verify: interrupted"
 _MIN_STOP_TIMEOUT_S = 120.0
 _STOP_SLACK_S = 30.0
-"""Seconds allowed for a stop in addition to draining and stopping the engine."""
+"""Seconds allowed for the stop of a service in addition to its own time limits."""
 _HEARTBEAT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyLimits:
-    """Limits of a verification."""
+    """The concurrency of the checks under load, and the time limits of the checks and of a started
+    service.
+    """
 
     concurrency: int = setting(
-        32, "verify", "concurrent streams in the checks under load", at_least=1
+        32, "verify", "number of concurrent streams in the checks under load", at_least=1
     )
-    timeout_s: float = setting(900.0, "verify", "time limit of all checks together", above=0)
+    timeout_s: float = setting(
+        900.0, "verify", "time limit of all checks together, seconds", above=0
+    )
     start_timeout_s: float = setting(
-        1800.0, "verify", "with --serve: time limit of the start", above=0
+        1800.0, "verify", "with --serve: start timeout, seconds", above=0
     )
     stop_timeout_s: float | None = setting(
         None,
         "verify",
-        "with --serve: time limit of the stop",
+        "with --serve: stop timeout, seconds",
         above=0,
         shown=f"the limits of its drain and its engine plus {_STOP_SLACK_S:g}, at least"
         f" {_MIN_STOP_TIMEOUT_S:g}",
@@ -79,7 +84,7 @@ class VerifyLimits:
 
 
 class CouldNotRun(Exception):
-    """No service could be verified; the message has the reason."""
+    """No service could be verified; the message contains the reason."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -87,10 +92,10 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "verify",
         help="check an installation end to end and print a report",
-        description="Check a service end to end through the Python client, and print a report to\n"
-        "send back. Either a running one (--address) or a new one:\n\n"
+        description="Check a service end to end with the Python client, and print a report. The\n"
+        "service is a running one (--address) or a new one:\n\n"
         "  penstock verify --serve -- --executor trtllm --model /models/llama\n\n"
-        "The report contains versions, limits, outcomes and figures; no prompts but the built-in\n"
+        "The report contains versions, limits, outcomes and figures; no prompts except built-in\n"
         "ones, no host names, no environment variables, and no paths without --with-paths.",
         epilog=_EXIT_CODES,
     )
@@ -106,8 +111,10 @@ def _add_options(parser: Parser) -> None:
         help="start a new service, with the options of `penstock serve` after --",
     )
     parser.add_argument("serve_args", nargs="*", metavar="SERVE_OPTION", help=argparse.SUPPRESS)
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the full report there")
-    parser.add_argument("--with-paths", action="store_true", help="keep paths in the report")
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, help="write the full report to this file"
+    )
+    parser.add_argument("--with-paths", action="store_true", help="include paths in the report")
     parser.add_argument(
         "--skip", action="append", default=[], metavar="CHECK", help="skip this check; repeatable"
     )
@@ -131,10 +138,11 @@ async def _verify(args: argparse.Namespace) -> int:
     if args.serve:
         refuse_connection_options(args, "--serve: the options of serve go after --")
     if args.serve_args and not args.serve:
-        raise UsageError(f"{args.serve_args[0]}: options of serve require --serve and go after --")
-    if args.json is not None and not args.json.parent.is_dir():
-        # Checked now: after the checks, their results would be lost.
-        raise UsageError(f"--json: folder {args.json.parent} does not exist")
+        first = args.serve_args[0]
+        reason = "options of serve require --serve and go after --"
+        hint = "" if first.startswith("-") else f"; an address: --address {first}"
+        raise UsageError(f"{first}: {reason}{hint}")
+    check_output_file("--json", args.json)
     run = _Run(args)
     installation = await asyncio.to_thread(collect_installation)
     print("\n".join(heading_lines(installation)), flush=True)
@@ -174,7 +182,7 @@ def _model_facts(model: "Model") -> dict[str, Any]:
 
 
 class _Run:
-    """One verification and its results so far."""
+    """One verification run and its results so far."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args, self._limits = args, read_settings(args, VerifyLimits)
@@ -184,16 +192,18 @@ class _Run:
 
     @property
     def model(self) -> "Model | None":
-        """The service's model, if known."""
+        """The service's description of its model; None if it is not known."""
         return None if self._subject is None else self._subject.found_model
 
     @property
     def figures(self) -> dict[str, Any]:
-        """Measured figures, by number of streams."""
+        """The figures measured under load, by a label with the number of concurrent streams."""
         return {} if self._subject is None else self._subject.figures
 
     async def verify(self) -> None:
-        """Run the checks, on a new service if requested. Raises CouldNotRun."""
+        """Run the checks on the running service or, with --serve, on a new one. Raises CouldNotRun
+        if there is none; UsageError for invalid options of `serve`.
+        """
         await self._check_vendor_source()
         if self._args.serve:
             await self._verify_own()
@@ -201,7 +211,9 @@ class _Run:
             await self._check(self._args.address, is_prefix_reuse_off=False)
 
     async def _check_vendor_source(self) -> None:
-        """If TensorRT-LLM is installed, check that its source has the version of the adapter."""
+        """If TensorRT-LLM is installed, compare its source with the API recorded for its version,
+        and add a result.
+        """
         from penstock.executor.trtllm.source_check import check_installed
 
         began_s = time.monotonic()
@@ -232,7 +244,7 @@ class _Run:
             async with AsyncExitStack() as stack:
                 await _with_heartbeat(stack.enter_async_context(service))
                 self._note("start", f"ready after {service.start_s or 0:.1f} s", service.start_s)
-                # A failure to stop is a result like the others; the report is still written.
+                # A failure to stop is a result like any other; the report is still written.
                 is_reuse_off = not settings.get("prefix_caching", True)
                 await _while_alive(
                     service, self._check(service.address, is_prefix_reuse_off=is_reuse_off)
@@ -292,9 +304,9 @@ class _Run:
     def _note(
         self, name: str, reason: str, duration_s: float | None, *, is_ok: bool = True
     ) -> None:
-        from penstock.tools.verify.verdict import CheckResult, Outcome
+        from penstock.tools.verify.check_result import CheckOutcome, CheckResult
 
-        outcome = Outcome.PASS if is_ok else Outcome.FAIL
+        outcome = CheckOutcome.PASS if is_ok else CheckOutcome.FAIL
         self._on_result(
             CheckResult(name=name, outcome=outcome, reason=reason, duration_s=duration_s or 0.0)
         )
@@ -309,7 +321,7 @@ class _Run:
 
 
 async def _require_service(client: "Client") -> None:
-    """Raise CouldNotRun if there is no service."""
+    """Raise CouldNotRun if no service responds at the address."""
     from penstock.client import DeadlineExceeded, PenstockError, Unavailable
 
     try:
@@ -317,12 +329,12 @@ async def _require_service(client: "Client") -> None:
     except (Unavailable, DeadlineExceeded) as error:
         raise CouldNotRun(describe_error(error)) from error
     except PenstockError:
-        # The service answers; the checks report what is wrong with it.
+        # The service responds; the checks report its errors.
         return
 
 
 async def _while_alive(service: OwnService, checks: Coroutine[Any, Any, None]) -> None:
-    """Await the checks; stop waiting if the service exits."""
+    """Await the checks; cancel them if the service exits first."""
     checking = asyncio.ensure_future(checks)
     gone = asyncio.ensure_future(service.wait_until_gone())
     try:
@@ -336,7 +348,7 @@ async def _while_alive(service: OwnService, checks: Coroutine[Any, Any, None]) -
 
 
 async def _with_heartbeat(start: Any) -> None:
-    """Await the start; print progress on stderr."""
+    """Await the start of the service; print the time waited on stderr every 10 s."""
     task = asyncio.ensure_future(start)
     started_s = time.monotonic()
     try:
@@ -351,7 +363,9 @@ async def _with_heartbeat(start: Any) -> None:
 
 
 def _read_serve_options(arguments: list[str]) -> "Sources":
-    """Return the settings that `serve` would read. Raises UsageError if it would reject them."""
+    """Return the settings that `penstock serve` would have with these arguments and this
+    environment. Raises UsageError if they are invalid.
+    """
     from penstock.server.cli import serve
     from penstock.server.settings.sources import BadSetting
 
@@ -367,21 +381,25 @@ def _read_serve_options(arguments: list[str]) -> "Sources":
 
 
 def stop_timeout_s(settings: "Sources") -> float:
-    """Return the stop time limit for a service with these settings: at least its own limit."""
+    """Return how long to wait for a service to stop, seconds: its time limits for draining and for
+    the engine's exit plus a margin, at least 120 s.
+    """
     from penstock.server.cli import serve
     from penstock.server.settings.sources import BadSetting
 
     try:
         config = serve.build_config(settings)
     except BadSetting:
-        # The service will not start, and reports the reason itself.
+        # The service will not start; it reports the reason itself.
         return _MIN_STOP_TIMEOUT_S
     own_s = config.drain_grace_s + config.executor.max_exit_s
     return max(_MIN_STOP_TIMEOUT_S, own_s + _STOP_SLACK_S)
 
 
 def _model_kind(name_or_path: str) -> str:
-    """Return the detected kind of the model folder; "" if there is no folder."""
+    """Return the kind and quantisation detected in the model's folder; "" if the folder is not
+    found.
+    """
     from penstock.executor.models import ModelNotFound, resolve_model
     from penstock.executor.trtllm.model_kind import recognise
 

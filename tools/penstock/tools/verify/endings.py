@@ -1,4 +1,6 @@
-"""Checks of requests that end early: cancel, disconnect, deadline, rejection."""
+"""Checks of requests that do not run to their end: cancelled, disconnected, past a deadline, or
+rejected.
+"""
 
 from collections.abc import Mapping
 
@@ -22,13 +24,13 @@ from penstock.client import (
     Unimplemented,
 )
 from penstock.tools.verify.check import Check
-from penstock.tools.verify.subject import Subject
-from penstock.tools.verify.transcript import Transcript
-from penstock.tools.verify.verdict import (
+from penstock.tools.verify.check_result import (
     CheckFailed,
     CheckSkipped,
     require,
 )
+from penstock.tools.verify.subject import Subject
+from penstock.tools.verify.transcript import Transcript
 
 _LONG_TOKENS = 4096
 _DEADLINE_S = 0.02
@@ -37,7 +39,7 @@ _TINY_PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
     "0000000c49444154789c63606060000000040001f61738550000000049454e44ae426082"
 )
-# For each feature that a service may lack, options that request it.
+# For each optional feature: options that use it, with the prompt in PROMPTS if there is one.
 ASKING: Mapping[str, GenerationOptions] = {
     "json_schema": {"constraint": JsonSchemaConstraint(schema="{}")},
     "regex": {"constraint": RegexConstraint(pattern="[a-z]+")},
@@ -66,7 +68,9 @@ PROMPTS: Mapping[str, ChatPrompt] = {
 
 
 def _long(subject: Subject) -> GenerationOptions:
-    """Request as many tokens as fit: long enough to be interrupted."""
+    """Return options for a long output, at most 4096 tokens, so that the request can be
+    interrupted.
+    """
     return {"temperature": 0.0, "max_tokens": subject.room(_LONG_TOKENS), "ignore_eos": True}
 
 
@@ -78,12 +82,12 @@ async def _cancel(subject: Subject) -> str:
                 if isinstance(event, Tokens) and stood is None and transcript.accepted is not None:
                     stood = await subject.client.cancel(transcript.accepted.request_id)
     except RequestNotFound as error:
-        raise CheckSkipped("the request was over before it could be cancelled") from error
+        raise CheckSkipped("the request ended before it could be cancelled") from error
     except CallCancelled as error:
         raise CheckFailed("the stream ended with CANCELLED instead of `finished`") from error
     reason = transcript.end.finish_reason
     if reason is FinishReason.LENGTH and stood in (None, RequestState.COMPLETED):
-        raise CheckSkipped("the request was over before it could be cancelled")
+        raise CheckSkipped("the request ended before it could be cancelled")
     require(
         stood is RequestState.PROCESSING,
         f"Cancel returned state {stood.name if stood is not None else 'none'}",
@@ -118,7 +122,7 @@ async def _deadline(subject: Subject) -> str:
         where = error.metadata.get("phase", "admission")
         await _still_serves(subject)
         return f"{error.reason} in {where}, the next request runs"
-    raise CheckSkipped(f"all was generated within {_DEADLINE_S * 1e3:.0f} ms")
+    raise CheckSkipped(f"the whole output was generated within {_DEADLINE_S * 1e3:.0f} ms")
 
 
 async def _unsupported(subject: Subject) -> str:

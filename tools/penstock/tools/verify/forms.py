@@ -1,4 +1,6 @@
-"""Checks of structured output: it must fit the constraint, which Python's own parsers validate."""
+"""Checks of structured output: the outputs are validated against their constraints with Python's
+`json` and `re`.
+"""
 
 import json
 import re
@@ -13,11 +15,11 @@ from penstock.client import (
     RegexConstraint,
 )
 from penstock.tools.verify.check import Check
-from penstock.tools.verify.subject import Subject
-from penstock.tools.verify.verdict import (
+from penstock.tools.verify.check_result import (
     CheckFailed,
     require,
 )
+from penstock.tools.verify.subject import Subject
 
 # Every value is from a short list, so that the output is bounded, as in the grammar below.
 _SIZES = ("small", "medium", "large")

@@ -1,12 +1,14 @@
-"""Checks of plain generation: repeatability, usage counts, streaming, and every stop condition."""
+"""Checks of plain generation: repeatability, usage counts, streaming, text, and the stop
+conditions.
+"""
 
 from penstock.client import FinishReason
 from penstock.tools.verify.check import Check
-from penstock.tools.verify.subject import Subject
-from penstock.tools.verify.verdict import (
+from penstock.tools.verify.check_result import (
     CheckSkipped,
     require,
 )
+from penstock.tools.verify.subject import Subject
 
 _NUM_TOKENS = 24
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -96,7 +98,7 @@ async def _stop_token(subject: Subject) -> str:
 
 
 def _first_new(ids: list[int]) -> int:
-    """Return the index of the latest token, except the last, that did not occur before."""
+    """Return the index of the last token, other than the final one, that does not occur earlier."""
     return max(at for at in range(max(1, len(ids) - 1)) if ids[at] not in ids[:at])
 
 
@@ -113,7 +115,9 @@ async def _stop_string(subject: Subject) -> str:
 
 
 def _stop_string_in(text: str) -> str:
-    """Return three characters from the middle, which often cross a token boundary."""
+    """Return three consecutive printable characters from the second half of `text`, to be used as
+    stop string. Raises CheckSkipped if there are none that do not also begin the text.
+    """
     for start in range(len(text) // 2, len(text) - 3):
         piece = text[start : start + 3]
         if _REPLACEMENT not in piece and piece.isprintable() and text.index(piece) > 0:

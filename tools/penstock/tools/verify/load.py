@@ -1,4 +1,6 @@
-"""Checks under load: many concurrent streams, with figures, and priority in a full queue."""
+"""Checks under load: many concurrent streams, with measured figures, and the effect of priority on
+a full queue.
+"""
 
 import asyncio
 import math
@@ -18,12 +20,12 @@ from penstock.client import (
     Tokens,
 )
 from penstock.tools.verify.check import Check
-from penstock.tools.verify.subject import Subject
-from penstock.tools.verify.transcript import Transcript
-from penstock.tools.verify.verdict import (
+from penstock.tools.verify.check_result import (
     CheckSkipped,
     require,
 )
+from penstock.tools.verify.subject import Subject
+from penstock.tools.verify.transcript import Transcript
 
 _NUM_TOKENS = 64
 _TIMEOUT_S = 180.0
@@ -35,7 +37,7 @@ _LOW, _HIGH = -10, 10
 
 async def _concurrency(subject: Subject) -> str:
     num_streams = _fitting(subject, subject.concurrency)
-    # One stream alone: a single user's figures, as the reference for the loaded ones.
+    # One stream alone: the reference for the figures under load.
     for num in (1, num_streams):
         started_s = time.monotonic()
         transcripts = await asyncio.gather(
@@ -58,7 +60,9 @@ async def _concurrency(subject: Subject) -> str:
 
 
 def _fitting(subject: Subject, wanted: int) -> int:
-    """Return the requested number of streams, or the queue's limit if that is smaller."""
+    """Return `wanted`, a number of streams, but at most the number of pending requests that the
+    service allows.
+    """
     max_pending = subject.model.limits.max_pending_requests
     return wanted if max_pending is None else max(1, min(wanted, max_pending))
 
@@ -68,7 +72,10 @@ def _prompt(subject: Subject, num: int, index: int) -> PromptLike:
 
 
 def _figures(transcripts: Sequence[Transcript], wall_s: float) -> dict[str, Any]:
-    """Compute client-side times. ITL: the gap before a message divided by its number of tokens."""
+    """Return the throughput and the latencies, as measured by the client.
+
+    ITL: the gap before a message divided by its number of tokens, counted once for each token.
+    """
     ttfts_s = [one.token_times_s[0][0] for one in transcripts if one.token_times_s]
     gaps_s = [
         (at_s - before_s) / num_tokens
@@ -93,7 +100,7 @@ def _figures(transcripts: Sequence[Transcript], wall_s: float) -> dict[str, Any]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the smallest value that `percent` % of the values do not exceed; 0 if empty."""
+    """Return the nearest-rank percentile; 0 if empty."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -101,10 +108,13 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 class _QueueFill:
-    """Low-priority requests that fill the queue: some run, the others wait."""
+    """Low-priority requests, started at creation, that fill the batch and the queue: some run, the
+    others wait.
+    """
 
-    def __init__(self, subject: Subject, num: int) -> None:
+    def __init__(self, subject: Subject, num: int, *, num_tokens: int) -> None:
         self._subject = subject
+        self._num_tokens = num_tokens
         self._accepted: set[int] = set()
         self._admitted: set[int] = set()
         self._num_messages: Counter[int] = Counter()
@@ -118,9 +128,11 @@ class _QueueFill:
         return len(self.tasks) - len(self._admitted)
 
     async def settled(self) -> None:
-        """Wait until all are accepted and running requests advance without any being admitted.
+        """Wait until all requests are accepted and no more of them are being admitted, or until one
+        has ended. Raises TimeoutError after 15 s.
 
-        The clock is engine steps, not seconds: a request that fits is admitted in the next step.
+        No more are being admitted if none was while a running request received 8 messages: a
+        request that fits is admitted in the next step.
         """
         async with asyncio.timeout(_SETTLE_TIMEOUT_S), self._changed:
             await self._changed.wait_for(lambda: len(self._accepted) == len(self.tasks))
@@ -133,7 +145,9 @@ class _QueueFill:
                     return
 
     async def _advanced(self, index: int, num_messages: int) -> None:
-        """Wait until the request has received `num_messages`, or any request has ended."""
+        """Wait until request number `index` has received `num_messages` messages with tokens, or
+        any request has ended.
+        """
         await self._changed.wait_for(
             lambda: self._num_messages[index] >= num_messages or self.is_any_done
         )
@@ -147,7 +161,7 @@ class _QueueFill:
     async def _run(self, index: int) -> None:
         # Each is longer than the one before, so that slots become free one by one.
         options: GenerationOptions = {
-            "max_tokens": self._subject.room(_NUM_TOKENS + 4 * index),
+            "max_tokens": self._subject.room(self._num_tokens + 4 * index),
             "temperature": 0.0,
             "ignore_eos": True,
             "priority": _LOW,
@@ -171,22 +185,37 @@ class _QueueFill:
             self._changed.notify_all()
 
 
+class _EndedEarly(CheckSkipped):
+    """A request ended before the others were queued: its output was too short for the speed of the
+    service.
+    """
+
+
 async def _priority(subject: Subject) -> str:
-    num = _fitting(subject, 2 * subject.concurrency)
-    crowd = _QueueFill(subject, num)
     try:
-        return await _overtake(subject, crowd)
+        return await _overtake(subject, num_tokens=_NUM_TOKENS)
+    except _EndedEarly:
+        return await _overtake(subject, num_tokens=4 * _NUM_TOKENS)
+
+
+async def _overtake(subject: Subject, *, num_tokens: int) -> str:
+    num = _fitting(subject, 2 * subject.concurrency)
+    crowd = _QueueFill(subject, num, num_tokens=num_tokens)
+    try:
+        return await _overtaking(subject, crowd)
     finally:
         await crowd.leave()
 
 
-async def _overtake(subject: Subject, crowd: _QueueFill) -> str:
+async def _overtaking(subject: Subject, crowd: _QueueFill) -> str:
     try:
         await crowd.settled()
     except TimeoutError as error:
         raise CheckSkipped("the queue could not be filled in time") from error
     num_waiting = crowd.num_waiting
-    if num_waiting < _MIN_NUM_WAITING or crowd.is_any_done:
+    if crowd.is_any_done:
+        raise _EndedEarly(f"a request ended while {num_waiting} waited: no queue")
+    if num_waiting < _MIN_NUM_WAITING:
         raise CheckSkipped(f"of {len(crowd.tasks)} requests {num_waiting} waited: no queue")
     overtaken: int | None = None
 

@@ -1,7 +1,7 @@
-"""The report of `penstock verify`: a table for people, JSON to send back.
+"""The report of `penstock verify`: a text table, and JSON to attach to a bug report.
 
-Owns the format and redaction: no host names, no environment variables, no paths unless requested.
-Does not run checks.
+The report contains no environment variables; host names, peer addresses and, unless requested,
+paths are replaced.
 """
 
 import json
@@ -14,10 +14,10 @@ from typing import Any
 from penstock.server.cli.installation import Installation
 from penstock.server.cli.models import table_lines
 from penstock.server.cli.report import printable
-from penstock.tools.verify.verdict import CheckResult, Outcome
+from penstock.tools.verify.check_result import CheckOutcome, CheckResult
 
 FORMAT = 1
-"""Version of the JSON format; incremented when a field moves."""
+"""Version of the JSON format; incremented on incompatible changes."""
 
 _PATH = re.compile(r"""(?<![\w/<])(?:~|\.{1,2})?/[^\s"',;:|)\]}]+""")
 _PEER = re.compile(r"\b(?:ipv4|ipv6|dns|unix):[^\s;,]+[^\s;,:.]")
@@ -28,8 +28,9 @@ _MAX_REASON_CHARS = 300
 class ServedHere:
     """A service started by `verify`. Durations are seconds.
 
-    `arguments`: of `penstock serve`. `exit_code` None: it did not start. `model_kind`: the detected
-    kind of its model folder, "" if none was detected.
+    `arguments`: the arguments of `penstock serve`. `start_s`, `stop_s`: how long its start and stop
+    took; `stop_s` None: it exited by itself. `model_kind`: the detected kind of its model folder,
+    "" if none was detected.
     """
 
     arguments: tuple[str, ...]
@@ -41,7 +42,9 @@ class ServedHere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All results. `model`: name, limits and features as published."""
+    """All results of a verification. `model`: name, limits and features that the service publishes;
+    empty if unknown. `served` None: the service was running already.
+    """
 
     time_utc: str
     installation: Installation
@@ -54,11 +57,13 @@ class Report:
     def is_passed(self) -> bool:
         """Whether at least one check passed and none failed."""
         outcomes = {result.outcome for result in self.results}
-        return Outcome.PASS in outcomes and Outcome.FAIL not in outcomes
+        return CheckOutcome.PASS in outcomes and CheckOutcome.FAIL not in outcomes
 
 
 def report_json(report: Report, *, has_paths: bool, hidden: tuple[str, ...] = ()) -> str:
-    """Format the whole report as JSON. `hidden`: strings that are redacted."""
+    """Format the whole report as JSON. `has_paths`: paths are included. `hidden`: host names that
+    are replaced by "<host>".
+    """
 
     def shown(text: str) -> str:
         return _without_names(_plain(text) if has_paths else _without_paths(text), hidden)
@@ -99,7 +104,7 @@ def report_json(report: Report, *, has_paths: bool, hidden: tuple[str, ...] = ()
 
 
 def result_line(result: CheckResult, *, has_paths: bool) -> str:
-    """Format one check as a row of the table."""
+    """Format the result of one check as one line."""
     shown = _plain if has_paths else _without_paths
     reason = shown(result.reason)
     if len(reason) > _MAX_REASON_CHARS:
@@ -108,7 +113,9 @@ def result_line(result: CheckResult, *, has_paths: bool) -> str:
 
 
 def heading_lines(installation: Installation) -> list[str]:
-    """Return the installed versions, printed above the checks."""
+    """Return two lines, to be printed above the checks: the installed versions, and the machine's
+    kernel, CPUs and GPUs.
+    """
     versions = ", ".join(f"{name} {version}" for name, version in installation.versions.items())
     machine = installation.machine
     gpus = Counter(gpu["name"] for gpu in machine["gpus"])
@@ -119,7 +126,9 @@ def heading_lines(installation: Installation) -> list[str]:
 
 
 def summary_lines(report: Report) -> list[str]:
-    """Return figures and totals, printed below the checks."""
+    """Return the lines printed below the checks: the figures measured under load, and the number of
+    checks by outcome.
+    """
     lines: list[str] = []
     if report.figures:
         header = ("STREAMS", "TOKENS/s", "TTFT p50/p90/p99 ms", "ITL p50/p90/p99 ms")
@@ -130,7 +139,11 @@ def summary_lines(report: Report) -> list[str]:
     return [*lines, f"{verdict}: {', '.join(outcomes) or 'nothing was checked'}"]
 
 
-_WORDS = ((Outcome.PASS, "passed"), (Outcome.FAIL, "failed"), (Outcome.SKIP, "skipped"))
+_WORDS = (
+    (CheckOutcome.PASS, "passed"),
+    (CheckOutcome.FAIL, "failed"),
+    (CheckOutcome.SKIP, "skipped"),
+)
 
 
 def _figure_row(figures: dict[str, Any]) -> tuple[str, ...]:
@@ -144,7 +157,8 @@ def _figure_row(figures: dict[str, Any]) -> tuple[str, ...]:
 def shown_argument(argument: str, *, has_paths: bool) -> str:
     """Return an argument of `serve`, with "<path>" for a possible path unless `has_paths`.
 
-    The structure of JSON is kept. Any other argument with a slash counts as a path as a whole.
+    In JSON arguments only the strings are replaced. In other arguments, a slash marks the whole
+    argument as a path.
     """
     if has_paths or "/" not in argument:
         return _plain(argument)
@@ -172,7 +186,9 @@ def _without_paths(text: str) -> str:
 
 
 def hidden_names(address: str) -> tuple[str, ...]:
-    """Return the names of this host and of the service's host."""
+    """Return the names of this host and of the host in `address`, the longest first, except
+    localhost and 127.0.0.1.
+    """
     host = address.rpartition(":")[0] or address
     names = {socket.gethostname(), host.strip("[]").rpartition("/")[2]}
     return tuple(sorted(names - {"", "localhost", "127.0.0.1"}, key=len, reverse=True))
@@ -181,5 +197,5 @@ def hidden_names(address: str) -> tuple[str, ...]:
 def _without_names(text: str, names: tuple[str, ...]) -> str:
     for name in names:
         text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", "<host>", text)
-    # The format of peers in gRPC's messages.
+    # The format of peer addresses in gRPC's messages.
     return _PEER.sub("<address>", text)

@@ -1,15 +1,17 @@
-"""Checks of the prefix cache: a repeated long prompt is a cache hit with every retention option."""
+"""Checks of the prefix cache: a repeated long prompt is a cache hit, without and with the options
+that keep it cached.
+"""
 
 import uuid
 
 from penstock.client import GenerationOptions
 from penstock.tools.verify.check import Check
-from penstock.tools.verify.subject import Subject
-from penstock.tools.verify.transcript import Transcript
-from penstock.tools.verify.verdict import (
+from penstock.tools.verify.check_result import (
     CheckSkipped,
     require,
 )
+from penstock.tools.verify.subject import Subject
+from penstock.tools.verify.transcript import Transcript
 
 # Long enough for several blocks of any common block size.
 _NUM_PROMPT_TOKENS = 512
@@ -31,7 +33,11 @@ async def _sessions(subject: Subject) -> str:
 
 
 async def _kept(subject: Subject, wanted: GenerationOptions) -> str:
-    """Check that the options are accepted; retention itself is observable only in a full cache."""
+    """Check that a request with these options is accepted and that its prompt is then a cache hit;
+    return a line about it.
+
+    Whether the options keep the prompt cached longer would be visible only in a full cache.
+    """
     first, second, num_tokens = await _twice(subject, wanted)
     require(
         first.num_tokens == second.num_tokens > 0,
@@ -44,7 +50,9 @@ async def _kept(subject: Subject, wanted: GenerationOptions) -> str:
 async def _twice(
     subject: Subject, options: GenerationOptions
 ) -> tuple[Transcript, Transcript, int]:
-    """Send one prompt twice, first with `options`; return both transcripts and its length."""
+    """Send one prompt twice, first with `options`; return both transcripts and the prompt's
+    length.
+    """
     if subject.is_prefix_reuse_off:
         raise CheckSkipped("prefix caching is off")
     num_tokens = min(_NUM_PROMPT_TOKENS, (subject.model.limits.max_total_tokens or 2) // 2)

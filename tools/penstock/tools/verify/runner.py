@@ -1,6 +1,6 @@
-"""Runs checks one after the other, with a time limit for each and for all.
+"""Runs checks one after the other, with a time limit for each and one for all together.
 
-Owns the mapping of an exception to an outcome and one line. Does not know the checks.
+Converts the exceptions of checks to outcomes and one-line reasons.
 """
 
 import asyncio
@@ -12,14 +12,14 @@ import grpc
 from penstock.client import PenstockError
 from penstock.server.cli.connection import describe_error
 from penstock.tools.verify.check import Check
-from penstock.tools.verify.subject import Subject
-from penstock.tools.verify.survival import Survival
-from penstock.tools.verify.verdict import (
+from penstock.tools.verify.check_result import (
     CheckFailed,
+    CheckOutcome,
     CheckResult,
     CheckSkipped,
-    Outcome,
 )
+from penstock.tools.verify.subject import Subject
+from penstock.tools.verify.survival import Survival
 
 
 async def run_checks(
@@ -32,10 +32,12 @@ async def run_checks(
     clock: Callable[[], float] = time.monotonic,
     survival: Survival | None = None,
 ) -> list[CheckResult]:
-    """Run every check; return the results in order. `on_result` receives each result immediately.
+    """Run the checks; return the results in order. `on_result` is called with each result.
+    `left_out`: names of checks that are skipped.
 
-    Checks not started within `timeout_s` fail, because they were not verified. With `survival`, a
-    crash of the engine fails the current check, and the next check waits for the replacement.
+    Checks that are not done within `timeout_s`, the limit for all together, fail. With `survival`,
+    a crash of the engine fails the current check, and the next check waits for the replacement;
+    without a replacement, the remaining checks fail.
     """
     ends_s = clock() + timeout_s
     results: list[CheckResult] = []
@@ -44,36 +46,36 @@ async def run_checks(
     for check in checks:
         started_s = clock()
         if check.name in left_out:
-            outcome, reason = Outcome.SKIP, "skipped by --skip"
+            outcome, reason = CheckOutcome.SKIP, "skipped by --skip"
         elif survival is not None and survival.is_lost:
-            outcome, reason = Outcome.FAIL, "not run: the engine that died did not come back"
+            outcome, reason = CheckOutcome.FAIL, "not run: the engine died and was not replaced"
         else:
             outcome, reason = await _judge(subject, check, ends_s - started_s)
         duration_s = clock() - started_s
         if survival is not None and check.name not in left_out and not survival.is_lost:
             death = await survival.after_check(ends_s - clock())
             if death:
-                seen = f"{outcome.value}, {reason}" if outcome is not Outcome.FAIL else reason
-                outcome, reason = Outcome.FAIL, f"during {check.name} {death}: {seen}"
+                seen = f"{outcome.value}, {reason}" if outcome is not CheckOutcome.FAIL else reason
+                outcome, reason = CheckOutcome.FAIL, f"during {check.name} {death}: {seen}"
         result = CheckResult(name=check.name, outcome=outcome, reason=reason, duration_s=duration_s)
         results.append(result)
         on_result(result)
     return results
 
 
-async def _judge(subject: Subject, check: Check, left_s: float) -> tuple[Outcome, str]:
+async def _judge(subject: Subject, check: Check, left_s: float) -> tuple[CheckOutcome, str]:
     if left_s <= 0:
-        return Outcome.FAIL, "not run: the time limit --timeout-s was reached"
+        return CheckOutcome.FAIL, "not run: the time limit --timeout-s was reached"
     if check.needs_model and subject.found_model is None:
-        return Outcome.SKIP, "the model's limits and features are not known"
+        return CheckOutcome.SKIP, "the model's limits and features are not known"
     if check.feature is not None and not subject.offers(check.feature):
-        return Outcome.SKIP, f"the model does not offer {check.feature}"
+        return CheckOutcome.SKIP, f"the model does not offer {check.feature}"
     time_s = min(check.timeout_s, left_s)
     try:
         async with asyncio.timeout(time_s):
-            return Outcome.PASS, await check.run(subject)
+            return CheckOutcome.PASS, await check.run(subject)
     except CheckSkipped as skipped:
-        return Outcome.SKIP, str(skipped)
+        return CheckOutcome.SKIP, str(skipped)
     except (
         CheckFailed,
         TimeoutError,
@@ -82,7 +84,7 @@ async def _judge(subject: Subject, check: Check, left_s: float) -> tuple[Outcome
         ValueError,
         TypeError,
     ) as error:
-        return Outcome.FAIL, _complaint(error, time_s)
+        return CheckOutcome.FAIL, _complaint(error, time_s)
 
 
 def _complaint(error: Exception, time_s: float) -> str:

@@ -1,17 +1,19 @@
-"""Checks of sampling: seeds, log-probabilities, bias, several outputs."""
+"""Checks of sampling: seeds, log probabilities of output and prompt, logit bias, several
+outputs.
+"""
 
 from penstock.client import TokenRecord
 from penstock.tools.verify.check import Check
-from penstock.tools.verify.subject import Subject
-from penstock.tools.verify.transcript import Transcript
-from penstock.tools.verify.verdict import (
+from penstock.tools.verify.check_result import (
     CheckSkipped,
     require,
 )
+from penstock.tools.verify.subject import Subject
+from penstock.tools.verify.transcript import Transcript
 
 _NUM_TOKENS = 16
 _SEEDS = (11, 12, 13)
-# High enough that seeds give different tokens even for a peaked distribution.
+# A temperature high enough that seeds give different tokens even for a peaked distribution.
 _WARM = 1.5
 _NUM_TOP = 2
 # Slightly above zero, because of rounding.
@@ -84,7 +86,7 @@ async def _logit_bias(subject: Subject) -> str:
     forced = (await subject.greedy(4, logit_bias={unlikely: 100.0})).ids()
     require(forced == [unlikely] * len(forced), f"token {unlikely} was to be forced, got {forced}")
     banned = (await subject.greedy(4, logit_bias={free[0]: -100.0})).ids()
-    require(free[0] not in banned, f"token {free[0]} was banned and came")
+    require(free[0] not in banned, f"token {free[0]} was banned but was generated")
     return f"token {unlikely} forced, token {free[0]} banned"
 
 

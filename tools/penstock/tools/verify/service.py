@@ -1,4 +1,6 @@
-"""Checks of the service itself: health, reflection, the description and tokenizer of the model."""
+"""Checks of the service itself: health, gRPC reflection, the description of the model, and its
+tokenizer.
+"""
 
 import unicodedata
 from collections.abc import AsyncIterator
@@ -12,17 +14,17 @@ from penstock.client import HealthStatus, ModelState, TextPrompt
 from penstock.client.call_settings import Pairs
 from penstock.client.channel import grpc_target
 from penstock.tools.verify.check import Check
-from penstock.tools.verify.subject import CALL_DEADLINE_S, Subject
-from penstock.tools.verify.verdict import (
+from penstock.tools.verify.check_result import (
     CheckFailed,
     CheckSkipped,
     require,
 )
+from penstock.tools.verify.subject import CALL_DEADLINE_S, Subject
 
 _SERVICES = frozenset(
     {"penstock.v1.GenerationService", "penstock.v1.ModelService", "grpc.health.v1.Health"}
 )
-# Both versions have the same messages; clients use either.
+# Both versions of the reflection API have the same messages; clients use either.
 _REFLECTION_METHODS = tuple(
     f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
     for version in ("v1", "v1alpha")

@@ -1,28 +1,28 @@
-"""Checks of sampling options: top-k/top-p/min-p, penalties, adapters.
+"""Checks of options that change which tokens are chosen: top-k, top-p, min-p, penalties, adapters.
 
-Each is compared with the output without it: an engine that accepts an option and ignores it returns
-the same tokens, which is the only symptom.
+The output with each option is compared with that without it, to detect an engine that silently
+ignores the option.
 """
 
 from collections.abc import Awaitable, Callable
 
 from penstock.client import Adapter, GenerationOptions
 from penstock.tools.verify.check import Check
-from penstock.tools.verify.subject import PROMPT, Subject
-from penstock.tools.verify.verdict import (
+from penstock.tools.verify.check_result import (
     CheckFailed,
     CheckSkipped,
     require,
 )
+from penstock.tools.verify.subject import PROMPT, Subject
 
 _NUM_TOKENS = 32
-# High enough that unlikely tokens are drawn even from a peaked distribution.
+# A temperature high enough that unlikely tokens are sampled even from a peaked distribution.
 _HOT = 2.0
 _NUM_HOT_RUNS = 3
 _SEED = 17
 _NUM_ADAPTERS = 4
 _REPETITIVE = "ha ha ha ha ha ha ha ha ha ha ha ha ha ha ha ha"
-# Each keeps only the likeliest token.
+# Each option keeps only the most likely token.
 _CUTS: tuple[tuple[str, GenerationOptions], ...] = (
     ("top_k", {"top_k": 1}),
     ("top_p", {"top_p": 1e-6}),
@@ -42,7 +42,9 @@ _FREE: GenerationOptions = {
 
 
 def _cut(name: str, cut: GenerationOptions) -> Callable[[Subject], Awaitable[str]]:
-    """Make a check that this option, at its strictest value, makes sampling greedy."""
+    """Return the function of a check that sampling with the option in `cut`, at its strictest
+    value, gives the greedy output even at a high temperature.
+    """
 
     async def run(subject: Subject) -> str:
         greedy = (await subject.greedy(_NUM_TOKENS)).ids()
@@ -51,7 +53,9 @@ def _cut(name: str, cut: GenerationOptions) -> Callable[[Subject], Awaitable[str
             if (await subject.greedy(_NUM_TOKENS, **wide)).ids() != greedy:
                 break
         else:
-            raise CheckSkipped(f"temperature {_HOT:g} changes nothing that could be cut off")
+            raise CheckSkipped(
+                f"temperature {_HOT:g} does not change the output, so truncation cannot be observed"
+            )
         narrow: GenerationOptions = {**wide, **cut}
         ids = (await subject.greedy(_NUM_TOKENS, **narrow)).ids()
         [value] = cut.values()
@@ -80,7 +84,11 @@ async def _penalties(subject: Subject) -> str:
 
 
 def _ways_to_repeat(subject: Subject) -> list[tuple[str, GenerationOptions]]:
-    """Return several prompts and sampling options, because one may be too peaked for a penalty."""
+    """Return pairs of prompt and sampling options whose output probably repeats tokens, to test
+    penalties.
+
+    There are several pairs, because with a very peaked distribution a penalty changes nothing.
+    """
     greedy: GenerationOptions = {"temperature": 0.0}
     drawn: GenerationOptions = {"temperature": 1.0, "seed": _SEED}
     ways = [greedy, drawn] if subject.offers("seed") else [greedy]
@@ -123,7 +131,7 @@ async def _adapters(subject: Subject) -> str:
             f"{', '.join(same)}: the same {len(bare)} greedy tokens as without an adapter; either"
             " the engine ignores it, or it changes too little to be seen in this text"
         )
-    return f"{used} of {len(names)} adapters used, none gives the bare model's tokens"
+    return f"{used} of {len(names)} adapters used, each changes the output"
 
 
 CHECKS = (

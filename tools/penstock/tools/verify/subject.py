@@ -1,6 +1,5 @@
-"""The verified service: a client for it, and its published description.
-
-Owns the helpers with which checks generate. Contains no checks.
+"""The service under test: a client, the model's published description, and helper methods for
+checks.
 """
 
 import contextlib
@@ -18,8 +17,8 @@ from penstock.client import (
     Model,
     PromptLike,
 )
+from penstock.tools.verify.check_result import CheckSkipped
 from penstock.tools.verify.transcript import Transcript
-from penstock.tools.verify.verdict import CheckSkipped
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -34,10 +33,13 @@ _MAX_TEXT_PROMPT_TOKENS = 32
 
 @dataclass(slots=True, kw_only=True)
 class Subject:
-    """A service under verification. `is_prefix_reuse_off`: prefix reuse is known to be disabled.
+    """A service under verification. `concurrency`: number of streams in the checks under load.
+    `is_prefix_reuse_off`: the service is known to run without prefix caching. `figures`: filled by
+    those checks.
 
-    `bare`: makes a channel and metadata for calls that the client does not have; None: plain text
-    without metadata.
+    `bare`: opens a channel and returns it with the metadata to send, for methods that the client
+    does not support; None: a plain-text channel without metadata is to be used. `found_model`: the
+    response of GetModel, None until a check has called it.
     """
 
     client: Client
@@ -50,42 +52,50 @@ class Subject:
 
     @property
     def model(self) -> Model:
-        """The response of GetModel; raises CheckSkipped without one."""
+        """The service's description of its model. Raises CheckSkipped if it is not known."""
         if self.found_model is None:
             raise CheckSkipped("the model's limits are not known")
         return self.found_model
 
     def offers(self, feature: str) -> bool:
-        """Return whether the model publishes the feature."""
+        """Return whether the model offers the feature, by its description."""
         return self.model.supports(feature) is True
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below this."""
+        """Size of the vocabulary, which all token ids are below; 2 if it is not published."""
         return self.model.limits.vocab_size or 2
 
     def room(self, num_tokens: int) -> int:
-        """Return `num_tokens`, or the number that fits after a short prompt if that is smaller."""
+        """Return `num_tokens`, but at least 1 and at most the output length that fits after a
+        prompt of 64 tokens.
+        """
         limits = self.model.limits
         room = (limits.max_total_tokens or num_tokens + _PROMPT_ROOM_TOKENS) - _PROMPT_ROOM_TOKENS
         return max(1, min(num_tokens, limits.max_output_tokens or num_tokens, room))
 
     def prompt(self, text: str = PROMPT) -> PromptLike:
-        """Return the text, or token ids in its place if the model has no tokenizer."""
+        """Return the text as prompt or, if the model accepts no text, random token ids that depend
+        on it.
+        """
         if self.model.supports("text_prompt") is False:
             return self.token_prompt(_MAX_TEXT_PROMPT_TOKENS, seed=text)
         return text
 
     def token_prompt(self, num_tokens: int, *, seed: str) -> list[int]:
-        """Return tokens from the middle of the vocabulary, where few are special tokens."""
+        """Return random token ids from the middle of the vocabulary, where few are special tokens;
+        the same for the same `seed`.
+        """
         draw = random.Random(seed)
         low, high = self.vocab_size // 4, max(self.vocab_size // 4 + 1, self.vocab_size * 3 // 4)
         return [draw.randrange(low, high) for _ in range(num_tokens)]
 
     def uncached(self) -> GenerationOptions:
-        """Return options that keep a request from using cached prefixes of earlier ones.
+        """Return options that prevent a request from using cached prefixes of earlier requests;
+        empty if the model does not offer cache salts.
 
-        A prompt with a cached prefix uses other kernels, which may resolve a near tie differently.
+        A prompt with a cached prefix is computed by other kernels, and rounding may change the
+        choice between two almost equally likely tokens.
         """
         return {"cache_salt": f"verify-{uuid.uuid4().hex}"} if self.offers("cache_salt") else {}
 
@@ -95,7 +105,10 @@ class Subject:
         prompt: PromptLike | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Transcript:
-        """Generate the most likely `num_tokens` tokens, with their ids, past end-of-sequence."""
+        """Generate `num_tokens` tokens (fewer if they do not fit) with greedy decoding, ignoring
+        the end-of-sequence token and without cached prefixes; return the transcript with token ids.
+        `options` override these settings.
+        """
         wanted: GenerationOptions = {
             "temperature": 0.0,
             "max_tokens": self.room(num_tokens),
@@ -113,7 +126,11 @@ class Subject:
         on_event: Callable[[Event, Transcript], None] | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Transcript:
-        """Generate to the end. Raises PenstockError as the client does."""
+        """Generate to the end; return the transcript. `prompt` None: a default one. `on_event` is
+        called with every event and the transcript so far.
+
+        Raises PenstockError as the client does.
+        """
         transcript = Transcript()
         async with self.streaming(prompt, transcript, **options) as events:
             async for event in events:
@@ -128,7 +145,9 @@ class Subject:
         transcript: Transcript,
         **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[AsyncGenerator[Event, None], None]:
-        """Yield the events, recorded in the transcript; leaving the block cancels the rest."""
+        """Yield the events of a request, which are also added to `transcript`; leaving the block
+        cancels the request.
+        """
         events = self.client.generate(
             self.prompt() if prompt is None else prompt, deadline_s=CALL_DEADLINE_S, **options
         )

@@ -1,7 +1,7 @@
-"""Detects, after each check, whether the engine was replaced.
+"""Detects after each check whether the engine has died or was replaced.
 
-Owns the detection and the wait for a replacement: without it, one crash would fail every check
-that follows within a second. Does not judge checks.
+If so, waits until an engine serves again, because one crash would otherwise also fail the following
+checks.
 """
 
 import asyncio
@@ -13,11 +13,13 @@ from penstock.tools.verify.subject import Subject
 
 _POLL_S = 0.2
 MAX_RECOVERY_S = 600.0
-"""Time limit for a new engine to load its model and serve."""
+"""Time limit for a new engine to load its model and serve, seconds."""
 
 
 class Survival:
-    """Detects crashes by the time at which the model became ready, which each engine sets."""
+    """Detects crashes by the time at which the model became ready, which differs for every engine.
+    `is_lost`: no engine served again within the time limit.
+    """
 
     def __init__(
         self, subject: Subject, clock: Callable[[], float] = time.monotonic, poll_s: float = _POLL_S
@@ -33,9 +35,11 @@ class Survival:
         self._ready_at_s = await self._ready_time()
 
     async def after_check(self, left_s: float) -> str:
-        """Describe what happened to the engine, once one serves again; "" if nothing did.
+        """Wait until an engine serves, and return what happened to the engine since the last call;
+        "" if nothing did, or if no engine served at the last call.
 
-        Waits `left_s` seconds at most; `is_lost` is true afterwards if none serves.
+        Waits at most `left_s` seconds, and at most MAX_RECOVERY_S; if no engine serves then, sets
+        `is_lost`.
         """
         before_s = self._ready_at_s
         now_s = await self._ready_time()
@@ -50,7 +54,7 @@ class Survival:
         waited_s = self._clock() - started_s
         if now_s is None:
             self.is_lost = True
-            return f"the engine died, and none served again within {waited_s:.0f} s"
+            return f"the engine died, and no engine served again within {waited_s:.0f} s"
         if now_s == before_s:
             # The same engine: it was unreachable, and lost no state.
             return f"the service did not serve for {waited_s:.1f} s"

@@ -1,4 +1,4 @@
-"""One generation as the client received it: every event with its time, and totals."""
+"""The events of one request, as received by the client: token times, states, text and totals."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -18,7 +18,9 @@ from penstock.client import (
 
 @dataclass(slots=True)
 class Transcript:
-    """Events of a stream. Times are seconds after submission."""
+    """The content of a stream. `sequences`: the sequence number of each event. `token_times_s`: for
+    each message with tokens, seconds after submission and number of tokens.
+    """
 
     sequences: list[int] = field(default_factory=list[int])
     states: list[RequestState] = field(default_factory=list[RequestState])
@@ -34,7 +36,7 @@ class Transcript:
     _texts: dict[int, list[str]] = field(default_factory=lambda: defaultdict[int, list[str]](list))
 
     def add(self, event: Event, at_s: float) -> None:
-        """Add the next event."""
+        """Add the next event, received `at_s` seconds after submission."""
         self.sequences.append(event.sequence)
         if isinstance(event, Accepted):
             self.accepted = event
@@ -53,11 +55,11 @@ class Transcript:
             self.finished = event
 
     def records(self, output_index: int = 0) -> list[TokenRecord]:
-        """Return the token records of one output, if they were requested."""
+        """Return the token records of one output; empty if they were not requested."""
         return self._records[output_index]
 
     def ids(self, output_index: int = 0) -> list[int]:
-        """Return the token ids of one output."""
+        """Return the token ids of one output; empty if they were not requested."""
         return [record.id for record in self.records(output_index)]
 
     def text(self, output_index: int = 0) -> str:
@@ -66,6 +68,6 @@ class Transcript:
 
     @property
     def end(self) -> OutputEnd:
-        """The end of the first output. A generation that completed always has one."""
+        """How the first output ended; only for a request whose Finished event was received."""
         assert self.finished is not None
         return self.finished.outputs[0]

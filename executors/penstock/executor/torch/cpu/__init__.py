@@ -1,1 +1,1 @@
-"""The fused step of the embedded executor on a CPU."""
+"""The fused path on a CPU: a decoder step with joined weights and few kernel calls."""

@@ -1,9 +1,9 @@
-"""The fused step on a CPU: four matrix products and five kernels a layer, over packed tokens.
+"""The fused step on a CPU: four matrix products and five kernels per layer, over packed tokens.
 
-Owns the order of operators. If all matrices are packed for the compiled kernels, one call runs all
-layers (`NativeDecoder`). Single-token rows and chunks go through one forward, in the batch's order.
-Kernels read keys and values only from the pages and never past the end of a sequence, so pages need
-no clearing before their first use.
+If all matrices are packed for the compiled kernels, one call runs all layers (`NativeDecoder`).
+Single-token rows and chunks are computed in one forward, in the batch's order. Kernels read keys
+and values only from the pages and never past the end of a sequence, so pages need no clearing
+before their first use.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ _NUM_LINEARS = 4
 
 
 class FusedForward:
-    """Runs a fused model over `pages`."""
+    """Runs a fused model with `kernels`; its keys and values are in `pages`."""
 
     def __init__(self, model: FusedModel, kernels: Kernels, pages: KVPages) -> None:
         self._model = model
@@ -53,14 +53,18 @@ class FusedForward:
         self._threads = StepThreads(kernels.barrier_us)
 
     def run(self, batch: Batch, choose: Callable[[Ints], Ints]) -> Forwarded:
-        """See `StepForward`."""
+        """Write the keys and values of a batch's tokens; return logits.
+
+        `choose` gets `Forwarded.last_of_row` and returns the indices of the packed tokens whose
+        logits are returned.
+        """
         model, ends = self._model, np.cumsum(batch.num_tokens, dtype=np.int64)
         residual = model.embedding.index_select(0, self._input_ids(batch, ends))
         is_token_good: Tensor | None = None
         with self._threads.computing(*self._work(batch)):
             added, qkv = self._run_layers(residual)
             if len(residual) > len(batch.sampled_slots):
-                # Any invalid value of an earlier layer shows in the last layer's keys and values,
+                # Invalid values of earlier layers propagate to the last layer's keys and values,
                 # also for tokens without sampled logits.
                 is_token_good = torch.isfinite(qkv[:, model.num_heads * model.head_dim :]).all(1)
             wanted = choose(ends - 1)
@@ -72,8 +76,8 @@ class FusedForward:
         return Forwarded(logits=logits, last_of_row=ends - 1, is_token_good=is_token_good)
 
     def _run_layers(self, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Run all layers; return the residual's pending summand and the last layer's queries, keys
-        and values.
+        """Run all layers; return the last layer's output, not yet added to the residual, and its
+        queries, keys and values.
         """
         if self._decoder is not None:
             return self._decoder.run(self._rows, residual)
@@ -87,7 +91,9 @@ class FusedForward:
         return added, qkv
 
     def _work(self, batch: Batch) -> tuple[int, int]:
-        """Return how many multiplications one layer takes, and the bytes of its weights."""
+        """Return the number of multiplications in one layer, and the size of its weights in bytes,
+        both for the model's dtype.
+        """
         model, counts = self._model, batch.num_tokens.astype(np.int64)
         num_keys = int(counts @ (batch.starts + counts))
         num_attended = 2 * num_keys * model.num_heads * model.head_dim
@@ -95,7 +101,7 @@ class FusedForward:
         return multiplications, model.num_layer_weights * model.embedding.itemsize
 
     def _input_ids(self, batch: Batch, ends: Ints) -> Tensor:
-        """Return the input tokens of the packed step, and set the kernels' rows."""
+        """Return the ids of the packed input tokens, int64 [tokens]; set the kernels' rows."""
         arrays, slots, positions = batch.arrays, batch.slots, batch.starts
         firsts = ends - batch.num_tokens
         self._rows.set(
@@ -115,13 +121,17 @@ class FusedForward:
     def _project(
         self, layer: "_Layer", residual: Tensor, added: Tensor | None, normed: Tensor
     ) -> Tensor:
-        """Add `added` to `residual`; return its queries, keys and values [tokens, elements]."""
+        """Add `added`, unless it is None, to `residual` in place; return the queries, keys and
+        values of the normalised sum, [tokens, elements]. `normed`: buffer for that sum.
+        """
         weights = layer.weights
         self._kernels.add_rms_norm(residual, added, weights.input_norm, self._model.eps, normed)
         return weights.qkv(normed)
 
     def _rest(self, layer: "_Layer", residual: Tensor, qkv: Tensor, normed: Tensor) -> Tensor:
-        """Run attention and all after it; return what must still be added to `residual`."""
+        """Run attention, whose output is added to `residual`, then the feed-forward part; return
+        its output, not yet added. Changes the queries in `qkv`, and `normed`.
+        """
         model, weights = self._model, layer.weights
         layer.attention.rotate_and_write(
             self._rows,
@@ -152,7 +162,9 @@ class _Layer:
 def _native_decoder(
     model: FusedModel, kernels: Kernels, layers: Sequence[_Layer]
 ) -> NativeDecoder | None:
-    """Return the compiled decoder; None unless all parts are packed for compiled kernels."""
+    """Return the compiled decoder; None unless the kernels are compiled and all matrices of the
+    layers are packed for them.
+    """
     if not isinstance(kernels, NativeKernels):
         return None
     native: list[DecoderLayer] = []

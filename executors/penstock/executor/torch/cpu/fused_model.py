@@ -1,7 +1,8 @@
 """The weights of the fused step on a CPU: joined, and packed for the matrix products.
 
-Owns the packing, in 8 bits if configured. The modules keep views of the joined matrices until
-`pack_model`, which packs them layer by layer: at most one layer's weights are in memory twice.
+"Joined" means that projections with a common input form one matrix. The modules keep views of the
+joined matrices until `pack_model` packs them, in 8 bits if configured, layer by layer: at most one
+layer's weights are in memory twice.
 """
 
 from collections.abc import Callable
@@ -49,7 +50,8 @@ class FusedLayer:
 class FusedModel:
     """The parts of a model that the fused step reads.
 
-    `eps`: of all norms. `num_layer_weights`: weights in the matrix products of the first layer.
+    `eps`: the epsilon of all norms. `scaling`: factor of the attention scores. `num_layer_weights`:
+    number of weights in the matrix products of the first layer.
     """
 
     layers: tuple[FusedLayer, ...]
@@ -65,26 +67,32 @@ class FusedModel:
 
 
 class JoinedLinear:
-    """Computes x @ weight^T + bias with the unpacked weight, until `take`."""
+    """Computes x @ weight^T + bias with the unpacked weight; `take` returns the weight and drops
+    this object's reference.
+    """
 
     def __init__(self, projection: Projection) -> None:
-        # A copy: an unjoined weight is the module's parameter, whose memory will be freed.
+        # A separate tensor: an unjoined weight is the module's parameter, whose data is replaced.
         self._weight = projection.weight.detach()
         self._bias = projection.bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, in]; returns [rows, out]."""
+        """Apply the layer to x [rows, in]; return [rows, out]."""
         return functional.linear(x, self._weight, self._bias)
 
     def take(self) -> Projection:
-        """Return the weight and release it here."""
+        """Return weight and bias; drop this object's reference to the weight, so that its memory
+        can be freed.
+        """
         taken = Projection(weight=self._weight, bias=self._bias)
         self._weight = self._weight.new_zeros(0)
         return taken
 
 
 def check_packing(tree: DecoderTree, kernels: Kernels, *, is_int8: bool) -> None:
-    """Raise NotFused naming a matrix product that our kernels' packed format does not support."""
+    """Raise NotFused if the packed format of the CPU kernels does not support a matrix of the first
+    layer, naming its number of inputs.
+    """
     dtype = _own_format(tree.embedding.dtype, kernels, is_int8=is_int8)
     layer = tree.layers[0]
     widths = {layer.qkv[0].in_features, layer.out.in_features, layer.down.in_features}
@@ -94,7 +102,10 @@ def check_packing(tree: DecoderTree, kernels: Kernels, *, is_int8: bool) -> None
 
 
 def join_model(tree: DecoderTree, *, num_positions: int) -> FusedModel:
-    """Join the weights of a recognised model."""
+    """Return a recognised model with its weights joined.
+
+    `num_positions`: number of positions of its rotary table.
+    """
     first = tree.layers[0]
     linears = (*first.qkv, first.out, *first.gate_up, first.down)
     num_layer_weights = sum(linear.weight.numel() for linear in linears)
@@ -120,7 +131,10 @@ def join_model(tree: DecoderTree, *, num_positions: int) -> FusedModel:
 def pack_model(
     model: FusedModel, tree: DecoderTree, kernels: Kernels, *, is_int8: bool
 ) -> FusedModel:
-    """Return the joined model with packed weights; it and the modules release the unpacked ones."""
+    """Return the model with packed weights, or with the unpacked ones if there is no packing for
+    its dtype. Frees the unpacked weights of the layers in the modules and, if they are packed, in
+    `model`. `is_int8`: pack in 8 bits.
+    """
     pack = _packing(model.embedding.dtype, kernels, is_int8=is_int8)
     layer_bytes = model.num_layer_weights * model.embedding.itemsize
     progress = LoadProgress("packing weights", len(model.layers) * layer_bytes)
@@ -141,7 +155,7 @@ def pack_model(
 
 
 def num_packed_bytes(model: FusedModel) -> int:
-    """Return the bytes of all matrices packed for our own kernels."""
+    """Return the total size, in bytes, of the matrices packed for Penstock's own kernels."""
     linears = [
         linear
         for layer in model.layers
@@ -151,7 +165,7 @@ def num_packed_bytes(model: FusedModel) -> int:
 
 
 def _release(layer: LayerTree) -> None:
-    """Free memory that only the modules would read."""
+    """Free the modules' unpacked weights of a layer, which the fused step does not need."""
     for linear in (*layer.qkv, layer.out, *layer.gate_up, layer.down):
         linear.weight.data = freed(linear.weight.detach())
 
@@ -171,7 +185,9 @@ def _layer(layer: LayerWeights) -> FusedLayer:
 
 
 def _packing(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> Callable[[Linear], Linear]:
-    """Return the function that packs a linear of a model of `dtype`."""
+    """Return the function that packs a linear layer of a model of `dtype`; it returns the layer
+    unchanged if there is no packing for it.
+    """
     own = _own_format(dtype, kernels, is_int8=is_int8)
     if own is not None:
         return partial(_pack, kernels, own)
@@ -181,7 +197,9 @@ def _packing(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> Callable
 
 
 def _own_format(dtype: torch.dtype, kernels: Kernels, *, is_int8: bool) -> torch.dtype | None:
-    """Return the packed format of our kernels' weights; None if other kernels multiply."""
+    """Return the packed format of the weights; None if the matrix products do not use the CPU
+    kernels.
+    """
     if is_int8:
         return torch.int8
     return dtype if dtype == torch.bfloat16 and uses_own_bf16(kernels) else None

@@ -1,7 +1,7 @@
 """Builds the fused path on a CPU from a loaded model.
 
-Owns the order: recognise the module tree, verify it in float32, join its weights and compare
-logits, pack the weights and compare again. Raises NotFused as long as the eager path can serve the
+Steps: recognise the module tree, verify it in float32, join its weights and compare logits, pack
+the weights and compare again. If a step fails, NotFused is raised and the eager path serves the
 model.
 """
 
@@ -34,23 +34,28 @@ from penstock.executor.torch.step_inputs import Ints
 from penstock.executor.torch.trial_reference import make_reference
 from penstock.executor.torch.whole_sequence import trial_arrays, trial_batch
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _NUM_TRIAL_TOKENS = 24
 _NUM_CHUNK_TOKENS = 18
-"""Longer than a block of the usual size, and not a multiple of it."""
+"""Tokens of the trial chunk: more than a block of the usual size, and not a multiple of it."""
 
 
 class WeightsTaken(NotFused):
-    """As NotFused, but the modules have released their weights: the model must be loaded again."""
+    """Like NotFused, but the modules have released their weights, so the model must be loaded
+    again.
+    """
 
 
 @torch.inference_mode()
 def fused_path(
     config: ExecutorConfig, model: LoadedModel, kernels: Kernels | None = None
 ) -> ForwardPath:
-    """Return the fused path, with `kernels` or, by default, the compiled kernels. Raises NotFused
-    with the reason when the fused step does not support the model, or is slower than the modules
-    because compiled kernels are missing.
+    """Return the fused path, with `kernels` or, by default, the compiled kernels.
+
+    Raises NotFused with the reason if the fused step does not support the model, or if it would be
+    slower than the modules because compiled kernels are missing; WeightsTaken if this is found
+    after packing; UnsupportedModel for a head size that int8 pages do not support; ValueError as
+    `kernels.load`.
     """
     if model.dtype not in (torch.float32, torch.bfloat16):
         raise NotFused(f"weights of {model.dtype}")
@@ -86,7 +91,7 @@ def fused_path(
         raise WeightsTaken(f"its kernels do not run here: {failure}") from failure
     if fault := reference.fault_of(found, torch.int8 if is_int8 else kv_dtype):
         raise WeightsTaken(fault)
-    _log.info(
+    logger.debug(
         "the fused path serves this model with %s kernels: its logits differ from the model's in"
         " float32 by %.1e",
         kernels.instructions,
@@ -118,7 +123,9 @@ def _trial_logits(
     block_size: int,
     kv_dtype: torch.dtype,
 ) -> Tensor:
-    """Return logits [_NUM_TRIAL_TOKENS, vocabulary] of a chunk, then of single tokens."""
+    """Run the trial tokens, first a chunk and then single tokens; return their logits
+    [_NUM_TRIAL_TOKENS, vocabulary].
+    """
     num_blocks = -(-_NUM_TRIAL_TOKENS // block_size)
     pages = KVPages(
         model.shapes,
@@ -139,5 +146,5 @@ def _trial_logits(
 
 
 def _every(last_of_row: Ints) -> Ints:
-    """Choose all packed tokens."""
+    """Return the indices of all packed tokens."""
     return np.arange(last_of_row[-1] + 1)

@@ -1,7 +1,7 @@
-"""Chooses the number of threads for a layer: one if synchronising costs more than the other threads
-save.
+"""Chooses the number of threads of a step: a single one if synchronisation costs more time than
+parallelism saves.
 
-Owns the estimate. Results do not depend on the number of threads.
+Results do not depend on the number of threads.
 """
 
 import statistics
@@ -13,18 +13,18 @@ from contextlib import contextmanager
 import torch
 
 _NUM_BARRIERS = 12
-"""Barriers in a layer."""
+"""Number of barriers in a layer."""
 _MULTIPLICATIONS_PER_US = 60_000
 _BYTES_PER_US = 15_000
-"""Memory bandwidth of one core."""
+"""Memory bandwidth of one core, bytes per microsecond."""
 _NUM_MEASURED = 9
 _MEASURE_EVERY_S = 0.25
 
 
 class StepThreads:
-    """Chooses for each step. `measure` returns the microseconds of a barrier; it is called at most
-    four times a second, and the median of the last calls counts, because the load of other
-    processes changes, above all while a service starts.
+    """Chooses the number of threads for each step. `measure` returns the duration of a barrier in
+    microseconds. It is called at most four times per second, and the median of the latest results
+    is used, because the load of other processes changes.
     """
 
     def __init__(
@@ -37,7 +37,12 @@ class StepThreads:
 
     @contextmanager
     def computing(self, multiplications: int, num_bytes: int) -> Generator[None]:
-        """Set the number of threads for layers that take `multiplications` and read `num_bytes`."""
+        """Use a single thread within this context, or PyTorch's number of threads if more threads
+        save time.
+
+        `multiplications`: their number in one layer. `num_bytes`: bytes of weights that one layer
+        reads.
+        """
         num_threads = torch.get_num_threads()
         alone_us = max(multiplications / _MULTIPLICATIONS_PER_US, num_bytes / _BYTES_PER_US)
         saved_us = alone_us * (1 - 1 / num_threads)

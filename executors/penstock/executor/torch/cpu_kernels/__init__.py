@@ -1,1 +1,1 @@
-"""Kernels of a CPU step, in C and in plain torch."""
+"""Kernels of a CPU step: compiled C, and a reference in PyTorch."""

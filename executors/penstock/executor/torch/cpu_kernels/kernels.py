@@ -1,7 +1,8 @@
 """The interfaces of the CPU kernels, and the choice of an implementation.
 
-Tensors of one call are all bfloat16 or all float32 and on the CPU; their last dimension is dense,
-the others may have any stride.
+All tensors are on the CPU. The tensors of one call are all bfloat16 or all float32, except 8-bit
+pages and weights and the float32 tables of rotary embeddings. Their last dimension is contiguous,
+the others may have any stride; pages are contiguous.
 """
 
 import logging
@@ -22,11 +23,13 @@ from penstock.executor.torch.thread_environment import KERNELS_VARIABLE
 
 PLAIN = "none"
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class LayerAttention(Protocol):
-    """One layer's attention over its pages. D is the head size, H key heads, Hq query heads."""
+    """One layer's attention over its pages. Shapes: D head size, H key heads, Hq query heads, T
+    tokens.
+    """
 
     def write(self, rows: StepRows, key: Tensor, value: Tensor) -> None:
         """Write new keys and values [T, H, D] to the pages."""
@@ -43,23 +46,25 @@ class LayerAttention(Protocol):
         key_norm: Tensor | None = None,
         eps: float = 0.0,
     ) -> None:
-        """Norm (weights [D] or None) and rotate by halves the queries and keys of qkv [T, (Hq + 2
-        H) * D]: queries in place, keys while they are written to the pages. Values are written
-        unchanged.
+        """Normalise and rotate the queries and keys of qkv [T, (Hq + 2 H) * D]; write keys and
+        values.
 
-                cosines, sines float32 [positions, R / 2] for the first R elements of a head.
+        Queries change in place; keys and values are written to the pages (values are not rotated).
+        The norm weights are [D], None for no norm. `cosines`, `sines` float32 [positions, R / 2]
+        rotate the first R elements of a head (half-split layout).
         """
         ...
 
     def attend(self, rows: StepRows, query: Tensor, out: Tensor) -> None:
-        """Attend with query [T, Hq, D], write to out [T, Hq, D]. Reads keys and values only from
-        the pages, and nothing of a page that no row sees.
+        """Attend with query [T, Hq, D] to the keys and values in the pages, into out [T, Hq, D].
+
+        Reads only the keys and values that a row attends to.
         """
         ...
 
 
 class Kernels(Protocol):
-    """The operations of a step other than its matrix products."""
+    """The kernels of a step."""
 
     @property
     def is_native(self) -> bool:
@@ -68,7 +73,7 @@ class Kernels(Protocol):
 
     @property
     def instructions(self) -> str:
-        """The instruction set, or PLAIN."""
+        """Name of the instruction set, or PLAIN."""
         ...
 
     def layer(
@@ -82,57 +87,69 @@ class Kernels(Protocol):
         sinks: Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> LayerAttention:
-        """Return attention over pages as `KVPages.layer` returns them. `dtype`: of the queries,
-        None for the pages' own; see `Scoring` for the other arguments.
+        """Return the attention of one layer over `pages`, as `KVPages.layer` returns them.
+
+        `dtype`: the format of the queries, None for that of the pages. `num_heads`: query heads.
+        See `Scoring` for the other arguments.
         """
         ...
 
     def add_rms_norm(
         self, residual: Tensor, added: Tensor | None, weight: Tensor, eps: float, out: Tensor
     ) -> None:
-        """residual [T, N] += added; out = its root mean square norm times `weight` [N]."""
+        """Compute residual [T, N] += added (unless None); out = its root mean square norm times
+        `weight` [N].
+        """
         ...
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
-        """gate_up [T, 2 F]: out [T, F] = silu(first half) * second half."""
+        """Compute out [T, F] = silu(first half) * second half of gate_up [T, 2 F]."""
         ...
 
     def barrier_us(self) -> float:
-        """Measure and return the microseconds of a barrier between two operators, over some tens of
-        barriers: 1 or 2 on dedicated cores, many when other processes compute too.
+        """Measure the duration of a thread barrier, in microseconds.
+
+        Typically 1 or 2 on dedicated cores, more if other processes use the cores.
         """
         ...
 
     @property
     def has_fast_bf16_linear(self) -> bool:
-        """True when `bf16_linear` is the fastest product here, for any number of rows."""
+        """True if `bf16_linear` is at least as fast as oneDNN's bfloat16 product on this machine,
+        for any number of rows.
+        """
         ...
 
     def int8_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
-        """out [T, O] = x [T, I] times the matrix. Each row of x is quantised to 8 bits with its own
-        scale, so a row's result depends only on that row. NaN where a row is not finite.
+        """Compute out [T, O] = x [T, I] times the matrix plus its bias.
+
+        Every row of x is quantised to 8 bits with its own scale, so a row's result depends only on
+        that row. A row with a non-finite value gives NaN.
         """
         ...
 
     def bf16_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
-        """As `int8_linear`, with matrix, x and out in bfloat16."""
+        """Compute out [T, O] = x [T, I] times the matrix plus its bias; x, matrix and out are
+        bfloat16.
+        """
         ...
 
     def argmax_rows(
         self, logits: Tensor, out: NDArray[np.int32], is_finite: NDArray[np.bool_]
     ) -> None:
-        """Write the lowest index of each row's maximum; 0 and False for a row with NaN or plus
-        infinity, or with only minus infinity.
+        """Write the lowest index of each row's maximum to `out`, and True to `is_finite`.
+
+        A row with NaN or plus infinity, or with only minus infinity, gets 0 and False.
         """
         ...
 
 
 def load(name: str | None = None) -> Kernels:
-    """Return the kernels of the best instruction set of this machine, or of `name`; kernels in
-    plain torch if the shared object is missing, or for PLAIN. PENSTOCK_CPU_KERNELS sets the name
-    for a process.
+    """Return the kernels for `name`: an instruction set, or PLAIN for the PyTorch kernels.
 
-    Raises ValueError for a name that this machine does not support.
+    The default is the environment variable PENSTOCK_CPU_KERNELS, else the best instruction set of
+    this machine, or the PyTorch kernels if none is compiled. Raises ValueError for an instruction
+    set that the compiled kernels or the machine do not support.
     """
     name = name or os.environ.get(KERNELS_VARIABLE) or None
     if name == PLAIN:
@@ -149,4 +166,4 @@ def load(name: str | None = None) -> Kernels:
 @cache
 def warn_without_kernels() -> None:
     """Log, once per process, that there are no compiled kernels."""
-    _LOG.warning("no compiled CPU kernels: attention runs in PyTorch's operators")
+    logger.warning("no compiled CPU kernels: attention runs in PyTorch's operators")

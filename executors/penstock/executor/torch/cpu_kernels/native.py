@@ -1,6 +1,8 @@
-"""The compiled kernels, called through ctypes (which releases the interpreter's lock).
+"""The compiled kernels, called through ctypes (which releases the GIL).
 
-Owns the ctypes mirror of kernels.h and the argument checks, which the C code does not repeat.
+Contains the ctypes mirror of kernels.h and the argument checks, which the C code does not repeat:
+methods raise ValueError for tensors that do not fit, and MemoryError if a kernel runs out of
+memory.
 """
 
 import ctypes
@@ -21,15 +23,15 @@ from penstock.executor.torch.cpu_kernels.step_rows import StepRows
 from penstock.executor.torch.kv_pages import SCALE_BYTES
 
 INSTRUCTION_SETS = ("amx", "avx512_bf16", "avx512", "avx2", "baseline")
-"""Best first."""
+"""Instruction sets for which the kernels are compiled, best first."""
 MAX_HEAD_DIM = 512
 INT8_DIM_STEP = 16
-"""Head sizes of 8-bit keys must be multiples of this, so that no vector load reaches the next
+"""Head sizes of 8-bit keys must be multiples of this, so that no vector load crosses into the next
 row.
 """
 DTYPES = (torch.bfloat16, torch.float32)
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _FOLDER = Path(__file__).resolve().parent
 _LIBRARY = _FOLDER / "_kernels.so"
 _BUILD_HOOK = "hatch_build.py"
@@ -85,8 +87,10 @@ class _Rotary(ctypes.Structure):
 
 @cache
 def load_library() -> ctypes.CDLL | None:
-    """Return the compiled kernels; None if they are not built, or if torch has no OpenMP library
-    that provides the functions they need.
+    """Return the library of the compiled kernels; log a warning if it is older than the sources of
+    a checkout.
+
+    None if they are not built, or if torch's OpenMP library lacks the functions they need.
     """
     try:
         library = ctypes.CDLL(str(_LIBRARY))
@@ -97,8 +101,8 @@ def load_library() -> ctypes.CDLL | None:
     library.penstock_barrier_us.restype = ctypes.c_double
     hook = _FOLDER.parents[_CHECKOUT_DEPTH] / _BUILD_HOOK
     if hook.is_file() and _digest_of(library) != digest_of_sources(hook):
-        _log.warning(
-            "the CPU kernels are not compiled from their present sources and may be slow or wrong:"
+        logger.warning(
+            "the compiled CPU kernels are older than their sources and may be slow or wrong:"
             " run `python %s`",
             hook,
         )
@@ -106,7 +110,9 @@ def load_library() -> ctypes.CDLL | None:
 
 
 def digest_of_sources(hook: Path) -> str:
-    """Return the digest of a checkout's sources; the build hook writes it to the library."""
+    """Return the digest of a checkout's kernel sources and of its build hook, the file `hook`,
+    which stores the same digest in the library.
+    """
     files = (hook, *sorted((_FOLDER / "csrc").iterdir()))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
@@ -120,7 +126,7 @@ def is_supported(instructions: str) -> bool:
 
 
 def source_digest() -> str | None:
-    """Return the digest of the library's sources; None without a library."""
+    """Return the digest of the sources that the library was built from; None without a library."""
     library = load_library()
     return None if library is None else _digest_of(library)
 
@@ -130,7 +136,7 @@ def _digest_of(library: ctypes.CDLL) -> str:
 
 
 class NativeKernels:
-    """See `Kernels`."""
+    """The operators of `Kernels` in compiled C, for one instruction set."""
 
     is_native = True
 
@@ -138,8 +144,8 @@ class NativeKernels:
         self.instructions = instructions
         library: Any = load_library()
         self._library = library
-        # If the processor has bfloat16 products, oneDNN is as fast for many rows; if not, it takes
-        # three times as long for any number of rows. The baseline was not compared.
+        # With bfloat16 instructions, oneDNN is as fast for many rows; without them, it takes three
+        # times as long for any number of rows. The baseline instruction set was not measured.
         self.has_fast_bf16_linear = instructions != "baseline"
         for name, arguments in _ARGUMENTS.items():
             function = getattr(library, f"penstock_{name}_{instructions}")
@@ -157,7 +163,7 @@ class NativeKernels:
         self._run_layers: Any
 
     def barrier_us(self) -> float:
-        """See `Kernels`."""
+        """Measure and return the duration of a thread barrier in microseconds."""
         measured: float = self._library.penstock_barrier_us(_NUM_BARRIERS)
         return measured
 
@@ -172,7 +178,7 @@ class NativeKernels:
         sinks: Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> "NativeLayer":
-        """See `Kernels`."""
+        """Return the attention of one layer over its pages: see `Kernels.layer`."""
         dtype = dtype or pages.dtype
         functions = self._attend, self._write, self._rotate_and_write
         sinks = None if sinks is None else sinks.detach().float().contiguous()
@@ -207,7 +213,9 @@ class NativeKernels:
     def add_rms_norm(
         self, residual: Tensor, added: Tensor | None, weight: Tensor, eps: float, out: Tensor
     ) -> None:
-        """See `Kernels`."""
+        """Compute residual [T, N] += added (unless None); out = its root mean square norm times
+        `weight` [N].
+        """
         shape, dtype = residual.shape, residual.dtype
         is_bf16 = _is_bf16(dtype)
         added_at, added_stride = None, 0
@@ -222,7 +230,7 @@ class NativeKernels:
         )
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
-        """See `Kernels`."""
+        """Compute out [T, F] = silu(first half) * second half of gate_up [T, 2 F]."""
         (num_rows, size), dtype = out.shape, out.dtype
         gate_up_stride = _row_stride(gate_up, (num_rows, 2 * size), dtype)
         self._silu_mul(
@@ -238,7 +246,9 @@ class NativeKernels:
     def argmax_rows(
         self, logits: Tensor, out: NDArray[np.int32], is_finite: NDArray[np.bool_]
     ) -> None:
-        """See `Kernels`."""
+        """Write the lowest index of each row's maximum, and whether it is finite: see
+        `Kernels.argmax_rows`.
+        """
         num_rows, size = logits.shape
         if out.dtype != np.int32 or is_finite.itemsize != 1:
             raise ValueError("out is int32, is_finite a byte each")
@@ -252,7 +262,9 @@ class NativeKernels:
         )
 
     def bf16_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
-        """See `Kernels`."""
+        """Compute out [T, O] = x [T, I] times the matrix plus its bias; x, matrix and out are
+        bfloat16.
+        """
         num_rows, dtype = len(x), torch.bfloat16
         if matrix.dtype is not dtype:
             raise ValueError(f"a matrix in {matrix.dtype}")
@@ -264,7 +276,9 @@ class NativeKernels:
         )
 
     def int8_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
-        """See `Kernels`."""
+        """Compute out [T, O] = x [T, I] times the matrix plus its bias; each row of x is quantised
+        to 8 bits.
+        """
         num_rows, dtype = len(x), x.dtype
         if matrix.dtype is not torch.int8:
             raise ValueError(f"a matrix in {matrix.dtype}")
@@ -279,15 +293,15 @@ class NativeKernels:
             raise MemoryError("a product with 8-bit weights: out of memory")
 
     def run_layers(self, decoder: int, rows: StepRows, activations: int, num_tokens: int) -> None:
-        """Run all layers of a decoder. `decoder`, `activations`: addresses of structures that
-        `NativeDecoder` keeps.
+        """Run all layers of a decoder. `decoder`, `activations`: addresses of the C structures that
+        `NativeDecoder` creates. Raises MemoryError.
         """
         if self._run_layers(decoder, rows.address, activations, num_tokens):
             raise MemoryError("a step: out of memory")
 
 
 class NativeLayer:
-    """See `LayerAttention`."""
+    """The attention of one layer in compiled C: a `LayerAttention`."""
 
     def __init__(
         self,
@@ -312,12 +326,12 @@ class NativeLayer:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Number of elements of a token's queries, and of its queries, keys and values together."""
+        """Elements per token: of the queries, and of queries, keys and values together."""
         (num_heads, dim), (num_kv_heads, _) = self._queries, self._keys
         return num_heads * dim, (num_heads + 2 * num_kv_heads) * dim
 
     def write(self, rows: StepRows, key: Tensor, value: Tensor) -> None:
-        """See `LayerAttention`."""
+        """Write new keys and values [T, H, D] to the pages."""
         self._write(
             self._address,
             rows.address,
@@ -336,7 +350,10 @@ class NativeLayer:
         key_norm: Tensor | None = None,
         eps: float = 0.0,
     ) -> None:
-        """See `LayerAttention`."""
+        """Normalise and rotate queries and keys of qkv [T, (Hq + 2 H) * D]; write keys and values.
+
+        Queries change in place, keys and values are written to the pages. See `LayerAttention`.
+        """
         stride = _row_stride(qkv, (rows.num_tokens, self.widths[1]), self._dtype)
         rotary = self.rotary_address(cosines, sines)
         self.check_norms(query_norm, key_norm)
@@ -352,7 +369,7 @@ class NativeLayer:
         )
 
     def attend(self, rows: StepRows, query: Tensor, out: Tensor) -> None:
-        """See `LayerAttention`."""
+        """Attend with query [T, Hq, D] to the keys and values in the pages, into out [T, Hq, D]."""
         failed = self._attend(
             self._address,
             rows.address,
@@ -363,13 +380,17 @@ class NativeLayer:
             raise MemoryError("attention: out of memory")
 
     def rotary_address(self, cosines: Tensor, sines: Tensor) -> int:
-        """Return the address of the C structure, which is cached together with its tables."""
+        """Return the address of the C structure `Rotary` for these tables. The address is valid
+        until a call with other tables.
+
+        Raises ValueError if the tables do not fit the head size.
+        """
         if self._rotary is None or self._rotary[0] is not cosines or self._rotary[1] is not sines:
             self._rotary = cosines, sines, self._checked_rotary(cosines, sines)
         return ctypes.addressof(self._rotary[2])
 
     def check_norms(self, *norms: Tensor | None) -> None:
-        """Raise ValueError unless these tensors can be weights of a head's norm."""
+        """Raise ValueError unless each tensor is None or a valid QK-norm weight, [head_dim]."""
         for norm in norms:
             if norm is not None and (
                 norm.shape != self._queries[1:] or norm.dtype != self._dtype or norm.stride(0) != 1
@@ -403,8 +424,9 @@ def _is_bf16(dtype: torch.dtype) -> bool:
 
 
 def _row_stride(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Return the row stride, in elements, of a matrix with this shape and dense rows; raise
-    ValueError for another tensor.
+    """Return the row stride of a matrix, in elements.
+
+    Raises ValueError unless it has this shape and dtype, and contiguous rows.
     """
     stride, element = tensor.stride()
     if tensor.shape != shape or tensor.dtype is not dtype or element != 1:

@@ -1,7 +1,7 @@
 """Runs all layers of a decoder in one call of the compiled kernels.
 
-Owns the Python mirror of the structures of layers.c, and the buffers between operators, which are
-reused by every step.
+Contains the ctypes mirror of the structures in layers.c, and the buffers between operators, which
+every step reuses.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from penstock.executor.torch.rotary_table import RotaryTable
 
 
 class _CLayer(ctypes.Structure):
-    """`DecoderLayer` of layers.c."""
+    """Mirrors the C structure `DecoderLayer` of layers.c."""
 
     _fields_ = tuple(
         (name, ctypes.c_void_p)
@@ -30,7 +30,7 @@ class _CLayer(ctypes.Structure):
 
 
 class _CDecoder(ctypes.Structure):
-    """`Decoder` of layers.c."""
+    """Mirrors the C structure `Decoder` of layers.c."""
 
     _fields_ = (
         ("layers", ctypes.c_void_p),
@@ -47,14 +47,16 @@ _ACTIVATIONS = ("residual", "added", "normed", "qkv", "attended", "gate_up", "ac
 
 
 class _CActivations(ctypes.Structure):
-    """`Activations` of layers.c."""
+    """Mirrors the C structure `Activations` of layers.c."""
 
     _fields_ = tuple((name, ctypes.c_void_p) for name in _ACTIVATIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecoderLayer:
-    """One layer. The norm weights are [hidden]; those of query and key are [head size] or None."""
+    """The weights and the attention of one layer. The norm weights are [hidden]; those of query and
+    key are [head size] or None.
+    """
 
     attention: NativeLayer
     qkv: PackedMatrix
@@ -67,7 +69,9 @@ class DecoderLayer:
     key_norm: Tensor | None
 
     def to_c(self, hidden: int, dtype: torch.dtype) -> _CLayer:
-        """Convert to the C structure. Raises ValueError if the parts do not match."""
+        """Convert to the C structure, for a decoder with this hidden size and dtype. Raises
+        ValueError if the shapes or formats of the parts do not match.
+        """
         for norm in (self.input_norm, self.output_norm):
             if norm.shape != (hidden,) or norm.dtype is not dtype or norm.stride(0) != 1:
                 raise ValueError("a norm's weight does not fit the hidden size")
@@ -92,7 +96,9 @@ class DecoderLayer:
 
 
 class NativeDecoder:
-    """Runs `layers` over embeddings of `dtype`."""
+    """Runs `layers` over embeddings of `dtype`. Raises ValueError if the layers do not fit
+    together.
+    """
 
     def __init__(
         self,
@@ -124,9 +130,11 @@ class NativeDecoder:
         )
 
     def run(self, rows: StepRows, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Change residual [tokens, hidden] in place; return what must still be added to it, and the
-        last layer's queries, keys and values [tokens, elements]. Both results are valid until the
-        next call.
+        """Run all layers over residual [tokens, hidden], which changes in place.
+
+        Return the last layer's output, not yet added to the residual, and its queries, keys and
+        values [tokens, elements]. Both tensors are valid until the next call. Raises ValueError for
+        tensors that do not fit, MemoryError if a kernel runs out of memory.
         """
         num_tokens, hidden = residual.shape
         dtype = self._room.dtype

@@ -1,8 +1,8 @@
 """Samples with the compiled kernels, for logits on a CPU.
 
-Without compiled kernels, or for another number format, the sampler uses PyTorch. Greedy tokens are
-the same. Random draws are the same too, unless the random number is within the rounding error of an
-exponential (about 1e-6 of the mass) from a boundary.
+Without compiled kernels, or for another number format, the sampler uses PyTorch. Both give the same
+tokens, unless a random number is so close to the boundary between two tokens that the rounding of
+exponentials (about 1e-6 of the total mass) decides.
 """
 
 import ctypes
@@ -27,12 +27,14 @@ WISH = np.dtype(
         ("uniform", np.float64),
     ]
 )
-"""The options of a row, in the layout of sampling.c."""
+"""The sampling options of a row and its random number in [0, 1), in the layout of sampling.c."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chosen:
-    """`tokens` int32 [m]; `is_good` bool [m], False where the logits are invalid."""
+    """The chosen tokens. `tokens` int32 [m]; `is_good` bool [m]: False if the row's logits are not
+    finite.
+    """
 
     tokens: NDArray[np.int32]
     is_good: NDArray[np.bool_]
@@ -44,7 +46,9 @@ def can_sample(logits: Tensor) -> bool:
 
 
 def choose_greatest(logits: Tensor) -> Chosen:
-    """Return the lowest token among those with the greatest logit, for every row."""
+    """Return, for every row, the lowest token id among those with the greatest logit. Requires
+    `can_sample`.
+    """
     chosen = _room(len(logits))
     kernels, _ = _loaded()
     kernels.argmax_rows(logits, chosen.tokens, chosen.is_good)
@@ -52,7 +56,10 @@ def choose_greatest(logits: Tensor) -> Chosen:
 
 
 def draw_rows(logits: Tensor, rows: NDArray[np.int64], wishes: NDArray[np.void]) -> Chosen:
-    """Draw a token for each of `rows` [m] of `logits`; `wishes` [m]: the rows' options, as WISH."""
+    """Sample a token for each of `rows` [m] of `logits`; `wishes` [m]: the rows' sampling options,
+    of dtype WISH. Requires `can_sample`. Raises ValueError or IndexError for arguments that do not
+    fit the logits, MemoryError if the kernel runs out of memory.
+    """
     if logits.stride(1) != 1 or wishes.dtype != WISH or len(wishes) != len(rows):
         raise ValueError("logits, rows or wishes do not fit each other")
     if len(rows) and not 0 <= rows.min() <= rows.max() < len(logits):
@@ -86,7 +93,7 @@ def _loaded() -> tuple[Kernels, Any]:
 
 @cache
 def _functions() -> tuple[Kernels, Any] | None:
-    """Return the kernels and `sample_rows`, or None if they are not compiled."""
+    """Return the kernels and the C function `sample_rows`, or None if they are not compiled."""
     kernels, library = load(), load_library()
     if not kernels.is_native:
         return None

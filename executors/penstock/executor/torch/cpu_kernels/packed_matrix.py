@@ -1,7 +1,7 @@
 """A weight matrix in the layout of packed_linear.c: in bfloat16, or in 8 bits with one scale for
 each output.
 
-Owns the layout, the quantisation, and the ctypes mirror of the C structure.
+Contains the layout, the quantisation and the ctypes mirror of the C structure.
 """
 
 import ctypes
@@ -10,24 +10,24 @@ import torch
 from torch import Tensor
 
 _PANEL = 64
-"""Columns that are stored together."""
+"""Number of columns (outputs) that are stored together."""
 _GROUP_BYTES = 4
-"""Bytes of a column's inputs that are stored together."""
+"""Bytes of one column's consecutive inputs that are stored together."""
 _MOST = 127
 _ZERO = 128
-"""The code of zero in 8-bit inputs, which are unsigned."""
+"""Zero point of the 8-bit inputs, which are unsigned."""
 MAX_INPUTS = 1 << 16
 """With more inputs, a sum of 8-bit products could overflow 32 bits."""
 
 
 def can_pack(num_inputs: int, dtype: torch.dtype) -> bool:
-    """Return whether a matrix with `num_inputs` inputs can be packed."""
+    """Return whether a matrix with `num_inputs` inputs can be packed in `dtype`."""
     group = _GROUP_BYTES // dtype.itemsize
     return num_inputs <= MAX_INPUTS and (dtype is torch.int8 or num_inputs % group == 0)
 
 
 class _CMatrix(ctypes.Structure):
-    """`PackedMatrix` of packed_linear.c."""
+    """Mirrors the C structure `PackedMatrix` of packed_linear.c."""
 
     _fields_ = (
         ("packed", ctypes.c_void_p),
@@ -41,11 +41,12 @@ class _CMatrix(ctypes.Structure):
 
 
 class PackedMatrix:
-    """Packs `weight` [out, in] and `bias` [out] or None, without keeping either. `dtype`: bfloat16,
-    for an even number of inputs, or int8, to which the weight is quantised here.
+    """A packed copy of `weight` [out, in] and `bias` ([out] or None). `dtype`: bfloat16, for an
+    even number of inputs, or int8 (the weight is then quantised). Raises ValueError for a number of
+    inputs that `can_pack` rejects.
 
     `packed` [panels, groups, columns of a panel, inputs of a group], padded with zeros; `scales`
-    float32 [columns] for int8.
+    float32 [columns] for int8, else empty. A column is an output.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
@@ -60,7 +61,7 @@ class PackedMatrix:
         self.packed = torch.zeros((num_panels, num_groups, _PANEL, group), dtype=dtype)
         self.scales = torch.zeros(num_columns if is_int8 else 0)
         self._offsets = torch.zeros(num_columns if is_int8 else 0, dtype=torch.int32)
-        # Panel by panel: float copies of a large matrix would take four times its memory.
+        # Panel by panel, because a float32 copy of a large matrix would take four times its memory.
         for panel in range(num_panels):
             rows = weight[panel * _PANEL : (panel + 1) * _PANEL].detach()
             self._pack(panel, self._quantised(panel, rows) if is_int8 else rows)
@@ -84,12 +85,12 @@ class PackedMatrix:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the packed matrix, bytes."""
+        """Size of the packed matrix, in bytes."""
         kept = self.packed, self.scales, self._offsets, self.bias
         return sum(tensor.nbytes for tensor in kept)
 
     def unpacked(self) -> Tensor:
-        """Return the matrix [out, in] in `dtype`."""
+        """Return the matrix [out, in] in `dtype`: for int8, the integers without their scales."""
         panels, groups, _, group = self.packed.shape
         rows = self.packed.transpose(1, 2).reshape(panels * _PANEL, groups * group)
         return rows[: self.num_outputs, : self.num_inputs]

@@ -1,7 +1,7 @@
-"""The kernels in plain torch: for machines without compiled kernels, and as their reference in
-tests.
+"""The kernels in PyTorch, the reference for the compiled kernels in tests. Without compiled kernels
+the executor uses PyTorch's operators in another way (`paged_attention`).
 
-Owns only the arithmetic, row by row.
+Computes row by row.
 """
 
 import numpy as np
@@ -16,14 +16,14 @@ from penstock.executor.torch.kv_pages import SCALE_BYTES
 
 
 class PlainKernels:
-    """See `Kernels`."""
+    """The operators of `Kernels` in PyTorch: slow, the reference for the compiled ones."""
 
     is_native = False
     instructions = "none"
     has_fast_bf16_linear = False
 
     def barrier_us(self) -> float:
-        """See `Kernels`."""
+        """Return 0: there are no barriers between these operators."""
         return 0.0
 
     def layer(
@@ -37,32 +37,38 @@ class PlainKernels:
         sinks: Tensor | None = None,
         dtype: torch.dtype | None = None,
     ) -> "PlainLayer":
-        """See `Kernels`."""
+        """Return the attention of one layer over its pages: see `Kernels.layer`."""
         del dtype
         return PlainLayer(pages, num_heads, scaling, window, softcap, sinks)
 
     def add_rms_norm(
         self, residual: Tensor, added: Tensor | None, weight: Tensor, eps: float, out: Tensor
     ) -> None:
-        """See `Kernels`."""
+        """Compute residual [T, N] += added (unless None); out = its root mean square norm times
+        `weight` [N].
+        """
         if added is not None:
             residual += added
         out.copy_(_norm(residual, weight, eps))
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
-        """See `Kernels`."""
+        """Compute out [T, F] = silu(first half) * second half of gate_up [T, 2 F]."""
         gate, up = gate_up.float().chunk(2, -1)
         out.copy_(functional.silu(gate) * up)
 
     def bf16_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
-        """See `Kernels`."""
+        """Compute out [T, O] = x [T, I] times the matrix plus its bias, in bfloat16 with float32
+        sums.
+        """
         product = x.float() @ matrix.unpacked().float().T
         out.copy_(product + matrix.bias[: matrix.num_outputs] if len(matrix.bias) else product)
 
     def int8_linear(self, x: Tensor, matrix: PackedMatrix, out: Tensor) -> None:
-        """See `Kernels`."""
+        """Compute out [T, O] = x [T, I] times the matrix plus its bias; each row of x is quantised
+        to 8 bits.
+        """
         whole, scales = _quantise(x)
-        # In float64, in which these sums of integers are exact too.
+        # In float64, where these integer sums are exact, as they are in the compiled kernel.
         sums = whole.double() @ matrix.unpacked().double().T
         product = sums.float() * (scales * matrix.scales[: matrix.num_outputs])
         if len(matrix.bias):
@@ -72,7 +78,9 @@ class PlainKernels:
     def argmax_rows(
         self, logits: Tensor, out: NDArray[np.int32], is_finite: NDArray[np.bool_]
     ) -> None:
-        """See `Kernels`."""
+        """Write the index of each row's maximum to `out` and True to `is_finite`; 0 and False for a
+        row without a finite maximum.
+        """
         best, index = logits.float().max(-1)
         good = torch.isfinite(best)
         is_finite[:] = good.numpy()
@@ -80,7 +88,7 @@ class PlainKernels:
 
 
 class PlainLayer:
-    """See `LayerAttention`."""
+    """The attention of one layer in PyTorch: a `LayerAttention`."""
 
     def __init__(
         self,
@@ -96,7 +104,7 @@ class PlainLayer:
         self._window, self._softcap, self._sinks = window, softcap, sinks
 
     def write(self, rows: StepRows, key: Tensor, value: Tensor) -> None:
-        """See `LayerAttention`."""
+        """Write new keys and values [T, H, D] to the pages."""
         block_size = self._pages.shape[3]
         for row in np.flatnonzero(rows.counts).tolist():
             packed, positions = _span(rows, row)
@@ -116,7 +124,10 @@ class PlainLayer:
         key_norm: Tensor | None = None,
         eps: float = 0.0,
     ) -> None:
-        """See `LayerAttention`."""
+        """Normalise and rotate queries and keys of qkv [T, (Hq + 2 H) * D]; write keys and values.
+
+        Queries change in place, keys and values are written to the pages. See `LayerAttention`.
+        """
         num_kv_heads = self._pages.shape[2]
         head_dim = qkv.shape[1] // (self._num_heads + 2 * num_kv_heads)
         heads = qkv.view(len(qkv), -1, head_dim)
@@ -131,7 +142,7 @@ class PlainLayer:
         self.write(rows, rotated, value)
 
     def attend(self, rows: StepRows, query: Tensor, out: Tensor) -> None:
-        """See `LayerAttention`."""
+        """Attend with query [T, Hq, D] to the keys and values in the pages, into out [T, Hq, D]."""
         block_size, group = self._pages.shape[3], self._num_heads // self._pages.shape[2]
         for row in np.flatnonzero(rows.counts).tolist():
             packed, positions = _span(rows, row)
@@ -158,14 +169,14 @@ class PlainLayer:
             out[packed] = torch.einsum("hnk,khd->nhd", weights, values).to(out.dtype)
 
     def _as_rows(self, x: Tensor) -> Tensor:
-        """Convert keys or values to the pages' format."""
+        """Convert keys or values to the format of the pages."""
         if self._pages.dtype is not torch.int8:
             return x
         whole, scales = _quantise(x)
         return torch.cat([whole.char(), scales.contiguous().view(torch.int8)], -1)
 
     def _as_numbers(self, rows: Tensor) -> Tensor:
-        """Convert keys or values from the pages' format to float32."""
+        """Convert keys or values from the format of the pages to float32."""
         if self._pages.dtype is not torch.int8:
             return rows.float()
         scales = rows[..., -SCALE_BYTES:].contiguous().view(torch.float32)
@@ -173,8 +184,8 @@ class PlainLayer:
 
 
 def _quantise(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's whole numbers and scale [..., 1]; for a row of zeros or with NaN, zeros and
-    a scale of 0 or NaN.
+    """Return each row's quantised integers and scale [..., 1]; a row of zeros has scale 0, a row
+    with a non-finite value has scale NaN.
     """
     greatest = x.float().abs().amax(-1, keepdim=True)
     whole = torch.round(x.float() * (127 / greatest))
@@ -183,7 +194,7 @@ def _quantise(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _span(rows: StepRows, row: int) -> tuple[slice, Tensor]:
-    """Return a row's packed indices and positions."""
+    """Return the packed indices and the positions of a row's tokens."""
     first, count, start = (
         int(array[row]) for array in (rows.first_tokens, rows.counts, rows.starts)
     )
@@ -197,7 +208,9 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rotate(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate the first elements by halves, in float32."""
+    """Apply rotary embeddings (half-split layout) to the first elements of every head, computed in
+    float32.
+    """
     cosines, sines = angles
     wide, middle = x.float(), cosines.shape[-1]
     first, second = wide[..., :middle], wide[..., middle : 2 * middle]

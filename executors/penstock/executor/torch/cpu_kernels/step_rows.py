@@ -9,7 +9,7 @@ Int32s = NDArray[np.int32]
 
 
 class CRows(ctypes.Structure):
-    """`Rows` of kernels.h."""
+    """Mirrors the C structure `Rows` of kernels.h."""
 
     _fields_ = (
         ("first_tokens", ctypes.c_void_p),
@@ -23,8 +23,8 @@ class CRows(ctypes.Structure):
 
 
 class StepRows:
-    """Row i computes `counts[i]` tokens from position `starts[i]` on, packed from index
-    `first_tokens[i]` on, of the sequence with the blocks `block_table[slots[i]]`.
+    """The rows of a step. Row i computes `counts[i]` tokens from position `starts[i]` on, packed
+    from index `first_tokens[i]` on, of the sequence with the blocks `block_table[slots[i]]`.
     """
 
     __slots__ = (
@@ -61,7 +61,9 @@ class StepRows:
         slots: Int32s,
         block_table: Int32s,
     ) -> None:
-        """Set the arrays of a step. They are read until the next `set`."""
+        """Set the arrays of a step, which the kernels read in place until the next `set`. Raises
+        ValueError for an array that is not contiguous int32.
+        """
         self.first_tokens, self.counts = first_tokens, num_tokens
         self.starts, self.slots, self.block_table = starts, slots, block_table
         struct = self._struct

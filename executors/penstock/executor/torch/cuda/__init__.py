@@ -1,1 +1,1 @@
-"""The fused path for CUDA devices: a decoder step in few launches of our own kernels."""
+"""The fused path for CUDA devices: a decoder step with few kernel launches."""

@@ -1,7 +1,9 @@
-"""CUDA graphs of decode steps: one of the forward and one of sampling for each number of rows.
+"""CUDA graphs of decode steps: for each batch size one for the forward (small batches have another
+for long contexts) and one for sampling with Variant.PLAIN.
 
-Owns the batch sizes, the memory that the graphs read and write, and their capture at start. Forward
-and sampling are separate graphs, so that other work can run between logits and tokens.
+Chooses the batch sizes, allocates the memory that the graphs read and write, and captures the
+graphs at start. Forward and sampling are separate graphs, so that other work can run between logits
+and tokens.
 """
 
 import logging
@@ -11,21 +13,23 @@ import torch
 
 from penstock.executor.torch.cuda.device_queue import DeviceQueue, Replayable
 from penstock.executor.torch.cuda.device_sampler import DeviceSampler, DeviceSamples, Variant
-from penstock.executor.torch.cuda.fused_model import FusedModel, empty_row_tokens
+from penstock.executor.torch.cuda.fused_forward import FusedForward, empty_row_tokens
 from penstock.executor.torch.cuda.row_staging import RowStaging
 from penstock.executor.torch.cuda.tiles import LONG_CONTEXT, MAX_LONG_ROWS, buckets_up_to
 from penstock.scheduler.batch import Batch
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class DecodeGraphs:
-    """Replays decode steps of up to `max_rows` rows."""
+    """Captures decode steps of up to `max_rows` rows at construction, and replays them.
+    `last_tokens`: see `DeviceSampler.sample`. `staging`: used only for the capture.
+    """
 
     def __init__(
         self,
         queue: DeviceQueue,
-        model: FusedModel,
+        model: FusedForward,
         sampler: DeviceSampler,
         last_tokens: torch.Tensor,
         staging: RowStaging,
@@ -48,14 +52,15 @@ class DecodeGraphs:
         begun_s = time.monotonic()
         with queue.active():
             staging.stage_scratch(self._staged)
-        # The largest first: the smaller ones reuse its memory in the shared pool.
+        # Largest first: smaller graphs reuse its memory in the shared pool.
         for bucket in reversed(self._buckets):
             self._capture(queue, bucket)
         with queue.active():
-            # This variant is not captured, but compiled before the first request.
+            # This variant is not captured; run it once to compile its kernels before the first
+            # request.
             self._sample(max_rows, Variant.FULL)
         queue.synchronize()
-        _log.info(
+        logger.info(
             "captured %d graphs of up to %d rows in %.1f s",
             self.num_graphs,
             max_rows,
@@ -68,7 +73,9 @@ class DecodeGraphs:
         return len(self._forwards) + len(self._samplings)
 
     def run(self, batch: Batch, staging: RowStaging, variant: Variant) -> DeviceSamples:
-        """Queue one step; its results stay on the device until the next step."""
+        """Queue a step of decodes; return its results, which are on the device and valid until the
+        next step.
+        """
         num_rows = batch.num_rows
         bucket = next(size for size in self._buckets if size >= num_rows)
         longest = int(batch.starts.max()) + 1
@@ -94,7 +101,7 @@ class DecodeGraphs:
 
         self._samplings[bucket] = queue.capture(sampling)
         num_done, num_all = len(self._samplings), len(self._buckets)
-        _log.info("capturing graphs: %d of %d step sizes", num_done, num_all)
+        logger.info("capturing graphs: %d of %d step sizes", num_done, num_all)
 
     def _sample(self, num_rows: int, variant: Variant) -> DeviceSamples:
         tokens, logits = self._tokens.first(num_rows), self._logits[:num_rows]

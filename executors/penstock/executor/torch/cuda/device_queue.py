@@ -1,6 +1,6 @@
-"""Work queued on a device: one stream, its events and captured graphs, and pinned host memory.
+"""A queue of device work: one stream, its events and captured graphs, and pinned host memory.
 
-Everything launched inside `active` runs in launch order.
+Work launched inside `active` is stream-ordered.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,12 @@ from torch import Tensor
 
 
 class Mark(Protocol):
-    """A point in the queue."""
+    """A point in the queue that the host can wait for."""
 
     def wait(self) -> None:
-        """Wait until all work queued before this mark is done. Raises the device's errors."""
+        """Wait until all work queued before this mark is done. Raises RuntimeError if the device
+        failed.
+        """
         ...
 
 
@@ -23,7 +25,7 @@ class Replayable(Protocol):
     """Captured work, which can be queued again."""
 
     def replay(self) -> None:
-        """Queue the captured work again, over the same memory."""
+        """Queue the captured work again, on the same memory."""
         ...
 
 
@@ -40,7 +42,7 @@ class DeviceQueue(Protocol):
         ...
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Allocate host memory that the device can access directly."""
+        """Allocate host memory that the device can access directly; its content is undefined."""
         ...
 
     def mark(self) -> Mark:
@@ -48,7 +50,7 @@ class DeviceQueue(Protocol):
         ...
 
     def capture(self, run: Callable[[], None]) -> Replayable:
-        """Run `run` once to warm up, then capture it."""
+        """Call `run` twice: to warm up, then to capture its work; return the captured work."""
         ...
 
     def free_bytes(self) -> int:
@@ -56,7 +58,7 @@ class DeviceQueue(Protocol):
         ...
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """Run `run` once; return its peak of additional memory, in bytes."""
+        """Call `run` once; return its peak additional memory, in bytes."""
         ...
 
     def synchronize(self) -> None:
@@ -69,7 +71,7 @@ class DeviceQueue(Protocol):
 
 
 class CudaMark:
-    """An event of a stream."""
+    """A `Mark` that is an event of a CUDA stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._event = torch.cuda.Event()
@@ -81,7 +83,7 @@ class CudaMark:
 
 
 class CudaQueue:
-    """A stream of one CUDA device; captured graphs share their memory."""
+    """A `DeviceQueue` on a stream of one CUDA device; captured graphs share one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -98,7 +100,7 @@ class CudaQueue:
         return torch.cuda.stream(self._stream)
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Allocate page-locked host memory."""
+        """Allocate page-locked host memory; its content is undefined."""
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def mark(self) -> CudaMark:
@@ -106,7 +108,9 @@ class CudaQueue:
         return CudaMark(self._stream)
 
     def capture(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Capture a graph, after a first run that compiles kernels and initialises libraries."""
+        """Call `run` once to compile kernels and initialise libraries; return a captured graph of a
+        second call.
+        """
         with self.active():
             run()
         self._stream.synchronize()
@@ -126,7 +130,9 @@ class CudaQueue:
         return free + held
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
-        """Return the peak memory that the allocator measures for the whole device."""
+        """Call `run` once; return its peak additional memory, in bytes, as measured by the
+        allocator.
+        """
         self.synchronize()
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)

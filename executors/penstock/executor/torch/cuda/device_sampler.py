@@ -1,14 +1,14 @@
-"""Samples the next token of every slot on the device, with few launches per step.
+"""Samples the next token of each row on the device, with few launches per step.
 
-Owns the slots' options in the kernels' format, the token counts for penalties, and the tensors of a
-step's results. Everything that depends only on a slot is staged when its request is admitted; a
-step copies nothing to the device, so that it can be captured in a CUDA graph. Knows neither how
-logits are computed nor what reads the results.
+Keeps on the device the slots' sampling options, the token counts for penalties, and the results of
+a step. Options are copied to the device when a request is admitted; a step copies nothing, so it
+can be captured in a CUDA graph.
 
-A token depends only on its row's logits, its request's options, its seed and its position. Random
-numbers are those of `counter_random`, bit for bit. Sums have another order than on a CPU, and exp
-rounds differently: a draw is the same as on a CPU unless its random number, or the edge of a
-truncation, is within that rounding error (about 1e-6 of the mass) of a boundary.
+A token depends only on its row's logits and mask, its position, and its request's options (with the
+seed) and earlier tokens. Random numbers are those of `counter_random`, bit for bit. The order of
+summation and the rounding of exp differ from those on a CPU: a sampled token equals the one on a
+CPU unless its random number or a truncation threshold is within the rounding error (about 1e-6 of
+the mass) of a boundary.
 """
 
 import enum
@@ -25,7 +25,7 @@ from penstock.executor.torch.slot_rules import SlotRules
 from penstock.scheduler.batch import Batch, TokenLogprobs
 from penstock.scheduler.request import Request
 
-# A launch accepts options that are not parameters of the kernel.
+# A launch accepts options, such as num_warps, that are not parameters of the kernel.
 choice: Any = sampler_choice
 kernels: Any = sampler_scores
 
@@ -41,19 +41,20 @@ Ints = NDArray[np.int64]
 
 
 class Variant(enum.Enum):
-    """Determines the launches of a step; each variant is captured separately."""
+    """Which kernels a sampling step launches; only PLAIN is captured in CUDA graphs."""
 
     PLAIN = "plain"
-    """Greedy or temperature only."""
+    """All rows are greedy or have only a temperature."""
     FULL = "full"
-    """Any option."""
+    """Rows may have any option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SamplePlan:
-    """The options of a step's rows, read when the step is launched.
+    """Sampling options of a step's rows, as of the launch.
 
-    `wants_logprobs` bool [m]; `num_top`: the maximum number of alternatives that a row requests.
+    `wants_logprobs` bool [m]; `num_top`: the greatest number of top log probabilities that a row
+    requests.
     """
 
     variant: Variant
@@ -65,8 +66,9 @@ class SamplePlan:
 class DeviceSamples:
     """The results on the device, valid until the next `sample`.
 
-    `rows` int32 [m, 4]: token; 1 if the logits were finite; bits of the token's log probability;
-    its rank. `tops` int32 [m, 2, MAX_TOP]: ids, bits of log probabilities.
+    `rows` int32 [m, 4]: token; 1 if the logits were finite; bits of the token's log probability and
+    its rank, both undefined unless requested. `tops` int32 [m, 2, MAX_TOP]: ids of the most likely
+    tokens, then bits of their log probabilities, as many as requested; the rest is undefined.
     """
 
     rows: Tensor
@@ -75,8 +77,8 @@ class DeviceSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenMasks:
-    """The allowed tokens of rows: `bits` int32 [n, words], bit 1 for allowed; `rows` int64 [m]:
-    each row's index in `bits`, -1 for an unconstrained row.
+    """The allowed tokens of rows: `bits` int32 [n, words], with one bit per token: 1 if it is
+    allowed; `rows` int64 [m]: each row's index in `bits`, -1 for an unconstrained row.
     """
 
     bits: Tensor
@@ -84,7 +86,7 @@ class TokenMasks:
 
 
 class DeviceSampler:
-    """Samples for up to `max_num_seqs` slots; slot `no_slot` is for padding rows."""
+    """Samples for up to `max_num_seqs` slots; padding rows use slot `no_slot`."""
 
     def __init__(self, *, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
         self.no_slot = max_num_seqs
@@ -120,7 +122,9 @@ class DeviceSampler:
         self._no_masks = TokenMasks(bits=zeros(1, 1), rows=zeros(1, dtype=torch.int64))
 
     def refusal(self, request: Request) -> str:
-        """Return why the request's options do not fit the tables, or an empty string."""
+        """Return why the device's tables cannot hold the options of `request`, or an empty string
+        if they can.
+        """
         sampling = request.spec.sampling
         if max(sampling.num_logprobs, 0) > MAX_TOP:
             return f"logprobs: at most {MAX_TOP} alternatives"
@@ -129,7 +133,9 @@ class DeviceSampler:
         return ""
 
     def follow(self, batch: Batch, rules: SlotRules) -> None:
-        """Stage requests admitted since the last batch; call it after `rules.follow`."""
+        """Copy the options of newly admitted requests to the device; those in `rules.refusals` get
+        greedy sampling. Call it after `rules.follow`.
+        """
         admitted = [request for request in batch.admitted if request.slot >= 0]
         if not admitted:
             return
@@ -149,7 +155,7 @@ class DeviceSampler:
             self._stage_counts(penalised)
 
     def plan(self, slots: Ints, positions: Ints) -> SamplePlan:
-        """Return the options of `slots` for sampling the tokens at `positions`."""
+        """Return the plan of a step that samples the tokens at `positions` [m] of `slots` [m]."""
         words = self._words[slots]
         flags = words[:, kernels.FLAGS.value]
         is_full = (
@@ -175,12 +181,13 @@ class DeviceSampler:
         variant: Variant,
         masks: TokenMasks | None = None,
     ) -> DeviceSamples:
-        """Choose a token for each row and store it in `last_tokens`.
+        """Choose a token for each row, and store it in `last_tokens`; return the results, which are
+        on the device.
 
-        `logits` [m, vocabulary] of any float type; `slots`, `positions` int64 [m], a row's position
-        is that of the token it samples. `last_tokens` int32 [2 * (slots + 1)]: the token of
-        position p of a slot is at `2 * slot + p % 2`, so that a repeated step still finds the
-        previous token.
+        `logits` [m, vocabulary] of any float type; `slots`, `positions` int64 [m]: a row's position
+        is that of the token to sample. `last_tokens` int32 [2 * (slots + 1)]: the token of position
+        p of a slot is at `2 * slot + p % 2`, so that a repeated step still finds the previous
+        token. `masks` are applied only by Variant.FULL.
         """
         num_rows = len(logits)
         is_full = variant is Variant.FULL
@@ -245,7 +252,9 @@ class DeviceSampler:
         )  # fmt: skip
 
     def outcome(self, num_rows: int) -> DeviceSamples:
-        """Return the memory in which `sample`, or a replay of its graph, stores its results."""
+        """Return the memory in which `sample`, or a replay of its captured graph, stores its
+        results.
+        """
         return DeviceSamples(rows=self._rows[:num_rows], tops=self._tops[:num_rows])
 
     def _stage_bias(self, slot: int, ids: Ints, values: NDArray[np.float32]) -> None:
@@ -258,7 +267,7 @@ class DeviceSampler:
         self._bias_values[slot, : len(tokens)].copy_(self._staged(sums), non_blocking=True)
 
     def _stage_counts(self, requests: list[Request]) -> None:
-        """Count the tokens of prompt and output again, also after a preemption or a replay."""
+        """Replace the token counts of the requests' slots by those of their prompts and outputs."""
         slots = np.array([request.slot for request in requests], dtype=np.int64)
         places: list[Ints] = []
         values: list[NDArray[np.int16]] = []
@@ -278,7 +287,7 @@ class DeviceSampler:
         self._counted.index_copy_(0, at, staged)
 
     def _staged(self, values: NDArray[Any]) -> Tensor:
-        """Return a host copy that the device can read while the host continues."""
+        """Return a copy in pinned memory, which the device can read asynchronously."""
         staged = torch.from_numpy(values)
         return staged.pin_memory() if self._device.type == "cuda" else staged.clone()
 
@@ -286,7 +295,8 @@ class DeviceSampler:
 def read_samples(
     rows: NDArray[np.int32], tops: NDArray[np.int32] | None, plan: SamplePlan
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_], TokenLogprobs | None]:
-    """Return tokens, whether their logits were finite, and log probabilities if requested.
+    """Return tokens, whether their logits were finite, and log probabilities, or None if no row
+    requests them.
 
     `rows`, `tops`: host copies of `DeviceSamples`; `tops` may be None if no row requests logprobs.
     """
@@ -311,12 +321,12 @@ def read_samples(
 
 
 def _padded(count: int) -> int:
-    """Return the next power of two."""
+    """Return the lowest power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()
 
 
 def _words_of(request: Request) -> NDArray[np.int32]:
-    """Return the request's row of the options table."""
+    """Return the request's row of the options table, as 32-bit words."""
     spec, sampling = request.spec, request.spec.sampling
     words = np.zeros(kernels.NUM_WORDS.value, dtype=np.int32)
     numbers = words.view(np.float32)
@@ -351,7 +361,9 @@ def _words_of(request: Request) -> NDArray[np.int32]:
 
 
 def _packed_counts(request: Request) -> tuple[Ints, NDArray[np.int16]]:
-    """Return the request's tokens and their entries in the table of counts."""
+    """Return the request's distinct tokens and their entries in the table of counts: the number of
+    outputs, and the bit IN_PROMPT.
+    """
     num_prompt = request.spec.num_original_prompt_tokens
     tokens, place = np.unique(request.tokens, return_inverse=True)
     outputs = np.bincount(place[num_prompt:], minlength=len(tokens))

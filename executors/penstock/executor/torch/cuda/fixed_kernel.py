@@ -1,7 +1,7 @@
-"""Launches a kernel whose constants are fixed, without the overhead of Triton's launcher.
+"""Launches a Triton kernel with fixed constants, bypassing Triton's launcher.
 
-Triton's launcher examines every argument and option each time, which takes about 28 us of host
-time; launching the compiled kernel directly takes 8 us. A step that is not captured has hundreds of
+Triton's launcher inspects every argument and option at each launch, which takes about 28 us of host
+time; a direct launch of the compiled kernel takes 8 us. A step that is not captured has hundreds of
 launches.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from triton.runtime import driver
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _ALIGNMENT = 16
 """Pointer alignment, in bytes, that the compiled kernel requires."""
@@ -23,11 +23,11 @@ _NO_HOOKS = (None, None, None)
 
 
 class FixedKernel:
-    """One kernel with its constants and options, always called with tensors of the same number
-    formats.
+    """One kernel with fixed constants and options, always called with tensors of the same dtypes.
 
-    Its parameters are tensors, then numbers, then the constants. Integers among the numbers must be
-    `do_not_specialize`: the compiled kernel is used for all their values.
+    Its parameters are tensors, then numbers, then the constants. Integer parameters must be
+    `do_not_specialize` (TypeError otherwise), because the compiled kernel is used for all their
+    values.
     """
 
     def __init__(self, kernel: Any, **constants: Any) -> None:
@@ -74,10 +74,10 @@ class FixedKernel:
         self._fixed = (compiled.function, compiled.packed_metadata, *_NO_HOOKS)
         pointers = map(_POINTER, tensors)
         try:
-            # A launch without programs only reads its arguments.
+            # An empty grid launches nothing; the arguments are only inspected.
             stream = self._stream(self._device)
             compiled.run(0, 0, 0, stream, *self._fixed, *pointers, *numbers, *self._values)
         except TypeError as error:
-            _log.warning("this version of Triton launches each kernel slowly: %s", error)
+            logger.warning("this version of Triton launches each kernel slowly: %s", error)
         else:
             self._run = compiled.run

@@ -4,10 +4,10 @@ results.
 Two steps may be in flight. A step of decodes replays captured graphs; any other step uses one
 packed forward. Only the results are copied to the host, and only `collect` waits for the device.
 
-Requests fail alone: rows that are not finite are flagged next to the tokens. The keys and values of
-a failed request are never read, since all loads of the kernels are masked, so nothing is cleared. A
-step that raises while it is queued is repeated in parts (`penstock.executor.isolation`): a repeated
-step writes the same values to the same locations.
+Failures are per request: rows with non-finite values are flagged next to the tokens. The keys and
+values of a failed request need not be cleared: they are never read, since all loads of the kernels
+are masked. A step that raises while it is queued is repeated in parts
+(`penstock.executor.isolation`): a repeated step writes the same values to the same locations.
 """
 
 import traceback
@@ -20,10 +20,10 @@ from penstock.executor.isolation import run_apart
 from penstock.executor.torch.cuda.decode_graphs import DecodeGraphs
 from penstock.executor.torch.cuda.device_queue import DeviceQueue
 from penstock.executor.torch.cuda.device_sampler import DeviceSampler
-from penstock.executor.torch.cuda.fused_model import FusedModel
-from penstock.executor.torch.cuda.launched_step import LaunchedStep, OutcomeMemory, launched_step_of
+from penstock.executor.torch.cuda.device_step import DeviceStep, OutcomeMemory, launched_step_of
+from penstock.executor.torch.cuda.fused_forward import FusedForward
 from penstock.executor.torch.cuda.packed_step import PackedStep
-from penstock.executor.torch.cuda.row_staging import RowStaging
+from penstock.executor.torch.cuda.row_staging import RowStaging, packed_size
 from penstock.executor.torch.health_probe import HealthProbe
 from penstock.executor.torch.kv_pages import block_bytes
 from penstock.executor.torch.loading import LoadedModel
@@ -33,8 +33,8 @@ from penstock.scheduler.batch import Batch, StepResult
 from penstock.scheduler.executor import ExecutorDied, ExecutorInfo
 
 _NUM_SETS = 3
-"""Sets of pinned memory: for two steps in flight and one that is being packed. Steps that are
-waited for at once have a separate set, because the sets of steps in flight are not read yet.
+"""Sets of pinned memory: for two steps in flight and one that is being packed. Synchronous steps
+have a separate set, because the sets of steps in flight are still in use.
 """
 
 
@@ -42,15 +42,17 @@ waited for at once have a separate set, because the sets of steps in flight are 
 class FusedParts:
     """A fused model over its pages, and the tensors that it shares with its executor.
 
-    `table` and `last_tokens` have a scratch slot after the requests' slots; the pages have the
-    health probe's blocks after the requests' blocks.
+    `table` and `last_tokens` have one scratch slot after the slots of requests; the pages have the
+    health probe's blocks after the blocks of requests. `max_step_tokens`: the maximum number of
+    tokens of a packed step.
     """
 
-    model: FusedModel
+    model: FusedForward
     table: torch.Tensor
     last_tokens: torch.Tensor
     num_weight_bytes: int
     page_dtype: torch.dtype
+    max_step_tokens: int
 
 
 class FusedExecutor:
@@ -69,9 +71,8 @@ class FusedExecutor:
         self._rules = SlotRules(vocab_size=loaded.vocab_size, num_embeddings=loaded.num_embeddings)
         self._probe = HealthProbe(info)
         max_rows = sampler.no_slot
-        scratch = (max_rows, info.num_blocks)
-        self._sets = [_StepMemory(queue, max_rows, scratch) for _ in range(_NUM_SETS)]
-        self._own_set = _StepMemory(queue, max_rows, scratch)
+        sets = [_StepMemory(queue, info, parts, max_rows) for _ in range(_NUM_SETS + 1)]
+        self._own_set, *self._sets = sets
         self._num_steps = 0
         self._packed = PackedStep(queue, parts.model, sampler, parts.last_tokens, parts.table)
         with torch.inference_mode():
@@ -84,7 +85,7 @@ class FusedExecutor:
                 max_rows=info.max_num_seqs,
                 max_seq_len=info.max_seq_len,
             )
-            # Compile everything that a packed step needs before the first request.
+            # Compile the kernels of a packed step before the first request.
             self._enqueue(self._probe.batch, self._probe.rules, self._own_set).wait()
         page_bytes = info.num_blocks * block_bytes(loaded.shapes, info.block_size, parts.page_dtype)
         self._info = replace(
@@ -99,7 +100,7 @@ class FusedExecutor:
                 page_dtype=parts.page_dtype,
             ),
         )
-        self._launched: deque[LaunchedStep | StepResult] = deque()
+        self._launched: deque[DeviceStep | StepResult] = deque()
         self._is_closed = False
 
     @property
@@ -109,18 +110,21 @@ class FusedExecutor:
 
     @property
     def ready_fd(self) -> int | None:
-        """None: `collect` waits for a step."""
+        """None: `collect` blocks until the step is done."""
         return None
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> None:
-        """Queue one step. Raises ExecutorDied when the health probe fails too."""
+        """Queue one step; if it raises, run it again synchronously, in parts if necessary. Raises
+        ExecutorDied if the executor is closed, or if the step raises and the health probe fails
+        too.
+        """
         if self._is_closed:
             raise ExecutorDied("the executor is closed")
         try:
             self._follow(batch)
         except Exception as error:
-            # After a lack of memory, repeat with the memory that the allocator held.
+            # After an out-of-memory error, release the allocator's cached memory and repeat.
             self._recover(error)
             self._follow(batch)
         if batch.num_rows == 0:
@@ -133,14 +137,16 @@ class FusedExecutor:
         except ExecutorDied:
             raise
         except Exception as error:
-            # Find the row that causes it by running parts and waiting for each.
+            # Find the row that causes the error: run parts of the step synchronously.
             traceback.clear_frames(error.__traceback__)
             self._recover(error)
             self._launched.append(run_apart(batch, self._run_part, self._recover))
 
     @torch.inference_mode()
     def collect(self) -> StepResult:
-        """Return the oldest launched step's results. Raises ExecutorDied if the device is lost."""
+        """Return the oldest launched step's results. Raises ExecutorDied if the device is lost,
+        IndexError if no step is launched.
+        """
         launched = self._launched.popleft()
         if isinstance(launched, StepResult):
             return launched
@@ -150,7 +156,7 @@ class FusedExecutor:
             raise ExecutorDied(f"the device failed: {error}") from error
 
     def close(self) -> None:
-        """Release model, pages and graphs."""
+        """Wait for the device, then release model, pages and graphs. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             self._queue.synchronize()
@@ -166,7 +172,7 @@ class FusedExecutor:
         with self._queue.active():
             self._sampler.follow(batch, self._rules)
 
-    def _enqueue(self, batch: Batch, rules: SlotRules, own: "_StepMemory") -> LaunchedStep:
+    def _enqueue(self, batch: Batch, rules: SlotRules, own: "_StepMemory") -> DeviceStep:
         staging, memory = own.staging, own.outcome
         launched = launched_step_of(batch, memory, rules.refusals)
         with self._queue.active():
@@ -184,7 +190,9 @@ class FusedExecutor:
         return self._enqueue(batch, self._rules, self._own_set).wait()
 
     def _recover(self, error: Exception) -> None:
-        """Raise ExecutorDied when the device is lost, so that every later operation would fail."""
+        """Wait for the device, release cached memory and run the health probe. Raises ExecutorDied
+        if any of these fails, because every later operation would fail.
+        """
         try:
             self._queue.synchronize()
             self._queue.release_memory()
@@ -197,8 +205,25 @@ class FusedExecutor:
 
 
 class _StepMemory:
-    """Pinned memory of one step, for copies in both directions."""
+    """Pinned memory of one step, for copies in both directions.
 
-    def __init__(self, queue: DeviceQueue, max_rows: int, scratch: tuple[int, int]) -> None:
-        self.staging = RowStaging(queue, max_rows=max_rows, scratch=scratch)
-        self.outcome = OutcomeMemory(queue, max_rows=max_rows)
+    It is allocated for the largest step, because a later allocation may block on queued work.
+    """
+
+    def __init__(
+        self, queue: DeviceQueue, info: ExecutorInfo, parts: FusedParts, max_rows: int
+    ) -> None:
+        num_tokens = parts.max_step_tokens
+        num_packed = packed_size(
+            num_tokens=num_tokens,
+            num_rows=max_rows,
+            tokens_a_tile=parts.model.tokens_a_tile,
+            table_width=parts.table.shape[1],
+        )
+        self.staging = RowStaging(
+            queue,
+            max_rows=max_rows,
+            scratch=(max_rows, info.num_blocks),
+            num_packed=num_packed,
+        )
+        self.outcome = OutcomeMemory(queue, max_rows=max_rows, max_tokens=num_tokens)

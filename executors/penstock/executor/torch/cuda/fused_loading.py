@@ -1,12 +1,12 @@
 """Builds the executor over the fused step from a loaded model.
 
-Owns the order: recognise the module tree, verify it in float32, join its weights, compare logits,
-measure a step's memory, allocate the pages, capture the graphs. Raises NotFused as long as the
-eager path can still serve the model.
+Steps: recognise the module tree, verify it in float32, join its weights, compare logits, measure a
+step's memory, allocate the pages, capture the graphs. If a check fails, NotFused is raised: the
+eager path serves the model, or rejects it if 8-bit settings are given.
 """
 
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -17,38 +17,38 @@ from penstock.executor.config import ExecutorConfig
 from penstock.executor.device_defaults import device_defaults
 from penstock.executor.torch.cuda.device_queue import DeviceQueue
 from penstock.executor.torch.cuda.device_sampler import DeviceSampler
-from penstock.executor.torch.cuda.eight_bit_check import check_eight_bit
+from penstock.executor.torch.cuda.eight_bit import check_eight_bit, measure_scales
 from penstock.executor.torch.cuda.fused_executor import FusedExecutor, FusedParts
-from penstock.executor.torch.cuda.fused_model import Ends, FusedModel
+from penstock.executor.torch.cuda.fused_forward import Ends, FusedForward
 from penstock.executor.torch.cuda.page_attention import HeadLayout, PageAttention
-from penstock.executor.torch.cuda.page_scales import measure_scales
 from penstock.executor.torch.cuda.trial_steps import (
     NUM_TRIAL_TOKENS,
     run_widest_step,
     trial_logits,
 )
+from penstock.executor.torch.cuda.wide_weights import with_wide_memory
 from penstock.executor.torch.fused_weights import LayerWeights, fuse_weights
 from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS
 from penstock.executor.torch.kv_pages import KVPages, block_bytes, page_dtype
 from penstock.executor.torch.loading import LoadedModel
 from penstock.executor.torch.module_tree import DecoderTree, NotFused, read_module_tree
 from penstock.executor.torch.num_blocks import num_device_blocks, size_setting
-from penstock.executor.torch.quantised_weights import FP8, quantise_layers
+from penstock.executor.torch.quantised_weights import FP8, WideLayers, quantise_layers
 from penstock.executor.torch.resources import weight_bytes
 from penstock.executor.torch.rotary_table import RotaryTable, make_rotary_table
 from penstock.executor.torch.serving_info import served_length, serving_info
 from penstock.executor.torch.trial_reference import TrialReference, make_reference
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _MIN_SLOTS = 2
-"""Slots that the health probe needs."""
+"""Minimum number of slots: the health probe needs two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Parts:
-    """The parts that do not depend on the number of pages."""
+    """The parts of the fused executor that do not depend on the number of pages."""
 
-    layers: tuple[LayerWeights, ...]
+    layers: Sequence[LayerWeights]
     ends: Ends
     layout: HeadLayout
     rotary: RotaryTable
@@ -58,7 +58,10 @@ class _Parts:
 
 @torch.inference_mode()
 def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) -> FusedExecutor:
-    """Build the executor. Raises NotFused if the fused step does not support the model."""
+    """Build the executor. Raises NotFused if the fused step does not support the model,
+    UnsupportedModel for 8-bit settings without kernels, ValueError naming the setting if the device
+    has too little memory.
+    """
     tree = read_module_tree(model)
     check_eight_bit(
         config,
@@ -68,19 +71,21 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
     )
     max_seq_len = served_length(config, model)
     with queue.active():
-        reference = make_reference(model, tree, NUM_TRIAL_TOKENS)
-        queue.release_memory()
-        parts = _parts(tree, queue, num_positions=max(max_seq_len, NUM_TRIAL_TOKENS) + 1)
-        try:
-            found, pages = _try(config, model, parts, queue)
-        except Exception as failure:  # a device that a kernel does not support, or no compiler
-            raise NotFused(f"its kernels do not run here: {failure}") from failure
+        with _fitting_weights(config, model.dtype):
+            reference = make_reference(model, tree, NUM_TRIAL_TOKENS)
+            queue.release_memory()
+            layers = fuse_weights(tree)
+            num_positions = max(max_seq_len, NUM_TRIAL_TOKENS) + 1
+            parts = _parts(tree, layers, queue, num_positions=num_positions)
+            with _running("its kernels"):
+                wide = replace(parts, layers=WideLayers(layers, model.dtype))
+                found, pages = _try(config, model, wide, queue)
         if fault := reference.fault_of(found, model.dtype):
             raise NotFused(fault)
         error = reference.error_of(found)
         if (config.quantization, config.kv_cache_dtype) != ("none", "auto"):
             with _fitting(_eight_bit_settings(config), config):
-                parts = _in_eight_bits(config, model, tree, parts, pages)
+                parts = _in_eight_bits(config, tree, layers, parts, pages)
                 _check_eight_bits(config, model, parts, queue, reference)
         with _fitting("max_num_seqs", config):
             sampler = DeviceSampler(
@@ -102,7 +107,7 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
             num_pages = num_blocks + NUM_PROBE_BLOCKS
             built, _ = _build(config, model, parts, queue, num_pages, max_seq_len)
             executor = FusedExecutor(info, queue, model, built, sampler)
-    _log.info(
+    logger.debug(
         "the fused path serves this model: its logits differ from the model's in float32 by %.1e",
         error,
     )
@@ -115,15 +120,27 @@ def _eight_bit_settings(config: ExecutorConfig) -> str:
 
 
 def _in_eight_bits(
-    config: ExecutorConfig, model: LoadedModel, tree: DecoderTree, parts: _Parts, pages: KVPages
+    config: ExecutorConfig,
+    tree: DecoderTree,
+    layers: list[LayerWeights],
+    parts: _Parts,
+    pages: KVPages,
 ) -> _Parts:
-    """Return the parts in the configured formats. `pages`: written by a trial."""
+    """Return the parts in the configured 8-bit formats; `layers` are quantised in place.
+
+    `pages`: KV pages written by a trial step, from which scales are measured.
+    """
+    dtype = tree.embedding.dtype
     if config.kv_cache_dtype != "auto":
-        dtype = page_dtype(config.kv_cache_dtype, model.dtype)
-        parts = replace(parts, page_dtype=dtype, page_scales=measure_scales(pages))
+        parts = replace(
+            parts,
+            page_dtype=page_dtype(config.kv_cache_dtype, dtype),
+            page_scales=measure_scales(pages),
+        )
     if config.quantization != "none":
-        layers = quantise_layers(tree, parts.layers, config.quantization, model.stored)
-        parts = replace(parts, layers=layers)
+        quantise_layers(tree, layers, config.quantization)
+        if config.quantization == "int8":
+            parts = replace(parts, layers=with_wide_memory(layers, dtype))
     return parts
 
 
@@ -134,29 +151,61 @@ def _check_eight_bits(
     queue: DeviceQueue,
     reference: TrialReference,
 ) -> None:
-    """Compare logits. Raises NotFused, which refuses the model: the eager path has no 8 bits."""
-    try:
+    """Compare the logits of the fused step in 8 bits with the reference.
+
+    Raises NotFused if they differ. The caller then rejects the model, because the eager path does
+    not support 8 bits.
+    """
+    with _running("its kernels in 8 bits"):
         found, _ = _try(config, model, parts, queue)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as failure:
-        raise NotFused(f"its kernels in 8 bits do not run here: {failure}") from failure
     is_fp8 = "fp8" in (config.quantization, config.kv_cache_dtype)
     if fault := reference.fault_of(found, FP8 if is_fp8 else torch.int8):
         raise NotFused(f"in 8 bits {fault}")
-    _log.info(
+    logger.debug(
         "in 8 bits its logits differ from the model's in float32 by %.1e", reference.error_of(found)
     )
 
 
 @contextmanager
+def _running(what: str) -> Generator[None]:
+    """Convert errors, such as an unsupported device or a missing compiler, to NotFused with a
+    message that starts with `what`.
+
+    An out-of-memory error is raised unchanged: the eager path needs at least as much memory.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as failure:
+        raise NotFused(f"{what} do not run here: {failure}") from failure
+
+
+@contextmanager
+def _fitting_weights(config: ExecutorConfig, dtype: torch.dtype) -> Generator[None]:
+    """Convert an out-of-memory error to a ValueError that names the settings with which the weights
+    take less memory.
+
+    `dtype`: the number format of the weights.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        narrower = " dtype bfloat16," if dtype == torch.float32 else ""
+        raise ValueError(
+            f"the weights and the checks at load require more memory than {config.device} has: set"
+            f"{narrower} a device with more free memory or a smaller model: {error}"
+        ) from error
+
+
+@contextmanager
 def _fitting(setting: str, config: ExecutorConfig) -> Generator[None]:
-    """Convert an out-of-memory error to a ValueError naming the setting to lower."""
+    """Convert an out-of-memory error to a ValueError that names the setting to lower."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise ValueError(
-            f"{setting} asks for more memory than {config.device} has next to the weights: {error}"
+            f"{setting} requires more memory than {config.device} has next to the weights: {error}"
         ) from error
 
 
@@ -165,9 +214,17 @@ def num_slots(config: ExecutorConfig) -> int:
     return max(config.max_num_seqs, _MIN_SLOTS)
 
 
-def _parts(tree: DecoderTree, queue: DeviceQueue, *, num_positions: int) -> _Parts:
+def _max_step_tokens(config: ExecutorConfig) -> int:
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    return device_defaults(config.device).max_num_batched_tokens
+
+
+def _parts(
+    tree: DecoderTree, layers: Sequence[LayerWeights], queue: DeviceQueue, *, num_positions: int
+) -> _Parts:
     return _Parts(
-        layers=fuse_weights(tree),
+        layers=layers,
         ends=Ends(
             embedding=tree.embedding, head=tree.head, final_norm=tree.final_norm, eps=tree.eps
         ),
@@ -217,17 +274,21 @@ def _build(
         max_rows=num_slots(config),
         scales=parts.page_scales,
     )
-    fused = FusedModel(
+    fused = FusedForward(
         parts.layers, parts.ends, attention, table, last_tokens, block_size=config.block_size
     )
-    layers = [(layer.qkv, layer.out, layer.gate_up, layer.down) for layer in parts.layers]
-    weights = [projection.weight for layer in layers for projection in layer]
+    weights = (
+        projection.weight
+        for layer in parts.layers
+        for projection in (layer.qkv, layer.out, layer.gate_up, layer.down)
+    )
     built = FusedParts(
         model=fused,
         table=table,
         last_tokens=last_tokens,
         num_weight_bytes=weight_bytes(model, weights),
         page_dtype=parts.page_dtype,
+        max_step_tokens=_max_step_tokens(config),
     )
     return built, pages
 
@@ -235,7 +296,9 @@ def _build(
 def _try(
     config: ExecutorConfig, model: LoadedModel, parts: _Parts, queue: DeviceQueue
 ) -> tuple[Tensor, KVPages]:
-    """Run the trial tokens; return the fused step's logits and the pages that it wrote."""
+    """Run the trial tokens through the fused step; return its logits and the pages that it
+    wrote.
+    """
     num_blocks = -(-NUM_TRIAL_TOKENS // config.block_size) + NUM_PROBE_BLOCKS
     built, pages = _build(config, model, parts, queue, num_blocks, NUM_TRIAL_TOKENS)
     return trial_logits(built.model, queue, config.block_size), pages
@@ -244,10 +307,10 @@ def _try(
 def _step_bytes(
     config: ExecutorConfig, model: LoadedModel, parts: _Parts, queue: DeviceQueue
 ) -> int:
-    """Measure the memory of the largest step and of captured logits, without weights and pages."""
-    budget = config.max_num_batched_tokens
-    if budget is None:
-        budget = device_defaults(config.device).max_num_batched_tokens
+    """Return the bytes that the largest step (measured) and the logits of the captured graphs need,
+    without weights and pages.
+    """
+    budget = _max_step_tokens(config)
     max_seq_len = served_length(config, model)
     built, _ = _build(config, model, parts, queue, 1, max_seq_len)
 
@@ -261,7 +324,7 @@ def _step_bytes(
             block_size=config.block_size,
         )
 
-    # Matrix products of every size are loaded before the first request needs them.
+    # Load the library kernels for every size of matrix product before the first request.
     for num_tokens in (2**power for power in range(4, budget.bit_length())):
         run(num_tokens)
     taken = queue.peak_bytes(lambda: run(budget))

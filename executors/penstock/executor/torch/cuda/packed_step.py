@@ -1,8 +1,8 @@
 """A step with a chunk: all its tokens, including decodes, in one packed forward.
 
-Owns the additional work of such a step: block table cells that the slot did not compute, the choice
-of rows whose logits are needed, log probabilities of prompts, flags of tokens that are not finite.
-All of it is queued; nothing waits.
+In addition to the forward, it updates the device's block table entries of blocks before a chunk,
+selects the rows whose logits are needed, computes log probabilities of prompts, and flags tokens
+with non-finite values. All work is queued without waiting.
 """
 
 import numpy as np
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from penstock.executor.torch.cuda.device_queue import DeviceQueue
 from penstock.executor.torch.cuda.device_sampler import DeviceSampler
-from penstock.executor.torch.cuda.fused_model import (
-    FusedModel,
+from penstock.executor.torch.cuda.device_step import DeviceStep, LaunchedPrompt
+from penstock.executor.torch.cuda.fused_forward import (
+    FusedForward,
     PackedHidden,
     empty_row_tokens,
 )
-from penstock.executor.torch.cuda.launched_step import LaunchedPrompt, LaunchedStep
 from penstock.executor.torch.cuda.row_staging import PackedRows, RowStaging
 from penstock.executor.torch.prompt_logprobs import PromptRows, prompt_rows
 from penstock.executor.torch.token_logprobs import ROWS_AT_ONCE, logprobs_of
@@ -30,7 +30,7 @@ class PackedStep:
     def __init__(
         self,
         queue: DeviceQueue,
-        model: FusedModel,
+        model: FusedForward,
         sampler: DeviceSampler,
         last_tokens: Tensor,
         table: Tensor,
@@ -43,9 +43,11 @@ class PackedStep:
         self._table_width = table.shape[1]
 
     def run(
-        self, batch: Batch, staging: RowStaging, launched: LaunchedStep, *, is_probe: bool
+        self, batch: Batch, staging: RowStaging, launched: DeviceStep, *, is_probe: bool
     ) -> None:
-        """Queue the step; store in `launched` what its results need."""
+        """Queue the step; store in `launched` the data for evaluating its results. A health probe
+        (`is_probe`) uses the scratch slot and has no prompt log probabilities.
+        """
         rows = staging.stage_packed(
             batch,
             tokens_a_tile=self._model.tokens_a_tile,
@@ -73,9 +75,11 @@ class PackedStep:
         if not is_probe:
             launched.prompts = self._score_prompts(batch, hidden, rows)
 
-    def _flag_tokens(self, hidden: PackedHidden, rows: PackedRows, launched: LaunchedStep) -> None:
-        """Flag tokens without sampled logits whose keys or values are not finite."""
-        launched.token_flags = self._fetched(self._model.finite(hidden))
+    def _flag_tokens(self, hidden: PackedHidden, rows: PackedRows, launched: DeviceStep) -> None:
+        """Queue the computation of a flag per token, whether its keys and values are finite, and
+        the copy to the host.
+        """
+        launched.token_flags = launched.memory.fetch_flags(self._model.finite(hidden))
         launched.token_ends = rows.last_of_row + 1
 
     def _score_prompts(
@@ -89,10 +93,10 @@ class PackedStep:
     def _score(
         self, prompt: PromptRows, hidden: PackedHidden
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        packed = self._sent(prompt.packed.astype(np.int32))
-        # A token id that the model does not have fails the request; it must not fail the step.
+        packed = self._to_device(prompt.packed.astype(np.int32))
+        # An invalid token id fails the request, not the step.
         known = prompt.tokens.astype(np.int64).clip(0, self._model.vocab_size - 1)
-        tokens = self._sent(known)
+        tokens = self._to_device(known)
         parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         for first in range(0, len(packed), ROWS_AT_ONCE):
             some = slice(first, first + ROWS_AT_ONCE)
@@ -102,21 +106,23 @@ class PackedStep:
             torch.cat(column) for column in zip(*parts, strict=True)
         )
         return (
-            self._fetched(chosen),
-            self._fetched(ranks.int()),
-            self._fetched(top_ids.int()),
-            self._fetched(top_logprobs),
+            self._to_host(chosen),
+            self._to_host(ranks.int()),
+            self._to_host(top_ids.int()),
+            self._to_host(top_logprobs),
         )
 
-    def _sent(self, values: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
-        """Copy `values` to the device, without waiting for queued work."""
+    def _to_device(self, values: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
+        """Return a copy of `values` on the device, queued without waiting for earlier work."""
         on_host = torch.from_numpy(values)
         pinned = self._queue.pinned(values.shape, on_host.dtype)
         pinned.copy_(on_host)
         return pinned.to(self._queue.device, non_blocking=True)
 
-    def _fetched(self, values: Tensor) -> Tensor:
-        """Queue a copy of `values` to host memory, which is complete at the step's event."""
+    def _to_host(self, values: Tensor) -> Tensor:
+        """Return a copy of `values` in host memory, which is complete when the step's event has
+        completed.
+        """
         fetched = self._queue.pinned(tuple(values.shape), values.dtype)
         fetched.copy_(values, non_blocking=True)
         return fetched

@@ -1,6 +1,6 @@
-"""Attention of a step over the pages, as launches of our kernels.
+"""Launches the attention kernels of a step.
 
-Owns grids, tiles and scratch memory. Does not know the origin of a step's rows.
+Chooses grids and tiles, and holds the scratch memory.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,9 @@ _LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadLayout:
-    """The numbers of query and key heads. `group`: query heads of one key head."""
+    """The attention heads of a layer. `scaling`: factor of the scores; `eps`: the epsilon of query
+    and key norms.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -32,20 +34,20 @@ class HeadLayout:
 
     @property
     def group(self) -> int:
-        """Query heads that share a key head."""
+        """Number of query heads that share a key head."""
         return self.num_heads // self.num_kv_heads
 
     @property
     def num_query_elements(self) -> int:
-        """Elements of one token's queries, and of its attention output."""
+        """Number of elements of one token's queries, and of its attention output."""
         return self.num_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chunks:
-    """The chunks of a packed step, all int32 on the device; see `chunk_attention`.
+    """The chunks of a packed step, as int32 arrays on the device; see `chunk_attention`.
 
-    They hold the packed tokens `first_token .. first_token + num_tokens - 1`.
+    They cover the packed tokens `first_token .. first_token + num_tokens - 1`.
     """
 
     first_token: int
@@ -62,8 +64,9 @@ class PageAttention:
     """Rotates queries and keys, writes pages and attends. `table` int32 [slots, blocks]: the
     device's block table.
 
-    `dtype`: of queries, keys and values in a step; the pages may be in 8 bits. `scales`: for each
-    layer's pages, see `page_scales`; None for none.
+    `max_rows`: maximum number of single-token rows. `dtype`: the format of queries, keys and values
+    in a step; the pages may be in 8 bits. `scales`: the scales of each layer's pages (see
+    `measure_scales`), None without scales.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class PageAttention:
         self._table = table
         self._rotary = rotary
         self._scales = scales
-        # The number format in which the kernels multiply with the content of 8-bit pages.
+        # The dtype to which the kernels convert the content of 8-bit pages for products.
         self._query_dtype = torch.float16 if pages.dtype.itemsize == 1 else dtype
         self._chunk_tile = chunk_tile(
             group=layout.group, head_dim=layout.head_dim, dtype=self._query_dtype
@@ -102,11 +105,11 @@ class PageAttention:
 
     @property
     def tokens_a_tile(self) -> int:
-        """Tokens of a chunk per program."""
+        """Number of tokens of a chunk that one program processes."""
         return self._chunk_tile.rows // self.layout.group
 
     def tile_for(self, rows: int, *, is_long: bool) -> DecodeTile:
-        """Return the tile of a decode step."""
+        """Return the tile of `rows` decode rows; `is_long`: a context exceeds LONG_CONTEXT."""
         layout = self.layout
         return decode_tile(
             rows=rows,
@@ -128,7 +131,10 @@ class PageAttention:
         rows: int,
         tile: DecodeTile,
     ) -> None:
-        """Attend for the first `rows` single-token rows; `staged` as in `embed_rows`."""
+        """Write keys and values of the first `rows` rows of `qkv`, which are single tokens, to the
+        pages; attend for them, into `out`. `index`: index of the layer. `staged` as in
+        `embed_rows`.
+        """
         layout, table = self.layout, self._table
         key = (tile, layer.window > 0, layer.query_norm is not None)
         kernel = self._decodes.get(key)
@@ -168,7 +174,9 @@ class PageAttention:
         chunks: Chunks,
         scratch: Scratch,
     ) -> None:
-        """Write the packed tokens of `chunks` to the pages, then attend for them."""
+        """Write keys and values of the packed tokens of `chunks` to the pages; attend for them,
+        into `out`. `index`: index of the layer. `staged` as in `embed_rows`.
+        """
         layout, table = self.layout, self._table
         shape = (qkv.shape[0], layout.num_query_elements)
         queries = scratch.empty("queries", shape, self._query_dtype)

@@ -1,7 +1,7 @@
-"""The operations on a step's rows between attentions: norms, projections, the activation.
+"""The operations on a step's rows other than attention: norms, projections, the activation.
 
-Owns the two ways to multiply: rows in the model's number format, and 8-bit rows with fp8 weights,
-whose scales are kept in a `Product` for the operation that reads it next.
+Products are computed in the model's dtype or, with fp8 weights, in 8 bits; then a `Product` keeps
+the scales for the next operation.
 """
 
 from dataclasses import dataclass
@@ -37,8 +37,8 @@ class Rows:
 class Product:
     """Rows after a projection, `values` [rows, out].
 
-    `scales` float32 [rows]: these scales, the scales of `of` and its bias must still be applied;
-    None: nothing must be applied.
+    `scales` float32 [rows]: these scales, and the scales and bias of `of`, must still be applied;
+    None: the values are final.
     """
 
     values: Tensor
@@ -52,9 +52,10 @@ class Product:
 
 
 class RowMath:
-    """Computes on the rows of one model. `is_fp8`: its layers' weights are in fp8.
+    """Computes on the rows of one model. `is_fp8`: the layers' weights are in fp8.
 
-    Results are in `scratch`, valid until the same operation of the next layer.
+    Results are stored in `scratch` and valid until the next call of the same operation, or of
+    `project` with the same name.
     """
 
     def __init__(
@@ -77,7 +78,11 @@ class RowMath:
         *,
         is_last: bool = False,
     ) -> Rows:
-        """Add `added` to `residual`; return its norm for a projection or (`is_last`) the head."""
+        """Add `added`, unless it is None, to `residual` in place; return the normalised sum.
+
+        With fp8 weights the result is quantised, with a scale per row, except with `is_last`: the
+        LM head is not quantised.
+        """
         is_quantised = self._is_fp8 and not is_last
         dtype = FP8 if is_quantised else residual.dtype
         out = scratch.empty("normed", residual.shape, dtype)
@@ -114,13 +119,18 @@ class RowMath:
         return Rows(out, out_scales)
 
     def project(self, scratch: Scratch, rows: Rows, projection: Projection, name: str) -> Product:
-        """Multiply rows by the weight; `name`: of the result's memory in `scratch`."""
+        """Return `rows` multiplied by the weight of `projection`; scales and bias may still have to
+        be applied (see `Product`).
+
+        `name`: name of the result's buffer in `scratch`; unused for 8-bit rows, whose result is a
+        new tensor.
+        """
         if rows.scales is None:
             shape = (rows.values.shape[0], projection.weight.shape[0])
             out = scratch.empty(name, shape, rows.values.dtype)
             return Product(self._projection.project(rows.values, projection, out), None, projection)
-        # Unscaled, because a call that scales by row and column takes twice as long. The function
-        # has no public name.
+        # Unscaled, because a call that scales by row and column takes twice as long. torch has no
+        # public name for this function.
         values = torch._scaled_mm(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
             rows.values,
             projection.transposed,
@@ -132,7 +142,7 @@ class RowMath:
         return Product(values, rows.scales, projection)
 
     def activate(self, scratch: Scratch, gate_up: Product) -> Rows:
-        """silu(gate) * up."""
+        """Return silu(gate) * up as input of a projection."""
         values = gate_up.values
         rows, width = values.shape[0], values.shape[1] // 2
         key: tuple[object, ...] = ("silu", width)
@@ -183,7 +193,9 @@ class RowMath:
         return Rows(out, out_scales)
 
     def whole(self, product: Product) -> Tensor:
-        """Return the product with all scales applied, [rows, out]."""
+        """Apply the outstanding scales and bias of a product in place; return its values
+        [rows, out].
+        """
         values, projection = product.values, product.of
         if product.scales is not None:
             width, bias = values.shape[1], projection.bias
@@ -215,5 +227,5 @@ def _padded(width: int) -> int:
 
 
 def _or(given: Tensor | None, other: Tensor) -> Tensor:
-    """Return `given`; if None, `other` as a valid pointer, which the kernel does not read."""
+    """Return `given`, or `other` if it is None: a valid pointer that the kernel does not read."""
     return other if given is None else given

@@ -1,8 +1,7 @@
-"""Copies a step's rows to the device: one array of ints in pinned memory, one copy.
+"""Copies a step's rows to the device in one transfer from pinned memory.
 
-Owns the packing of a `Batch` into the kernels' format. Reads everything it needs during `launch`,
-and never the slot arrays later. Rows of a decode step need only slot, position, token and block
-from the host (see `embed_rows`).
+Packs a `Batch` into the kernels' format. The slot arrays are read only during `launch`. Rows of a
+decode step need only slot, position, token and block from the host (see `embed_rows`).
 """
 
 from dataclasses import dataclass
@@ -18,9 +17,12 @@ from penstock.scheduler.batch import Batch
 
 Ints = NDArray[np.int64]
 _ALIGNMENT = 32
-"""In elements: every array starts at an address that allows the widest loads."""
+"""Alignment of each array, in elements, which allows the widest loads."""
+_MAX_CELLS = 1 << 20
+"""Maximum number of block table entries for which memory is allocated at start: 12 MiB per step."""
+_MIN_PACKED = 1024
 DRAWN = -1
-"""In place of a token id: use the token that the device sampled for that position."""
+"""Placeholder token id: use the token that the device sampled for that position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,8 +30,9 @@ class PackedRows:
     """A packed step on the device.
 
     `staged` int32 [4, tokens or more]. `wanted` int32: packed tokens whose logits are sampled.
-    `slots`, `positions` int64: destination of each sampled token, also on the host, as `sampled`.
-    `known_places` int64, `known_blocks`: cells of the block table that this slot did not compute.
+    `slots`, `positions` int64: slot and position of each sampled token (`sampled`: the same on the
+    host). `known_places` int64, `known_blocks` int32: flat indices and values of the block table
+    entries before the chunks. `last_of_row`: packed index of each row's last token.
     """
 
     staged: Tensor
@@ -45,31 +48,45 @@ class PackedRows:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the step."""
+        """Number of tokens of the step."""
         return self.num_decodes + self.chunks.num_tokens
 
 
 class RowStaging:
-    """One set of pinned memory, used by one step until its result is collected."""
+    """One set of pinned memory, used by one step until its result is collected.
 
-    def __init__(self, queue: DeviceQueue, *, max_rows: int, scratch: tuple[int, int]) -> None:
+    `scratch`: slot and block of padding rows. `num_packed`: number of int32 elements to allocate
+    for packed steps, see `packed_size`. A larger step allocates pinned memory, which may block on
+    queued work.
+    """
+
+    def __init__(
+        self,
+        queue: DeviceQueue,
+        *,
+        max_rows: int,
+        scratch: tuple[int, int],
+        num_packed: int = _MIN_PACKED,
+    ) -> None:
         self._queue = queue
         self._scratch_slot, self._scratch_block = scratch
         self._rows = queue.pinned((4, _aligned(max_rows)), torch.int32)
         self._rows_on_host = self._rows.numpy()
-        self._packed = queue.pinned((1024,), torch.int32)
+        self._packed = queue.pinned((num_packed,), torch.int32)
 
     def empty_rows(self) -> Tensor:
         """Allocate the device memory in which decode steps are staged."""
         return torch.empty_like(self._rows, device=self._queue.device, pin_memory=False)
 
     def stage_scratch(self, staged: Tensor) -> None:
-        """Queue padding rows only."""
+        """Queue the copy of padding rows to all of `staged`."""
         self._pad(0, self._rows.shape[1])
         staged.copy_(self._rows, non_blocking=True)
 
     def stage_decodes(self, batch: Batch, staged: Tensor, num_padded: int) -> None:
-        """Queue the copy of a batch of decodes to `staged`; the remaining rows are padding."""
+        """Queue the copy of a batch of decodes to `staged`; its rows up to `num_padded` are
+        padding.
+        """
         num_rows = batch.num_rows
         rows = self._rows_on_host
         _fill_decodes(batch, rows[:, :num_rows], num_rows)
@@ -79,9 +96,10 @@ class RowStaging:
     def stage_packed(
         self, batch: Batch, *, tokens_a_tile: int, table_width: int, is_probe: bool = False
     ) -> PackedRows:
-        """Queue the copy of a batch with any mix of rows; a probe runs in the scratch slot.
+        """Queue the copy of a batch with any mix of rows; return its arrays on the device.
 
-        `table_width`: cells per slot in the device's block table; the scheduler's may be narrower.
+        A probe runs in the scratch slot. `table_width`: entries per slot in the device's block
+        table; the scheduler's table may be narrower.
         """
         num_decodes = batch.num_decodes
         slots = batch.slots.astype(np.int64)
@@ -139,7 +157,9 @@ class RowStaging:
     def _copy(
         self, matrix: NDArray[np.int32], rows: tuple[NDArray[np.int64] | NDArray[np.int32], ...]
     ) -> list[Tensor]:
-        """Copy everything at once, as int32: `matrix` [4, tokens] and the arrays `rows`."""
+        """Copy `matrix` [4, tokens] and the arrays `rows` to the device in one transfer, as int32;
+        return the copies in this order, `matrix` padded with columns.
+        """
         width = _aligned(matrix.shape[1])
         sizes = [_aligned(len(row)) for row in rows]
         total = 4 * width + sum(sizes)
@@ -160,12 +180,31 @@ class RowStaging:
         return found
 
 
+def packed_size(*, num_tokens: int, num_rows: int, tokens_a_tile: int, table_width: int) -> int:
+    """Return the number of int32 elements to allocate for `stage_packed`, for steps of at most this
+    size.
+
+    `table_width`: blocks of the longest sequence. At most `_MAX_CELLS` block table entries are
+    counted; the buffer grows for a step with more.
+    """
+    num_cells = min(num_rows * table_width, _MAX_CELLS)
+    num_tiles = num_tokens // tokens_a_tile + num_rows
+    rows, cells = _aligned(num_rows), _aligned(num_cells)
+    of_chunks = 2 * _aligned(num_tiles) + _aligned(num_rows + 1) + 2 * rows
+    sampled = rows + 2 * _aligned(2 * num_rows)
+    return 4 * _aligned(num_tokens) + of_chunks + sampled + cells + _aligned(2 * num_cells)
+
+
 def _aligned(count: int) -> int:
     return max(1, -(-count // _ALIGNMENT)) * _ALIGNMENT
 
 
 def _fill_decodes(batch: Batch, rows: NDArray[np.int32], count: int) -> None:
-    """Fill the batch's first `count` rows: one token each, most of them sampled on the device."""
+    """Fill `rows` int32 [4, count] (slot, position, token id, block) from the first `count` rows of
+    the batch, which are decodes.
+
+    The token id is DRAWN if only the device has the token.
+    """
     arrays = batch.arrays
     slots, starts = batch.slots[:count], batch.starts[:count]
     rows[0] = slots
@@ -177,7 +216,9 @@ def _fill_decodes(batch: Batch, rows: NDArray[np.int32], count: int) -> None:
 def _token_rows(
     batch: Batch, slots: Ints, counts: Ints, starts: Ints, ends: Ints
 ) -> NDArray[np.int32]:
-    """Return [4, tokens] of a whole batch: decodes, then every token of every chunk."""
+    """Return the `staged` rows, int32 [4, tokens], of a whole batch: decodes, then every token of
+    every chunk.
+    """
     arrays, num_decodes = batch.arrays, batch.num_decodes
     per_token = np.empty((4, int(ends[-1])), dtype=np.int32)
     if num_decodes:
@@ -188,14 +229,17 @@ def _token_rows(
     positions = np.arange(num_decodes, int(ends[-1])) - np.repeat(firsts, counts[of_chunks])
     per_token[0, num_decodes:] = token_slots
     per_token[1, num_decodes:] = positions
-    # An invalid token id must not be mistaken for one that the device sampled.
+    # An invalid (negative) token id must not be interpreted as DRAWN.
     per_token[2, num_decodes:] = np.maximum(arrays.token_ids[token_slots, positions], 0)
     per_token[3, num_decodes:] = arrays.block_table[token_slots, positions // arrays.block_size]
     return per_token
 
 
 def _tiles(counts: Ints, starts: Ints, tokens_a_tile: int) -> tuple[Ints, Ints]:
-    """Return chunk and first token within it of every tile, tiles that read the most keys first."""
+    """Return, for every tile, its chunk and its first token in the chunk.
+
+    Tiles that read the most keys come first.
+    """
     num_tiles = -(-counts // tokens_a_tile)
     chunks = np.repeat(np.arange(len(counts)), num_tiles)
     within = np.arange(len(chunks)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
@@ -205,10 +249,10 @@ def _tiles(counts: Ints, starts: Ints, tokens_a_tile: int) -> tuple[Ints, Ints]:
 
 
 def _known_cells(batch: Batch, slots: Ints, width: int) -> tuple[Ints, NDArray[np.int32]]:
-    """Return block table cells before each chunk, which the slot did not compute (prefix cache
-    hit).
+    """Return the block table entries before each chunk, as flat indices, and their blocks. The
+    device's table lacks those of prefix cache hits.
 
-    `slots`: in which the step runs. Returns the cells as flat indices, and their blocks.
+    `slots`: the slots in which the step runs.
     """
     arrays = batch.arrays
     places: list[Ints] = [np.zeros(0, dtype=np.int64)]

@@ -1,7 +1,7 @@
-"""Projections in a step: our kernels for few rows, where a matrix library is slow, else the
-library.
+"""Projections of a step: Triton kernels for few rows, otherwise the matrix library.
 
-Owns the choice and the scratch memory of partial sums.
+The library is slow for few rows. For the library, 8-bit weights are converted to the dtype of the
+rows. Holds the scratch memory of partial sums.
 """
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from penstock.executor.torch.cuda.kernels.projection import row_projection, split_projection
 from penstock.executor.torch.cuda.tiles import row_tile, split_tile
+from penstock.executor.torch.cuda.wide_weights import WeightWidener
 from penstock.executor.torch.fused_weights import Projection
 
 _MAX_ROWS = 128
@@ -22,10 +23,11 @@ class SmallProjection:
     def __init__(self, *, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
         self._parts = torch.empty(_MAX_SPLIT_TILES * 4 * 64 * _MAX_ROWS, device=device)
+        self._widener = WeightWidener()
         self._counters = torch.zeros(_MAX_SPLIT_TILES, dtype=torch.int32, device=device)
 
     def project(self, x: Tensor, projection: Projection, out: Tensor) -> Tensor:
-        """x [rows, in]; returns `out` [rows, out]."""
+        """Apply the projection to x [rows, in]; return `out` [rows, out]."""
         weight = projection.weight
         num_out, num_in = weight.shape
         rows = x.shape[0]
@@ -37,12 +39,11 @@ class SmallProjection:
             dtype=self._dtype,
             is_quantised=is_quantised,
         )
-        if is_quantised and tile is None:
-            return _widened(x, projection, out)
         if tile is None or (projection.bias is not None and not is_quantised):
+            widened = self._widener.widen(projection) if is_quantised else projection.transposed
             if projection.bias is None:
-                return torch.mm(x, projection.transposed, out=out)
-            return torch.addmm(projection.bias, x, projection.transposed, out=out)
+                return torch.mm(x, widened, out=out)
+            return torch.addmm(projection.bias, x, widened, out=out)
         split_projection[(num_out // tile.outputs, tile.splits)](
             x,
             weight,
@@ -75,12 +76,13 @@ def project_row(
     is_gated: bool = False,
     is_added: bool = False,
 ) -> None:
-    """Project one row in one launch, without the bias; see `row_projection`."""
+    """Project one row into `out` in one launch; the bias is ignored. For the options see
+    `row_projection`.
+    """
     weight = projection.weight
     num_out = weight.shape[0] // 2 if is_gated else weight.shape[0]
     num_in = weight.shape[1]
-    is_quantised = projection.scale is not None
-    tile = row_tile(num_in=num_in, is_gated=is_gated, is_quantised=is_quantised)
+    tile = row_tile(num_in=num_in, is_gated=is_gated, weight_dtype=weight.dtype)
     row_projection[(-(-num_out // tile.outputs),)](
         x,
         weight,
@@ -95,16 +97,6 @@ def project_row(
         is_normed=norm is not None,
         is_gated=is_gated,
         is_added=is_added,
-        has_scales=is_quantised,
+        has_scales=projection.scale is not None,
         num_warps=tile.warps,
     )
-
-
-def _widened(x: Tensor, projection: Projection, out: Tensor) -> Tensor:
-    """Multiply many rows: convert 8-bit weights exactly to the rows' number format, then apply the
-    scale to the product.
-    """
-    product = torch.mm(x, projection.transposed.to(x.dtype), out=out)
-    if projection.scale is not None:
-        product.mul_(projection.scale.to(x.dtype))
-    return product if projection.bias is None else product.add_(projection.bias)

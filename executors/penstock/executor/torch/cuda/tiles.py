@@ -1,7 +1,8 @@
 """Tile sizes of the kernels: tiles, warps, pipeline stages, splits.
 
-Owns the choices; every number was measured on an H200 (docs/gpu.md). They depend on the shape of
-heads, the rows of a step and the precision; there is no run-time search.
+They were tuned by benchmark on an H200, except that of a long row in fp8, tuned on an H100
+(docs/gpu.md). They depend on the shape of heads, the rows of a step and the precision; there is no
+autotuning at run time.
 """
 
 from dataclasses import dataclass
@@ -9,21 +10,21 @@ from dataclasses import dataclass
 import torch
 
 LONG_CONTEXT = 2048
-"""Number of keys from which a step of few rows uses more splits."""
+"""Context length, in keys, above which a step of few rows uses more splits."""
 MAX_LONG_ROWS = 8
-"""Maximum number of rows for which a separate graph with more splits is worthwhile."""
+"""Maximum number of rows for which a separate graph with more splits is captured."""
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-"""Row counts for which decode graphs are captured; larger ones are multiples of 128 above the
-last.
-"""
+"""Row counts for which decode graphs are captured; above the last, multiples of 128."""
 
 _NUM_FILLING = 128
-"""Number of tiles that keeps every multiprocessor busy."""
+"""Number of tiles that suffices to occupy every multiprocessor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTile:
-    """`keys` per tile; `splits` of a row's keys."""
+    """The tile of decode attention. `keys`: keys per tile; `splits`: number of parts into which a
+    row's keys are split.
+    """
 
     splits: int
     keys: int
@@ -33,7 +34,9 @@ class DecodeTile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkTile:
-    """`rows` (token, query of one key head) and `keys` per tile."""
+    """The tile of chunk attention. `rows`: rows (token, query of one key head) per tile; `keys`:
+    keys per tile.
+    """
 
     rows: int
     keys: int
@@ -43,7 +46,9 @@ class ChunkTile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitTile:
-    """Tile of a projection of few rows; `splits` of the sum."""
+    """The tile of a projection of few rows. `splits`: number of parts into which the sum is
+    split.
+    """
 
     outputs: int
     inputs: int
@@ -60,9 +65,16 @@ class RowTile:
     warps: int
 
 
-def row_tile(*, num_in: int, is_gated: bool, is_quantised: bool) -> RowTile:
-    """Return a row's tile: a short row at once, of a long row enough to saturate the memory."""
-    if is_quantised:
+def row_tile(*, num_in: int, is_gated: bool, weight_dtype: torch.dtype) -> RowTile:
+    """Return the tile of a projection of one row.
+
+    It covers all inputs of a short row, and enough of a long row to saturate the memory bandwidth.
+    In fp8 it covers a long row too, because a loop over the row is bound by instructions. Above
+    16,384 inputs it is small, because the sums of a large one do not fit in registers.
+    """
+    if weight_dtype.itemsize == 1:
+        if 8192 < num_in <= 16384 and weight_dtype.is_floating_point:
+            return RowTile(outputs=4, inputs=16384, warps=16)
         if num_in > 4096:
             return RowTile(outputs=2, inputs=2048, warps=4)
         return RowTile(outputs=4, inputs=4096, warps=4 if is_gated else 8)
@@ -93,7 +105,7 @@ def decode_tile(
     """Return the tile of decode attention: enough programs to fill the device, with few splits when
     the rows alone fill it.
 
-    `is_fp8`: pages in 8 bits, whose conversion dominates; many programs of one warp share it best.
+    `is_fp8`: pages in 8 bits, whose conversion dominates; many programs of one warp are fastest.
     """
     pairs = rows * kv_heads
     if is_fp8 and head_dim <= 128 and pairs >= (32 if is_long else 33):
@@ -134,12 +146,12 @@ def chunk_tile(*, group: int, head_dim: int, dtype: torch.dtype) -> ChunkTile:
 def split_tile(
     *, rows: int, num_out: int, num_in: int, dtype: torch.dtype, is_quantised: bool = False
 ) -> SplitTile | None:
-    """Return the tile of a projection; None where the matrix library is as fast, or the kernel does
+    """Return the tile of a projection; None if the matrix library is as fast, or the kernel does
     not support the shape.
 
     Wide products fill the device without splits; with more rows, narrow products do too. The
-    library has no product with 8-bit weights alone: such products always use our kernels, up to 128
-    rows.
+    library has no product in which only the weights are in 8 bits, so such products use the Triton
+    kernel up to 128 rows. With more rows, it is faster to convert the weights and use the library.
     """
     if dtype == torch.float32 or not 1 <= rows <= (128 if is_quantised else 32) or num_out % 64:
         return None

@@ -1,6 +1,7 @@
-"""Trial steps at load, which compare the fused step with the modules and measure its memory.
+"""Trial steps at load: for the comparison of the fused step with the modules, and for the
+measurement of its memory.
 
-Owns their batches: a short sequence as a chunk and then token by token; the largest step that the
+They run a short sequence, first as a chunk and then token by token, and the largest step that the
 settings allow.
 """
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.executor.torch.cuda.device_queue import DeviceQueue
-from penstock.executor.torch.cuda.fused_model import FusedModel, empty_row_tokens
+from penstock.executor.torch.cuda.fused_forward import FusedForward, empty_row_tokens
 from penstock.executor.torch.cuda.row_staging import RowStaging
 from penstock.executor.torch.whole_sequence import trial_arrays, trial_batch
 from penstock.scheduler.batch import Batch
@@ -17,14 +18,14 @@ from penstock.scheduler.slot_arrays import SlotArrays
 
 NUM_TRIAL_TOKENS = 24
 _NUM_CHUNK_TOKENS = 18
-"""Longer than a block of the usual size, and not a multiple of it."""
+"""Tokens of the trial chunk: more than a block of the usual size, and not a multiple of it."""
 
 
-def trial_logits(model: FusedModel, queue: DeviceQueue, block_size: int) -> Tensor:
-    """Return logits [NUM_TRIAL_TOKENS, vocabulary] of `trial_tokens`, computed in slot 0 and blocks
-    from 0 on.
+def trial_logits(model: FusedForward, queue: DeviceQueue, block_size: int) -> Tensor:
+    """Return logits [NUM_TRIAL_TOKENS, vocabulary] of `trial_tokens`, computed in slot 0, in the
+    blocks from 0 on.
 
-    Decodes run alternately alone and with others, because different kernels compute them.
+    Decodes alternate between a single row and a batch, because different kernels compute these.
     """
     arrays = trial_arrays(model.ends.embedding, NUM_TRIAL_TOKENS, block_size)
     staging = RowStaging(queue, max_rows=2, scratch=(1, arrays.block_table.shape[1]))
@@ -49,7 +50,7 @@ def trial_logits(model: FusedModel, queue: DeviceQueue, block_size: int) -> Tens
 
 
 def run_widest_step(
-    model: FusedModel,
+    model: FusedForward,
     queue: DeviceQueue,
     *,
     num_tokens: int,
@@ -57,7 +58,9 @@ def run_widest_step(
     max_seq_len: int,
     block_size: int,
 ) -> None:
-    """Run a step of `num_tokens`, or as many as `max_rows` sequences hold, all in block 0."""
+    """Run a step of at least `num_tokens` tokens, or as many as `max_rows` sequences can have, and
+    the LM head for `max_rows` rows. All keys and values are written to block 0.
+    """
     num_rows = min(-(-num_tokens // max_seq_len), max_rows)
     count = min(-(-num_tokens // num_rows), max_seq_len)
     arrays = SlotArrays(num_slots=num_rows, max_seq_len=max_seq_len, block_size=block_size)

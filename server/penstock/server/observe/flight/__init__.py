@@ -1,1 +1,1 @@
-"""The flight recorder: the last steps of an engine, in memory that outlives it."""
+"""The flight recorder: the last steps of an engine, in shared memory that remains after a crash."""

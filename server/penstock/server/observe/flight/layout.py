@@ -1,26 +1,28 @@
-"""Memory layout of the flight recorder, which is also its file format.
+"""The layout of the flight recorder's memory, which is also its file format.
 
-Owns the rows, the offsets of the header, and the validation of a memory or a file. A recording has
-a header and three rings with a power of two of rows: steps, events (one event of one request) and
-requests (their names and options).
-Sequence numbers count from 0; row n is at index n % size, so each ring has its newest `size` rows.
-One process writes while others read: a row is valid if it was not overwritten meanwhile, which the
-reader detects by the counts in the header, read before and after.
+Defines the rows and the offsets in the header, and validates a shared-memory region or a file. A
+recording has a header and three ring buffers: steps, events (one event of one request) and requests
+(their ids and options). The number of rows of each ring is a power of two. Sequence numbers count
+from 0; row n is at index n % size, so each ring has its newest `size` rows. One process writes
+while others read. A row is valid if it was not overwritten while it was read; the reader detects
+this from the counts in the header, which it reads before and after the row.
 
-Times are seconds on the machine's monotonic clock; the facts have a pair of readings that
-converts them to Unix time. A recording contains no prompt, output or token id.
+Times are seconds on the machine's monotonic clock. The facts (metadata in JSON) include one pair of
+clock readings, monotonic and Unix, to convert times. A recording contains no prompt, output or
+token id.
 
 The header, little-endian:
 
     0    MAGIC
     16   u4: layout version, bytes of the header, rows of each ring (steps, events, requests),
          bytes of the facts
-    48   u8 generation: odd while a starting engine initialises the memory, 0 before the first
+    48   u8 generation: odd while a starting engine initialises the region, 0 before the
+         first engine
     56   TOTALS
-    136  u8 for each ring: the first valid row; only in copies, during which rows may have been
-         overwritten
-    160  f8: when the copy was made, monotonic clock; 0 in the memory itself
-    168  LAUNCH: the step that was launched last
+    136  u8 for each ring: number of the first valid row; only in copies, because rows may have been
+         overwritten while the copy was made
+    160  f8: time of the copy, monotonic clock; 0 in the region itself
+    168  LAUNCH: the most recently launched step
     256  the facts, JSON
     4096 the rings, each page-aligned
 """
@@ -42,29 +44,29 @@ from penstock.server.settings.json_values import from_json_value, parse_json, to
 MAGIC = b"penstock-flight\n"
 LAYOUT_VERSION = 1
 NO_REASON = 0
-"""Value of `waits_for` if no request waited. Other values are those of `WaitReason`."""
+"""The value of `waits_for` if no request waited. Other values are those of `WaitReason`."""
 STEP = np.dtype(
     [
         ("step", "<u8"),
-        # Start of planning; launch; result available; result processed.
+        # Times: start of planning; launch; result available; result processed.
         ("begun_s", "<f8"),
         ("launched_s", "<f8"),
         ("collected_s", "<f8"),
         ("updated_s", "<f8"),
-        # The inter-token gap: from the previous step's result to this one's, for the `num_itl` rows
-        # that decoded in this step and got a token; NaN if there was none. Every decode row of a
-        # step had its last token from the step before. A request resumed after a preemption gets
-        # its next token from a prefill, so its gap is not included. For a self-paced engine: the
-        # mean over the requests that got tokens in this iteration, each since its previous tokens;
-        # requests that ended in it are not included.
+        # The inter-token latency of this step: the time from the previous step's result to this
+        # one's, for the `num_itl` rows that decoded in this step and got a token; NaN if there was
+        # none. Each such row got its last token in the previous step. A request that was preempted
+        # gets its next token from a prefill, so that gap is not included. For a self-paced engine
+        # (see `FlightFacts`): the mean over the requests that got tokens in this iteration, each
+        # since its previous tokens; requests that ended in it are not included.
         ("itl_s", "<f8"),
         ("predicted_s", "<f4"),
         ("num_itl", "<u4"),
-        # For a self-paced engine, a prompt without a token yet counts in its first step only.
+        # For a self-paced engine, a prompt without a token yet is counted in its first step only.
         ("num_prefill_tokens", "<u4"),
         ("num_prefill_rows", "<u4"),
         ("num_decodes", "<u4"),
-        ("num_context_tokens", "<u8"),  # sum of the rows' positions at the end of the step
+        ("num_context_tokens", "<u8"),  # Sum of the rows' positions at the end of the step.
         ("num_tokens", "<u4"),  # generated tokens
         ("num_running", "<u4"),
         ("num_waiting", "<u4"),
@@ -79,11 +81,11 @@ STEP = np.dtype(
         ("waits_for", "<u1"),
     ]
 )
-"""A step that has returned its result."""
+"""The row of a step that has returned its result."""
 EVENT = np.dtype(
     [
         ("at_s", "<f8"),
-        ("step", "<u8"),  # CHUNK: its step; else the last step whose result was in
+        ("step", "<u8"),  # CHUNK: its step; other events: the last step whose result was processed.
         ("key", "<i8"),
         ("slot", "<i4"),  # -1: none
         # CHUNK: tokens computed. ADMITTED, PREFIX_FOUND: cached prompt tokens. QUEUED: requests
@@ -93,7 +95,7 @@ EVENT = np.dtype(
         ("reason", "<u1"),  # FINISHED: FinishReason, FAILED: FailureReason
     ]
 )
-"""An event of a request."""
+"""The row of an event of one request."""
 REQUEST = np.dtype(
     [
         ("key", "<i8"),
@@ -109,7 +111,7 @@ REQUEST = np.dtype(
         ("tenant", "S32"),
     ]
 )
-"""A submitted output. Names are truncated to the field's size."""
+"""The row of a submitted output. Names are truncated to the size of the field."""
 TOTALS = (
     "num_steps",
     "num_events",
@@ -122,9 +124,11 @@ TOTALS = (
     "num_finished",
     "num_failed",
 )
-"""Counts since the engine's start, in the header, `<u8` each; the first three are also the numbers
-of rows written to the rings. Prompt tokens and cached prompt tokens are counted at the first token
-of a request."""
+"""Counts since the start of the engine, in the header, `<u8` each.
+
+The first three are also the numbers of rows written to the rings. Prompt tokens and cached prompt
+tokens are counted at the first token of a request.
+"""
 _CODES = {"u": {1: "B", 2: "H", 4: "I", 8: "Q"}, "i": {4: "i", 8: "q"}, "f": {4: "f", 8: "d"}}
 HEADER_BYTES = 4096
 FACTS_OFFSET = 256
@@ -138,7 +142,7 @@ FIRST_OFFSET = TOTALS_OFFSET + 8 * len(TOTALS)
 COPIED_OFFSET = FIRST_OFFSET + 24
 LAUNCH_OFFSET = COPIED_OFFSET + 8
 LAUNCH = struct.Struct("<QdIII")
-"""Step, launch time, decode rows, prefill rows, prefill tokens."""
+"""The fields: step, launch time in seconds, decode rows, prefill rows, prefill tokens."""
 RINGS: "tuple[np.dtype[Any], ...]" = (STEP, EVENT, REQUEST)
 EVENTS_PER_STEP, REQUESTS_PER_STEP = 8, 4
 _MIN_ROWS, _MAX_ROWS = 64, 1 << 24
@@ -147,11 +151,11 @@ _MAX_MODEL_CHARS = 200
 
 
 class EventKind(enum.IntEnum):
-    """Kind of an event of one request.
+    """The kind of an event of one request.
 
     CHUNK is written when its step is launched, so that the requests of a step that never returned
-    are known; all other events are written when the step's result has been received. PREFIX_FOUND:
-    number of tokens found in the executor's own cache, which replaces the prediction of ADMITTED.
+    are known. All other events are written at the end of an iteration. PREFIX_FOUND has the number
+    of tokens found in the executor's own cache, which replaces the prediction of ADMITTED.
     """
 
     QUEUED = 1
@@ -165,7 +169,7 @@ class EventKind(enum.IntEnum):
 
 
 def row_struct(row: "np.dtype[np.void]") -> struct.Struct:
-    """Return a packer for one row, ten times faster than assigning to a structured array's row."""
+    """Return a packer for one row. It is faster than assigning to a row of a structured array."""
     codes: list[str] = []
     for name in row.names or ():
         field = row[name]
@@ -175,12 +179,12 @@ def row_struct(row: "np.dtype[np.void]") -> struct.Struct:
 
 
 class FlightError(ValueError):
-    """A recording cannot be read or created; the message states the reason."""
+    """A recording cannot be read or created. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Number of rows of each ring (steps, events, requests), powers of two."""
+    """The number of rows of each ring (steps, events, requests). All are powers of two."""
 
     num_rows: tuple[int, int, int]
 
@@ -188,7 +192,7 @@ class Geometry:
     def of_steps(cls, num_steps: int) -> "Geometry":
         """Return the geometry for `num_steps` steps.
 
-        Raises FlightError unless `num_steps` is a power of two within bounds.
+        Raises FlightError unless `num_steps` is a power of two within the limits.
         """
         geometry = cls((num_steps, EVENTS_PER_STEP * num_steps, REQUESTS_PER_STEP * num_steps))
         geometry.check()
@@ -196,8 +200,9 @@ class Geometry:
 
     @classmethod
     def of_header(cls, header: bytes, num_bytes: int) -> "Geometry":
-        """Return the geometry in the header of a memory or file of `num_bytes`. Raises
-        FlightError.
+        """Return the geometry in the header of a shared-memory region or file of `num_bytes` bytes.
+
+        Raises FlightError if it is not a recording, is truncated, or has another layout version.
         """
         if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
             raise FlightError("is not a flight recording")
@@ -221,7 +226,7 @@ class Geometry:
                 )
 
     def offset(self, ring: int) -> int:
-        """Return the offset of a ring; 3: the end of the last ring."""
+        """Return the offset of ring number `ring` in bytes; for 3, the end of the last ring."""
         at = HEADER_BYTES
         for row, num in zip(RINGS[:ring], self.num_rows[:ring], strict=True):
             at += -(-row.itemsize * num // _PAGE_BYTES) * _PAGE_BYTES
@@ -229,17 +234,17 @@ class Geometry:
 
     @property
     def num_bytes(self) -> int:
-        """Size of header and rings."""
+        """Size of the header and the rings, in bytes."""
         return self.offset(len(RINGS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightFacts:
-    """Facts about the recorded engine. `block_size` in tokens.
+    """Metadata of the recorded engine. `block_size` is in tokens.
 
     `epoch` increases with every start of an engine. `clock_s` and `unix_s` are the same time on the
-    monotonic clock and in seconds since 1970. `is_self_paced`: the executor batches by itself, so a
-    step is one iteration that collects available results, without a predicted time.
+    monotonic clock and in seconds since 1970. If `is_self_paced`, the executor schedules its own
+    batches; a step is then one iteration that collects available results, without a predicted time.
     """
 
     model: str
@@ -261,7 +266,7 @@ class FlightFacts:
 
 
 def facts_of(model: str, epoch: int, info: ExecutorInfo, config: SchedulerConfig) -> FlightFacts:
-    """Return the facts of an engine that starts now."""
+    """Return the metadata for the recording of an engine that starts now."""
     return FlightFacts(
         model=model[:_MAX_MODEL_CHARS],
         executor=info.name,
@@ -279,12 +284,12 @@ def facts_of(model: str, epoch: int, info: ExecutorInfo, config: SchedulerConfig
 
 
 def encode_facts(facts: FlightFacts) -> bytes:
-    """Encode the facts as the JSON in the header."""
+    """Encode the metadata as the JSON in the header."""
     return json.dumps(to_json_value(facts)).encode("ascii")
 
 
 def decode_facts(data: bytes) -> FlightFacts:
-    """Decode the result of `encode_facts`. Raises ValueError for anything else."""
+    """Decode the result of `encode_facts`. Raises ValueError for other bytes."""
     return from_json_value(FlightFacts, parse_json(data.decode("ascii")), "facts")
 
 

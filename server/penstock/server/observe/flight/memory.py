@@ -1,8 +1,8 @@
-"""Anonymous shared memory of a flight recorder, which outlives its writer; and the writer.
+"""The shared memory of a flight recorder, and its writer.
 
-Owns its creation and mapping, and the order of writes that permits concurrent readers: first the
-row, then the count that includes it. The memory lives as long as its file descriptor, so a killed
-engine loses none of it. Does not know what the rows mean.
+Creates and maps the memory. Writes in an order that permits concurrent readers: first the row, then
+the count that includes it. The memory exists while a process has its descriptor open, so nothing is
+lost when the engine is killed. The rows are not interpreted here.
 """
 
 import functools
@@ -39,10 +39,11 @@ from penstock.server.observe.flight.layout import (
 
 
 def create_memory(num_steps: int, name: str) -> int:
-    """Create a memory for the last `num_steps` steps (a power of two); return its file descriptor.
+    """Create the memory for the last `num_steps` steps (a power of two) and return its file
+    descriptor.
 
-    The descriptor is not inheritable by default. Raises FlightError for an invalid size, OSError if
-    the memory cannot be allocated.
+    Child processes do not inherit the descriptor by default. Raises FlightError for an invalid
+    size, and OSError if the memory cannot be allocated.
     """
     geometry = Geometry.of_steps(num_steps)
     fd = _nameless_file(name)
@@ -58,7 +59,12 @@ def create_memory(num_steps: int, name: str) -> int:
 
 
 def map_memory(fd: int, *, is_writer: bool = False) -> tuple[mmap.mmap, Geometry]:
-    """Map the memory of a descriptor, which may then be closed. Raises FlightError, OSError."""
+    """Map the memory of a descriptor, which may then be closed; return the mapping and its
+    geometry.
+
+    The mapping is read-only unless `is_writer`. Raises FlightError if the memory is not a valid
+    recording, and OSError if it cannot be mapped.
+    """
     num_bytes = os.fstat(fd).st_size
     if num_bytes < HEADER_BYTES:
         raise FlightError("is not a flight recording")
@@ -74,7 +80,7 @@ def map_memory(fd: int, *, is_writer: bool = False) -> tuple[mmap.mmap, Geometry
 def _nameless_file(name: str) -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
-    # Not Linux: an unlinked temporary file.
+    # Without memfd (not Linux): an unlinked temporary file.
     fd, path = tempfile.mkstemp(prefix=f"{name}-")
     Path(path).unlink()
     return fd
@@ -82,14 +88,16 @@ def _nameless_file(name: str) -> int:
 
 STEP_RING, EVENT_RING, REQUEST_RING = range(3)
 _MAX_BATCH = 16
-"""Rows that are packed together."""
+"""Maximum number of rows that are packed together."""
 
 
 class RingMemory:
-    """The mapped memory, for the one process that writes; earlier content is discarded.
+    """The mapped memory, for the one process that writes to it. Earlier content is discarded.
 
-    `totals`: the counts of `layout.TOTALS`, 8-byte words, so that readers see each count whole; the
-    first three are the row counts of the rings. Raises FlightError, OSError.
+    `totals` has the counts of `layout.TOTALS` as 8-byte words, so that readers never see a
+    partially written count. The first three are the row counts of the rings. The constructor raises
+    FlightError if the memory is invalid or `facts` are too large, and OSError if it cannot be
+    mapped.
     """
 
     def __init__(self, fd: int, facts: FlightFacts) -> None:
@@ -104,9 +112,10 @@ class RingMemory:
         self._reset(facts)
 
     def appender(self, ring: int) -> Callable[..., None]:
-        """Return a fast function that adds a row to a ring, given its fields in order.
+        """Return a fast function that adds one row to a ring, with its fields in order as
+        arguments.
 
-        The function raises struct.error for values that do not fit the fields.
+        The function raises struct.error if a value does not fit its field.
         """
         pack, data, totals = self._structs[ring].pack_into, self._map, self.totals
         offset, mask, size = self._offsets[ring], self._masks[ring], self._structs[ring].size
@@ -119,14 +128,14 @@ class RingMemory:
         return append
 
     def append(self, ring: int, *values: object) -> None:
-        """Add one row; use `appender` for many."""
+        """Add one row. For many rows `appender` is faster."""
         self.appender(ring)(*values)
 
     def batch_appender(self, ring: int) -> Callable[[list[object]], None]:
-        """Return a function that adds rows, given a flat list of their fields.
+        """Return a function that adds rows to a ring, with a flat list of their fields as argument.
 
-        Several rows cost little more than one. The function raises struct.error as that of
-        `appender`.
+        Several rows cost little more than one. The function raises struct.error if a value does not
+        fit its field.
         """
         data, totals, row = self._map, self.totals, self._structs[ring]
         offset, num_places = self._offsets[ring], self._masks[ring] + 1
@@ -151,13 +160,14 @@ class RingMemory:
         return append
 
     def launch_writer(self) -> Callable[..., None]:
-        """Return a function that records the last launched step, given the fields of
-        `layout.LAUNCH`.
+        """Return a function that records the most recently launched step.
+
+        Its arguments are the fields of `layout.LAUNCH`.
         """
         return functools.partial(LAUNCH.pack_into, self._map, LAUNCH_OFFSET)
 
     def close(self) -> None:
-        """Unmap; the written content stays. Idempotent."""
+        """Unmap the memory; its content remains. Idempotent."""
         for view in (self._generation, self.totals, self._view):
             view.release()
         self._map.close()
@@ -166,7 +176,7 @@ class RingMemory:
         data = encode_facts(facts)
         if len(data) > MAX_FACTS_BYTES:
             raise FlightError(f"the facts have {len(data)} bytes, at most {MAX_FACTS_BYTES} fit")
-        # Odd if the previous engine was killed at this point.
+        # The generation is odd if the previous engine was killed at this point.
         self._generation[0] |= 1
         for number in range(len(TOTALS)):
             self.totals[number] = 0

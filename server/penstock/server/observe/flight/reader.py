@@ -1,9 +1,10 @@
 """Reads a flight recording: the memory while an engine writes to it, a copy of it, or a file.
 
-Owns the protocol that keeps a reader from seeing partial rows: counts are read before and after the
-rows are copied, and rows that may have been overwritten are dropped. The writer never waits.
+Readers never get partial rows: counts are read before and after the rows are copied, and rows that
+may have been overwritten are dropped. The writer never waits.
 
-Owns the files that are written for a running or ended engine: folder, names, permissions, number.
+Also manages the files that are written for a running or ended engine: folder, names, permissions
+and the number of files kept.
 """
 
 import contextlib
@@ -47,18 +48,18 @@ _NUM_TRIES = 5
 _NUM_RINGS = len(RINGS)
 _MAX_COUNT = 1 << 62
 MAX_NUM_FILES = 8
-"""Number of files kept per service and reason, so that frequent dumps do not replace those of
-crashes."""
+"""Maximum number of files kept per service and reason. The limit is per reason, so that frequent
+dumps do not replace those of crashes."""
 MAX_NUM_ALL_FILES = 64
 _PREFIX, _SUFFIX, _PARTIAL = "penstock-flight-", ".bin", ".part"
 _MAX_WHY_CHARS = 40
 _MAX_PARTIAL_AGE_S = 60.0
-"""Age in seconds at which an unchanged partial file counts as abandoned."""
+"""Age in seconds after which an unchanged partial file is considered abandoned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRecord:
-    """A step launched at `at_s`, with its numbers of rows and prefill tokens."""
+    """A step launched at `at_s`, with its numbers of rows and of prefill tokens."""
 
     step: int
     at_s: float
@@ -69,10 +70,11 @@ class LaunchRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recording:
-    """The content at the time of reading: rows of `layout.STEP`, `EVENT`, `REQUEST`, oldest first.
+    """The content of a recording when it was read: rows of `layout.STEP`, `EVENT` and `REQUEST`,
+    the oldest first.
 
-    `last_launch`: None before the first launch; a launched step that is not in `steps` is in
-    flight. `copied_s`: when the copy was made (monotonic clock), 0 if this was not read from a
+    `last_launch` is None before the first launch. A launched step that is not in `steps` is in
+    flight. `copied_s` is the time of the copy on the monotonic clock, 0 if this was not read from a
     copy.
     """
 
@@ -86,9 +88,10 @@ class Recording:
 
 
 class FlightReader:
-    """Reads a memory (by its descriptor), a copy, or a file. Raises FlightError, OSError.
+    """Reads the memory of a descriptor, a copy, or a file. Not thread-safe.
 
-    Not thread-safe. It follows new engines that reuse the same memory.
+    Follows new engines that reuse the same memory. The constructor raises OSError if the source
+    cannot be read; it and all methods that read raise FlightError for invalid content.
     """
 
     def __init__(self, source: int | bytes | Path) -> None:
@@ -114,20 +117,22 @@ class FlightReader:
 
     @property
     def facts(self) -> FlightFacts | None:
-        """Facts of the engine that the newest steps are of; None if there has been no engine."""
+        """Metadata of the engine that was read last; None before the first engine has started."""
         if self._facts is None:
             self._follow()
         return self._facts
 
     @property
     def totals(self) -> dict[str, int]:
-        """Counts since the engine's start, by name; see `layout.TOTALS`."""
+        """Counts since the start of the engine, by name; see `layout.TOTALS`."""
         return dict(zip(TOTALS, self._totals.tolist(), strict=True))
 
     def new_steps(self) -> tuple[NDArray[Any], int]:
-        """Return the steps since the last call (a copy of STEP rows), and the number lost before.
+        """Return the steps since the last call (a copy of STEP rows), and the number of lost steps
+        before them.
 
-        All steps are of one engine, which `facts` then describes.
+        All steps are of one engine, which `facts` describes after the call. There are none before
+        the first engine, and while an engine initialises the memory.
         """
         if not self._follow():
             return np.zeros(0, dtype=STEP), 0
@@ -139,7 +144,10 @@ class FlightReader:
         return rows, num_missed
 
     def recording(self) -> Recording:
-        """Return the current content, of one engine. Raises FlightError if none has written yet."""
+        """Return the current content, which is of one engine.
+
+        Raises FlightError if no engine has written yet, or one is initialising the memory.
+        """
         for _ in range(_NUM_TRIES):
             if not self._follow():
                 continue
@@ -161,9 +169,10 @@ class FlightReader:
         raise FlightError("contains no engine's record, or one that has just started")
 
     def copy(self, now: float) -> bytes:
-        """Copy the memory at `now` in the file format; rows that changed meanwhile become invalid.
+        """Copy the memory at time `now` in the file format. Rows that may have been overwritten
+        meanwhile are marked invalid.
 
-        Raises FlightError if no engine has written yet.
+        Raises FlightError if no engine has written yet, or one is initialising the memory.
         """
         for _ in range(_NUM_TRIES):
             if not self._follow():
@@ -195,7 +204,8 @@ class FlightReader:
             self._map.close()
 
     def _follow(self) -> bool:
-        """Switch to the engine that writes now; return whether there is one."""
+        """Switch to the newest engine. Returns False if there is none, or if it is still
+        initialising the memory."""
         generation: int = self._generations[0]
         if not generation or generation % 2:
             return False
@@ -215,16 +225,16 @@ class FlightReader:
             raise FlightError(f"has facts that cannot be read: {error}") from error
 
     def _held(self, ring: int, first: int) -> tuple[NDArray[Any], int, int]:
-        """Return the available rows of a ring from `first` on, the first one's number, and the
-        end.
-        """
+        """Return the available rows of a ring from row `first` on, the number of the first returned
+        row, and the number after the last one."""
         rows, size = self._rings[ring], self._sizes[ring]
         num = self._totals[ring]
         first = max(first, num - size + 1, self._firsts[ring])
         if max(first, num) > _MAX_COUNT:
             raise FlightError("has impossible counts")
         taken = rows[np.arange(first, num) & (size - 1)]
-        # The oldest rows may have been overwritten since; one more may be partially overwritten.
+        # The oldest rows may have been overwritten meanwhile; one more may be partially
+        # overwritten.
         oldest = min(max(first, self._totals[ring] - size + 1), num)
         return taken[oldest - first :], oldest, num
 
@@ -248,7 +258,7 @@ def _checked(source: bytes | Path) -> tuple[bytes, Geometry]:
         return source, Geometry.of_header(source[:HEADER_BYTES], len(source))
     with source.open("rb") as file:
         header = file.read(HEADER_BYTES)
-        # Checked before a large file of another format is read.
+        # Checked first, so that a large file of another format is not read.
         geometry = Geometry.of_header(header, os.fstat(file.fileno()).st_size)
         data = header + file.read(geometry.num_bytes - len(header))
     if len(data) != geometry.num_bytes:
@@ -257,17 +267,18 @@ def _checked(source: bytes | Path) -> tuple[bytes, Geometry]:
 
 
 def default_folder() -> Path:
-    """Return this user's folder in the system's temporary directory."""
+    """Return the default folder of flight files: one per user in the system's temporary folder."""
     return Path(tempfile.gettempdir()) / f"penstock-flight-{os.geteuid()}"
 
 
 def dump(memory: int, folder: Path | None, why: str, *, port: int | None = None) -> Path:
     """Write the memory of a descriptor to a new file in `folder` (None: `default_folder`).
 
-    Only the owner may read the file; the write is atomic. The file name contains `port` (of the
-    service, since several may share a folder) and `why`: the newest `MAX_NUM_FILES` of each pair
-    are kept, `MAX_NUM_ALL_FILES` in total. Raises FlightError if no engine has written yet, OSError
-    (PermissionError for a default folder of another user) if the file cannot be written.
+    Only the owner may read the file; the write is atomic. The file name contains `port`, the port
+    of the service, because services may share a folder, and the reason `why`. The newest
+    `MAX_NUM_FILES` of each port and reason are kept, and `MAX_NUM_ALL_FILES` in total. Raises
+    FlightError if no engine has written yet, and OSError if the file cannot be written
+    (PermissionError for a default folder of another user).
     """
     reader = FlightReader(memory)
     try:
@@ -284,9 +295,10 @@ def dump(memory: int, folder: Path | None, why: str, *, port: int | None = None)
 
 
 def own_default_folder() -> Path:
-    """Return the default folder; create it if missing.
+    """Return the default folder; create it if it is missing.
 
-    Raises PermissionError if the path belongs to another user: the directory is world-writable.
+    Raises PermissionError if the path is a link or belongs to another user, because the temporary
+    folder is world-writable.
     """
     folder = default_folder()
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -323,7 +335,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _forget_old(folder: Path) -> None:
-    # Names sort by time.
+    # File names sort by time.
     files = sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}"))
     kinds: dict[str, list[Path]] = {}
     for path in files:
@@ -336,9 +348,9 @@ def _forget_old(folder: Path) -> None:
 
 
 def _forget_partial(folder: Path) -> None:
-    """Remove partial files of processes that were killed while writing."""
+    """Remove partial files of processes that were killed while they wrote."""
     now_s = time.time()
     for path in folder.glob(f".{_PREFIX}*{_SUFFIX}{_PARTIAL}"):
-        with contextlib.suppress(FileNotFoundError):  # another process removed or finished it
+        with contextlib.suppress(FileNotFoundError):  # Another process has removed or completed it.
             if now_s - path.stat().st_mtime > _MAX_PARTIAL_AGE_S:
                 path.unlink()

@@ -1,23 +1,24 @@
 """Converts a flight recording to a trace for ui.perfetto.dev and chrome://tracing.
 
-Owns the tracks. Groups of tracks: the engine (steps, planning, result processing, counters of
-blocks, requests and tokens), the slots (a slice for each residency of a request, with prefill
-chunks and decode inside), the queue (a slice for each wait, overlapping ones on separate lanes). A
-flow connects each request from the queue through its slots to the step that ended it. Pure.
+Defines the tracks of the trace, in three groups. The engine: steps, planning, result processing,
+and counters of blocks, requests and tokens. The slots: a slice for each interval of a request in a
+slot, with prefill chunks and decode inside. The queue: a slice for each wait; overlapping slices
+are on separate lanes. A flow connects each request from the queue through its slots to the step
+that ended it. The functions have no side effects.
 
-Owns the format, too: "Trace Event Format", Chromium project.
+Also writes the format: "Trace Event Format", Chromium project.
 
 Behaviour of viewers beyond the format, and the workarounds:
 
 - A slice that exceeds its parent by a nanosecond is dropped. Times are whole nanoseconds, written
-  as microseconds plus a quarter of a nanosecond, so that truncating and rounding readers agree.
-- Perfetto identifies a thread by its number alone when it is named, so numbers differ between
-  processes.
-- A flow binds to the slice that began last on its track; at equal times slices come first, then
-  flows, then nested slices. The end of a flow has `"bp": "e"`, or it would bind to the slice after
-  it.
-- A flow cannot bind to an async event, and async events of one name share one track: overlapping
-  intervals are slices on separate lanes, so that flows can bind to them.
+  as microseconds plus a quarter of a nanosecond, so that readers that truncate and readers that
+  round get the same value.
+- Perfetto identifies a named thread only by its number, so numbers must differ between processes.
+- A flow binds to the slice that began last on its track. At equal times slices come first, then
+  flows, then nested slices. The end of a flow has `"bp": "e"`; otherwise it would bind to the slice
+  after it.
+- A flow cannot bind to an async event, and async events of one name share one track. Therefore
+  overlapping intervals are slices on separate lanes.
 """
 
 import heapq
@@ -28,8 +29,14 @@ from typing import Any
 
 from penstock.scheduler.events import WaitReason
 from penstock.scheduler.request import FailureReason, FinishReason
+from penstock.server.observe.flight.histories import (
+    RequestHistory,
+    SlotStay,
+    begin_s,
+    end_s,
+    histories_of,
+)
 from penstock.server.observe.flight.layout import NO_REASON, EventKind
-from penstock.server.observe.flight.lives import Life, SlotStay, begin_s, end_s, lives_of
 from penstock.server.observe.flight.reader import Recording
 
 ENGINE, SLOTS, QUEUE = 1, 2, 3
@@ -41,17 +48,17 @@ _SLICE, _FLOW, _INNER, _MARK = range(4)
 _MAX_TRACKS = 1_000_000
 
 
-class Lanes:
-    """Lanes for overlapping intervals; their number grows as needed."""
+class TimelineLanes:
+    """Assigns overlapping intervals to lanes, which are parallel tracks. Adds lanes as needed."""
 
     def __init__(self) -> None:
         self.num = 0
         self._busy_until: list[tuple[float, int]] = []
 
     def take(self, start_s: float, end_s: float) -> int:
-        """Return the lane (from 0) for this interval; call it in order of start times.
+        """Return the lane (from 0) for this interval. Call this in order of start times.
 
-        Intervals of one lane are at least a nanosecond apart, the resolution of the trace.
+        Intervals of one lane are at least a nanosecond apart, which is the resolution of the trace.
         """
         until_s = max(end_s, start_s) + 2e-9
         if self._busy_until and self._busy_until[0][0] <= start_s:
@@ -64,26 +71,28 @@ class Lanes:
 
 
 def timeline_json(recording: Recording, *, num_steps: int | None = None) -> Iterator[bytes]:
-    """Return the trace file in pieces. `num_steps`: number of last steps to include; None: all."""
+    """Return the trace file as an iterator of chunks. If `num_steps` is set, only that many of the
+    last steps are included."""
     return _Timeline(recording, num_steps).draw()
 
 
 def waits_for(reason: int) -> str:
-    """Return a value of `waits_for` as text; empty for none."""
+    """Return the name of a WaitReason; "" for `NO_REASON`, and `reason N` for an unknown value."""
     known = {each.value: each.name for each in WaitReason}
     return "" if reason == NO_REASON else known.get(reason, f"reason {reason}")
 
 
-def end_of(life: Life) -> str:
-    """Return how a request ended, as text; empty while it is live."""
-    match life.end:
+def end_of(history: RequestHistory) -> str:
+    """Return the name of the finish or failure reason of a request; "" while it is live, and
+    `reason N` for an unknown value."""
+    match history.end:
         case EventKind.FINISHED:
             known = {int(each): each.name for each in FinishReason}
         case EventKind.FAILED:
             known = {int(each): each.name for each in FailureReason}
         case _:
             return ""
-    return known.get(life.reason, f"reason {life.reason}")
+    return known.get(history.reason, f"reason {history.reason}")
 
 
 class _Timeline:
@@ -94,7 +103,7 @@ class _Timeline:
         is_part = len(steps) < len(recording.steps) and len(steps) > 0
         self._since_s = float(steps["begun_s"][0]) if is_part else begin_s(recording)
         self._trace = TraceEvents(self._since_s)
-        # For each step: the device time, and the processing of its result.
+        # Two slices for each step: the time on the device, and the processing of the result.
         self._spans: dict[int, tuple[float, float, float]] = {}
         self._arrow_ends: dict[int, Point] = {}
 
@@ -106,7 +115,7 @@ class _Timeline:
         trace.name_process(SLOTS, "slots")
         trace.name_process(QUEUE, "queue")
         self._draw_steps()
-        self._draw_lives()
+        self._draw_histories()
         return trace.json(
             {
                 "model": facts.model,
@@ -122,7 +131,7 @@ class _Timeline:
         names = self._steps.dtype.names or ()
         for values in self._steps.tolist():
             step: dict[str, Any] = dict(zip(names, values, strict=True))
-            # The later of two steps in flight begins when the earlier one is done.
+            # With two steps in flight, the later step begins when the earlier one ends.
             start_s = max(step["begun_s"], last_s)
             last_s = max(step["collected_s"], start_s)
             self._spans[step["step"]] = (start_s, last_s, step["updated_s"])
@@ -154,78 +163,84 @@ class _Timeline:
         tokens = {"prefill": step["num_prefill_tokens"], "out": step["num_tokens"]}
         counter(ENGINE, "tokens per step", at_s, tokens)
 
-    def _draw_lives(self) -> None:
-        lives = lives_of(self._recording)
-        points = {life.key: self._draw_stays(life) for life in lives}
-        self._draw_queue(lives, points)
+    def _draw_histories(self) -> None:
+        histories = histories_of(self._recording)
+        points = {history.key: self._draw_stays(history) for history in histories}
+        self._draw_queue(histories, points)
         for number, arrow in enumerate(points.values(), 1):
-            # At equal times: the queue, then the slot, then the step.
+            # At equal times the order is: the queue, the slot, the step.
             in_order = sorted(arrow, key=lambda point: (point[1], -point[0][0]))
             self._trace.flow(number, "request", in_order)
 
-    def _draw_stays(self, life: Life) -> list[Point]:
-        """Draw residency in slots; return the points of the flow, with the final step last."""
+    def _draw_stays(self, history: RequestHistory) -> list[Point]:
+        """Draw the intervals in slots. Returns the points of the flow, the last one in the final
+        step if that is recorded."""
         points: list[Point] = []
-        for number, stay in enumerate(life.stays):
-            # A residency that ended at the start of the window would overlap the next one.
+        for number, stay in enumerate(history.stays):
+            # An interval that ended at the start of the window would overlap the next interval.
             if stay.end_s - self._since_s > _NANOSECOND_S and stay.slot >= 0:
                 self._trace.name_thread(SLOTS, stay.slot + 1, f"slot {stay.slot}")
-                points.append(self._draw_stay(life, stay, number))
-        self._arrow_to_end(life, points)
+                points.append(self._draw_stay(history, stay, number))
+        self._arrow_to_end(history, points)
         return points
 
-    def _draw_queue(self, lives: list[Life], points: dict[int, list[Point]]) -> None:
-        lanes = Lanes()
-        waits: list[tuple[float, float, Life, int]] = []
-        for life in lives:
-            spans = [(wait.start_s, wait.end_s) for wait in life.waits]
-            if not life.waits and not life.stays:
-                # Rejected at admission, or only its end is recorded.
-                spans = [(life.end_s, life.end_s)]
+    def _draw_queue(self, histories: list[RequestHistory], points: dict[int, list[Point]]) -> None:
+        lanes = TimelineLanes()
+        waits: list[tuple[float, float, RequestHistory, int]] = []
+        for history in histories:
+            spans = [(wait.start_s, wait.end_s) for wait in history.waits]
+            if not history.waits and not history.stays:
+                # It was rejected at admission, or only its end is recorded.
+                spans = [(history.end_s, history.end_s)]
             for number, (start_s, until_s) in enumerate(spans):
                 if until_s >= self._since_s:
-                    waits.append((start_s, until_s, life, number))
-        for start_s, until_s, life, number in sorted(waits, key=lambda wait: wait[0]):
-            points[life.key].append(self._draw_wait(life, number, start_s, until_s, lanes))
+                    waits.append((start_s, until_s, history, number))
+        for start_s, until_s, history, number in sorted(waits, key=lambda wait: wait[0]):
+            points[history.key].append(self._draw_wait(history, number, start_s, until_s, lanes))
         for lane in range(lanes.num):
             self._trace.name_thread(QUEUE, lane + 1, f"lane {lane}")
 
     def _draw_wait(
-        self, life: Life, number: int, start_s: float, until_s: float, lanes: Lanes
+        self,
+        history: RequestHistory,
+        number: int,
+        start_s: float,
+        until_s: float,
+        lanes: TimelineLanes,
     ) -> Point:
         start_s, until_s = max(start_s, self._since_s), min(until_s, self._end_s)
         track = (QUEUE, lanes.take(start_s, until_s) + 1)
-        args = _request_args(life)
-        if number < len(life.waits) and life.waits[number].num_ahead is not None:
-            args["ahead"] = life.waits[number].num_ahead
+        args = _request_args(history)
+        if number < len(history.waits) and history.waits[number].num_ahead is not None:
+            args["ahead"] = history.waits[number].num_ahead
         args["again"] = number > 0
-        start = self._trace.slice(track, life.name, start_s, until_s, args)
-        if life.end is not None and life.end_s <= until_s:
-            # It was never admitted, or not readmitted.
-            self._trace.instant(track, end_of(life), life.end_s, {"request_id": life.name})
+        start = self._trace.slice(track, history.name, start_s, until_s, args)
+        if history.end is not None and history.end_s <= until_s:
+            # It was never admitted, or not admitted again.
+            self._trace.instant(track, end_of(history), history.end_s, {"request_id": history.name})
         return track, start
 
-    def _draw_stay(self, life: Life, stay: SlotStay, number: int) -> Point:
+    def _draw_stay(self, history: RequestHistory, stay: SlotStay, number: int) -> Point:
         track = (SLOTS, stay.slot + 1)
         start_s, until_s = max(stay.start_s, self._since_s), min(stay.end_s, self._end_s)
-        args = _request_args(life)
-        is_last = number == len(life.stays) - 1
+        args = _request_args(history)
+        is_last = number == len(history.stays) - 1
         args |= {
-            "cached_tokens": life.num_cached_tokens,
+            "cached_tokens": history.num_cached_tokens,
             "stay": number + 1,
-            "ended": (end_of(life) or "not yet") if is_last and life.end else "",
+            "ended": (end_of(history) or "not yet") if is_last and history.end else "",
         }
-        if not is_last or (life.end is None and stay.end_s <= self._end_s):
+        if not is_last or (history.end is None and stay.end_s <= self._end_s):
             args["ended"] = "PREEMPTED"
-            self._trace.instant(track, "preempted", until_s, {"request_id": life.name})
-        elif life.end is None:
+            self._trace.instant(track, "preempted", until_s, {"request_id": history.name})
+        elif history.end is None:
             args["ended"] = "still running"
         if stay.is_cut:
             args["began"] = "before the recording"
-        start = self._trace.slice(track, life.name, start_s, until_s, args)
+        start = self._trace.slice(track, history.name, start_s, until_s, args)
         self._draw_phases(track, stay, start_s, until_s)
-        if is_last and life.end is EventKind.FAILED and stay.end_s <= self._end_s:
-            self._trace.instant(track, end_of(life), until_s, {"request_id": life.name})
+        if is_last and history.end is EventKind.FAILED and stay.end_s <= self._end_s:
+            self._trace.instant(track, end_of(history), until_s, {"request_id": history.name})
         return track, start
 
     def _draw_phases(
@@ -233,7 +248,7 @@ class _Timeline:
     ) -> None:
         last_s = start_s
         for chunk in stay.chunks:
-            # In flight when the recording ends, unless its step has returned.
+            # It is in flight at the end of the recording, unless its step has returned.
             span = self._spans.get(chunk.step)
             step_end_s = self._end_s if span is None else span[1]
             from_s, to_s = max(chunk.at_s, last_s), min(step_end_s, until_s)
@@ -248,12 +263,13 @@ class _Timeline:
         if until_s > decode_s:
             self._trace.slice(track, "decode", decode_s, until_s, {}, is_inner=True)
 
-    def _arrow_to_end(self, life: Life, points: list[Point]) -> None:
-        """Add the step that ended the request to `points`, if a step did."""
-        span, end = self._spans.get(life.end_step), self._arrow_ends.get(life.end_step)
-        if life.end is None or span is None or end is None or not points:
+    def _arrow_to_end(self, history: RequestHistory, points: list[Point]) -> None:
+        """Append the end of the step that ended the request to the points of the flow, if the step
+        is recorded and the flow has points."""
+        span, end = self._spans.get(history.end_step), self._arrow_ends.get(history.end_step)
+        if history.end is None or span is None or end is None or not points:
             return
-        if span[0] <= life.end_s <= span[2] and points[-1][1] <= end[1]:
+        if span[0] <= history.end_s <= span[2] and points[-1][1] <= end[1]:
             points.append(end)
 
 
@@ -284,10 +300,10 @@ def _step_args(step: dict[str, Any], measured_s: float) -> dict[str, Any]:
     return args
 
 
-def _request_args(life: Life) -> dict[str, Any]:
-    if life.asked is None:
-        return {"key": life.key}
-    asked = life.asked
+def _request_args(history: RequestHistory) -> dict[str, Any]:
+    if history.asked is None:
+        return {"key": history.key}
+    asked = history.asked
     args: dict[str, Any] = {
         "request_id": asked.request_id,
         "tenant": asked.tenant,
@@ -295,8 +311,8 @@ def _request_args(life: Life) -> dict[str, Any]:
         "priority": asked.priority,
         "prompt_tokens": asked.num_prompt_tokens,
         "max_tokens": asked.max_tokens,
-        "output_tokens": life.num_output_tokens,
-        "preemptions": life.num_preemptions,
+        "output_tokens": history.num_output_tokens,
+        "preemptions": history.num_preemptions,
     }
     for name, at_s in (
         ("ttft_deadline_s", asked.ttft_deadline_s),
@@ -308,12 +324,12 @@ def _request_args(life: Life) -> dict[str, Any]:
 
 
 class TraceEvents:
-    """Collects events; times are seconds, counted from `base_s`."""
+    """Collects trace events. Arguments are absolute times; the file has times since `base_s`."""
 
     def __init__(self, base_s: float) -> None:
         self._base_s = base_s
         self._metadata: dict[tuple[int, int, str], dict[str, Any]] = {}
-        # With their sort key: nanoseconds, rank, length.
+        # The events with their sort keys: nanoseconds, rank, length.
         self._events: list[tuple[int, int, int, dict[str, Any]]] = []
 
     def name_process(self, pid: int, name: str) -> None:
@@ -322,7 +338,7 @@ class TraceEvents:
         self._meta("process_sort_index", pid, 0, {"sort_index": pid})
 
     def name_thread(self, pid: int, tid: int, name: str) -> None:
-        """Name a track; idempotent. Tracks of a group are ordered by `tid`."""
+        """Name a track. Idempotent. Tracks of a group are ordered by `tid`."""
         self._meta("thread_name", pid, tid, {"name": name})
         self._meta("thread_sort_index", pid, tid, {"sort_index": tid})
 
@@ -336,9 +352,11 @@ class TraceEvents:
         *,
         is_inner: bool = False,
     ) -> int:
-        """Add a slice of at least 1 ns on track (pid, tid); return its start in nanoseconds.
+        """Add a slice of at least 1 ns on track (pid, tid) and return its start in nanoseconds
+        since `base_s`.
 
-        `is_inner`: nested in another slice of the track; omitted if its length is zero.
+        If `is_inner`, it is nested in another slice of the track, and is left out if its length is
+        zero.
         """
         start, end = self._ns(start_s), self._ns(end_s)
         if is_inner and end <= start:
@@ -350,7 +368,7 @@ class TraceEvents:
         return start
 
     def instant(self, track: tuple[int, int], name: str, at_s: float, args: dict[str, Any]) -> None:
-        """Add a mark to a track."""
+        """Add an instant event to a track."""
         at = self._ns(at_s)
         self._events.append((at, _MARK, 0, {**self._event("i", track, at, name, args), "s": "t"}))
 
@@ -360,7 +378,8 @@ class TraceEvents:
         self._events.append((at, _MARK, 0, self._event("C", (pid, 0), at, name, values)))
 
     def flow(self, number: int, name: str, points: list[tuple[tuple[int, int], int]]) -> None:
-        """Add a flow through slices: one point (track, nanoseconds) in each, in order of time.
+        """Add a flow through slices: one point (track, nanoseconds) in each slice, in order of
+        time.
 
         Fewer than two points draw nothing.
         """
@@ -375,7 +394,7 @@ class TraceEvents:
             self._events.append((at, _FLOW, place, event))
 
     def json(self, other: dict[str, Any]) -> Iterator[bytes]:
-        """Yield the whole file in pieces; `other`: metadata shown by viewers."""
+        """Yield the file in chunks. `other` is metadata that viewers display."""
         self._events.sort(key=lambda event: event[:3])
         head = json.dumps({"displayTimeUnit": "ms", "otherData": other}, allow_nan=False)
         pieces = bytearray(f'{head[:-1]}, "traceEvents": [\n'.encode())

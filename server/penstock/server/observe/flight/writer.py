@@ -1,8 +1,9 @@
-"""Writes the flight record of an engine, on the engine's thread, at negligible cost.
+"""Writes the flight record of an engine, on the engine's thread.
 
-Owns the state of live requests between events. Per step it packs one row and copies one column of
-the slot arrays; Python code runs per event (admission, chunk, first token, end), never per running
-request. It does not read the content of requests.
+An iteration is one run of the engine's step function, which may return the result of a step. Stores
+the state of live requests between events. Per step it packs one row and copies one column of the
+slot arrays. Python code runs per event (admission, chunk, first token, end), never per running
+request, so the cost is negligible. It does not read the content of requests.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from penstock.scheduler.events import (
     Queued,
     StepEvents,
 )
-from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.launched_step import PrefillChunk
 from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.slot_arrays import SlotArrays
@@ -35,8 +36,9 @@ from penstock.server.observe.flight.memory import (
 from penstock.server.tenants import own_request_id
 
 
-class TurnGaps:
-    """Gaps between tokens in `num_slots` slots of a self-paced engine."""
+class IterationGaps:
+    """Inter-token latency in the `num_slots` slots of a self-paced engine, whose executor schedules
+    its own batches."""
 
     def __init__(self, num_slots: int) -> None:
         self._last_s: NDArray[np.float64] = np.full(num_slots, nan)
@@ -51,22 +53,26 @@ class TurnGaps:
     def measure(
         self, arrays: SlotArrays | None, known: NDArray[np.int32], now: float
     ) -> tuple[float, int]:
-        """Return the mean gap (NaN for none) and the number of slots with tokens in this iteration.
+        """Return the mean time since the previous tokens in seconds (NaN if there is none), and the
+        number of slots in the mean.
 
-        `known` int32 [S]: number of tokens of each slot after the previous iteration.
+        `known`, an int32 array, has the number of tokens of each slot after the previous iteration.
+        `now` is the time of this iteration's result in seconds; it is recorded for the slots that
+        got tokens.
         """
         if arrays is None:
             return nan, 0
         has_more = arrays.num_tokens > known
-        # The slot's count belonged to another request; the first token comes in a later iteration.
+        # The count of this slot was that of another request; the first token comes in a later
+        # iteration.
         has_more[self._begun] = False
         gaps = now - self._last_s[has_more]
         gaps = gaps[~np.isnan(gaps)]
         self._last_s[has_more] = now
         return (float(gaps.mean()), len(gaps)) if len(gaps) else (nan, 0)
 
-    def end_turn(self) -> None:
-        """End the iteration."""
+    def end_iteration(self) -> None:
+        """Clear the set of slots that got a new request in this iteration."""
         self._begun.clear()
 
 
@@ -74,29 +80,32 @@ _PROMPT, _CACHED, _OUTPUT, _ADMITTED, _PREEMPTED, _FINISHED, _FAILED = range(3, 
 _MAX_U4, _MAX_U2 = 2**32 - 1, 2**16 - 1
 _MAX_PRIORITY = 2**31 - 1
 _NOTHING: Sequence[int] = (0, 0, 0, 0)
-# Plain integers: looking up an enumeration's members is much slower.
+# Plain integers, because looking up the members of an enumeration is much slower.
 _QUEUED, _ADMIT, _CHUNK, _FIRST_TOKEN, _PREEMPT, _FINISH, _FAIL, _FOUND = map(int, EventKind)
 
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A live request. `num_output`: output tokens when it last lost its slot.
+    """A live output of a request. `num_output` is the number of its tokens when it last lost its
+    slot.
 
-    `turn`: iteration of its last admission. `has_token`: whether it ever had an output token.
+    `iteration` is the number of the iteration of its last admission. `has_token` is True if it has
+    ever had a token.
     """
 
     num_prompt: int
     num_output: int = 0
     num_cached: int = 0
     slot: int = -1
-    turn: int = -1
+    iteration: int = -1
     has_token: bool = False
 
 
 class FlightWriter:
-    """Takes over the memory of `fd` and writes to it. The constructor raises FlightError, OSError.
+    """Writes the flight record to the memory of descriptor `fd`, which may be closed afterwards.
 
-    An `EngineListener` that may raise: see `EngineListeners`.
+    It is an `EngineListener` whose methods may raise; see `EngineListeners`. The constructor raises
+    FlightError or OSError if the memory cannot be used.
     """
 
     def __init__(self, fd: int, facts: FlightFacts) -> None:
@@ -104,35 +113,35 @@ class FlightWriter:
         self._totals = memory.totals
         self._append_step = memory.appender(STEP_RING)
         self._append_events = memory.batch_appender(EVENT_RING)
-        # Fields of events that are not in the memory yet, flat.
+        # The fields of events that are not yet written to the memory, as a flat list.
         self._events: list[object] = []
         self._append_request = memory.appender(REQUEST_RING)
         self._write_launch = memory.launch_writer()
         self._live: dict[int, _Live] = {}
-        # Keys of the outputs of a request, by the first key, until it is queued or rejected.
+        # The keys of the outputs of a request by its first key, until it is queued or rejected.
         self._outputs: dict[int, tuple[int, ...]] = {}
-        # Slots granted in this iteration; keys without a token since admission, or with chunks in
-        # flight.
+        # The slots granted in this iteration, by key; the keys without a token since admission; and
+        # for a self-paced executor, the keys of prompts whose first chunk was recorded.
         self._granted: dict[int, int] = {}
         self._awaiting: set[int] = set()
         self._prefilling: set[int] = set()
         self._is_self_paced = facts.is_self_paced
-        # Decodes skipped in the latest steps, and the duration of those steps.
+        # The decodes skipped in the latest steps, and the duration of those steps.
         self._num_paused, self._paused_s = 0, 0.0
-        self._gaps = TurnGaps(facts.max_num_seqs) if facts.is_self_paced else None
+        self._gaps = IterationGaps(facts.max_num_seqs) if facts.is_self_paced else None
         self._arrays: SlotArrays | None = None
-        # Known tokens of each slot after the previous iteration.
+        # The number of known tokens of each slot after the previous iteration.
         self._known: NDArray[np.int32] = np.zeros(facts.max_num_seqs, dtype=np.int32)
-        self._turn = 0
+        self._iteration = 0
         self._step = 0
         self._collected_s = nan
-        # Rows and tokens of prefill that a step computes for the first time.
+        # The rows and tokens of prefill that a step computes for the first time.
         self._new_prefill: dict[int, tuple[int, int]] = {}
-        # Counts that no row has yet: admitted, preempted, finished, failed.
+        # Counts since the last row: admitted, preempted, finished, failed.
         self._uncounted = _NOTHING
 
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """See `EngineListener`."""
+        """Write a row for each output of a submitted request."""
         for spec in specs:
             self._live[spec.key] = _Live(spec.num_prompt_tokens)
             self._append_request(
@@ -151,8 +160,8 @@ class FlightWriter:
         if len(specs) > 1:
             self._outputs[specs[0].key] = tuple(spec.key for spec in specs)
 
-    def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
-        """See `EngineListener`."""
+    def note_launch(self, batch: Batch, chunks: Sequence[PrefillChunk], launched_s: float) -> None:
+        """Record the launch of a step and the events of its prefill chunks, before the launch."""
         self._arrays = batch.arrays
         for request in batch.admitted:
             self._granted[request.spec.key] = request.slot
@@ -164,8 +173,8 @@ class FlightWriter:
         elif batch.num_decodes:
             self._write_launch(batch.step, launched_s, batch.num_decodes, 0, 0)
 
-    def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
-        """See `EngineListener`."""
+    def note_iteration(self, events: StepEvents, note: StepNote | None) -> None:
+        """Write the events of an iteration, and the row of the step that ended in it, if any."""
         if note is not None:
             self._step = note.batch.step
         if events.changes:
@@ -184,8 +193,8 @@ class FlightWriter:
         if self._arrays is not None:
             self._known[:] = self._arrays.num_tokens
         if self._gaps is not None:
-            self._gaps.end_turn()
-        self._turn += 1
+            self._gaps.end_iteration()
+        self._iteration += 1
 
     def close(self) -> None:
         """Unmap the memory; the written content stays. Idempotent."""
@@ -200,14 +209,15 @@ class FlightWriter:
         self._events += (at_s, self._step, key, slot, count, kind, NO_REASON)
 
     def _note_chunks(
-        self, step: int, chunks: Sequence[Chunk], launched_s: float
+        self, step: int, chunks: Sequence[PrefillChunk], launched_s: float
     ) -> tuple[int, int]:
-        """Record chunks; return the number of new prefill rows and of their tokens."""
+        """Record chunks; with a self-paced executor, only the first chunk of each prompt. Returns
+        the number of chunks recorded and the number of their tokens."""
         num_new = num_tokens = 0
         for chunk in chunks:
             key, count = chunk.request.spec.key, chunk.count
             if self._is_self_paced:
-                # Every step contains the prompt until its first token.
+                # Until its first token, every step contains the prompt.
                 if key in self._prefilling:
                     continue
                 self._prefilling.add(key)
@@ -244,7 +254,7 @@ class FlightWriter:
         self._totals[_ADMITTED] += 1
         live = self._live.get(key)
         if live is not None:
-            live.slot, live.turn = slot, self._turn
+            live.slot, live.iteration = slot, self._iteration
             if not live.has_token:
                 live.num_cached = num_cached
             self._awaiting.add(key)
@@ -264,7 +274,7 @@ class FlightWriter:
         self._totals[_PREEMPTED] += 1
 
     def _note_first_tokens(self, events: StepEvents, note: StepNote | None) -> int:
-        """Record first tokens since admission; return the number of requests that got one."""
+        """Record first tokens since admission. Returns the number of requests that got one."""
         first = self._first_of(events.keys, note)
         if not first:
             return 0
@@ -282,10 +292,10 @@ class FlightWriter:
         return len(first)
 
     def _first_of(self, keys: NDArray[np.int64], note: StepNote | None) -> set[int]:
-        """Return the keys that had no token so far and have one in this iteration."""
+        """Return the keys that got their first token since admission in this iteration."""
         if note is not None and not self._is_self_paced:
-            # Only a completed prompt gives a first token, and its row is after the decode rows,
-            # unless rows were dropped or answered in another order.
+            # Only a completed prompt gives a first token. Its row is after the decode rows, unless
+            # rows were dropped or the results are in another order.
             num_completed = len(note.batch.sampled_slots) - note.batch.num_decodes
             if not num_completed:
                 return set()
@@ -311,15 +321,16 @@ class FlightWriter:
             self._totals[_FAILED if is_failure else _FINISHED] += 1
 
     def _num_output(self, key: int, live: _Live, keys: NDArray[np.int64]) -> int:
-        """Return the number of generated tokens of a request, including this iteration's (`keys`).
+        """Return the number of generated tokens of a request, including those of this iteration
+        (`keys`).
 
-        The slot arrays drop a request when its slot is released, so this adds the count of the
-        previous iteration and the tokens of this one.
+        The slot arrays remove a request when its slot is released. Therefore this adds the count of
+        the previous iteration and the tokens of this one.
         """
         if live.slot < 0:
             return live.num_output
         num_before = live.num_output
-        if live.turn != self._turn:
+        if live.iteration != self._iteration:
             num_before = int(self._known[live.slot]) - live.num_prompt
         return num_before + int(np.count_nonzero(keys == key))
 
@@ -365,10 +376,11 @@ class FlightWriter:
         self._uncounted = _NOTHING
 
     def _mean_gap_s(self, batch: Batch, collected_s: float, num_itl: int) -> float:
-        """Return the mean time since the previous token of a step's decodes; NaN without decodes.
+        """Return the mean time since the previous token over a step's decodes, in seconds; NaN
+        without decodes.
 
-        Each decode had its previous token in the step before. Paused decodes are the exception:
-        their time without tokens is added in the step that resumes them.
+        Each decode got its previous token in the previous step. Paused decodes, which a step skips,
+        are the exception: their time without tokens is added in the step that resumes them.
         """
         step_s = collected_s - self._collected_s
         gap_s = step_s if num_itl > 0 else nan
@@ -383,7 +395,7 @@ class FlightWriter:
         return gap_s
 
     def _count(self, place: int) -> None:
-        """Increment a count of the next row."""
+        """Increment a count for the next row of a step; `place` is its index in `_uncounted`."""
         uncounted = list(self._uncounted)
         uncounted[place] = min(uncounted[place] + 1, _MAX_U2)
         self._uncounted = uncounted

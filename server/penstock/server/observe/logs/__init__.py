@@ -1,7 +1,7 @@
-"""Logging of a process: one line per event on stderr, rate-limited, without content.
+"""Logging of a process: one line per event on stderr, rate-limited, without content of requests.
 
-Owns the setup and the levels. `lines` formats a line and the exception in it, `limits` drops and
-rate-limits lines. Prompt and completion text must never be logged.
+Sets up logging and its levels. `lines` formats a line and the exception in it; `limits` drops and
+rate-limits lines. Text of prompts and outputs must never be logged.
 """
 
 import contextlib
@@ -26,22 +26,27 @@ _FORMATTERS: dict[str, type[LineFormatter]] = {
     "short": ShortFormatter,
 }
 AUTO_FORMAT = "auto"
-"""`short` where stderr is a terminal, `text` elsewhere."""
+"""The format `short` where stderr is a terminal, `text` elsewhere."""
 LOG_FORMATS = (AUTO_FORMAT, *_FORMATTERS)
 IN_BANNER: Final[dict[str, Any]] = {"is_in_banner": True}
-"""`extra` of a log call whose facts are also in the banner of `penstock serve` on a terminal."""
+"""The `extra` of a log call whose information is also in the banner of `penstock serve` on a
+terminal."""
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Reports an unwritable line by its place and the exception's type only."""
+    """Writes to stderr. If a line cannot be written, reports the place in the code that logged
+    it."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        """Override: the base class would write the arguments of the line."""
+        """Report the place in the code that logged the line, and the type of the exception.
+
+        The base class would also write the arguments of the line, which may quote a client.
+        """
         kind, _, _ = sys.exc_info()
         name = "an error" if kind is None else kind.__name__
-        # The reader of stderr may be gone: then the report is dropped too.
+        # If stderr has no reader, the report is dropped too.
         with contextlib.suppress(OSError, ValueError):
             self.stream.write(f"a line of {record.name}:{record.lineno} is lost: {name}\n")
             self.flush()
@@ -50,10 +55,11 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 def configure_logging(
     process: str, level: str, *, form: str = "text", has_foreign_text: bool = False
 ) -> None:
-    """Send all log records and uncaught exceptions of this process to stderr.
+    """Send the log records and uncaught exceptions of this process to stderr, rate-limited.
 
-    `level`: a name such as "info". `form`: one of LOG_FORMATS. `has_foreign_text`: whether to write
-    messages of other libraries' exceptions, which may quote data of clients.
+    `process` is the name of this process in its lines. `level` is a name such as "info". `form` is
+    one of LOG_FORMATS. `has_foreign_text` enables the messages of exceptions of other libraries,
+    which may quote data of clients.
     """
     if form == AUTO_FORMAT:
         form = "short" if sys.stderr.isatty() else "text"
@@ -74,19 +80,19 @@ def leave_out_banner_lines() -> None:
 
 
 def set_log_level(level: str) -> None:
-    """Set the level of this process. Raises ValueError for an unknown level."""
+    """Set the log level of this process. Raises ValueError for an unknown level."""
     if level not in LOG_LEVELS:
         raise ValueError(f"level must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
     logging.getLogger().setLevel(level.upper())
 
 
-# Python's own hooks write the text of the exception, whatever it quotes.
+# Python's own hooks would write the message of the exception, which may quote data of clients.
 
 
 def _on_uncaught(
     kind: type[BaseException], error: BaseException, frames: TracebackType | None
 ) -> None:
-    _log.critical("uncaught exception: this process ends", exc_info=(kind, error, frames))
+    logger.critical("uncaught exception: this process ends", exc_info=(kind, error, frames))
 
 
 def _on_uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
@@ -94,12 +100,12 @@ def _on_uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
         return
     name = "a thread" if arguments.thread is None else f"the thread {arguments.thread.name}"
     failure = (arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
-    _log.critical("uncaught exception: %s ends", name, exc_info=failure)
+    logger.critical("uncaught exception: %s ends", name, exc_info=failure)
 
 
 def _on_unraisable(arguments: "sys.UnraisableHookArgs") -> None:
     if arguments.exc_value is None:
-        _log.error("a finaliser failed with %s", arguments.exc_type.__name__)
+        logger.error("a finaliser failed with %s", arguments.exc_type.__name__)
         return
     failure = (arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
-    _log.error("a finaliser failed", exc_info=failure)
+    logger.error("a finaliser failed", exc_info=failure)

@@ -1,8 +1,8 @@
-"""Limits log lines: a burst per kind, then one per second; and drops one harmless error of gRPC.
+"""Limits log lines: a burst per place in the code, then one per second.
 
-Owns the rate limit per place in the code, and the filter for the error that gRPC logs when a client
-disconnects before its response is sent. Lines of level CRITICAL always pass, as do those with
-`extra=ALWAYS`: starts and ends of processes, which are few and must be complete.
+Contains this rate limit, and a filter for the harmless error that gRPC logs when a client
+disconnects before its response is sent. Lines of level CRITICAL are never dropped, and neither are
+lines with `extra=ALWAYS`: starts and ends of processes, which are few and must be complete.
 """
 
 import logging
@@ -15,14 +15,14 @@ from typing import Any, Final
 _LOGGER: Final = "grpc._cython.cygrpc"
 _KIND: Final = "ExecuteBatchError"
 _SENDING: Final = frozenset({"_finish_handler_with_unary_response", "_send_message"})
-"""The functions that send a call's single response."""
+"""The functions of gRPC that send a response of a call."""
 
 
 class NoFault(logging.Filter):
-    """Drops gRPC's harmless error line only."""
+    """Drops the error that gRPC logs when a client disconnects before its response is sent."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the line may pass."""
+        """Return True if the line may pass."""
         if record.name != _LOGGER or not record.exc_info:
             return True
         kind, _, traceback = record.exc_info
@@ -36,9 +36,9 @@ class NoFault(logging.Filter):
 
 
 ALWAYS: Final[dict[str, Any]] = {"is_always_logged": True}
-"""`extra` of a log call whose line is never dropped."""
+"""The `extra` of a log call whose line is never dropped."""
 LEFT_OUT: Final = "num_left_out"
-"""Attribute of a record: the number of lines dropped before it."""
+"""Attribute of a log record: the number of lines dropped before it."""
 
 BURST = 10
 PER_SECOND = 1.0
@@ -55,17 +55,17 @@ class _Bucket:
 
 
 class RateLimit(logging.Filter):
-    """A token bucket for each place that logs. Threads may share one."""
+    """A token bucket for each place in the code that logs. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
         self._buckets: dict[Place, _Bucket] = {}
-        # Filters run before the handler takes its lock.
+        # Filters run before the handler takes its lock, so this needs its own lock.
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the line may pass."""
+        """Return True if the line may pass."""
         if record.levelno >= logging.CRITICAL or getattr(record, "is_always_logged", False):
             return True
         now_s = self._clock()
@@ -86,7 +86,7 @@ class RateLimit(logging.Filter):
         bucket = self._buckets.get(place)
         if bucket is None:
             if len(self._buckets) >= MAX_PLACES:
-                # Code has fewer places; places generated at run time must not use memory.
+                # The code has fewer places. Places generated at run time must not use up memory.
                 self._buckets.clear()
             bucket = self._buckets[place] = _Bucket(tokens=BURST, filled_s=now_s)
         return bucket

@@ -1,13 +1,14 @@
-"""Formats log lines: text for people, JSON for collectors, both with the same fields.
+"""Formats log lines: text for humans, shorter on a terminal, and JSON for log collectors.
 
-Owns the fields, their names and the escaping, which keeps an event on one line for any request id.
+Defines the fields, their names and the escaping, which keeps each event on one line for any request
+id.
 
-It always logs the type and frames of an exception, the message only if it is safe.
-The message of an exception raised while handling a request may quote the request
-("invalid literal: '...'"), so messages are logged only from these sources:
+The type and the frames of an exception are always logged, its message only if it is safe. The
+message of an exception raised while a request is handled may quote the request ("invalid literal:
+'...'"), so messages are logged only from these sources:
 
-- our own exceptions, except those of packages that handle client data; the part after a colon may
-  quote the exception's cause, so it is removed if there is one;
+- Penstock's own exceptions, except those of packages that handle client data; the part after a
+  colon may quote the cause of the exception, so it is removed if there is a cause;
 - errors of the operating system, by their number;
 - errors of device drivers, which do not contain request data.
 
@@ -26,12 +27,14 @@ from typing import Any, cast
 from penstock.server.observe.logs.limits import LEFT_OUT
 
 FACTS = ("request_id", "trace_id", "tenant", "front_id", "step")
-"""Keys of `extra` that are written after the message; others are ignored."""
+"""Keys of `extra` that are written after the message. Other keys are ignored, except
+FOREIGN_TEXT."""
 FOREIGN_TEXT = "foreign_text"
-"""Key of `extra` for text of other libraries, written only if `has_foreign_text` is set."""
+"""The key of `extra` for text of other libraries, which is written only if `has_foreign_text` is
+set."""
 _SHORT_NAMES = {"request_id": "request", "trace_id": "trace"}
 _QUOTERS = "asyncio"
-"""A logger whose messages contain the repr of objects, and so their content."""
+"""A logger whose messages contain the repr of objects, and therefore their content."""
 
 _CONTROLS = {
     **{code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))},
@@ -59,7 +62,8 @@ _DRIVERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One frame of a traceback; the module by its name, because paths contain home directories."""
+    """One frame of a traceback. It has the name of the module, because paths contain home
+    folders."""
 
     module: str
     line: int
@@ -67,18 +71,20 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """One exception. `words`: its message, empty if not logged. `frames`: outermost first."""
+class LoggedException:
+    """One exception. `words` is its message, empty if it is not logged. `frames` are outermost
+    first."""
 
     kind: str
     words: str
     frames: tuple[Frame, ...]
 
 
-def failures_of(error: BaseException, *, has_foreign_text: bool) -> tuple[Failure, ...]:
-    """Return the exception and its chain of causes, at most `MAX_FAILURES` in total."""
+def failures_of(error: BaseException, *, has_foreign_text: bool) -> tuple[LoggedException, ...]:
+    """Return the exception, its chain of causes and the members of exception groups, at most
+    `MAX_FAILURES` in total."""
     return tuple(
-        Failure(
+        LoggedException(
             kind=_kind_of(link),
             words=_words_of(link, has_foreign_text=has_foreign_text),
             frames=_frames_of(link.__traceback__),
@@ -88,8 +94,10 @@ def failures_of(error: BaseException, *, has_foreign_text: bool) -> tuple[Failur
 
 
 def _chain_of(error: BaseException, *, is_whole: bool) -> Iterator[BaseException]:
-    """Yield the chain of causes. `is_whole`: include causes hidden by `raise ... from None`, which
-    our messages may quote anyway.
+    """Yield the exception, its chain of causes and the members of exception groups.
+
+    If `is_whole`, includes causes hidden by `raise ... from None`, which messages of Penstock may
+    quote anyway.
     """
     seen: set[int] = set()
     left = [error]
@@ -140,8 +148,9 @@ def _is_a_drivers(error: BaseException) -> bool:
 
 
 def _words_of_system(error: OSError) -> str:
-    """Return the system's message for the error number: the exception's own text may come from
-    another library, such as SSL.
+    """Return the system's message for the error number, "" without a number.
+
+    The text in the exception itself may come from another library, such as SSL.
     """
     if not isinstance(error.errno, int) or error.errno <= 0:
         return ""
@@ -151,12 +160,12 @@ def _words_of_system(error: OSError) -> str:
 def _text_of(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # third-party code must not break a log line
+    except Exception:  # Code of other libraries must not break a log line.
         return ""
 
 
 def _frames_of(traceback: TracebackType | None) -> tuple[Frame, ...]:
-    """Return the frames, only the innermost ones if there are many."""
+    """Return the frames, at most the innermost `MAX_FRAMES`."""
     frames: list[Frame] = []
     while traceback is not None:
         code = traceback.tb_frame.f_code
@@ -169,7 +178,7 @@ def _frames_of(traceback: TracebackType | None) -> tuple[Frame, ...]:
 
 
 class LineFormatter(logging.Formatter):
-    """Base of all formats. `has_foreign_text`: see `configure_logging`."""
+    """The base class of all formats. See `configure_logging` for `has_foreign_text`."""
 
     def __init__(self, process: str, *, has_foreign_text: bool = False) -> None:
         super().__init__()
@@ -189,14 +198,18 @@ class LineFormatter(logging.Formatter):
         facts = {name: getattr(record, name, None) for name in names}
         return {name: fact for name, fact in facts.items() if fact not in (None, "")}
 
-    def _failures_of(self, record: logging.LogRecord) -> tuple[Failure, ...]:
+    def _failures_of(self, record: logging.LogRecord) -> tuple[LoggedException, ...]:
         if not record.exc_info or record.exc_info[1] is None:
             return ()
         return failures_of(record.exc_info[1], has_foreign_text=self._has_foreign_text)
 
 
 class TextFormatter(LineFormatter):
-    """`<UTC time> <LEVEL> <process>[<pid>] <logger>: <message>`, then the facts and the failure."""
+    """Formats a line as `<UTC time> <LEVEL> <process>[<pid>] <logger>: <message>`.
+
+    The values of `FACTS`, the number of similar lines that were dropped, and the exception follow
+    the message.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Format the record as one line."""
@@ -220,7 +233,8 @@ class TextFormatter(LineFormatter):
 
 
 class ShortFormatter(TextFormatter):
-    """For a terminal: `<local time> <process>: <message>`, with the level where it is not INFO."""
+    """Formats a line for a terminal: `<local time> <process>: <message>`. The level is added unless
+    it is INFO."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format the record as one line."""
@@ -230,7 +244,7 @@ class ShortFormatter(TextFormatter):
 
 
 class JsonFormatter(LineFormatter):
-    """One JSON object per line; empty fields are omitted."""
+    """Formats a record as one JSON object per line. Empty fields are left out."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format the record as one line."""
@@ -250,7 +264,7 @@ class JsonFormatter(LineFormatter):
         failures = self._failures_of(record)
         if failures:
             entry["exception"] = [_as_object(failure) for failure in failures]
-        # Escapes non-ASCII characters, so that no reader splits a line or fails on a surrogate.
+        # Escape non-ASCII characters, so that no reader splits a line or fails on a surrogate.
         return json.dumps(entry, default=str)
 
 
@@ -259,7 +273,7 @@ def _quoted(fact: str) -> str:
     return fact if is_plain else json.dumps(fact, ensure_ascii=False)
 
 
-def _as_text(failure: Failure) -> str:
+def _as_text(failure: LoggedException) -> str:
     words = f": {failure.words}" if failure.words else ""
     places = " < ".join(map(_place, reversed(failure.frames)))
     return f"{failure.kind}{words} at {places}" if places else f"{failure.kind}{words}"
@@ -269,7 +283,7 @@ def _place(frame: Frame) -> str:
     return f"{frame.module}:{frame.line} {frame.function}"
 
 
-def _as_object(failure: Failure) -> dict[str, Any]:
+def _as_object(failure: LoggedException) -> dict[str, Any]:
     entry: dict[str, Any] = {"type": failure.kind}
     if failure.words:
         entry["message"] = failure.words

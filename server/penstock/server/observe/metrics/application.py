@@ -1,8 +1,8 @@
-"""The WSGI application of the metrics port: metrics, status page, its JSON, health; access rules.
+"""The WSGI application of the metrics port: metrics, status page, `/status.json`, health.
 
-Owns the routes, the keys of `/status.json`, which are those of `Snapshot`, and the age limit of its
-cached response: for any number of viewers, the service is queried twice a second. Does not know
-sockets or threads. It is read-only.
+Defines the routes, the access rules and the keys of `/status.json`: those of `Snapshot`, and the
+live requests. The status is cached, so that the service is queried at most twice per second for any
+number of viewers. Uses no sockets and creates no threads. The application is read-only.
 """
 
 import asyncio
@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from penstock.server.observe.operations.service import Operations
 
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 Status = Callable[[], bytes]
-"""Returns the JSON of the status page. Raises OperationsError or TimeoutError if unavailable."""
+"""Returns the JSON of the status page. Raises OperationsError, TimeoutError, CancelledError or
+RuntimeError if it is unavailable."""
 _TEXT: Final = "text/plain; charset=utf-8"
 _PAGE: Final[Mapping[str, tuple[str, str]]] = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -54,7 +55,7 @@ _HEADERS: Final = (
         "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     ),
     ("X-Content-Type-Options", "nosniff"),
-    ("Server", "penstock"),  # without versions of the HTTP server and Python
+    ("Server", "penstock"),  # Without the versions of the HTTP server and of Python.
     ("Referrer-Policy", "no-referrer"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
 )
@@ -62,37 +63,38 @@ _MIN_GZIP_BYTES: Final = 1024
 METRICS_PATH: Final = "/metrics"
 HEALTH_PATH: Final = "/healthz"
 _OPEN_PATHS: Final = frozenset({METRICS_PATH, HEALTH_PATH})
-"""Paths without a check of the Host header: scrapers and probes use arbitrary names."""
+"""Paths that are served for any Host header, because scrapers and probes use arbitrary names."""
 _HOST: Final = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[0-9a-zA-Z.-]+))(?::[0-9]*)?")
 MAX_STATUS_CALLS: Final = 4
-"""Maximum number of concurrent status queries: less than the number of slots, so that a slow engine
-does not block the page."""
+"""Maximum number of concurrent status queries. It is less than `http.MAX_CALLS`, so that a slow
+engine does not block the page."""
 MAX_REQUESTS: Final = 500
-"""Maximum number of listed requests, the oldest ones. The total number is listed too."""
+"""Maximum number of listed requests, the oldest first. The total number is listed too."""
 MAX_AGE_S: Final = 0.5
 TIMEOUT_S: Final = 5.0
 
 
 class MetricsAccess:
-    """Checks Authorization headers. Thread-safe."""
+    """Decides from the Authorization header whether a caller may read the metrics. Thread-safe."""
 
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator
 
     def fault(self, authorization: str | None) -> HTTPStatus | None:
-        """Return the error status for a caller with this header; None if permitted."""
+        """Return the error status for a caller with this header (None: without one); None if access
+        is permitted."""
         shown = [] if authorization is None else [authorization]
         try:
             # This port does not request client certificates.
             caller = self._authenticator.identify(shown, tuple)
         except Unknown as error:
-            _log.info("refused at the metrics port: %s", error)
+            logger.info("refused at the metrics port: %s", error)
             return HTTPStatus.UNAUTHORIZED
         except NotListed as error:
-            _log.info("refused at the metrics port: %s", error)
+            logger.info("refused at the metrics port: %s", error)
             return HTTPStatus.FORBIDDEN
         if Right.METRICS not in caller.rights:
-            _log.info("tenant %s may not read metrics", caller.tenant)
+            logger.info("tenant %s may not read metrics", caller.tenant)
             return HTTPStatus.FORBIDDEN
         return None
 
@@ -113,11 +115,11 @@ class _Call:
 
 
 class MetricsApplication:
-    """The WSGI application. `is_local`: it is served on a loopback address only.
+    """The WSGI application. `is_local` is True if its port is bound to a loopback address.
 
-    The page and its status then require a loopback name in the Host header, which protects them
-    from other web pages that use DNS rebinding. `access`: permitted
-    callers; None: all. Health probes are always permitted.
+    In that case the page and its status require a loopback name in the Host header, which protects
+    them from other web pages that use DNS rebinding. `access` checks the Authorization header; None
+    permits all callers. Health probes are always permitted.
     """
 
     def __init__(
@@ -142,7 +144,8 @@ class MetricsApplication:
     def __call__(
         self, environ: "WSGIEnvironment", start_response: "StartResponse"
     ) -> Iterable[bytes]:
-        """Handle one WSGI request."""
+        """Handle one WSGI request: check the caller, then return the body for the path; empty for
+        HEAD."""
         answer = self._answer(environ)
         body = answer.body
         headers = [("Content-Type", answer.content_type), *_HEADERS, *answer.headers]
@@ -213,7 +216,7 @@ class MetricsApplication:
         try:
             body = self._status()
         except (OperationsError, TimeoutError, CancelledError, RuntimeError) as error:
-            _log.debug("the status page has no status to show: %s", type(error).__name__)
+            logger.debug("the status page has no status to show: %s", type(error).__name__)
             return _Answer(unavailable, b"the status is not available now\n", headers=fresh)
         finally:
             self._status_slots.release()
@@ -221,7 +224,7 @@ class MetricsApplication:
 
 
 def _takes_gzip(accept_encoding: str) -> bool:
-    """Return whether gzip is listed and not excluded (`q=0`)."""
+    """Return True if gzip is listed and not excluded (`q=0`)."""
     for entry in accept_encoding.split(","):
         name, _, parameters = entry.partition(";")
         if name.strip().lower() == "gzip":
@@ -230,7 +233,7 @@ def _takes_gzip(accept_encoding: str) -> bool:
 
 
 def _is_loopback(host: str) -> bool:
-    """Return whether a Host header, with or without a port, is a loopback name."""
+    """Return True if a Host header, with or without a port, is a loopback name."""
     match = _HOST.fullmatch(host)
     if match is None:
         return False
@@ -247,7 +250,9 @@ def _is_loopback(host: str) -> bool:
 def status_json(
     snapshot: Snapshot, requests: tuple[RequestView, ...], requests_problem: str = ""
 ) -> bytes:
-    """Return the status as UTF-8 JSON; non-finite numbers are null. `requests_problem`: why live
+    """Return the status as UTF-8 JSON. Numbers that are not finite become null.
+
+    The first MAX_REQUESTS of `requests` are listed. `requests_problem` is the reason why the live
     requests are unknown.
     """
     status = {
@@ -256,12 +261,12 @@ def status_json(
         "num_requests": len(requests),
         "requests_problem": requests_problem,
     }
-    # Inside a page, `</script>` would end a script element, so it is escaped.
+    # In a page `</script>` would end the script element, so it is escaped.
     return msgspec.json.encode(status).replace(b"<", b"\\u003c")
 
 
 class LiveStatus:
-    """Queries the status. Callable from any thread except that of `loop`."""
+    """Queries the status. May be called from any thread except that of `loop`."""
 
     def __init__(
         self,
@@ -277,8 +282,10 @@ class LiveStatus:
         self._as_of_s = float("-inf")
 
     def __call__(self) -> bytes:
-        """Return the status, at most MAX_AGE_S old. Raises TimeoutError; RuntimeError once
-        closed.
+        """Return the status, which is at most MAX_AGE_S old.
+
+        Raises TimeoutError after TIMEOUT_S, RuntimeError if the event loop is closed, and
+        CancelledError if it stops.
         """
         with self._lock:
             if self._clock() - self._as_of_s > MAX_AGE_S:

@@ -1,9 +1,8 @@
-"""Prometheus exposition of the metrics: format and naming scheme.
+"""The Prometheus exposition of the metrics: format and naming scheme.
 
-Owns the choice of the encoding. Does not know HTTP.
-
-Owns the tables of aliases, our metrics under the names of other servers: an alias has the same
-values; metrics without a counterpart have none.
+The Accept header selects the encoding. Also contains the tables of aliases: Penstock's metrics
+under the names of TensorRT-LLM or of the OpenTelemetry conventions. An alias has the same values;
+metrics without a counterpart have no alias.
 """
 
 from collections import defaultdict
@@ -25,10 +24,12 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alias:
-    """Exports `spec` as `name`.
+    """A second name under which a metric is exported.
 
-    Only series whose labels contain `where`. `keep`: the labels that are kept besides the model,
-    with their new names. Series that become equal are summed.
+    Attributes:
+        where: Labels that a series must have in order to be exported.
+        keep: The labels that are exported in addition to the model, with their new names. Series
+            with equal labels are summed.
     """
 
     name: str
@@ -39,9 +40,9 @@ class Alias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """Metric names of another inference server, exported as aliases.
+    """The metric names of another inference server or convention, exported as aliases.
 
-    `model_labels`: the labels that replace `model`.
+    `model_labels` returns the labels that replace `model`.
     """
 
     aliases: tuple[Alias, ...]
@@ -80,7 +81,8 @@ TENSORRT_LLM: Final = Dialect(
         Alias(name="trtllm_iteration_latency_seconds", spec=catalogue.STEP_SECONDS),
     ),
 )
-"""Names of `trtllm-serve`. Its cache hit rate is the quotient of hits and queries."""
+"""The names of `trtllm-serve`. Its cache hit rate has no alias: it is PREFIX_HITS divided by
+PREFIX_QUERIES."""
 
 GEN_AI: Final = Dialect(
     model_labels=lambda model: {"gen_ai_request_model": model},
@@ -90,16 +92,16 @@ GEN_AI: Final = Dialect(
         Alias(name="gen_ai_server_time_per_output_token_seconds", spec=catalogue.TPOT),
     ),
 )
-"""The OpenTelemetry conventions for generative AI, in Prometheus spelling."""
+"""The names of the OpenTelemetry conventions for generative AI, in Prometheus spelling."""
 
 DIALECTS: Final[Mapping[str, Dialect]] = {"trtllm": TENSORRT_LLM, "gen_ai": GEN_AI}
 
 
 def aliased(families: Iterable[Metric], dialect: Dialect) -> Iterator[Metric]:
-    """Yield the same metrics under the names of another server."""
+    """Yield the metrics that have an alias in `dialect`, under the names of their aliases."""
     by_name = {family.name: family for family in families}
     for alias in dialect.aliases:
-        # prometheus_client names a counter without its suffix.
+        # prometheus_client removes the suffix from the name of a counter.
         found = by_name.get(alias.spec.name.removesuffix("_total"))
         if found is not None:
             yield _renamed(found, alias, dialect)
@@ -136,7 +138,8 @@ class _WithAliases(Collector):
 
 
 class Exposition:
-    """The text of a collector's metrics and of this process's own."""
+    """Renders the metrics of a collector and of this process in a Prometheus or OpenMetrics text
+    format."""
 
     def __init__(self, collector: Collector) -> None:
         self._plain = _registry(collector)
@@ -145,9 +148,10 @@ class Exposition:
         }
 
     def render(self, accept: str, compat: str = "") -> tuple[bytes, str]:
-        """Return the text and its content type, for an `Accept` header and one of COMPAT_NAMES.
+        """Return the text and its content type, for an `Accept` header.
 
-        Raises ValueError for another name.
+        `compat` is empty, or one of COMPAT_NAMES to add its aliases. Raises ValueError for another
+        name.
         """
         registry = self._compat.get(compat) if compat else self._plain
         if registry is None:

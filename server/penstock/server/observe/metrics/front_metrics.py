@@ -1,9 +1,8 @@
-"""Metrics from the heartbeats of fronts: totals over all fronts, past and present.
+"""Metrics from the heartbeats of fronts (front-end processes), and from records of ended requests.
 
-Owns what each front has reported so far. The counts of a front that died are kept, including what
-its records add to its last heartbeat; its gauges are removed.
-
-Metrics from the records of ended requests do not count requests, because records may be lost.
+Requests are counted from heartbeats, because records may be lost, as totals over all fronts that
+have ever run. When a front dies, its counts are kept, including records newer than its last
+heartbeat, and its gauges are removed. Records update the histograms and the counts of tenants.
 """
 
 import math
@@ -18,7 +17,7 @@ from penstock.server.observe.metrics.tables import MetricTables
 from penstock.server.observe.request_record import RequestRecord, SegmentKind
 
 _MAX_GONE = 256
-"""Number of disconnected fronts that are kept: a front may reconnect with its counts."""
+"""Maximum number of disconnected fronts whose counts are kept, because a front may reconnect."""
 Series = tuple[MetricSpec, tuple[str, ...]]
 _PHASES: Final[Mapping[SegmentKind, MetricSpec]] = {
     SegmentKind.PREPARE: catalogue.PREPARE_SECONDS,
@@ -31,7 +30,8 @@ _Values = defaultdict[tuple[MetricSpec, tuple[str, ...]], list[float]]
 
 
 class _FrontLedger:
-    """One front: its last heartbeat, its counts so far, and what its records add."""
+    """One front: its last heartbeat, the counts already added to the tables, and the counts from
+    its records."""
 
     def __init__(self) -> None:
         self.beat: Heartbeat | None = None
@@ -40,7 +40,8 @@ class _FrontLedger:
 
 
 class FrontMetrics:
-    """Updates the tables from heartbeats. `methods`: RPC methods of a gateway."""
+    """Updates the tables from heartbeats, and from records that are newer than the last heartbeat
+    of a front. `methods` are the RPC methods of a gateway, in addition to those of Penstock."""
 
     def __init__(self, tables: MetricTables, methods: Collection[str] = ()) -> None:
         self._tables = tables
@@ -59,7 +60,7 @@ class FrontMetrics:
             tables.counter(catalogue.REQUESTS).begin(generate, "OK", labels.NONE, finish_reason)
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """Keep the outcomes in case the front dies before its next heartbeat."""
+        """Store the outcomes, in case the front dies before its next heartbeat."""
         for record in records:
             end = OutcomeCount(
                 method=record.method,
@@ -72,7 +73,7 @@ class FrontMetrics:
             front.recorded.update(_ends(end, self._methods))
 
     def take_heartbeat(self, beat: Heartbeat) -> None:
-        """Process a front's heartbeat."""
+        """Add the counts in a heartbeat of a front, and set the gauges of the fronts."""
         front = self._front(beat.front_id)
         front.beat = beat
         self._count(front, self._counts(beat))
@@ -80,7 +81,8 @@ class FrontMetrics:
         self._set_gauges()
 
     def front_gone(self, front_id: int) -> None:
-        """Remove the gauges of a front that has ended. Idempotent."""
+        """Remove the gauges of a front that has ended, and add the counts of its records that are
+        newer than its last heartbeat. Idempotent."""
         front = self._fronts.pop(front_id, None)
         if front is not None:
             self._count(front, front.recorded)
@@ -92,16 +94,17 @@ class FrontMetrics:
 
     @property
     def is_engine_up(self) -> bool:
-        """Whether any front has an engine."""
+        """True if a front is connected to an engine."""
         return any(beat.is_engine_up for beat in self._beats())
 
     @property
     def epoch(self) -> int:
-        """The newest engine epoch known to a live front."""
+        """The highest engine epoch in the heartbeats of the live fronts; 0 without one."""
         return max((beat.epoch for beat in self._beats()), default=0)
 
     def _front(self, front_id: int) -> _FrontLedger:
-        """Return the entry of a front; ids are unique, so a returning id is the same front."""
+        """Return the entry of a front, created if it is missing. Ids are unique, so the same id
+        always means the same front."""
         if front_id not in self._fronts:
             known = front_id in self._gone
             self._fronts[front_id] = self._gone.pop(front_id) if known else _FrontLedger()
@@ -143,7 +146,7 @@ class FrontMetrics:
         beats = self._beats()
         gauge = self._tables.gauge
         gauge(catalogue.FRONTS).set(len(beats))
-        # A single draining front is only being replaced.
+        # A single draining front is being replaced.
         is_draining = bool(beats) and all(beat.is_draining for beat in beats)
         gauge(catalogue.DRAINING).set(float(is_draining))
         gauge(catalogue.STREAMS).set(sum(beat.num_streams for beat in beats))
@@ -152,7 +155,7 @@ class FrontMetrics:
 
 
 def _ends(end: OutcomeCount, methods: Collection[str]) -> "Counter[Series]":
-    """Return the series that one outcome increments."""
+    """Return the counts that an outcome adds to each series."""
     reason = labels.known(end.reason, labels.REASONS)
     names = (
         labels.known(end.method, methods),
@@ -169,7 +172,8 @@ def _ends(end: OutcomeCount, methods: Collection[str]) -> "Counter[Series]":
 
 
 class RequestMetrics:
-    """Adds records to the tables. `tenants`: tenants with separate series; all others share one."""
+    """Adds records to the tables. `tenants` are the tenants with separate series; all others share
+    one. If there are none, there are no series by tenant."""
 
     def __init__(self, tables: MetricTables, tenants: Collection[str]) -> None:
         self._tables = tables
@@ -189,7 +193,7 @@ class RequestMetrics:
                 tables.counter(spec).begin(tenant)
 
     def take(self, records: Sequence[RequestRecord]) -> None:
-        """Add ended requests, with one update of each histogram for all of them."""
+        """Add ended requests. Each series of a histogram is updated once per call."""
         values: _Values = defaultdict(list)
         for record in records:
             self._read(record, values)
@@ -221,7 +225,7 @@ class RequestMetrics:
         counter = self._tables.counter
         counter(catalogue.STALLS).add(record.num_stalls)
         counter(catalogue.REPLAYS).add(record.num_replays)
-        # Requests that were never admitted were never looked up in the cache.
+        # Requests that were never admitted were not looked up in the cache.
         if SegmentKind.PREFILL in phases or SegmentKind.DECODE in phases:
             counter(catalogue.PROMPT_TOKENS).add(record.num_prompt_tokens)
             counter(catalogue.PREFIX_QUERIES).add(record.num_prompt_tokens)
@@ -250,9 +254,10 @@ class RequestMetrics:
 
 
 def time_per_output_token_s(record: RequestRecord) -> float:
-    """Return (duration - TTFT) / (n - 1) for n tokens per output; NaN if n is less than two.
+    """Return (duration - TTFT) / (n - 1) in seconds, where n is the mean number of tokens per
+    output; NaN if n is at most 1.
 
-    Defined as OpenTelemetry's `gen_ai.server.time_per_output_token`.
+    This is the definition of OpenTelemetry's `gen_ai.server.time_per_output_token`.
     """
     num_each = record.num_completion_tokens / max(1, record.options.num_outputs)
     if num_each <= 1:
@@ -261,7 +266,7 @@ def time_per_output_token_s(record: RequestRecord) -> float:
 
 
 def _phase_seconds(record: RequestRecord) -> dict[SegmentKind, float]:
-    """Return the total time in each phase; phases that were not entered are absent."""
+    """Return the total time in each phase, in seconds. Phases that did not occur are absent."""
     seconds: dict[SegmentKind, float] = {}
     for segment in record.segments:
         spent = segment.end_s - segment.start_s

@@ -1,14 +1,15 @@
-"""The metrics port: an HTTP/1.0 server on its own threads, next to the observer's event loop.
+"""The metrics port: an HTTP/1.0 server on separate threads, next to the observer's event loop.
 
-Owns the socket and its threads, none of which outlives the process. Does not know routes or access
-rules.
+Owns the socket and the threads, which end with the process. Routes and access rules are in
+`application.py`.
 
-A connection takes a slot only when its request is complete, so that idle connections do not block
-others.
+At most MAX_CALLS requests are handled at a time. A request takes one of these slots only when it is
+complete, so that idle connections do not block others. Health probes need no slot.
 """
 
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -34,109 +35,117 @@ _RETRY_AFTER_S: Final = 1
 
 
 MAX_CALLS: Final = 8
-"""Requests that are handled concurrently."""
+"""Maximum number of requests that are handled concurrently."""
 MAX_OTHER_CALLS: Final = 6
-"""Number of requests at which only scrapes are accepted, so that the page does not block them."""
+"""When this many requests are handled, only scrapes are accepted, so that the page does not block
+them."""
 MAX_SILENT: Final = 64
-"""Connections without a complete request; beyond it the oldest is closed."""
+"""Maximum number of connections without a complete request. Beyond it the oldest is closed."""
 MAX_ASKING_S: Final = 2.0
 """Time limit for a request to arrive, in seconds."""
 MAX_CALL_S: Final = 10.0
-"""Time limit for a response to be made and read, in seconds."""
-_log = logging.getLogger(__name__)
+"""Time limit for a response to be created and read, in seconds."""
+logger = logging.getLogger(__name__)
 
 
 class Callers:
-    """The connections of one server. Safe to use from any thread. `clock` gives seconds."""
+    """The connections of one server. Thread-safe. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        # Both in order of time, oldest first.
+        # Both are in order of time, the oldest first.
         self._silent_since_s: dict[socket.socket, float] = {}
-        self._seated_since_s: dict[socket.socket, float] = {}
+        self._handled_since_s: dict[socket.socket, float] = {}
 
-    def come(self, caller: socket.socket) -> None:
-        """Register a connection; call `leave` at its end in every case."""
+    def add(self, caller: socket.socket) -> None:
+        """Register a connection. If there are too many without a complete request, close the
+        oldest.
+
+        `leave` must be called when the thread of the connection ends.
+        """
         with self._lock:
             if len(self._silent_since_s) >= MAX_SILENT:
                 oldest = next(iter(self._silent_since_s))
                 del self._silent_since_s[oldest]
-                _hang_up(oldest)
+                _disconnect(oldest)
             self._silent_since_s[caller] = self._clock()
 
-    def take_seat(self, caller: socket.socket, *, is_scrape: bool) -> bool:
-        """Take a slot for a complete request; return False if none is free or it was
-        disconnected.
+    def take_slot(self, caller: socket.socket, *, is_scrape: bool) -> bool:
+        """Reserve a slot for a complete request. Returns False if there is none, or if the
+        connection was closed.
+
+        If `is_scrape`, the request may also use the slots that are reserved for scrapes.
         """
         max_calls = MAX_CALLS if is_scrape else MAX_OTHER_CALLS
         with self._lock:
-            if caller not in self._silent_since_s or len(self._seated_since_s) >= max_calls:
+            if caller not in self._silent_since_s or len(self._handled_since_s) >= max_calls:
                 return False
             del self._silent_since_s[caller]
-            self._seated_since_s[caller] = self._clock()
+            self._handled_since_s[caller] = self._clock()
             return True
 
     def leave(self, caller: socket.socket) -> None:
-        """Remove a connection whose thread is done."""
+        """Remove a connection whose thread has ended."""
         with self._lock:
             self._silent_since_s.pop(caller, None)
-            self._seated_since_s.pop(caller, None)
+            self._handled_since_s.pop(caller, None)
 
-    def hang_up_late(self) -> None:
-        """Disconnect connections beyond their time limit; their threads then end."""
+    def close_late(self) -> None:
+        """Close connections that have exceeded their time limit. Their threads then end."""
         now_s = self._clock()
         with self._lock:
             silent = _older(self._silent_since_s, now_s - MAX_ASKING_S)
             for caller in silent:
                 del self._silent_since_s[caller]
-            # A slot is held until the thread is done: slots count threads.
-            for caller in (*silent, *_older(self._seated_since_s, now_s - MAX_CALL_S)):
-                _hang_up(caller)
+            # A slot is occupied until the thread ends, because slots count threads.
+            for caller in (*silent, *_older(self._handled_since_s, now_s - MAX_CALL_S)):
+                _disconnect(caller)
 
-    def hang_up_all(self) -> None:
+    def close_all(self) -> None:
         """Close every connection."""
         with self._lock:
-            for caller in (*self._silent_since_s, *self._seated_since_s):
-                _hang_up(caller)
+            for caller in (*self._silent_since_s, *self._handled_since_s):
+                _disconnect(caller)
 
 
 def _older(since_s: dict[socket.socket, float], limit_s: float) -> list[socket.socket]:
     return [caller for caller, begun_s in since_s.items() if begun_s < limit_s]
 
 
-def _hang_up(caller: socket.socket) -> None:
+def _disconnect(caller: socket.socket) -> None:
     try:
         caller.shutdown(socket.SHUT_RDWR)
     except OSError:
-        _log.debug("already disconnected")
+        logger.debug("already disconnected")
 
 
 class _Handler(WSGIRequestHandler):
     timeout = MAX_CALL_S
 
     def version_string(self) -> str:
-        """Return the Server header, without the versions of Python and its HTTP server."""
+        """Return the Server header, without the versions of Python and of its HTTP server."""
         return "penstock"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  (its name there)
-        """Log nothing: a scraper sends a request every few seconds."""
+        """Log nothing, because a scraper sends a request every few seconds."""
 
     def parse_request(self) -> bool:
-        """Parse as the base class does, then take a slot for the complete request."""
+        """Parse the request as the base class does, then take a slot. Returns False if an error
+        response has been sent."""
         if not super().parse_request():
             return False
         path = self.path.partition("?")[0]
-        # Health needs no slot: a failed probe would restart a busy service.
+        # Health needs no slot, because a failed probe would restart a busy service.
         if path == HEALTH_PATH:
             return True
         assert isinstance(self.server, _BoundedServer)
-        if self.server.callers.take_seat(self.connection, is_scrape=path == METRICS_PATH):
+        if self.server.callers.take_slot(self.connection, is_scrape=path == METRICS_PATH):
             return True
-        self._turn_away()
+        self._reject()
         return False
 
-    def _turn_away(self) -> None:
+    def _reject(self) -> None:
         body = b"too many concurrent requests\n"
         self.send_response(HTTPStatus.SERVICE_UNAVAILABLE)
         self.send_header("Retry-After", str(_RETRY_AFTER_S))
@@ -152,8 +161,8 @@ class _Handler(WSGIRequestHandler):
         try:
             super().handle()
         except (OSError, ValueError):
-            # The client disconnected or was disconnected; then its files are closed.
-            _log.debug("a request on the metrics port was interrupted", exc_info=True)
+            # The client has disconnected or was disconnected, which closes the files.
+            logger.debug("a request on the metrics port was interrupted", exc_info=True)
 
 
 class _BoundedServer(ThreadingMixIn, WSGIServer):
@@ -177,8 +186,8 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Bind as WSGIServer does, without a DNS lookup for a name that is never used."""
-        # The socket that reserves the port is bound to it too, and shares it.
+        """Bind as WSGIServer does, but without its DNS lookup, whose result is not used."""
+        # The socket that reserves the port is bound to it too.
         option = socket.SO_REUSEPORT if self._is_reserved else socket.SO_REUSEADDR
         self.socket.setsockopt(socket.SOL_SOCKET, option, 1)
         self.socket.bind(self.server_address)
@@ -187,43 +196,46 @@ class _BoundedServer(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Return the next connection. The TLS handshake follows on the connection's thread."""
+        """Accept the next connection and return it with its address. The TLS handshake happens
+        later, on the thread of the connection."""
         accepted, address = super().get_request()
         return (accepted if self._https is None else self._https.wrap(accepted)), address
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Handle the request on a thread."""
-        self.callers.come(request)
+        """Register the connection and start a thread that handles its request."""
+        self.callers.add(request)
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # no thread could be started
+        except RuntimeError:  # No thread could be started.
             self.callers.leave(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Handle the request; called on its thread."""
+        """Handle the request. Called on its thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self.callers.leave(request)
 
     def service_actions(self) -> None:
-        """Disconnect late callers; called between two polls of the socket."""
-        self.callers.hang_up_late()
+        """Close connections that have exceeded their time limit. Called between two polls of the
+        socket."""
+        self.callers.close_late()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log an internal error; the client has received status 500 or is gone."""
+        """Log an internal error. The client has received status 500 or has disconnected."""
         del request, client_address
-        _log.error("a call on the metrics port failed", exc_info=True)
+        logger.error("a call on the metrics port failed", exc_info=sys.exception())
 
 
 class MetricsServer:
-    """Serves metrics and the status page. Port 0: any free one; see `port`.
+    """Serves the metrics and the status page. Port 0 binds any free port; see `port`.
 
-    The constructor binds, and raises OSError if the port is in use. `status`: see
-    `application.Status`; it is called on threads of this server. `is_reserved`: this service
-    already holds the port, by a socket with SO_REUSEPORT that does not listen. `security`: TLS
-    applies to this port too; credentials are required unless the port is on a loopback address.
+    The constructor binds the port, and raises OSError if that fails. For `status` see
+    `application.Status`; it is called on threads of this server. `is_reserved` is True if this
+    service has already bound the port with a SO_REUSEPORT socket that does not listen. If
+    `security` is set, its TLS applies to this port too, and its credentials are required unless the
+    port is on a loopback address.
     """
 
     def __init__(
@@ -243,7 +255,7 @@ class MetricsServer:
         self._server = _BoundedServer(
             (host, port), family, clock, is_reserved=is_reserved, https=https
         )
-        # The bound address, not the setting, which may be a name.
+        # The bound address, because the setting may be a name.
         is_local = is_loopback(self._server.server_name)
         authenticator = None if security is None or is_local else security.authenticator
         access = None if authenticator is None else MetricsAccess(authenticator)
@@ -255,13 +267,13 @@ class MetricsServer:
         )
 
     def start(self) -> None:
-        """Start serving."""
+        """Start to serve."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving; may wait for the server's thread. Idempotent."""
+        """Stop serving and close all connections. May wait for the server's thread. Idempotent."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
-        self._server.callers.hang_up_all()
+        self._server.callers.close_all()

@@ -1,7 +1,8 @@
-"""The values of labels: closed sets, so that no caller can create series.
+"""The values of labels. They are taken from limited sets, so that clients cannot create an
+unlimited number of series.
 
-Owns the sets. Unknown values become `other`, absent ones `none`: Prometheus treats an empty label
-as missing.
+Unknown values become `other` and absent values `none`, because Prometheus treats an empty label as
+missing.
 """
 
 from collections.abc import Collection
@@ -51,36 +52,41 @@ REJECTIONS: Final = frozenset(
         ErrorReason.EXECUTOR_REFUSED,
     )
 )
-"""Reasons to reject a valid request because of the service's state."""
+"""Reasons to reject a valid request because of the state of the service."""
 ENGINE_LOST: Final = "engine_lost"
 WAIT_REASONS: Final = (*(reason.name.lower() for reason in WaitReason), OTHER, ENGINE_LOST)
-"""`other`: no resource was short, the next step was not planned yet. `engine_lost`: the engine had
-died and was not replaced yet."""
+"""The values of a wait's reason.
+
+`other`: no resource was short, but the next step was not planned yet. `engine_lost`: the engine had
+died and was not replaced yet.
+"""
 OUTCOMES: Final = ("ok", "cancelled", "error")
 DROP_REASONS: Final = frozenset(("full", "no_observer", "no_room", "unreadable", OTHER))
-"""Drop reasons whose series exist from the start. Other reasons keep their names, up to
+"""Drop reasons whose series exist from the start. Other reasons keep their names, up to a total of
 MAX_DROP_REASONS."""
 MAX_DROP_REASONS: Final = 16
 TRACE_DROPS: Final = ("queue_full", "export", "closing", "unwritable")
-"""Drop reasons of traces, whose series exist from the start."""
+"""Drop reasons of traces whose series exist from the start."""
 TRACE_OUTCOMES: Final = ("kept", "sampled_out", "dropped")
 SPAN_OUTCOMES: Final = ("exported", "dropped")
 
 
 def known(word: str, words: Collection[str]) -> str:
-    """Return `word` if it is one of `words`, `none` if it is empty, else `other`."""
+    """Return `word` if it is one of `words`, "none" if it is empty, and "other" for all other
+    words."""
     if not word:
         return NONE
     return word if word in words else OTHER
 
 
 def code_name(code: int) -> str:
-    """Return the name of a gRPC status code."""
+    """Return the name of a gRPC status code; "other" for other numbers."""
     return STATUS_NAMES[code] if 0 <= code < len(STATUS_NAMES) else OTHER
 
 
 def outcome(code: int, finish_reason: str) -> str:
-    """Return one of OUTCOMES; a request cancelled by its client is not an error of the service."""
+    """Return one of OUTCOMES, for a gRPC status code and a finish reason. A request that its client
+    cancelled is not an error of the service."""
     cancelled = FinishReason.CANCELLED.name
     if STATUS_NAMES.index(cancelled) == code or (code == 0 and finish_reason == cancelled):
         return "cancelled"

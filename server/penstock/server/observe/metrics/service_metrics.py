@@ -1,4 +1,4 @@
-"""All metrics of a service, computed from what the observer process receives.
+"""All metrics of a service, computed from the data that the observer process receives.
 
 Owns the tables and their lock: records and steps arrive on the event loop, scrapes on threads. CPU
 time and memory of the processes are read when metrics are collected.
@@ -28,24 +28,24 @@ from penstock.server.observe.metrics.tables import MetricTables
 from penstock.server.observe.request_record import RequestRecord
 
 Processes = Callable[[], Mapping[str, int]]
-"""Returns current process ids by names such as `engine`, `front` or `supervisor`."""
+"""Returns the current process ids by name, such as `engine`, `front` or `supervisor`."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsageSample:
-    """CPU time used so far, and resident memory."""
+    """The CPU time that a process has used so far, in seconds, and its resident memory."""
 
     cpu_s: float
     resident_bytes: int
 
 
 def usage_of(pid: int, proc: Path = Path("/proc")) -> UsageSample | None:
-    """Return the usage of a process; None if unknown."""
+    """Return the usage of a process; None if it cannot be read."""
     try:
         stat = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # The program's name is in parentheses and may contain any character; see proc_pid_stat(5).
+    # The name of the program is in parentheses and may contain any character; see proc_pid_stat(5).
     fields = stat.rpartition(")")[2].split()
     if len(fields) < 22:
         return None
@@ -57,7 +57,7 @@ def usage_of(pid: int, proc: Path = Path("/proc")) -> UsageSample | None:
 
 
 class ProcessUsage:
-    """Sets the usage of the service's processes when metrics are collected."""
+    """Updates the usage metrics of the service's processes when metrics are collected."""
 
     def __init__(self, tables: MetricTables, processes: Processes) -> None:
         self._tables = tables
@@ -65,7 +65,8 @@ class ProcessUsage:
         self._counted: dict[tuple[str, int], float] = {}
 
     def update(self) -> None:
-        """Read the usage again. CPU time of a name accumulates over its successive processes."""
+        """Read the usage again. The CPU time of a name is summed over successive processes with
+        that name."""
         memory = self._tables.gauge(catalogue.PROCESS_MEMORY)
         memory.clear()
         counted: dict[tuple[str, int], float] = {}
@@ -80,11 +81,11 @@ class ProcessUsage:
 
 
 TraceCounts = Callable[[], Mapping[str, int]]
-"""Returns outcomes of traces and spans since the start, by names such as `traces_kept` or
+"""Returns the outcomes of traces and spans since the start by name, such as `traces_kept` or
 `spans_dropped_export`; the part after `_dropped_` is the reason. Called on any thread."""
 
 Load = Callable[[], LoadState | None]
-"""Returns the load that the engine reports now; None: not reported. Called on any thread."""
+"""Returns the load that the engine reports now; None if it reports none. Called on any thread."""
 
 
 def _no_counts() -> Mapping[str, int]:
@@ -102,10 +103,10 @@ def _no_load() -> None:
 class ServiceMetrics(ServiceListener, Collector):
     """A `ServiceListener` that Prometheus can collect.
 
-    `model`: the label of all series; names sent by clients are not used. `tenants`: tenants with
-    separate series. `gateway_methods`: RPC methods of a gateway, in addition to ours.
-    `trace_counts`, `processes` and `load` are called when metrics are collected; without `load`,
-    the load of the engine is that of its last step.
+    `model` is the value of the label `model` of all series; model names sent by clients are not
+    used. `tenants` are the tenants with separate series. `gateway_methods` are the RPC methods of a
+    gateway, in addition to those of Penstock. `trace_counts`, `processes` and `load` are called
+    when metrics are collected. Without `load`, the load of the engine is that of its last step.
     """
 
     def __init__(
@@ -142,13 +143,16 @@ class ServiceMetrics(ServiceListener, Collector):
             self._fronts.take_records(records)
 
     def take_heartbeat(self, beat: Heartbeat) -> None:
-        """Add a front's heartbeat."""
+        """Add the heartbeat of a front (front-end process)."""
         with self._lock:
             self._fronts.take_heartbeat(beat)
             self._steps.take_up(self._fronts.epoch, self._fronts.is_engine_up)
 
     def take_engine(self, hello: EngineHello) -> None:
-        """Record a new engine with its size. Optional: steps have the number of blocks."""
+        """Record a new engine: its epoch, number of blocks, block size and number of slots.
+
+        Steps also report the number of blocks, but not the block size and the slots.
+        """
         with self._lock:
             self._steps.take_engine(hello)
 
@@ -159,14 +163,15 @@ class ServiceMetrics(ServiceListener, Collector):
         num_missed: int,
         totals: Mapping[str, int] = NO_TOTALS,
     ) -> None:
-        """Add steps of the engine of `epoch`. Without `totals`, only the steps read are counted."""
+        """Add steps of the engine of `epoch`. Without `totals`, only the steps that were read are
+        counted."""
         with self._lock:
             self._steps.take_steps(epoch, rows, num_missed)
             if totals:
                 self._steps.take_totals(epoch, totals)
 
     def front_gone(self, front_id: int) -> None:
-        """Remove the gauges of a front that has ended; its counts stay."""
+        """Remove the gauges of a front that has ended. Its counts are kept."""
         with self._lock:
             self._fronts.front_gone(front_id)
             self._steps.take_up(self._fronts.epoch, self._fronts.is_engine_up)

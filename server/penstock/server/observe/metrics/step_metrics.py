@@ -1,8 +1,8 @@
-"""Metrics from the engine's steps, processed as arrays of rows.
+"""Metrics derived from the engine's step rows, which are processed as arrays.
 
-Owns the reading of `flight.layout.STEP` rows and of the flight recorder's totals, and the gauges of
-the batch, the queue and the cache. An idle engine makes no steps, so its load comes from the engine
-board if there is one.
+Reads `flight.layout.STEP` rows and the totals of the flight recorder, and updates the gauges of the
+batch, the queue and the cache. An idle engine runs no steps, so its load is read from its status
+board, if there is one.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.events import WaitReason
-from penstock.server.link.board import LoadState
+from penstock.server.link.board import NO_LOAD, LoadState
 from penstock.server.link.frames import EngineHello
 from penstock.server.observe.metrics import catalogue
 from penstock.server.observe.metrics.catalogue import MetricSpec
@@ -23,32 +23,24 @@ _TOTALS: Final[Mapping[str, MetricSpec]] = {
     "num_admitted": catalogue.ADMISSIONS,
     "num_preempted": catalogue.PREEMPTIONS,
 }
-"""Totals of the recording that feed metrics, by name in `flight.layout.TOTALS`."""
+"""The totals of the recording that are exported as metrics, by name in `flight.layout.TOTALS`."""
 _IN_ROWS: Final[Mapping[str, str]] = {
     "num_output_tokens": "num_tokens",
     "num_admitted": "num_admitted",
     "num_preempted": "num_preempted",
 }
 _STATES: Final = ("used", "cached", "free")
-_NO_LOAD: Final = LoadState(
-    epoch=0,
-    num_running=0,
-    num_waiting=0,
-    num_waiting_tokens=0,
-    num_used_blocks=0,
-    num_output_tokens=0,
-)
 
 
 class StepMetrics:
-    """Adds steps to the tables."""
+    """Adds the steps of the engine to the tables of the metrics."""
 
     def __init__(self, tables: MetricTables) -> None:
         self._tables = tables
         self._epoch = 0
-        self._last: NDArray[Any] | None = None  # of the newest engine
+        self._last: NDArray[Any] | None = None  # The last step of the newest engine.
         self._is_up = False
-        # Each count of this epoch: from its rows, and from its recording's totals.
+        # Each count of this epoch: from its rows, and from the totals of its recording.
         self._from_rows: dict[str, int] = dict.fromkeys(_TOTALS, 0)
         self._from_totals: dict[str, int] = {}
         self._cuts = (0, 0)
@@ -57,7 +49,7 @@ class StepMetrics:
         self.set_gauges()
 
     def take_engine(self, hello: EngineHello) -> None:
-        """Record a new engine, which is empty before its first step."""
+        """Record a new engine, and set the gauges of its limits."""
         self._enter(hello.epoch)
         info = hello.executor
         gauge = self._tables.gauge
@@ -66,13 +58,16 @@ class StepMetrics:
         gauge(catalogue.MAX_RUNNING).set(info.max_num_seqs)
 
     def take_up(self, epoch: int, is_up: bool) -> None:
-        """Record whether fronts have an engine, and its epoch. A dead engine has no load."""
+        """Record whether fronts (front-end processes) are connected to an engine, and its epoch. A
+        dead engine has no load."""
         self._enter(epoch)
         self._is_up = is_up
         self._tables.gauge(catalogue.ENGINE_UP).set(float(is_up))
 
     def take_steps(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
-        """Add rows of STEP [n], oldest first; they may arrive after the end of their engine."""
+        """Add rows of STEP, the oldest first, which may arrive after the end of their engine.
+        `num_missed` is the number of preceding steps that were overwritten before they were
+        read."""
         self._enter(epoch)
         counter = self._tables.counter
         counter(catalogue.MISSED_STEPS).add(num_missed)
@@ -86,7 +81,8 @@ class StepMetrics:
         self._observe(rows)
 
     def take_totals(self, epoch: int, totals: Mapping[str, int]) -> None:
-        """Set the recording's own counts, which cover every step and replace counts of rows."""
+        """Set the totals of the flight recorder, which include all steps and replace the counts of
+        rows. Those of an older engine are ignored."""
         self._enter(epoch)
         if epoch != self._epoch:
             return
@@ -98,17 +94,19 @@ class StepMetrics:
             self._from_totals[name] = max(counted, totals[name])
 
     def set_gauges(self, load: LoadState | None = None) -> None:
-        """Set the gauges of the batch, the queue and the cache: zero while there is no engine.
+        """Set the gauges of the batch, the queue and the cache, and add to the counters of
+        shortened and dropped retentions of cached blocks. The load is zero while there is no
+        engine.
 
-        `load`: the load that the engine reports now; None: the load after its last step.
+        `load` is the load that the engine reports now; None: the load after its last step is used.
         """
         row = self._last[0] if self._last is not None and self._is_up else None
         if load is None and row is not None:
             load = _load_after(row, self._epoch)
         if load is None or not self._is_up or load.epoch < self._epoch:
-            load = _NO_LOAD
+            load = NO_LOAD
         if load.epoch != self._epoch:
-            row = None  # it belongs to an earlier engine
+            row = None  # It belongs to an earlier engine.
         gauge = self._tables.gauge
         gauge(catalogue.RUNNING).set(load.num_running)
         gauge(catalogue.WAITING).set(load.num_waiting)
@@ -127,8 +125,8 @@ class StepMetrics:
         self._tables.counter(catalogue.DROPPED_RETENTIONS).add(self._cuts[1] - counted[1])
 
     def _set_blocks(self, used: int, row: Any) -> None:
-        """Set the block gauges. `used`: number of used blocks. `row`: the last step, None without
-        one.
+        """Set the gauges of blocks. `used` is the number of used blocks. `row` is the last step,
+        None without one.
 
         Blocks that were released since that step count as cached until the next step.
         """
@@ -144,7 +142,8 @@ class StepMetrics:
         gauge(catalogue.KV_USAGE).set(used / total if total else 0)
 
     def _enter(self, epoch: int) -> None:
-        """Start counting for a newer engine."""
+        """If the epoch is that of a newer engine, add the number of restarts, and reset the state
+        of the previous engine."""
         if epoch <= self._epoch:
             return
         self._tables.counter(catalogue.ENGINE_RESTARTS).add(epoch - max(1, self._epoch))
@@ -179,7 +178,7 @@ class StepMetrics:
 
 
 def _load_after(row: Any, epoch: int) -> LoadState:
-    """Return the load of the engine of `epoch` after a step, without its tokens."""
+    """Return the load of the engine of `epoch` after a step. Its number of tokens is not set."""
     return LoadState(
         epoch=epoch,
         num_running=int(row["num_running"]),

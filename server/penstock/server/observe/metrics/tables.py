@@ -1,7 +1,7 @@
 """The values of metrics: counters, gauges and histograms by label values.
 
-Owns their arithmetic and their conversion to `prometheus_client` metrics. prometheus_client's own
-histogram takes one value at a time; these take arrays with weights. Not thread-safe.
+Computes the values and converts them to `prometheus_client` metrics. The histogram of
+prometheus_client adds one value at a time; these add arrays with weights. Not thread-safe.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,8 @@ Labels = tuple[str, ...]
 
 
 class CounterTable:
-    """One counter. A series appears when it is first incremented, or by `begin`."""
+    """One counter, by label values. A series appears with its first increment or after `begin`; a
+    counter without labels exists from the start, with value 0."""
 
     def __init__(self, spec: MetricSpec) -> None:
         self._spec = _of_kind(spec, MetricKind.COUNTER)
@@ -35,18 +36,19 @@ class CounterTable:
         self._values.setdefault(_checked(self._spec, labels), 0)
 
     def add(self, amount: float, *labels: str) -> None:
-        """Increment the series. Raises ValueError for a negative amount."""
+        """Increment the series. Raises ValueError for a negative amount or a wrong number of
+        labels."""
         if not amount >= 0:
             raise ValueError(f"{self._spec.name} cannot decrease, by {amount}")
         _checked(self._spec, labels)
         self._values[labels] = self._values.get(labels, 0) + amount
 
     def value(self, *labels: str) -> float:
-        """Return the current count."""
+        """Return the current count; 0 if the series does not exist."""
         return self._values.get(labels, 0)
 
     def family(self, constant: Labels, constant_names: Labels) -> Metric:
-        """Return the metric, each series with the constant labels first."""
+        """Return the metric. In each series the constant labels come first."""
         names = (*constant_names, *self._spec.labels)
         family = CounterMetricFamily(self._spec.name, self._spec.help, labels=names)
         for labels, value in self._values.items():
@@ -55,7 +57,7 @@ class CounterTable:
 
 
 class GaugeTable:
-    """One gauge. Without labels it exists from the start, with 0."""
+    """One gauge, by label values. A gauge without labels exists from the start, with value 0."""
 
     def __init__(self, spec: MetricSpec) -> None:
         self._spec = _of_kind(spec, MetricKind.GAUGE)
@@ -68,7 +70,7 @@ class GaugeTable:
         self._values[_checked(self._spec, labels)] = value
 
     def value(self, *labels: str) -> float:
-        """Return the last value; 0 if there was none."""
+        """Return the current value; 0 if none was set."""
         return self._values.get(labels, 0)
 
     def clear(self) -> None:
@@ -76,7 +78,7 @@ class GaugeTable:
         self._values.clear()
 
     def family(self, constant: Labels, constant_names: Labels) -> Metric:
-        """See `CounterTable.family`."""
+        """Return the metric. In each series the constant labels come first."""
         names = (*constant_names, *self._spec.labels)
         family = GaugeMetricFamily(self._spec.name, self._spec.help, labels=names)
         for labels, value in self._values.items():
@@ -91,7 +93,7 @@ class _Distribution:
 
 
 class HistogramTable:
-    """One histogram."""
+    """One histogram, by label values. Raises ValueError unless its buckets increase."""
 
     def __init__(self, spec: MetricSpec) -> None:
         self._spec = _of_kind(spec, MetricKind.HISTOGRAM)
@@ -104,7 +106,7 @@ class HistogramTable:
             self.begin()
 
     def begin(self, *labels: str) -> _Distribution:
-        """Create the series with value 0."""
+        """Return a series. Creates it without observations if it does not exist."""
         found = self._series.get(_checked(self._spec, labels))
         if found is None:
             found = _Distribution(np.zeros(len(self._ends), dtype=np.int64))
@@ -112,7 +114,8 @@ class HistogramTable:
         return found
 
     def observe(self, values: ArrayLike, *labels: str, weights: ArrayLike | None = None) -> None:
-        """Add values [n], each `weights` [n] times; non-finite values are ignored."""
+        """Add each of the values as often as its weight, by default once. Values that are not
+        finite and values without a positive weight are ignored."""
         array = np.asarray(values, dtype=np.float64)
         times = np.ones(len(array), np.int64) if weights is None else np.asarray(weights, np.int64)
         real = np.isfinite(array) & (times > 0)
@@ -120,14 +123,14 @@ class HistogramTable:
         if not len(array):
             return
         series = self.begin(*labels)
-        # Upper bounds belong to their bucket. Counts below 2**53 are exact in a float.
+        # An upper bound belongs to its bucket. Counts below 2**53 are exact in a float.
         index = np.searchsorted(self._bounds, array, side="left")
         counts = np.bincount(index, weights=times, minlength=len(self._ends))
         series.counts += counts.astype(np.int64)
         series.total += float(np.dot(array, times))
 
     def family(self, constant: Labels, constant_names: Labels) -> Metric:
-        """See `CounterTable.family`."""
+        """Return the metric. In each series the constant labels come first."""
         names = (*constant_names, *self._spec.labels)
         family = HistogramMetricFamily(self._spec.name, self._spec.help, labels=names)
         for labels, series in self._series.items():
@@ -150,7 +153,7 @@ def _checked(spec: MetricSpec, labels: Labels) -> Labels:
 
 
 class MetricTables:
-    """Tables by spec; `constant` labels are on every series."""
+    """The tables of all metrics, by spec. All series have the `constant` labels."""
 
     def __init__(self, constant: Mapping[str, str]) -> None:
         self._names = tuple(constant)
@@ -180,7 +183,7 @@ class MetricTables:
         return self._histograms[spec]
 
     def families(self) -> Iterator[Metric]:
-        """Return every metric that has a series, in the order of the catalogue."""
+        """Yield all metrics that have a series, in the order of the catalogue."""
         tables: Mapping[MetricSpec, CounterTable | GaugeTable | HistogramTable] = {
             **self._counters,
             **self._gauges,

@@ -1,8 +1,8 @@
-"""Figures from the engine's steps: load, throughput, inter-token latency.
+"""Load, throughput and inter-token latency, computed from the engine's steps.
 
-Owns the figures that are computed from rows of the flight recorder, and their sliding windows: sums
-over ten seconds, distributions over a minute. Times are seconds on the machine's monotonic clock; a
-window has no clock. Lives as long as the observer, over several engines.
+Computes them from rows of the flight recorder over sliding windows: sums over ten seconds,
+distributions over a minute. Times are seconds on the machine's monotonic clock, passed as
+arguments. The state is kept over several engines.
 """
 
 import math
@@ -27,7 +27,7 @@ _LEVELS = (0.5, 0.9, 0.99)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Rates over the last ten seconds. `mean_step_s` None: there was no step."""
+    """Rates over the last ten seconds. `mean_step_s` is None if there was no step."""
 
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
@@ -35,10 +35,12 @@ class Rates:
 
 
 class EngineSteps:
-    """Aggregates rows of `flight.layout.STEP`; frequently read figures are attributes.
+    """Aggregates rows of `flight.layout.STEP`. The totals and the state after the last step are
+    attributes.
 
-    The numbers of steps, tokens and preemptions are totals over all engines. Steps that were
-    overwritten unread count as steps only. `updated_s`: time of the newest step.
+    The numbers of steps, tokens and preemptions are totals over all engines. For steps that were
+    overwritten before they were read, only their number is known. `updated_s` is the time of the
+    newest step.
     """
 
     def __init__(self) -> None:
@@ -57,7 +59,8 @@ class EngineSteps:
         self._itl = DurationWindow()
 
     def take(self, epoch: int, rows: NDArray[Any], num_missed: int) -> None:
-        """Add steps of the engine of `epoch`, oldest first; steps of older engines are ignored."""
+        """Add steps of the engine of `epoch`, the oldest first. Steps of older engines are
+        ignored."""
         if epoch < self.epoch:
             return
         if epoch > self.epoch:
@@ -69,7 +72,8 @@ class EngineSteps:
         self.num_tokens += int(rows["num_tokens"].sum(dtype=np.int64))
         self.num_preempted += int(rows["num_preempted"].sum(dtype=np.int64))
         updated_s = rows["updated_s"]
-        # The later of two steps in flight waits for the other, so no time counts twice.
+        # With two steps in flight the later one waits for the earlier one, so no time is counted
+        # twice.
         ended_s = np.concatenate(([self.updated_s], updated_s[:-1]))
         step_s = updated_s - np.maximum(rows["begun_s"], ended_s)
         self._take_last(rows[-1])
@@ -87,11 +91,11 @@ class EngineSteps:
         self._itl.add(float(updated_s[-1]), rows["itl_s"], rows["num_itl"])
 
     def engine_gone(self) -> None:
-        """Record that the engine is down: it runs no requests and has no blocks."""
+        """Record that the engine is down, so it runs no requests and has no blocks."""
         self._forget_engine()
 
     def rates(self, now_s: float) -> Rates:
-        """Return the rates per second over the window."""
+        """Return the rates over the last ten seconds."""
         sums, covered_s = self._sums.sums(now_s), self._sums.covered_s(now_s)
         num_steps = sums[_STEPS]
         return Rates(
@@ -101,11 +105,11 @@ class EngineSteps:
         )
 
     def itl(self, now_s: float) -> Percentiles:
-        """Return the percentiles of the inter-token latency over the last minute."""
+        """Return the percentiles of the inter-token latency over the last minute, in seconds."""
         return self._itl.percentiles(now_s)
 
     def no_live_requests(self) -> None:
-        """Record that no request is live, although the last step, which may be old, had some.
+        """Record that no request is live, although the last step, which may be old, had requests.
 
         Their blocks count as cached until the next step.
         """
@@ -130,7 +134,7 @@ class EngineSteps:
 
 
 def wait_reason_name(value: int) -> str:
-    """Return the name of a WaitReason; empty for none and for unknown ones."""
+    """Return the name of a WaitReason; empty for `NO_REASON` and unknown values."""
     if value == NO_REASON:
         return ""
     try:
@@ -140,7 +144,7 @@ def wait_reason_name(value: int) -> str:
 
 
 class _Slots:
-    """The time interval of each slot of a ring: number n covers [n, n + 1) * slot_s."""
+    """The time slots of a ring buffer. Slot number n covers [n, n + 1) * slot_s."""
 
     def __init__(self, num_slots: int, slot_s: float) -> None:
         self.slot_s = slot_s
@@ -151,8 +155,10 @@ class _Slots:
         return math.floor(at_s / self.slot_s)
 
     def claim(self, number: int) -> tuple[int, bool]:
-        """Return the index of slot `number` (-1 if it is too old), and whether it was newly
-        claimed.
+        """Return the index of slot `number` in the ring (-1 if it is too old), and True if the slot
+        is new.
+
+        The caller must clear a new slot.
         """
         index = number % self.num_slots
         held = int(self._numbers[index])
@@ -162,16 +168,16 @@ class _Slots:
         return index, held != number
 
     def live(self, now_s: float) -> NDArray[np.bool_]:
-        """Return the mask of the ring's entries within the last `num_slots` slots."""
+        """Return the mask of the ring's slots that are within the last `num_slots` slots."""
         newest = self.number_at(now_s)
         return (self._numbers > newest - self.num_slots) & (self._numbers <= newest)
 
 
 class DurationWindow:
-    """Distribution of durations over the last `num_slots * slot_s` seconds.
+    """The distribution of durations over the last `num_slots * slot_s` seconds.
 
-    Counts in buckets whose bounds grow by 2 %, so that a percentile is within 1 % of the true one,
-    whatever its size, in fixed memory (Masson, Rim and Lee, "DDSketch", VLDB 2019).
+    Counts in buckets whose bounds grow by 2 %, so that a nearest-rank percentile is reported within
+    1 %, in constant memory (Masson, Rim and Lee, "DDSketch", VLDB 2019).
     """
 
     def __init__(self, *, num_slots: int = 60, slot_s: float = 1.0) -> None:
@@ -179,9 +185,9 @@ class DurationWindow:
         self._counts = np.zeros((num_slots, _NUM_BUCKETS), dtype=np.int64)
 
     def add(self, at_s: float, durations_s: ArrayLike, weights: ArrayLike | None = None) -> None:
-        """Add durations at time `at_s`, each counted `weights` times (default: once).
+        """Add durations in seconds at time `at_s`, each counted `weights` times (default: once).
 
-        NaN and weights of 0 are ignored.
+        NaN, weights of 0 and times before the window are ignored.
         """
         values = np.atleast_1d(np.asarray(durations_s, dtype=np.float64))
         counts = np.ones(len(values)) if weights is None else np.atleast_1d(np.asarray(weights))
@@ -198,7 +204,8 @@ class DurationWindow:
         np.add.at(self._counts[index], buckets, counts[is_known].astype(np.int64))
 
     def percentiles(self, now_s: float) -> Percentiles:
-        """Return p50, p90 and p99 in seconds."""
+        """Return the nearest-rank p50, p90 and p99 in seconds, to the accuracy of the buckets; all
+        None without values."""
         counts = self._counts[self._slots.live(now_s)].sum(axis=0)
         cumulative = np.cumsum(counts)
         num = int(cumulative[-1])
@@ -220,7 +227,8 @@ class SumWindow:
         self._begun_s = math.inf
 
     def add(self, times_s: NDArray[np.float64], values: NDArray[np.float64]) -> None:
-        """Add `values` [n, num_sums] at `times_s` [n]."""
+        """Add `values`, of shape [n, num_sums], at the n times `times_s`. Values before the window
+        are ignored."""
         if not len(times_s):
             return
         self._begun_s = min(self._begun_s, float(times_s[0]))
@@ -234,19 +242,21 @@ class SumWindow:
             self._sums[index] += values[numbers == number].sum(axis=0)
 
     def sums(self, now_s: float) -> NDArray[np.float64]:
-        """Return the sums [num_sums]."""
+        """Return the sums over the window, of shape [num_sums]."""
         total: NDArray[np.float64] = self._sums[self._slots.live(now_s)].sum(axis=0)
         return total
 
     def covered_s(self, now_s: float) -> float:
-        """Return the time that the sums cover: less than the whole window at the beginning."""
+        """Return the time in seconds that the sums cover, which is shorter than the window at the
+        beginning."""
         slot_s = self._slots.slot_s
         oldest_s = (self._slots.number_at(now_s) - self._slots.num_slots + 1) * slot_s
         return max(now_s - max(oldest_s, self._begun_s), slot_s)
 
 
 def _bucket_s(index: int) -> float:
-    """Return the value that represents a bucket, with equal relative error to both bounds."""
+    """Return the duration that represents a bucket; its relative distance to both bounds is
+    equal."""
     if not index:
         return MIN_DURATION_S
     upper_s = MIN_DURATION_S * math.exp(index * _LOG_GROWTH)

@@ -1,7 +1,7 @@
-"""Implements the operators' interface in the observer process.
+"""Implements the operations service in the observer process.
 
-Owns the queries to other processes and their time limits. A hung engine or front is omitted from
-the response; if no process answers, the response is an error.
+Queries other processes, with time limits. A hung engine or front (front-end process) is left out of
+the response. If no process answers, the response is an error.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.scheduler.live_view import LiveView
-from penstock.server.link.control_frames import Drain, FromChild, LogLevel
+from penstock.server.link.control_frames import Drain, FromChild, SetLogLevel
 from penstock.server.link.frames import Command, CommandKind, CommandResult
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.observe.engine_client import EngineClient
@@ -28,7 +28,7 @@ _ORDER_S = 2.0
 _AFTER_PROFILE_S = 5.0
 """Time limit for a sampled process to aggregate its samples, in seconds."""
 _FRESH_S = 0.25
-"""How long a response is cached, in seconds: the query rate is independent of the number of
+"""How long a response is cached, in seconds. The rate of queries is independent of the number of
 viewers."""
 _CHUNK_BYTES = 64 * 1024
 
@@ -37,11 +37,11 @@ Merge = Callable[[tuple[LiveView, ...], tuple[FrontView, ...]], tuple[RequestVie
 
 
 class Operations:
-    """The operations of a service. Lives on the observer's event loop.
+    """The operations of a service. Runs on the observer's event loop.
 
-    `tell_supervisor` sends messages for the whole service to the supervisor; `carry_out` executes
-    commands in this process; `merge` merges the views of engine and fronts. `flight`: None without
-    a flight recorder.
+    `send_to_supervisor` sends messages that concern the whole service to the supervisor.
+    `carry_out` executes commands in this process. `merge` merges the views of engine and fronts.
+    `flight` is None without a flight recorder.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Operations:
         flight: FlightSource | None,
         merge: Merge,
         carry_out: Callable[[Command, Callable[[CommandResult], None]], None],
-        tell_supervisor: Callable[[FromChild], None],
+        send_to_supervisor: Callable[[FromChild], None],
     ) -> None:
         self._snapshots = snapshots
         self._fronts = fronts
@@ -61,7 +61,7 @@ class Operations:
         self._flight = flight
         self._merge = merge
         self._carry_out = carry_out
-        self._tell_supervisor = tell_supervisor
+        self._tell_supervisor = send_to_supervisor
         self._looking: asyncio.Task[tuple[RequestView, ...]] | None = None
         self._looked_s = -math.inf
         self._reading_flight = asyncio.Lock()
@@ -71,19 +71,24 @@ class Operations:
         return self._snapshots.snapshot()
 
     async def live_requests(self) -> tuple[RequestView, ...]:
-        """Query engine and fronts; return all live requests by arrival. Raises OperationsError."""
+        """Query engine and fronts; return all live requests in order of arrival. Concurrent calls,
+        and calls within `_FRESH_S`, share a query.
+
+        Raises OperationsError if no process responds.
+        """
         loop = asyncio.get_running_loop()
         is_old = loop.time() - self._looked_s > _FRESH_S
         if self._looking is None or (self._looking.done() and is_old):
             self._looked_s = loop.time()
             self._looking = loop.create_task(self._look())
-        # A cancelled caller must not cancel the shared query.
+        # The cancellation of one caller must not cancel the shared query.
         return await asyncio.shield(self._looking)
 
     async def drain(self, timeout_s: float | None) -> int:
-        """Begin to drain; return the number of live requests.
+        """Start to drain, and return the number of live requests.
 
-        Raises OperationsError for an invalid timeout.
+        `timeout_s` None means the configured grace period. Raises OperationsError for an invalid
+        timeout.
         """
         if timeout_s is not None and not (timeout_s >= 0 and math.isfinite(timeout_s)):
             raise OperationsError(f"timeout must be 0 or more seconds, not {timeout_s:g}")
@@ -93,31 +98,38 @@ class Operations:
         return num_live
 
     async def flight_record(self) -> bytes:
-        """Return a copy of the recorder's memory in the file format. Raises OperationsError."""
+        """Return a copy of the flight recorder's memory in the file format.
+
+        Raises OperationsError if there is no flight recorder or no record.
+        """
         recorder = self._recorder()
         try:
-            return await self._off_the_loop(recorder.copied)
+            return await self._in_thread(recorder.copied)
         except (OSError, ValueError) as error:
             raise OperationsError(f"there is no flight record: {error}") from error
 
     async def dump_flight_record(self, why: str) -> Path:
-        """Write the flight record to the flight folder; return the path. Raises OperationsError."""
+        """Write the flight record to the flight folder and return the path.
+
+        Raises OperationsError if there is no flight recorder or no record, or if the file cannot be
+        written.
+        """
         recorder = self._recorder()
         try:
             # A slow disk must not delay other calls.
-            return await self._off_the_loop(lambda: recorder.dumped(why))
+            return await self._in_thread(lambda: recorder.dumped(why))
         except (OSError, ValueError) as error:
             raise OperationsError(f"the flight record cannot be written: {error}") from error
 
     async def set_log_level(self, level: str) -> None:
-        """Set the log level of every process.
+        """Set the log level of all processes.
 
-        Raises OperationsError naming an invalid level or failed processes.
+        Raises OperationsError, which names an invalid level or the processes that failed.
         """
         if level not in LOG_LEVELS:
             raise OperationsError(f"level must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
         # The supervisor keeps the level for processes that start later.
-        self._tell_supervisor(LogLevel(level=level))
+        self._tell_supervisor(SetLogLevel(level=level))
         names = ["observer", "engine", *(f"front {number}" for number in self._fronts.front_ids)]
         answers = await asyncio.gather(
             *(self._order_of(name, CommandKind.LOG_LEVEL, level, _ORDER_S) for name in names),
@@ -132,9 +144,10 @@ class Operations:
             raise OperationsError(f"some processes failed: {'; '.join(problems)}")
 
     async def profile(self, process: str, seconds: float) -> AsyncIterator[bytes]:
-        """Sample `engine`, `front N` or `observer`; yield the profile as a speedscope file.
+        """Sample `engine`, `front N` or `observer`, and yield the profile as a speedscope file.
 
-        Raises OperationsError.
+        Raises OperationsError for an invalid duration or process, and if the process fails or does
+        not respond.
         """
         if not 0 < seconds <= MAX_PROFILE_S:
             raise OperationsError(f"seconds must be above 0 and at most {MAX_PROFILE_S:g}")
@@ -153,8 +166,9 @@ class Operations:
             raise OperationsError("there is no flight recorder")
         return self._flight
 
-    async def _off_the_loop(self, work: Callable[[], _T]) -> _T:
-        """Run the recorder's work on a thread, one at a time, even if the caller is cancelled."""
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        """Run work of the recorder on a thread, one call at a time. The work continues even if the
+        caller is cancelled."""
         await self._reading_flight.acquire()
         working = asyncio.ensure_future(asyncio.to_thread(work))
         working.add_done_callback(lambda _: self._reading_flight.release())
@@ -169,8 +183,8 @@ class Operations:
         views, is_whole = fronts
         if isinstance(engine, EngineUnavailable):
             if not views and not is_whole:
-                raise OperationsError(f"no process answers: {engine}")
-            engine = ()  # the fronts' views are shown
+                raise OperationsError(f"no process responds: {engine}")
+            engine = ()  # The views of the fronts are returned nevertheless.
         if isinstance(engine, BaseException):
             raise engine
         return self._merge(engine, views)
@@ -178,7 +192,11 @@ class Operations:
     async def _order_of(
         self, process: str, kind: CommandKind, argument: str, limit_s: float
     ) -> CommandResult:
-        """Send a command to a process by name. Raises OperationsError for an unknown name."""
+        """Send a command to a process by name and return its result.
+
+        Raises OperationsError for an unknown name, and OperationsError, EngineUnavailable or
+        FrontUnavailable if the process does not respond.
+        """
         if process == "engine":
             return await self._engine.order(kind, argument, limit_s)
         if process == "observer":
@@ -207,7 +225,7 @@ class Operations:
             async with asyncio.timeout(limit_s):
                 return await answer
         except TimeoutError:
-            raise OperationsError("the observer did not answer in time") from None
+            raise OperationsError("the observer did not respond in time") from None
 
 
 def _problem_of(answer: CommandResult | BaseException) -> str:

@@ -1,9 +1,9 @@
-"""What operators see of a service: the snapshot, the live requests, and the interface to both.
+"""Snapshots of a service and its live requests, as operators see them.
 
-Owns the values, which mirror `penstock.v1.ServerStats` without protobuf, and the merging of the
-engine's and the fronts' views of a request: the engine has outputs (state, blocks, queue position),
-a front has requests (phase, history, backlog); a request known to only one of them is shown
-with the fields of that one. Durations are seconds; None: unknown.
+Defines the values, which correspond to `penstock.v1.ServerStats` but do not use protobuf. Merges
+the engine's and the fronts' views of a request: the engine has outputs (state, blocks, queue
+position), a front (front-end process) has requests (phase, history, backlog). If only one of them
+has a request, it is returned with the fields of that one. Durations are seconds; None: unknown.
 """
 
 import math
@@ -23,7 +23,8 @@ _PENDING_PHASES = frozenset({SegmentKind.PREPARE.value, SegmentKind.QUEUE.value}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Percentiles:
-    """Percentiles of a duration in seconds over the last minute; None without values."""
+    """Percentiles of a duration in seconds over the last minute, from `num` values; None without
+    values."""
 
     p50_s: float | None = None
     p90_s: float | None = None
@@ -33,7 +34,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSnapshot:
-    """The KV cache in blocks; used + cached + free = total."""
+    """The KV cache, in blocks. Used + cached + free = total."""
 
     block_size_tokens: int = 0
     num_total_blocks: int = 0
@@ -44,7 +45,12 @@ class CacheSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSnapshot:
-    """One model's engine. The rates are over the last ten seconds; totals since its start."""
+    """The state of the engine of one model. Rates are over the last ten seconds, totals since the
+    start.
+
+    `num_refused` is the number of rejected requests. Cancelled requests are also counted in
+    `num_completed`.
+    """
 
     model: str
     is_up: bool
@@ -74,12 +80,13 @@ class ModelSnapshot:
     queue: Percentiles = Percentiles()
     e2e: Percentiles = Percentiles()
     waits_for: str = ""
-    """Why the first queued request waits: a name of `WaitReason`; empty if the queue is empty."""
+    """The reason why the first queued request waits: a name of `WaitReason`; empty if the queue is
+    empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontSnapshot:
-    """One front process."""
+    """The state of one front process. `index` is its front id."""
 
     index: int
     pid: int
@@ -90,7 +97,7 @@ class FrontSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The service. `time_s`: seconds since 1970."""
+    """The state of the service. `time_s` is in seconds since 1970."""
 
     time_s: float
     uptime_s: float
@@ -101,7 +108,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseChange:
-    """An entry of a request's history: the phase and its start, seconds since 1970."""
+    """An entry of a request's history: the phase and its start, in seconds since 1970."""
 
     phase: str
     since_s: float
@@ -109,9 +116,11 @@ class PhaseChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestView:
-    """One live request, without its content. Ages and times in seconds; `arrival_s` since 1970.
+    """One live request, without its content. Ages are in seconds; `arrival_s` is in seconds since
+    1970.
 
-    `state`: PENDING or PROCESSING. `waits_for`: as in `ModelSnapshot`, only while PENDING.
+    `state` is PENDING or PROCESSING. `waits_for` is as in `ModelSnapshot`, and is set only while
+    PENDING.
     """
 
     request_id: str
@@ -144,10 +153,10 @@ def merge(
     now_s: float,
     to_unix_s: Callable[[float], float],
 ) -> tuple[RequestView, ...]:
-    """Return all live requests by arrival; the `n` outputs of a request are one entry.
+    """Return all live requests in order of arrival. The `n` outputs of a request are one entry.
 
-    `engine` is empty when the engine is gone. `now_s` is on the clock of the views; `to_unix_s`
-    converts from it to seconds since 1970.
+    `engine` is empty when there is no engine. `now_s` is on the clock of the views, and `to_unix_s`
+    converts a time of that clock to seconds since 1970.
     """
     outputs = {view.key: view for view in engine}
     views: list[RequestView] = []
@@ -160,7 +169,7 @@ def merge(
 
 
 def arrival_order(view: RequestView) -> tuple[float, str, str]:
-    """Return the sort key of live requests."""
+    """Return the sort key of live requests: arrival, tenant, id."""
     return view.arrival_s, view.tenant, view.request_id
 
 
@@ -206,7 +215,7 @@ def _view_of(
 
 
 def _front_of(outputs: Sequence[LiveView]) -> FrontView:
-    """Return a front's view of a request whose front has not answered or is gone."""
+    """Return a substitute for the front's view of a request whose front has not responded."""
     first = outputs[0]
     if _state_of(outputs) == _PENDING:
         phase = SegmentKind.QUEUE
@@ -239,13 +248,14 @@ def _by_request(outputs: Iterable[LiveView]) -> Iterable[list[LiveView]]:
 
 
 def _state_of(outputs: Sequence[LiveView]) -> str:
-    """Return PROCESSING as soon as one output is: then the request owns blocks."""
+    """Return PROCESSING if at least one output is running, because then the request uses blocks."""
     is_running = any(view.state is RequestState.PROCESSING for view in outputs)
     return _PROCESSING if is_running else _PENDING
 
 
 def _wait_of(outputs: Sequence[LiveView]) -> tuple[str, int | None]:
-    """Return the wait reason and queue position of the request's foremost output, if known."""
+    """Return the wait reason and the queue position of the output that is first in the queue; ""
+    and None if unknown."""
     if not outputs:
         return "", None
     first = min(
@@ -261,4 +271,4 @@ def _time_to_deadline_s(outputs: Sequence[LiveView], now_s: float) -> float | No
 
 
 class OperationsError(Exception):
-    """The operation is not possible now; the message is for the operator."""
+    """The operation is invalid or not possible now. The message is for the operator."""

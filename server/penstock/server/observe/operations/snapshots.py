@@ -1,8 +1,8 @@
-"""Makes the snapshot of a service from what the observer receives.
+"""Creates the snapshot of a service from the data that the observer receives.
 
-Owns the conversion of records, heartbeats and steps to figures, and the last heartbeat of each
-front process: the counts of an ended front are kept, its gauges removed. Queries no other process.
-Times are seconds on the machine's monotonic clock, except the snapshot's own.
+Computes figures from records, heartbeats and steps, and stores the last heartbeat of each front
+process. The counts of an ended front are kept, its gauges are removed. Sends no queries. Times are
+seconds on the machine's monotonic clock, except the time in the snapshot.
 """
 
 import math
@@ -28,14 +28,15 @@ from penstock.server.observe.operations.snapshot import (
 from penstock.server.observe.request_record import RequestRecord, SegmentKind
 
 MAX_LIVES = 256
-"""Number of ended fronts with separate counts; the counts of older ones are summed."""
+"""Maximum number of ended fronts with separate counts. The counts of older ones are summed."""
 
 _OK, _CANCELLED = 0, 1
 _CANCELLED_NAME = "CANCELLED"
 
 
-class FrontLives:
-    """Counts over front processes: accepted, refused, completed, cancelled and failed requests."""
+class FrontCounts:
+    """Counts of accepted, rejected, completed, cancelled and failed requests over all front
+    processes."""
 
     def __init__(self) -> None:
         self._beats: dict[tuple[int, int], Heartbeat] = {}
@@ -43,33 +44,33 @@ class FrontLives:
         self._past: Counter[str] = Counter()
 
     def take(self, beat: Heartbeat) -> None:
-        """Add a front's heartbeat."""
+        """Store the heartbeat of a front, which replaces its previous one."""
         life = (beat.front_id, beat.pid)
-        # The newest last, so that the oldest fronts are dropped first.
+        # Move it to the end, so that the oldest fronts are dropped first.
         self._beats.pop(life, None)
         self._beats[life] = beat
         self._pid_of[beat.front_id] = beat.pid
         self._forget_old()
 
     def gone(self, front_id: int) -> None:
-        """Keep the counts of a front that has ended."""
+        """Record that a front has ended. Its counts are kept."""
         self._pid_of.pop(front_id, None)
 
     @property
     def living(self) -> tuple[Heartbeat, ...]:
-        """The last heartbeat of each live front, by id."""
+        """The last heartbeat of each live front, in the order of their ids."""
         return tuple(self._beats[life] for life in sorted(self._pid_of.items()))
 
     @property
     def counts(self) -> Counter[str]:
-        """Sums over all fronts, past and present."""
+        """The sums of the counts over all fronts that have ever run."""
         total = Counter(self._past)
         for beat in self._beats.values():
             total.update(_counts_of(beat))
         return total
 
     def views(self) -> tuple[FrontSnapshot, ...]:
-        """Return the view of each live front."""
+        """Return the snapshot of each live front."""
         return tuple(
             FrontSnapshot(
                 index=beat.front_id,
@@ -96,7 +97,8 @@ def _counts_of(beat: Heartbeat) -> Counter[str]:
 
 
 def _kinds(outcomes: Iterable[OutcomeCount]) -> Iterable[tuple[str, int]]:
-    """Yield the kinds of outcomes with their numbers; cancelled requests count as completed too."""
+    """Yield the number of requests by kind of outcome. Cancelled requests are also counted as
+    completed."""
     for outcome in outcomes:
         is_cancelled = outcome.code == _CANCELLED or outcome.finish_reason == _CANCELLED_NAME
         if is_cancelled:
@@ -114,11 +116,14 @@ MAX_ESTIMATE_AGE_S = 10.0
 
 
 class SnapshotMaker(ServiceListener):
-    """Receives events, and makes a snapshot of the service on demand.
+    """Receives events, and creates a snapshot of the service on demand.
 
-    `model`: name of the served model. `max_num_batched_tokens`: token budget of its steps.
-    `started_s`: when the service started, on `clock`; None for now. `clock`: the monotonic one;
-    `unix_clock`: seconds since 1970.
+    Args:
+        model: Name of the served model.
+        max_num_batched_tokens: Token budget of a step.
+        started_s: Start of the service on `clock`; None for now.
+        clock: The monotonic clock.
+        unix_clock: Seconds since 1970.
     """
 
     def __init__(
@@ -137,18 +142,18 @@ class SnapshotMaker(ServiceListener):
         self._max_num_batched_tokens = max_num_batched_tokens
         self._info: ExecutorInfo | None = None
         self._steps = EngineSteps()
-        self._fronts = FrontLives()
+        self._fronts = FrontCounts()
         self._ttft, self._queue, self._e2e = DurationWindow(), DurationWindow(), DurationWindow()
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
         self._is_draining = False
 
     def begin_drain(self) -> None:
-        """Report that the service drains; heartbeats confirm it later."""
+        """Record that the service drains. Heartbeats confirm it later."""
         self._is_draining = True
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """See `ServiceListener`."""
+        """Add the token counts and latencies of ended requests."""
         if not records:
             return
         now_s = self._clock()
@@ -162,7 +167,7 @@ class SnapshotMaker(ServiceListener):
         self._e2e.add(now_s, [record.end_s - record.arrival_s for record in queued])
 
     def take_heartbeat(self, beat: Heartbeat) -> None:
-        """See `ServiceListener`."""
+        """Store the heartbeat of a front."""
         self._fronts.take(beat)
         living = self._fronts.living
         if not any(front.is_engine_up for front in living):
@@ -171,7 +176,7 @@ class SnapshotMaker(ServiceListener):
             self._steps.no_live_requests()
 
     def take_engine(self, hello: EngineHello) -> None:
-        """See `ServiceListener`."""
+        """Store the limits of the executor from the startup report of a new engine."""
         self._info = hello.executor
 
     def take_steps(
@@ -181,18 +186,19 @@ class SnapshotMaker(ServiceListener):
         num_missed: int,
         totals: Mapping[str, int] = NO_TOTALS,
     ) -> None:
-        """See `ServiceListener`."""
-        del totals  # the steps that were read are enough here
+        """Add steps of the engine of `epoch`. `num_missed` is the number of earlier steps that were
+        not read."""
+        del totals  # The steps that were read are sufficient here.
         self._steps.take(epoch, rows, num_missed)
 
     def front_gone(self, front_id: int) -> None:
-        """See `ServiceListener`."""
+        """Remove a front that has ended from the snapshot. Its counts are kept."""
         self._fronts.gone(front_id)
 
     def snapshot(self) -> Snapshot:
         """Return the current state of the service."""
         living = self._fronts.living
-        # A single draining front is being replaced: the service continues.
+        # A single draining front is being replaced, and the service continues.
         is_draining = bool(living) and all(beat.is_draining for beat in living)
         return Snapshot(
             time_s=self._unix_clock(),
@@ -240,7 +246,10 @@ class SnapshotMaker(ServiceListener):
         )
 
     def _cache(self) -> CacheSnapshot:
-        """Return the cache; before its first step, all blocks of an engine are free."""
+        """Return the state of the KV cache.
+
+        All blocks of an engine that has not run a step yet are free.
+        """
         steps, info = self._steps, self._info
         block_size, num_blocks = (0, 0) if info is None else (info.block_size, info.num_blocks)
         num_seen = steps.num_used_blocks + steps.num_cached_blocks + steps.num_free_blocks
@@ -253,11 +262,12 @@ class SnapshotMaker(ServiceListener):
         )
 
     def _estimate(self, now_s: float, living: Sequence[Heartbeat]) -> float | None:
-        """Return the predicted wait of a request that arrives now; None if unknown.
+        """Return the predicted wait in seconds of a request that arrives now; None if unknown.
 
-        With a queue, it is the predicted wait of the newest queued request minus the time since the
-        prediction. If that time is over and the queue is not empty, the prediction was wrong: None,
-        not 0.
+        It is 0 if no request is queued and a slot is free. If requests are queued, it is the
+        predicted wait of the most recently queued request, minus the time since the prediction. If
+        that difference is negative while requests are queued, the prediction was wrong, and the
+        result is None instead of 0. A prediction older than MAX_ESTIMATE_AGE_S is not used.
         """
         up = [beat for beat in living if beat.is_engine_up]
         steps = self._steps
@@ -274,9 +284,8 @@ class SnapshotMaker(ServiceListener):
         return left_s if left_s > 0.0 else None
 
     def _is_settled(self) -> bool:
-        """Return whether the heartbeats are enough newer than the last step to replace its
-        figures.
-        """
+        """Return True if the last step ended over a second ago, so that heartbeats are newer than
+        its figures."""
         return self._clock() - self._steps.updated_s > 1.0
 
 

@@ -1,1 +1,1 @@
-"""Recording of a service's workload: step times and requests."""
+"""Recording of a service's workload: durations of steps, and requests."""

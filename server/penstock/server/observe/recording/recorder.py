@@ -1,8 +1,8 @@
-"""Records the requests and the step times of a serving engine in files, without delaying it.
+"""Records the requests and the step durations of a serving engine in files, without delaying it.
 
-Owns the path from the engine's thread to the files: the engine appends to a list, in a microsecond,
-and a separate thread writes lines about once a second. A failure is logged once and ends the
-recording, not the service. Files have whole lines, mode 0600 and bounded size.
+The engine's thread appends to a list, and a separate thread writes lines about once per second. A
+failure is logged once and ends the recording, not the service. Files have whole lines, mode 0600
+and limited size.
 """
 
 import json
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.cost_model import StepMeasure
-from penstock.scheduler.events import Failed, Finished, StepEvents
-from penstock.scheduler.launched_step import Chunk
+from penstock.scheduler.events import Completed, Failed, StepEvents
+from penstock.scheduler.launched_step import PrefillChunk
 from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
 from penstock.server.observe.recording.request_log import RequestLog
@@ -31,10 +31,11 @@ _MAX_NUM_PAIRS = 100_000
 
 
 class RecordFile:
-    """A new file at `path`, mode 0600. Raises OSError (FileExistsError) if it cannot be created."""
+    """A new file at `path` with mode 0600 and at most `max_bytes` bytes. Raises FileExistsError, or
+    another OSError if it cannot be created."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        # O_EXCL: never an existing file, nor the target of a symbolic link.
+        # O_EXCL: never open an existing file or the target of a symbolic link.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
         self.path = path
@@ -43,9 +44,10 @@ class RecordFile:
         self.is_full = False
 
     def write(self, lines: Sequence[str]) -> None:
-        """Append lines; at the first one that does not fit, `is_full` is set and writing ends.
+        """Append lines up to the size limit. At the first line that would exceed it, sets `is_full`
+        and stops.
 
-        Raises OSError if the disk rejects them; the file still ends with a whole line.
+        Raises OSError if writing fails; the file still ends with a whole line.
         """
         taken: list[bytes] = []
         room = self._max_bytes - self._num_bytes
@@ -60,7 +62,7 @@ class RecordFile:
             self._append(b"".join(taken))
 
     def close(self) -> None:
-        """Finish the file. Idempotent."""
+        """Close the file. Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -81,9 +83,11 @@ class RecordFile:
 def open_pair(
     folder: Path, names: tuple[str, str], max_bytes: int
 ) -> tuple[RecordFile, RecordFile]:
-    """Open new files `<name>.jsonl`, or `<name>-2.jsonl` and so on, both of the first free number.
+    """Open two new files `<name>.jsonl`, or `<name>-2.jsonl` and so on, with the first number that
+    neither uses yet.
 
-    `folder` is created, for its owner only, if it is missing. Raises OSError.
+    Creates `folder`, accessible to its owner only, if it is missing. Raises OSError if a file or
+    the folder cannot be created.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for number in range(1, _MAX_NUM_PAIRS):
@@ -108,26 +112,28 @@ _MAX_BACKLOG = 200_000
 _CLOSE_S = 2.0
 _SECRET_BYTES = 32
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Turn:
-    """One engine iteration: keys of new tokens (int64 [m]), ended requests, the timed step."""
+class _Iteration:
+    """One engine iteration: for each new token the key of its output (int64), the ended outputs,
+    and the timed step."""
 
     keys: NDArray[np.int64]
-    ends: tuple[Finished | Failed, ...]
+    ends: tuple[Completed | Failed, ...]
     measure: StepMeasure | None
 
 
 class Recorder:
-    """Writes two files in a folder: `steps.jsonl` and `requests.jsonl`, numbered where they exist.
+    """An `EngineListener` that writes `steps.jsonl` and `requests.jsonl` in a folder, with a number
+    if they exist already.
 
-    An `EngineListener`. `max_bytes` bounds each file. The engine times a step from launch to
-    collection. The service's work between two steps (results, frames to and from the fronts) delays
-    the next step just as much, so a recorded step lasts from the end of the previous one to its own
-    end. Steps of a self-paced executor have no duration and are omitted. Raises OSError if the
-    files cannot be created.
+    A recorded step lasts from the end of the previous step to its own end, or from its start if the
+    engine was idle, because the work between two steps delays the next step too. If
+    `is_self_paced`, the executor schedules its own batches: its steps have no duration and are left
+    out. `max_bytes` limits the size of each file. Recording stops if more than `max_backlog` items
+    are unwritten. Raises OSError if the files cannot be created.
     """
 
     def __init__(
@@ -142,51 +148,50 @@ class Recorder:
         self._steps, self._requests = open_pair(folder, _NAMES, max_bytes)
         self._log = RequestLog(block_size=block_size, secret=os.urandom(_SECRET_BYTES))
         self._is_self_paced = is_self_paced
-        # When the last step ended, and whether the next one was due at once.
+        # The end of the last step, and whether the next step could start at once.
         self._ended_s, self._was_busy = -math.inf, False
         self._max_backlog = max_backlog
-        self._inbox: deque[_Turn | tuple[RequestSpec, ...]] = deque()
+        self._inbox: deque[_Iteration | tuple[RequestSpec, ...]] = deque()
         self._is_recording = True
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def is_recording(self) -> bool:
-        """False after it was closed or failed."""
+        """True until it is closed, has failed, or both files are full."""
         return self._is_recording
 
     def start(self) -> None:
-        """Start writing, on a separate thread."""
+        """Start the thread that writes the files."""
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
-        log.info("recording to %s and %s", self._steps.path, self._requests.path)
+        logger.info("recording to %s and %s", self._steps.path, self._requests.path)
 
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """See `EngineListener`."""
+        """Queue the specs of a submitted request for the writing thread."""
         self._put(specs)
 
-    def note_launch(self, batch: Batch, chunks: Sequence[Chunk], launched_s: float) -> None:
-        """See `EngineListener`."""
+    def note_launch(self, batch: Batch, chunks: Sequence[PrefillChunk], launched_s: float) -> None:
+        """Do nothing: a step is recorded after its result."""
 
-    def note_turn(self, events: StepEvents, note: StepNote | None) -> None:
-        """See `EngineListener`."""
-        self._put(_Turn(keys=events.keys, ends=events.ends, measure=self._measure(note)))
+    def note_iteration(self, events: StepEvents, note: StepNote | None) -> None:
+        """Queue the tokens, ended outputs and step of an iteration for the writing thread."""
+        self._put(_Iteration(keys=events.keys, ends=events.ends, measure=self._measure(note)))
 
     def close(self) -> None:
-        """Write the remaining lines and close the files; limited in time, in case the disk
-        hangs.
-        """
+        """Write the remaining lines and close the files. If the writing thread does not end within
+        `_CLOSE_S`, because the disk hangs, the remaining lines are lost and the files stay open."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
             if self._thread.is_alive():
                 self._is_recording = False
-                log.warning("recording truncated: no response from %s", self._steps.path.parent)
+                logger.warning("recording truncated: no response from %s", self._steps.path.parent)
                 return
         if self._is_recording:
             self.drain()
             self._is_recording = False
-            log.info(
+            logger.info(
                 "recorded; omitted: %d requests without output, %d that had not ended",
                 self._log.num_left_out,
                 self._log.num_live,
@@ -195,7 +200,7 @@ class Recorder:
         self._requests.close()
 
     def drain(self) -> None:
-        """Write everything noted so far."""
+        """Write all queued items to the files. Stops the recording if that fails."""
         try:
             self._write(*self._lines())
         except OSError as error:
@@ -216,7 +221,7 @@ class Recorder:
             seconds=note.updated_s - begun_s,
         )
 
-    def _put(self, item: _Turn | tuple[RequestSpec, ...]) -> None:
+    def _put(self, item: _Iteration | tuple[RequestSpec, ...]) -> None:
         if not self._is_recording:
             return
         if len(self._inbox) >= self._max_backlog:
@@ -225,24 +230,24 @@ class Recorder:
         self._inbox.append(item)
 
     def _stop(self, reason: str) -> None:
-        # The queued items are kept: the other thread may be reading them.
+        # The queued items stay, because the other thread may be reading them.
         self._is_recording = False
-        log.warning("recording stopped: %s", reason)
+        logger.warning("recording stopped: %s", reason)
 
     def _run(self) -> None:
         try:
             while not self._ended.wait(_INTERVAL_S) and self._is_recording:
                 self.drain()
         except Exception:
-            # A bug here must not look like a bug of the engine.
-            log.exception("recording failed")
+            # An error here must not look like an error of the engine.
+            logger.exception("recording failed")
             self._stop("see above")
 
     def _lines(self) -> tuple[list[str], list[str]]:
         steps: list[str] = []
         for _ in range(len(self._inbox)):
             item = self._inbox.popleft()
-            if isinstance(item, _Turn):
+            if isinstance(item, _Iteration):
                 if item.measure is not None:
                     steps.append(step_line(item.measure))
                 self._log.tokens(item.keys)
@@ -257,13 +262,14 @@ class Recorder:
             was_full = file.is_full
             file.write(lines)
             if file.is_full and not was_full:
-                log.warning("%s is full: nothing more is written there", file.path)
+                logger.warning("%s is full: nothing more is written there", file.path)
         if _are_full(self._steps, self._requests):
             self._stop("both files are full")
 
 
 def step_line(measure: StepMeasure) -> str:
-    """Return a step in the format of `penstock simulate --calibrate-from`, without a newline."""
+    """Return a step as a line in the format of `penstock simulate --calibrate-from`, without a
+    newline."""
     return json.dumps(
         {
             "n_prefill": measure.num_prefill_tokens,

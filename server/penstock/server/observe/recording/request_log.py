@@ -1,7 +1,8 @@
-"""Converts submissions and events of an engine to a trace: lengths, times, tenants, prefixes.
+"""Converts the submissions and events of an engine to a workload trace: lengths, times, prefixes.
 
-Owns the conversion, its order and the redaction: no text, no token ids, no tenant names and no
-block hashes, by which a reader could verify a guessed prompt. Pure: does not know files or threads.
+A trace contains no text and no token ids, and has names such as `tenant-1` for tenants. It contains
+no block hashes either, because a reader could use them to verify a guessed prompt. Uses neither
+files nor threads.
 """
 
 from collections import Counter, deque
@@ -12,12 +13,13 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.server.observe.recording.trace import TraceRequest
 
 MAX_NUM_HELD = 100_000
-"""Maximum number of requests kept for an earlier live one; beyond it the live one is omitted."""
+"""Maximum number of ended requests that wait for an earlier live request. Beyond it the live
+request is left out of the trace."""
 _ID_BYTES = 6
 _FIRST_PRIVATE_ID = 1 << (8 * _ID_BYTES)
 OF_LOAD = frozenset(
@@ -35,22 +37,25 @@ OF_LOAD = frozenset(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Entry:
-    """A submitted request. `num_output_tokens`: None while it is live, 0 if it is omitted."""
+    """A submitted output of a request. `num_output_tokens` is None while it is live, and 0 if it is
+    left out."""
 
     spec: RequestSpec
     num_output_tokens: int | None = None
 
 
 class RequestLog:
-    """Takes submissions, tokens and ends in order; returns requests in order of arrival.
+    """Receives submissions, tokens and ends in order; returns requests in order of arrival.
 
-    `secret` (up to 64 bytes): key for deriving prefix ids; equal secrets give equal ids.
+    `secret` (up to 64 bytes) is the key from which prefix ids are derived; equal secrets give equal
+    ids.
 
-    The output length of a request is the number of tokens that it generated. Requests rejected or
-    dropped for lack of capacity are load too; their output is unknown, so it is set to the mean of
-    the requests completed before, or to `max_tokens` if that is less or there were none. Requests
-    that were rejected as invalid, and those that ended otherwise before their first token, are
-    omitted. Replayed tokens count as prompt: the engine had to compute them.
+    The output length of a request is the number of tokens that it generated. Requests that were
+    rejected or dropped for lack of capacity are part of the load, but their output length is
+    unknown. It is set to the mean of the requests completed before, or to `max_tokens` if that is
+    less or if no request was completed. Requests that were rejected as invalid, and requests that
+    ended otherwise before their first token, are left out and counted in `num_left_out`. Tokens
+    that a replay repeats count as prompt, because the engine had to compute them.
     """
 
     def __init__(self, *, block_size: int, secret: bytes, max_num_held: int = MAX_NUM_HELD) -> None:
@@ -74,23 +79,24 @@ class RequestLog:
         return len(self._live)
 
     def submit(self, specs: Iterable[RequestSpec]) -> None:
-        """Add submitted requests, in order."""
+        """Add submitted outputs, in order."""
         for spec in specs:
             entry = _Entry(spec=spec)
             self._live[spec.key] = entry
             self._order.append(entry)
 
     def tokens(self, keys: NDArray[np.int64]) -> None:
-        """Add a generated token for each key; int64 [m], keys may repeat."""
+        """Add one generated token for each of the int64 keys of outputs. A key may occur several
+        times."""
         self._num_tokens.update(keys.tolist())
 
-    def end(self, end: Finished | Failed) -> None:
-        """End a request; called after its tokens."""
+    def end(self, end: Completed | Failed) -> None:
+        """End an output. Call this after its tokens. Unknown keys are ignored."""
         entry = self._live.pop(end.key, None)
         num_tokens = self._num_tokens.pop(end.key, 0)
         if entry is None:
             return
-        if isinstance(end, Finished) and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if isinstance(end, Completed) and end.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._num_completed += 1
             self._num_completed_tokens += num_tokens
         if not num_tokens and end.reason in OF_LOAD and isinstance(end, Failed):
@@ -98,7 +104,11 @@ class RequestLog:
         entry.num_output_tokens = num_tokens
 
     def take(self) -> list[TraceRequest]:
-        """Return the ended requests that wait for no earlier one, in order of arrival."""
+        """Remove and return the ended requests in order of arrival, up to the first request that is
+        still live.
+
+        If more than `max_num_held` requests wait, a live one is left out instead.
+        """
         ready: list[TraceRequest] = []
         order = self._order
         while order and (order[0].num_output_tokens is not None or len(order) > self._max_num_held):
@@ -120,8 +130,8 @@ class RequestLog:
     def _request(self, spec: RequestSpec, num_output_tokens: int) -> TraceRequest:
         if self._start_s is None:
             self._start_s = spec.arrival_s
-        # Fronts set the arrival time, the engine sets the order: a delayed request gets the arrival
-        # time of the requests it was queued with.
+        # Fronts set the arrival time and the engine sets the order. A request that reached the
+        # engine late gets the arrival time of the requests with which it was queued.
         self._latest_s = max(self._latest_s, spec.arrival_s - self._start_s)
         return TraceRequest(
             arrival_s=round(self._latest_s, 6),

@@ -1,6 +1,6 @@
-"""A request of a trace: arrival, lengths, tenant. No text, no token ids.
+"""One request of a trace: arrival, lengths, tenant. It has no text and no token ids.
 
-Owns the value and its line in a file.
+Defines the value, and the line that represents it in a file.
 """
 
 import json
@@ -12,19 +12,19 @@ from penstock.server.tenants import MAX_PRIORITY
 
 MAX_PREFIX_ID = 2**62
 MAX_REQUEST_TOKENS = 2**24
-"""The longest prompt or output: about a hundred times the longest context that models have."""
+"""Maximum length of a prompt or an output, in tokens."""
 MAX_ARRIVAL_S = 1e10
-"""Three centuries: floats cannot represent microseconds in longer times."""
+"""Maximum arrival time: 300 years. Beyond it floats cannot represent microseconds."""
 DEFAULT_PREFIX_BLOCK_TOKENS = 512
 """Number of tokens per prefix id, as in the Mooncake traces."""
 
 
 class TraceError(ValueError):
-    """A trace cannot be read; the message has the place and the reason."""
+    """A trace cannot be read. The message has the place and the reason."""
 
 
 def check_text(name: str, text: str) -> None:
-    """Raise ValueError naming the field for text that cannot be encoded."""
+    """Raise ValueError, which names the field, for text that cannot be encoded as UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -33,15 +33,15 @@ def check_text(name: str, text: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
-    """One request. Raises ValueError naming the invalid field.
+    """One request. Raises ValueError, which names the invalid field.
 
-    `arrival_s`: since the start of the trace. `num_output_tokens`: number of generated tokens.
-    `ttft_deadline_s`, `deadline_s`: seconds after the arrival, infinite for none. Higher `priority`
-    is more urgent.
+    `arrival_s` is in seconds since the start of the trace. `num_output_tokens` is the number of
+    generated tokens. `ttft_deadline_s` and `deadline_s` are in seconds after the arrival, infinite
+    if there is none. A higher `priority` is more urgent.
 
-    `prefix_ids`: one id for each started block of `prefix_block_tokens` prompt tokens, empty if
-    unknown. An id identifies its block and everything before it: prompts that share an id share
-    everything up to the end of that block.
+    `prefix_ids` has one id for each started block of `prefix_block_tokens` prompt tokens; it is
+    empty if the ids are unknown. An id identifies its block and everything before it: prompts that
+    share an id are equal up to the end of that block.
     """
 
     arrival_s: float
@@ -90,7 +90,8 @@ class TraceRequest:
 
 
 def recorded_line(request: TraceRequest) -> str:
-    """Return a request in the format of `RecordedParser`, without default values and newline."""
+    """Return a request as a line in the format of `RecordedParser`, without default values and
+    newline."""
     values: dict[str, Any] = {
         "arrival_s": request.arrival_s,
         "prompt_tokens": request.num_prompt_tokens,

@@ -1,1 +1,1 @@
-"""Traces: records of requests become OpenTelemetry spans here, and nowhere else."""
+"""Tracing: conversion of request records to OpenTelemetry spans."""

@@ -1,10 +1,11 @@
-"""Span attributes: options and outcome on the root; wait reasons and batch state on its children.
+"""Span attributes: options and outcome on the root span, wait reasons and batch state on its
+children.
 
-The root's attributes have two parts: `start_attributes` are known when a request arrives and are
-passed to the sampler, `end_attributes` are added to traces that are kept. Values that do not apply
-have no attribute. Text from clients is truncated to `MAX_TEXT`; reasons that are not identifiers
-become `UNKNOWN_NAME`. Messages are JSON text in the form of the GenAI conventions 1.41.1, only with
-content capture.
+The attributes of the root have two parts: `start_attributes` are known when a request arrives and
+are passed to the sampler; `end_attributes` are added to traces that are kept. Values that do not
+apply have no attribute. Text from clients is truncated to `MAX_TEXT`. Reasons that are not
+identifiers are replaced by `UNKNOWN_NAME`. Messages are JSON text in the form of the GenAI
+conventions 1.41.1, only with content capture.
 """
 
 import json
@@ -27,12 +28,14 @@ from penstock.server.observe.status_codes import is_server_error, status_name
 
 
 def input_messages(prompt: str) -> str:
-    """Return the prompt as one user message: the chat template has merged all roles into it."""
+    """Return the prompt as a JSON array of one user message, because the chat template has merged
+    all roles into it."""
     return _to_json([_message("user", prompt)])
 
 
 def output_messages(outputs: Sequence[str], finish_reasons: Sequence[str]) -> str:
-    """Return one message for each output, with its finish reason if it has one."""
+    """Return the outputs as a JSON array with one message each, with its finish reason if it has
+    one."""
     messages = [_message("assistant", text) for text in outputs]
     for message, reason in zip(messages, finish_reasons, strict=False):
         message["finish_reason"] = reason
@@ -83,7 +86,7 @@ def start_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
 def end_attributes(
     record: RequestRecord, config: TracingConfig, *, model: str
 ) -> dict[str, AttributeValue]:
-    """Return all other attributes of the root. `model`: the served model."""
+    """Return all other attributes of the root span. `model` is the name of the served model."""
     attributes: dict[str, AttributeValue] = {}
     _add_call(attributes, record, has_next_rpc_keys=config.has_next_rpc_keys)
     _add_options(attributes, record.options)
@@ -99,12 +102,12 @@ def end_attributes(
 
 
 def finish_reasons(record: RequestRecord) -> tuple[str, ...]:
-    """Return the finish reason of each output as the conventions spell it: `stop`, `length`, ..."""
+    """Return the finish reason of each output as the conventions spell it, such as `stop`."""
     return tuple(_name(reason).lower() for reason in record.finish_reasons)
 
 
 def was_admitted(record: RequestRecord) -> bool:
-    """Return whether the model processed the request: only then were tokens used."""
+    """Return True if the request was admitted to the batch. Otherwise no tokens were processed."""
     in_batch = (SegmentKind.PREFILL, SegmentKind.DECODE)
     return record.num_completion_tokens > 0 or any(s.kind in in_batch for s in record.segments)
 
@@ -170,7 +173,7 @@ def _add_latency(attributes: dict[str, AttributeValue], record: RequestRecord) -
 
 
 def _time_in(segments: tuple[Segment, ...], kind: SegmentKind) -> float | None:
-    """Return the seconds in segments of this kind; None without any."""
+    """Return the total seconds in segments of this kind; None without such a segment."""
     parts = [segment.end_s - segment.start_s for segment in segments if segment.kind is kind]
     return math.fsum(parts) if parts else None
 
@@ -194,12 +197,12 @@ def _add_story(attributes: dict[str, AttributeValue], record: RequestRecord) -> 
 
 
 def _name(text: str) -> str:
-    """Return the name of a reason; free text is replaced, as it may have content."""
+    """Return the name of a reason. Free text is replaced, because it may quote a prompt."""
     return text if _NAME.fullmatch(text) else UNKNOWN_NAME
 
 
 ENGINE_LOST: Final = "engine_lost"
-"""The request's engine had died, and the next one was not ready yet."""
+"""Wait reason and outcome: the engine of the request died, and no new engine was ready yet."""
 _WAIT_PARTS = (
     (keys.QUEUE_BLOCKS, "blocks"),
     (keys.QUEUE_SLOTS, "slots"),
@@ -210,7 +213,7 @@ _WAIT_PARTS = (
 
 
 def segment_attributes(record: RequestRecord, index: int) -> dict[str, AttributeValue]:
-    """Return the attributes of the segment `record.segments[index]`."""
+    """Return the attributes of segment `record.segments[index]`. PREPARE and DELIVER have none."""
     segment = record.segments[index]
     match segment.kind:
         case SegmentKind.QUEUE:
@@ -253,7 +256,8 @@ def _add_wait(attributes: dict[str, AttributeValue], wait: Wait) -> None:
 def _outcome(record: RequestRecord, index: int) -> str:
     """Return how a wait ended: `admitted`, `deadline`, `cancelled`, `finished` or `failed`.
 
-    Also `resubmitted` if the next engine started, `engine_lost` if the engine died.
+    Returns `engine_lost` if the engine died, and `resubmitted` if a new engine then queued the
+    request.
     """
     after = record.segments[index + 1 : index + 2]
     if after and after[0].kind in (SegmentKind.PREFILL, SegmentKind.DECODE):
@@ -289,7 +293,7 @@ def _of_decode(segment: Segment) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {keys.DECODE_TOKENS: segment.num_tokens}
     stay = segment.stay
     if stay is not None:
-        # The stay counts the steps of its prefill too.
+        # The time in the batch includes the steps of its prefill.
         attributes[keys.DECODE_STEPS] = max(0, stay.num_steps - stay.num_chunks)
         _add_batch(attributes, stay)
     return attributes

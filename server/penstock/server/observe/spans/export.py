@@ -1,13 +1,13 @@
-"""Assembles tracing: provider, sampler, exporters and the writer thread.
+"""Creates the parts of tracing (provider, sampler, exporters, writer thread) and shuts them down.
 
-Owns the composition and its shutdown. The provider is not global, and the SDK's
-`_OTelSDKConfigurator` is not used, because it would configure traces, metrics and logs for the
-whole process and flush them for 30 seconds on exit. Exporters are found by their entry points
-`opentelemetry_traces_exporter`, so that installed ones work too; they read their other environment
-variables (endpoint, headers, certificates, compression) themselves.
+The provider is not global. The SDK's `_OTelSDKConfigurator` is not used, because it would configure
+traces, metrics and logs for the whole process and flush them for up to 30 seconds on exit.
+Exporters are found by their entry points `opentelemetry_traces_exporter`, so any installed exporter
+can be used. They read their other environment variables (endpoint, headers, certificates,
+compression) themselves.
 
-The observer's event loop passes records to a thread through a bounded queue and never waits:
-records that do not fit are dropped and counted.
+The observer's event loop passes records to a thread through a bounded queue and never waits.
+Records that do not fit are dropped and counted.
 """
 
 import logging
@@ -47,24 +47,26 @@ _HEADER_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HE
 
 
 MAX_QUEUED_RECORDS = 4096
-_COMPLAINT_PAUSE_S = 60.0
+_LOG_PAUSE_S = 60.0
 _LAST_TRACE_S = 0.2
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 SERVICE_NAME = "penstock"
 DEFAULT_TIMEOUT_S = 2.0
-"""Timeout of one export with all its retries, unless a variable overrides it. The SDK's 10 seconds
-would delay the end of the process and keep stale spans in memory."""
+"""Timeout of one export with all its retries, unless an environment variable overrides it. The
+SDK's 10 seconds would delay the end of the process and keep old spans in memory."""
 _TIMEOUT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
 _PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _OTLP = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
-_log = logging.getLogger(__name__)
-_LAST_WORDS_S = 0.2
-"""Part of the close timeout: what exporters get to end a hanging export."""
+_ABORT_S = 0.2
+"""The part of the close timeout in which exporters must end a hanging export, in seconds."""
 
 
 class TraceWorker:
-    """Runs `write` for each record, in order, on a separate thread."""
+    """Runs `write` for each record, in order, on a separate thread.
+
+    `write` returns False if the trace is not kept. `counts` receives the outcome of each record.
+    """
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class TraceWorker:
         self._thread = threading.Thread(target=self._run, name="trace-worker", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; records queued before are written now."""
+        """Start the thread. It also writes the records that are queued already."""
         self._thread.start()
 
     def put(self, records: Sequence[RequestRecord]) -> None:
@@ -102,9 +104,8 @@ class TraceWorker:
             self._counts.add(f"traces_dropped_{reason}", num_dropped)
 
     def finish(self, limit_s: float) -> bool:
-        """Accept no more records and write the queued ones; return False if `limit_s` was too
-        short.
-        """
+        """Accept no more records and write the queued ones. Returns False if `limit_s` was too
+        short."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -112,7 +113,8 @@ class TraceWorker:
         return not self._thread.is_alive()
 
     def give_up(self) -> None:
-        """Drop the queued records."""
+        """Drop and count the queued records. Waits up to `_LAST_TRACE_S` for the record that is
+        being written."""
         with self._changed:
             self._has_given_up = True
             num_left = len(self._queue)
@@ -134,29 +136,33 @@ class TraceWorker:
     def _write_one(self, record: RequestRecord) -> None:
         try:
             is_kept = self._write(record)
-        except Exception as error:  # one request's trace must not cost those of all others
+        # An error in the trace of one request must not affect the others.
+        except Exception as error:
             self._counts.add("traces_dropped_unwritable", 1)
-            self._complain(error)
+            self._log_unwritten(error)
         else:
             self._counts.add("traces_kept" if is_kept else "traces_sampled_out", 1)
 
-    def _complain(self, error: Exception) -> None:
-        """Log at intervals, without the error's text, which may quote the record."""
+    def _log_unwritten(self, error: Exception) -> None:
+        """Log that a record was not written, with a minimum interval between lines.
+
+        The text of the error is left out, because it may quote the record.
+        """
         now_s = time.monotonic()
         if now_s >= self._quiet_until_s:
-            self._quiet_until_s = now_s + _COMPLAINT_PAUSE_S
-            _logger.error("a trace could not be written: %s", type(error).__name__)
+            self._quiet_until_s = now_s + _LOG_PAUSE_S
+            logger.error("a trace could not be written: %s", type(error).__name__)
 
 
 class OncePerMinute(logging.Filter):
-    """Passes each message template at most once a minute."""
+    """Passes each message template at most once per minute."""
 
     def __init__(self) -> None:
         super().__init__()
         self._quiet_until_s: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the line may pass."""
+        """Return True if the line may pass."""
         kind = str(record.msg)
         if record.created < self._quiet_until_s.get(kind, 0.0):
             return False
@@ -165,8 +171,9 @@ class OncePerMinute(logging.Filter):
 
 
 class WithoutHeaders(logging.Filter):
-    """Logs the variable with a malformed header, instead of the SDK's line that quotes the
-    header.
+    """Replaces the SDK's log line about a malformed header.
+
+    The SDK's line quotes the header; the replacement names only the environment variable.
     """
 
     def __init__(self, variable: str) -> None:
@@ -182,9 +189,10 @@ class WithoutHeaders(logging.Filter):
 
 
 def quieten_exporters(environment: Mapping[str, str]) -> None:
-    """Limit the log lines of the exporters: no headers, and each message once a minute.
+    """Limit the log lines of the exporters: no headers, and each message at most once per minute.
 
-    Call it before an exporter is created. `environment`: contains the variables with its headers.
+    Call this before an exporter is created. `environment` has the environment variables with the
+    headers.
     """
     headers = logging.getLogger(_HEADER_LOGGER)
     for known in [one for one in headers.filters if isinstance(one, WithoutHeaders)]:
@@ -198,10 +206,10 @@ def quieten_exporters(environment: Mapping[str, str]) -> None:
 
 
 class SteadyResource(Resource):
-    """A resource that is hashed once.
+    """A resource whose hash is computed once.
 
     The span encoder looks up the resource for each span, and `Resource` converts itself to JSON for
-    each hash: an eighth of the cost of a trace.
+    each hash, which is slow.
     """
 
     def __init__(self, resource: Resource) -> None:
@@ -216,15 +224,17 @@ class SteadyResource(Resource):
 
 
 def our_resource(package_version: str) -> Resource:
-    """Return the service's name and version, unless `OTEL_SERVICE_NAME` or
-    `OTEL_RESOURCE_ATTRIBUTES` override them. The SDK adds itself and a random instance id.
+    """Return the OpenTelemetry resource with the name and version of the service.
+
+    `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` override them. The SDK adds its own
+    attributes and a random instance id.
     """
     ours = {"service.name": SERVICE_NAME, "service.version": package_version}
     return SteadyResource(Resource.create(ours).merge(OTELResourceDetector().detect()))
 
 
 def package_version() -> str:
-    """Return the installed version; "0" if penstock is not installed."""
+    """Return the version of the installed package; "0" if penstock is not installed."""
     try:
         return version("penstock")
     except PackageNotFoundError:
@@ -232,7 +242,12 @@ def package_version() -> str:
 
 
 def make_exporters(environment: Mapping[str, str]) -> tuple[SpanExporter, ...]:
-    """Return all configured exporters; `otlp` if none is named, no exporter for `none`."""
+    """Return all configured exporters. If none is named, the exporter is `otlp`; `none` means no
+    exporter.
+
+    Raises ValueError for an unknown protocol or exporter, and TypeError for an entry point that is
+    not a span exporter.
+    """
     names = environment.get("OTEL_TRACES_EXPORTER", "").strip() or "otlp"
     if names.lower() == "none":
         return ()
@@ -265,7 +280,7 @@ def _make(name: str, environment: Mapping[str, str]) -> SpanExporter:
 
 
 class Tracing(ServiceListener):
-    """Converts records to traces. Calls other than `close` return at once."""
+    """Converts records to traces. All calls except `close` return immediately."""
 
     def __init__(
         self,
@@ -280,30 +295,29 @@ class Tracing(ServiceListener):
         self._counts = counts
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """Queue ended requests: each becomes a trace, is sampled out, or is counted as lost."""
+        """Queue ended requests. Each one becomes a trace, is not sampled, or is counted as lost."""
         self._worker.put(records)
 
     def counters(self) -> dict[str, int]:
-        """Return counts of traces and spans by outcome since the start; see
-        `span_processor.NAMES`.
-        """
+        """Return the counts of traces and spans by outcome since the start; see
+        `span_processor.NAMES`."""
         return self._counts.counts()
 
     def close(self, limit_s: float) -> None:
-        """Write and export all pending traces; blocks for at most `limit_s` seconds.
+        """Write and export all pending traces. Blocks for at most `limit_s` seconds.
 
-        Unexported traces and spans are then dropped and counted. Call it once.
+        Traces and spans that were not exported are then dropped and counted. Call this once.
         """
         deadline_s = time.monotonic() + limit_s
-        patience_s = max(0.0, limit_s - _LAST_WORDS_S)
+        patience_s = max(0.0, limit_s - _ABORT_S)
         self._worker.finish(patience_s)
         for processor in self._processors:
             processor.give_up()
         self._worker.give_up()
-        # The SDK's shutdown takes no limit and waits for up to 30 seconds.
+        # The SDK's shutdown has no time limit and waits for up to 30 seconds.
         shutdown = threading.Thread(target=self._provider.shutdown, name="traces-end", daemon=True)
         shutdown.start()
-        shutdown.join(max(0.0, deadline_s - _LAST_WORDS_S - time.monotonic()))
+        shutdown.join(max(0.0, deadline_s - _ABORT_S - time.monotonic()))
         if shutdown.is_alive():
             for processor in self._processors:
                 processor.exporter.shutdown()
@@ -312,7 +326,7 @@ class Tracing(ServiceListener):
             for processor in self._processors:
                 processor.abandon()
         counts = self._counts.counts()
-        _log.info(
+        logger.info(
             "traces and spans, from start to end: %s",
             ", ".join(f"{name} {num}" for name, num in counts.items() if num) or "none",
         )
@@ -321,10 +335,12 @@ class Tracing(ServiceListener):
 def start_tracing(
     config: TracingConfig, *, model: str, environment: Mapping[str, str] | None = None
 ) -> Tracing:
-    """Start tracing as configured by the `OTEL_*` variables. `model`: the served model.
+    """Start tracing as configured by the `OTEL_*` variables. `model` is the name of the served
+    model.
 
-    `environment`: for variables that the SDK does not read itself; None: this process's. Raises
-    ValueError naming an invalid variable.
+    `environment` has the variables that the SDK does not read itself; None means those of this
+    process. Raises ValueError, which names the invalid variable, and TypeError for an entry point
+    that is not an exporter or a sampler.
     """
     environment = os.environ if environment is None else environment
     check_numbers(environment)
@@ -336,7 +352,7 @@ def start_tracing(
     provider = TracerProvider(
         sampler=KeepSampler(sampler_from(environment)),
         resource=our_resource(package_version()),
-        # The provider's shutdown at exit may take 30 seconds; `close` replaces it.
+        # At exit, the provider's shutdown may take 30 seconds; `close` replaces it.
         shutdown_on_exit=False,
         id_generator=ids,
     )

@@ -1,12 +1,12 @@
-"""The table of attribute keys: the attributes of a request, and the span of each.
+"""The table of attribute keys: all attributes of a request, and the span of each.
 
-Owns names only. All keys are imported from here, so that a new release of the conventions
-changes this file only; the page docs/tracing.md is checked against it.
+All keys are imported from here, so that a new release of the conventions changes only this file.
+docs/telemetry.md is generated from it.
 
-RPC keys are those of the OpenTelemetry semantic conventions 1.44, `rpc.status_code` is its
-announced successor. `gen_ai.*` is from 1.41.1, the last release that had them; `gen_ai.latency.*`
-is in no convention, but vLLM, SGLang and TensorRT-LLM all write it. Token usage is
-on the root only, because dashboards sum it over spans.
+The RPC keys are those of the OpenTelemetry semantic conventions 1.44; `rpc.status_code` is the
+announced next name. The `gen_ai.*` keys are from 1.41.1, the last release that had them.
+`gen_ai.latency.*` is in no convention, but vLLM, SGLang and TensorRT-LLM all use it. Token usage is
+on the root span only, because dashboards sum it over spans.
 """
 
 import enum
@@ -18,7 +18,7 @@ REPLAYED_EVENT = "penstock.replayed"
 
 
 class Place(enum.StrEnum):
-    """The span that has a key. Children are named by their `SegmentKind`."""
+    """The span to which a key belongs. The names of child spans are those of `SegmentKind`."""
 
     ROOT = "root"
     QUEUE = "queue"
@@ -29,7 +29,7 @@ class Place(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One attribute: its name, its span, its meaning."""
+    """One attribute: its name, its span, its description."""
 
     name: str
     place: Place
@@ -117,7 +117,7 @@ PREFILL_CACHED = _key(
 PREFILL_CHUNKS = _key("penstock.prefill.chunks", Place.PREFILL, "steps")
 DECODE_TOKENS = _key("penstock.decode.tokens", Place.DECODE, "output tokens")
 DECODE_STEPS = _key("penstock.decode.steps", Place.DECODE, "steps")
-BATCH_MIN = _key("penstock.batch.min_size", Place.STAY, "fewest requests in one of its steps")
-BATCH_MAX = _key("penstock.batch.max_size", Place.STAY, "most requests in one of its steps")
+BATCH_MIN = _key("penstock.batch.min_size", Place.STAY, "minimum number of requests in its steps")
+BATCH_MAX = _key("penstock.batch.max_size", Place.STAY, "maximum number of requests in its steps")
 
 KEYS: tuple[Key, ...] = tuple(_table)

@@ -1,7 +1,8 @@
-"""Decides which traces are kept: required ones, and the SDK sampler's choice of the others.
+"""Decides which traces are kept, when their requests have ended.
 
-Whether a trace must be kept is decided when its request has ended. Owns the sampler that wraps the
-SDK's, and the choice of the wrapped one by `OTEL_TRACES_SAMPLER`.
+Traces of some requests are always kept, such as those with a server error. The SDK's sampler, which
+is selected by `OTEL_TRACES_SAMPLER`, decides about the others. This module contains these rules,
+and the sampler that wraps the SDK's sampler.
 """
 
 import enum
@@ -24,7 +25,8 @@ from penstock.server.observe.status_codes import is_server_error
 
 
 class KeepReason(enum.StrEnum):
-    """Why a trace was kept: the values of `penstock.sampling.reason`."""
+    """The reason why a trace was kept. The values are those of the attribute
+    `penstock.sampling.reason`."""
 
     ERROR = "error"
     SLOW = "slow"
@@ -32,13 +34,14 @@ class KeepReason(enum.StrEnum):
     REPLAYED = "replayed"
     """The engine died during the request."""
     PARENT = "parent"
-    """The caller's decision, followed by the SDK's sampler."""
+    """The sampling decision of the caller, which the SDK's sampler followed."""
     SAMPLER = "sampler"
     """The decision of the SDK's sampler."""
 
 
 def reason_to_keep(record: RequestRecord, config: TracingConfig) -> KeepReason | None:
-    """Return why this request's trace must be kept; None: let the sampler decide."""
+    """Return the reason why the trace of this request must be kept; None to let the sampler
+    decide."""
     if is_server_error(record.code):
         return KeepReason.ERROR
     if record.num_replays:
@@ -59,14 +62,15 @@ def _is_slow(record: RequestRecord, config: TracingConfig) -> bool:
     )
 
 
-_logger = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _RATIO_SAMPLERS = ("traceidratio", "parentbased_traceidratio")
 
 
 class KeepSampler(Sampler):
-    """Keeps a root that has a reason to be kept; delegates all others to `inner`.
+    """Keeps a root span that has the attribute SAMPLING_REASON; `inner` decides about other root
+    spans.
 
-    Children follow their root: `inner` is called once per trace.
+    Children follow their root, so `inner` is called once per trace.
     """
 
     def __init__(self, inner: Sampler) -> None:
@@ -83,7 +87,7 @@ class KeepSampler(Sampler):
         links: Sequence[Link] | None = None,
         trace_state: TraceState | None = None,
     ) -> Result:
-        """Implement the SDK's `Sampler`."""
+        """Return the decision for a root span; for a child, the decision of its root."""
         parent = get_current_span(parent_context).get_span_context()
         if parent.is_valid and not parent.is_remote:
             return Result(_decision(parent), attributes, parent.trace_state)
@@ -99,16 +103,16 @@ class KeepSampler(Sampler):
         return Result(result.decision, attributes, result.trace_state)
 
     def get_description(self) -> str:
-        """Return its name and that of the wrapped sampler."""
+        """Return the name of this sampler, with that of the wrapped sampler."""
         return f"PenstockKeepSampler{{{self._inner.get_description()}}}"
 
 
 def sampler_from(environment: Mapping[str, str]) -> Sampler:
     """Return the sampler configured by `OTEL_TRACES_SAMPLER` and `OTEL_TRACES_SAMPLER_ARG`.
 
-    It is found by its entry point `opentelemetry_traces_sampler`, as by the SDK's configurator, so
-    that installed ones work too. As in the SDK, an invalid value logs a warning and is replaced by
-    the default: sampler `parentbased_always_on`, ratio 1.0.
+    As in the SDK, samplers are found by their entry points `opentelemetry_traces_sampler`, and an
+    invalid value is logged and replaced by the default: sampler `parentbased_always_on`, ratio 1.0.
+    Raises TypeError for an entry point that is not a sampler.
     """
     name = environment.get("OTEL_TRACES_SAMPLER", "").strip().lower()
     if not name:
@@ -116,7 +120,7 @@ def sampler_from(environment: Mapping[str, str]) -> Sampler:
     text = environment.get("OTEL_TRACES_SAMPLER_ARG")
     found = next(iter(entry_points(group="opentelemetry_traces_sampler", name=name)), None)
     if found is None:
-        _logger.warning("OTEL_TRACES_SAMPLER: there is no sampler %r; all traces are kept", name)
+        logger.warning("OTEL_TRACES_SAMPLER: there is no sampler %r; all traces are kept", name)
         return DEFAULT_ON
     sampler = found.load()(_ratio(text) if name in _RATIO_SAMPLERS else text)
     if not isinstance(sampler, Sampler):
@@ -131,7 +135,7 @@ def _ratio(text: str | None) -> float:
         ratio = -1.0
     if 0.0 <= ratio <= 1.0:
         return ratio
-    _logger.warning("OTEL_TRACES_SAMPLER_ARG must be in 0..1, not %r; 1.0 is used", text)
+    logger.warning("OTEL_TRACES_SAMPLER_ARG must be in 0..1, not %r; 1.0 is used", text)
     return 1.0
 
 

@@ -1,8 +1,9 @@
-"""The SDK's batch span processor, with a count of every dropped span.
+"""The SDK's batch span processor, with a count of all dropped spans.
 
-The SDK's queue silently drops its oldest spans when it is full. So a thread that ends a span waits
-here for room in the queue; records that do not fit are dropped and counted where they are received.
-The exporter is wrapped, because the processor does not report the results of exports.
+When its queue is full, the SDK silently drops the oldest spans. Here a thread that ends a span
+waits for a free place in the queue instead; `export.TraceWorker` drops and counts the records that
+do not fit meanwhile. The exporter is wrapped, because the processor does not report the results of
+exports.
 """
 
 import threading
@@ -25,7 +26,7 @@ NAMES: tuple[str, ...] = (
 
 
 class SpanCounts:
-    """Counts of spans; every name exists from the start."""
+    """Counts of traces and spans by outcome. Thread-safe. All names exist from the start."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +44,7 @@ class SpanCounts:
 
 
 class QueueSlots:
-    """Counts the spans that are queued or being exported, and waits for room in the queue."""
+    """Counts the spans that are queued or being exported, and limits the queued ones."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -54,7 +55,8 @@ class QueueSlots:
         self._is_abandoned = False
 
     def enter(self) -> bool:
-        """Take a place, waiting for one; return False once closed."""
+        """Take a place in the queue, after waiting for one if necessary. Returns False after
+        `close`."""
         with self._changed:
             while self._num_in >= self._size and not self._is_closed:
                 self._changed.wait()
@@ -64,7 +66,7 @@ class QueueSlots:
             return True
 
     def leave(self, num: int) -> bool:
-        """Move `num` spans from the queue to the exporter; return False if they were abandoned."""
+        """Move `num` spans from the queue to the exporter. Returns False if they were abandoned."""
         with self._changed:
             self._num_in -= num
             self._num_under_way += num
@@ -72,19 +74,20 @@ class QueueSlots:
             return not self._is_abandoned
 
     def arrive(self, num: int) -> bool:
-        """Record the end of an export of `num` spans; return False if they were abandoned."""
+        """Record the end of an export of `num` spans. Returns False if they were abandoned."""
         with self._changed:
             self._num_under_way -= num
             return not self._is_abandoned
 
     def abandon(self) -> int:
-        """Return the number of queued and exporting spans; their outcome is no longer counted."""
+        """Make `leave` and `arrive` return False from now on. Return the number of spans that are
+        queued or being exported."""
         with self._changed:
             self._is_abandoned = True
             return self._num_in + self._num_under_way
 
     def close(self) -> None:
-        """Stop waiting: release blocked threads, and block none from now on."""
+        """Release blocked threads, and block no thread from now on."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -101,7 +104,8 @@ class WatchedExporter(SpanExporter):
         self._is_shut = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export spans, which have left the processor's queue."""
+        """Export spans that have left the queue of the processor. Returns FAILURE after
+        `abandon`."""
         if not self._slots.leave(len(spans)):
             return SpanExportResult.FAILURE
         result = SpanExportResult.FAILURE
@@ -114,22 +118,24 @@ class WatchedExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Shut down the inner exporter, which may abort a running export as failed."""
+        """Shut down the wrapped exporter. A running export may be aborted, and has then failed."""
         with self._lock:
             is_first, self._is_shut = not self._is_shut, True
         if is_first:
             self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Flush the inner exporter; nothing is buffered here."""
+        """Flush the wrapped exporter. Nothing is buffered here."""
         return self._inner.force_flush(timeout_millis)
 
 
 class BoundedSpanProcessor(BatchSpanProcessor):
-    """A batch processor that makes the thread that ends a span wait while its queue is full.
+    """A batch span processor whose `on_end` blocks while the queue is full, instead of dropping
+    spans.
 
-    `max_queue_size` spans, exported at most `max_batch_size` at a time (None: the variable's or the
-    SDK's default); the other settings are those of the `OTEL_BSP_*` variables.
+    The queue holds `max_queue_size` spans, of which at most `max_batch_size` are exported at a time
+    (None: the value of `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`, or the SDK's default). Other settings are
+    those of the `OTEL_BSP_*` variables.
     """
 
     def __init__(
@@ -147,7 +153,7 @@ class BoundedSpanProcessor(BatchSpanProcessor):
         )
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Queue the span once the queue has room."""
+        """Queue a sampled span; wait while the queue is full. After `give_up`, count it as lost."""
         context = span.context
         if context is None or not context.trace_flags.sampled:
             return
@@ -157,9 +163,9 @@ class BoundedSpanProcessor(BatchSpanProcessor):
             self._counts.add("spans_dropped_closing", 1)
 
     def give_up(self) -> None:
-        """From now on drop spans instead of waiting for room in the queue."""
+        """Drop spans from now on, and release the threads that wait for a place in the queue."""
         self._slots.close()
 
     def abandon(self) -> None:
-        """Count spans not yet exported as lost, and export nothing more."""
+        """Count the spans that are not exported yet as lost, and export no more spans."""
         self._counts.add("spans_dropped_closing", self._slots.abandon())

@@ -1,9 +1,9 @@
-"""Converts records to SDK spans: a root named after the RPC, a child for each segment.
+"""Converts records to SDK spans: a root span named after the RPC, and a child span per segment.
 
-Owns the tree, its ids, times and events; `attributes.py` provides the attributes. Ids are fixed
-before spans exist: the root's id comes with the request, children's ids are derived from it. Does
-not know threads or queues. The sampler gets the attributes known at a request's start; only traces
-that it keeps are written.
+Builds the tree, its ids, times and events; `attributes.py` provides the attributes. Ids are set
+before spans are created: the id of the root comes with the request, and the ids of children are
+derived from it. Uses no threads and no queues. The sampler receives the attributes that are known
+at the start of a request; only traces that it keeps are written.
 """
 
 import re
@@ -44,11 +44,12 @@ from penstock.server.observe.status_codes import is_server_error
 
 SCOPE_NAME = "penstock"
 MAX_CHILDREN = 120
-"""Maximum number of children of a trace. A request with more segments loses the middle ones."""
+"""Maximum number of child spans of a trace. If a request has more segments, the middle ones are
+left out."""
 
 _ID_MASK = (1 << 64) - 1
 _ID_STEP = 0x9E3779B97F4A7C15
-"""2**64 divided by the golden ratio: odd, so that its multiples all differ modulo 2**64."""
+"""2**64 divided by the golden ratio. It is odd, so its multiples all differ modulo 2**64."""
 _IN_BATCH = (SegmentKind.PREFILL, SegmentKind.DECODE)
 _MAX_AGE_NS = 1_000_000_000
 _NUM_READINGS = 3
@@ -60,19 +61,22 @@ _MAX_STATE_MEMBERS = 32
 
 
 class PlannedIds(IdGenerator):
-    """Supplies the ids of the next span. For the one thread that creates the provider's spans."""
+    """An id generator whose next ids are set in advance.
+
+    Used only by the thread that creates the provider's spans.
+    """
 
     def __init__(self) -> None:
         self._trace_id = 0
         self._span_id = 0
 
     def plan(self, trace_id: int, span_id: int) -> None:
-        """Set the next span's id, and its trace's if it has no parent."""
+        """Set the id of the next span, and the trace id if the span has no parent."""
         self._trace_id = trace_id
         self._span_id = span_id
 
     def generate_trace_id(self) -> int:
-        """Return the id that `plan` set for the next span."""
+        """Return the trace id that `plan` set for the next span."""
         return self._trace_id
 
     def generate_span_id(self) -> int:
@@ -80,15 +84,15 @@ class PlannedIds(IdGenerator):
         return self._span_id
 
     def is_trace_id_random(self) -> bool:
-        """Return True: ids of new traces come from the system's source of randomness."""
+        """Return True, because ids of new traces come from the system's random generator."""
         return True
 
 
 class UnixClock:
-    """The offset between monotonic and Unix time. For one thread.
+    """The offset between monotonic and Unix time. Not thread-safe.
 
-    Measured periodically, because Unix time is corrected; all spans of one trace use one offset, so
-    that a correction does not change their distances.
+    It is measured periodically, because Unix time is corrected. All spans of one trace use one
+    offset, so that a correction does not change the intervals between them.
     """
 
     def __init__(
@@ -102,7 +106,7 @@ class UnixClock:
         self._offset_ns = 0
 
     def offset_ns(self) -> int:
-        """Return Unix time minus monotonic time, at most a second old."""
+        """Return Unix time minus monotonic time in nanoseconds, at most a second old."""
         now_ns = self._monotonic_ns()
         if self._measured_ns is None or now_ns - self._measured_ns > _MAX_AGE_NS:
             self._offset_ns = self._measure()
@@ -110,7 +114,7 @@ class UnixClock:
         return self._offset_ns
 
     def _measure(self) -> int:
-        """Return the offset of the least interrupted of a few readings."""
+        """Return the offset from the fastest of a few pairs of readings."""
         readings: list[tuple[int, int]] = []
         for _ in range(_NUM_READINGS):
             before_ns = self._monotonic_ns()
@@ -126,7 +130,8 @@ def to_unix_ns(at_s: float, offset_ns: int) -> int:
 
 
 class SpanWriter:
-    """Writes traces to a provider with the id generator `ids`. `model`: the served model."""
+    """Writes traces to a provider with the id generator `ids`. `model` is the name of the served
+    model."""
 
     def __init__(
         self,
@@ -145,7 +150,7 @@ class SpanWriter:
         self._clock = clock
 
     def write(self, record: RequestRecord) -> bool:
-        """Write the trace of one request; return False if it was not sampled or is not traced."""
+        """Write the trace of one request. Returns False if it was not sampled or is not traced."""
         trace = record.trace
         if not (trace.trace_id and trace.span_id):
             return False
@@ -164,7 +169,7 @@ class SpanWriter:
         )
         if not root.is_recording():
             return False
-        # Children first: the trace is complete once its root ends.
+        # Children first, because the trace is complete when its root ends.
         if isinstance(root, ReadableSpan):
             self._write_children(root, record, offset_ns)
         root.set_attributes(end_attributes(record, self._config, model=self._model))
@@ -176,11 +181,12 @@ class SpanWriter:
         return True
 
     def _write_children(self, root: ReadableSpan, record: RequestRecord, offset_ns: int) -> None:
-        """Write the children as ended spans: the SDK's start and end take several times as long."""
+        """Write the children as ended spans, because the SDK's start and end take several times as
+        long."""
         parent = root.get_span_context()
         assert parent is not None
         root_id = parent.span_id
-        # The tracer of a disabled SDK has no processor; its spans are not recorded.
+        # The tracer of a disabled SDK has no processor, and its spans are not recorded.
         on_end: Callable[[ReadableSpan], None] = cast(Any, self._tracer).span_processor.on_end
         for index in _kept_indices(len(record.segments)):
             segment = record.segments[index]
@@ -211,14 +217,16 @@ def _kept_indices(num_segments: int) -> Iterable[int]:
 
 
 def _child_id(root_id: int, index: int) -> int:
-    """Return a child's span id, derived from the root's, different from its siblings', never 0."""
+    """Return the span id of a child: derived from that of the root, unique among its siblings,
+    never 0."""
     return (root_id + (index + 1) * _ID_STEP) & _ID_MASK or (root_id - _ID_STEP) & _ID_MASK
 
 
 def _events(record: RequestRecord) -> Iterator[tuple[str, float]]:
     """Yield the events: preemptions (return to the queue) and replays (loss of the engine).
 
-    An engine that preempts reports the residency that it ends; one that died does not.
+    An engine that preempts a request has reported its time in the batch; an engine that died has
+    not.
     """
     for before, after in pairwise(record.segments):
         if after.kind is not SegmentKind.QUEUE:
@@ -249,9 +257,10 @@ def _remote_parent(trace: TraceParent) -> Context:
 
 @lru_cache(maxsize=256)
 def _trace_state(text: str) -> TraceState:
-    """Return the caller's state, or none if any of it is malformed, as W3C Trace Context allows.
+    """Return the caller's trace state; an empty one if a part of it is malformed, as W3C Trace
+    Context allows.
 
-    Checked here, because the SDK would write a malformed member into the log.
+    It is checked here, because the SDK would write a malformed member to the log.
     """
     members = [member for part in text.split(",") if (member := part.strip(" \t"))]
     if len(members) > _MAX_STATE_MEMBERS or not all(map(_STATE_MEMBER.fullmatch, members)):

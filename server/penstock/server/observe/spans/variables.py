@@ -1,6 +1,6 @@
-"""Numeric `OTEL_*` variables: their bounds, checked before anything is loaded.
+"""The numeric `OTEL_*` variables and their limits.
 
-Owns their names and bounds. Independent of the SDK, which reads most of them late and does not
+They are checked before the SDK is loaded, because the SDK reads most of them late and does not
 always name the invalid one.
 """
 
@@ -27,7 +27,8 @@ _COUNTS = (
 
 
 def check_numbers(environment: Mapping[str, str]) -> None:
-    """Raise ValueError naming the first variable that is not a valid number."""
+    """Raise ValueError, which names the variable, for a value that is not a valid number and for a
+    batch size that exceeds the queue size."""
     for name in _SECONDS:
         if (text := _text(environment, name)) and not _is_time(text):
             raise ValueError(f"{name} must be seconds above 0, not {text!r}")
@@ -39,12 +40,16 @@ def check_numbers(environment: Mapping[str, str]) -> None:
 
 
 def max_queue_spans(environment: Mapping[str, str]) -> int:
-    """Return `OTEL_BSP_MAX_QUEUE_SIZE`, by default 2048 as in the SDK."""
+    """Return `OTEL_BSP_MAX_QUEUE_SIZE`, by default 2048 as in the SDK. Raises ValueError if
+    invalid."""
     return _number(environment, QUEUE_SIZE, least=1) or DEFAULT_QUEUE_SPANS
 
 
 def max_batch_spans(environment: Mapping[str, str]) -> int:
-    """Return `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`, by default 512 or the queue size if smaller."""
+    """Return `OTEL_BSP_MAX_EXPORT_BATCH_SIZE`, by default 512 or the queue size if smaller.
+
+    Raises ValueError if it is invalid or exceeds the queue size.
+    """
     queue_spans = max_queue_spans(environment)
     batch_spans = _number(environment, BATCH_SIZE, least=1)
     if batch_spans is None:
@@ -57,7 +62,8 @@ def max_batch_spans(environment: Mapping[str, str]) -> int:
 
 
 def forget_blank_numbers(environment: MutableMapping[str, str]) -> None:
-    """Unset blank numeric variables, as the specification requires; the SDK fails on them."""
+    """Unset numeric variables with a blank value, as the specification requires; the SDK fails on
+    them."""
     for name in (*_SECONDS, *_ABOVE_ZERO, *_COUNTS):
         if name in environment and not environment[name].strip():
             del environment[name]

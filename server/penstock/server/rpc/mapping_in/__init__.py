@@ -1,1 +1,1 @@
-"""Converts protobuf requests to validated domain values, one option group per module."""
+"""Converts protobuf requests to validated Python values, with one module per group of options."""

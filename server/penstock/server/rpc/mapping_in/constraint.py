@@ -1,10 +1,11 @@
-"""Constraint: the format an output must have.
+"""Reads the constraint of a request: the format that its outputs must have.
 
-Owns the checks that need no compiler: the syntax that the contract defines, the options that
-exclude a constraint, and limits on the cost of compiling it: size, nesting, repetitions. Every scan
-is linear in the text, which comes from clients; ambiguous syntax counts as its costlier reading.
-The executor checks whether a constraint is valid, except for two errors that match no text and are
-checked here: code points out of range, and circular references.
+Makes the checks that need no compiler: the syntax that the API defines, the options that conflict
+with a constraint, and the limits on the cost of compiling it (size, nesting, repetitions). All
+scans take linear time, because the text comes from clients. Ambiguous syntax is counted in its
+costlier interpretation. The executor checks whether a constraint is valid, except for two errors
+that compilers accept although no text matches, which are checked here: code points out of range,
+and circular references.
 """
 
 import json
@@ -27,26 +28,26 @@ _CHOICES = "constraint.choice.choices"
 
 _ROOT_RULE = re.compile(r"^[ \t]*root\s*::=", re.MULTILINE)
 MAX_DEPTH: Final = 64
-"""Maximum nesting of brackets, objects and lists: a recursive compiler may crash its process at a
-depth that the limit on bytes allows.
-"""
+"""Maximum nesting of brackets, objects and lists. With deeper nesting, a recursive compiler may
+crash its process."""
 MAX_REPETITIONS: Final = 10_000
-"""Maximum copies of an element: a repetition compiles to copies, nested ones to their product."""
+"""Maximum copies of an element. A repetition compiles to copies, nested repetitions to their
+product."""
 MAX_ELEMENTS: Final = 8192
-"""Maximum elements of an expression or grammar, and objects of a schema. Reading one takes up to
-two microseconds of the event loop.
-"""
+"""Maximum elements of an expression or grammar, and objects of a schema. Reading one blocks the
+event loop for up to 2 us."""
 MAX_TOTAL: Final = 100_000
-"""Maximum characters of a constraint with all repetitions written out: several may be in
-sequence.
+"""Maximum characters of a constraint with all repetitions expanded.
+
+The limit for one element is not sufficient, because several repetitions may follow each other.
 """
 _TOO_DEEP: Final = f"is nested more than {MAX_DEPTH} deep"
 _TOO_LONG: Final = f"has more than {MAX_ELEMENTS} elements"
 _TOO_MANY: Final = f"repeats an element more than {MAX_REPETITIONS} times"
 _TOO_MUCH: Final = f"has more than {MAX_TOTAL} characters once its repetitions are written out"
-# Possessive throughout: no character is read twice.
+# All quantifiers are possessive, so that no character is read twice.
 _BRACES = r"\{\s*+(?P<low>[0-9]*+)\s*+(?:(?P<comma>,)\s*+(?P<high>[0-9]*+)\s*+)?+\}"
-# An escaped bracket opens nothing, and a character class hides its content.
+# An escaped bracket does not open a group, and brackets in a character class are ignored.
 _PATTERN_TOKEN: Final = re.compile(
     r"(?P<back_reference>\\[1-9]|\\k[<{']|\(\?P=)"
     r"|(?P<look_around>\(\?<?[=!])"
@@ -57,8 +58,8 @@ _PATTERN_TOKEN: Final = re.compile(
     r"|(?P<plain>[^\\()\[{*+?|]++|.)",
     re.DOTALL,
 )
-# Strings and classes end with their line at the latest, so that a stray quote cannot hide a
-# bracket.
+# Strings and classes end at the end of their line at the latest, so that a single quote cannot hide
+# a bracket.
 _GRAMMAR_TOKEN: Final = re.compile(
     r"(?P<nothing>#[^\n]*+|\s++)"
     r"|(?P<open>\()|(?P<close>\))"
@@ -81,15 +82,17 @@ _SIZES: Final = (
     ("minLength", "maxLength"),
     ("minProperties", "maxProperties"),
 )
-"""The keys of a JSON schema that compile to repetitions. Upper bounds do too: up to a thousand
-items are a thousand optional copies.
-"""
+"""The keys of a JSON schema that compile to repetitions. Upper bounds compile to repetitions too:
+up to a thousand items are a thousand optional copies."""
 
 
 def read_constraint(
     request: GenerateRequest, limits: Limits, violations: Violations
 ) -> Constraint | None:
-    """Return the constraint, None if there is none; a kind that is not supported is not checked."""
+    """Return the constraint; None if there is none, or if it is invalid or not supported.
+
+    A kind that the executor does not support is recorded as a missing feature and not checked.
+    """
     if not request.HasField("constraint"):
         return None
     constraint = request.constraint
@@ -102,13 +105,14 @@ def read_constraint(
             kind, f"constraint.{kind}", is_supported=False, executor=limits.executor
         )
         return None
-    _check_company(request, violations)
+    _check_conflicts(request, violations)
     return _READERS[kind](constraint, limits, violations)
 
 
-def _check_company(request: GenerateRequest, violations: Violations) -> None:
-    """Record options that conflict with a constraint: a completed one allows only end-of-
-    sequence.
+def _check_conflicts(request: GenerateRequest, violations: Violations) -> None:
+    """Record options that conflict with a constraint.
+
+    After a completed constraint, only the end-of-sequence token is allowed.
     """
     if request.stopping.ignore_eos:
         violations.add("stopping.ignore_eos", "must not be set together with a constraint")
@@ -198,8 +202,9 @@ def _is_size_right(path: str, text: str, limits: Limits, violations: Violations)
 
 
 def _is_free_of_nul(path: str, text: str, violations: Violations) -> bool:
-    """Record a NUL; return whether there is none. Compilers that read C strings would stop
-    there.
+    """Return True if there is no NUL character; record a violation otherwise.
+
+    A compiler that reads C strings would stop at a NUL character.
     """
     if "\0" in text:
         violations.add(path, "must not contain the character U+0000")
@@ -217,13 +222,13 @@ def _is_bytes_right(
 
 
 def fault_of_pattern(pattern: str) -> str:
-    """Return why an expression cannot be compiled; empty if it can."""
+    """Return why a regular expression is rejected before it is compiled; empty if it is not."""
     return _fault_of_pattern(pattern, _Counter())
 
 
 def fault_of_grammar(grammar: str) -> str:
-    """Return why a grammar in EBNF cannot be compiled; empty if it can."""
-    if _is_too_far(grammar):
+    """Return why a grammar in EBNF is rejected before it is compiled; empty if it is not."""
+    if _is_beyond_unicode(grammar):
         return _TOO_FAR
     counter = _Counter()
     for token in _GRAMMAR_TOKEN.finditer(grammar):
@@ -232,14 +237,22 @@ def fault_of_grammar(grammar: str) -> str:
     return ""
 
 
+def _not_json(error: ValueError) -> str:
+    """Return why a text is not JSON, with the position. The text of `error` is not used, because it
+    may quote the schema."""
+    if not isinstance(error, json.JSONDecodeError):
+        return "must be a JSON document, without NaN and Infinity"
+    return f"must be a JSON document; line {error.lineno}, column {error.colno} is not JSON"
+
+
 def fault_of_schema(schema: str) -> str:
-    """Return why a JSON schema cannot be compiled; empty if it can."""
+    """Return why a JSON schema is rejected before it is compiled; empty if it is not."""
     try:
         value: Any = json.loads(schema, parse_constant=_refuse_constant)
     except RecursionError:
         return _TOO_DEEP
-    except ValueError:  # its message would quote the schema
-        return "must be a JSON document"
+    except ValueError as error:
+        return _not_json(error)
     if not isinstance(value, dict | bool):
         return "must be a JSON object, true or false"
     counter = _Counter()
@@ -264,11 +277,7 @@ def fault_of_schema(schema: str) -> str:
 
 
 class _Counter:
-    """Counts while a constraint is read from left to right.
-
-    For each open bracket: the highest repetition inside it, and the number of characters it expands
-    to. `_last` holds the same pair for the last element, to which a repetition would apply.
-    """
+    """Counts the elements and the repetitions of a constraint, read from left to right."""
 
     __slots__ = ("_brackets", "_last", "_most", "_num_elements", "_total")
 
@@ -280,13 +289,13 @@ class _Counter:
         self._last: tuple[int, int] = (1, 1)
 
     def new_text(self) -> None:
-        """Start the next text, which has its own brackets; the count of characters continues."""
+        """Start the next text, with no open brackets. The total count of characters continues."""
         while self._brackets:
             self._close()
         self._last = (1, 1)
 
     def fault_after(self, token: re.Match[str]) -> str:
-        """Count a token; return the exceeded limit, empty for none."""
+        """Count a token. Returns the exceeded limit; empty if none is exceeded."""
         if fault := self.count():
             return fault
         match token.lastgroup:
@@ -311,14 +320,14 @@ class _Counter:
         return self._fault()
 
     def count(self) -> str:
-        """Count one more element, or object of a schema; return the exceeded limit, empty for
-        none.
-        """
+        """Count one more element, or object of a schema. Returns the exceeded limit; empty if none
+        is exceeded."""
         self._num_elements += 1
         return _TOO_LONG if self._num_elements > MAX_ELEMENTS else ""
 
     def repeat(self, times: int) -> str:
-        """Repeat the last element; return the exceeded limit, empty for none."""
+        """Count the last element `times` times. Returns the exceeded limit; empty if none is
+        exceeded."""
         most, total = self._last
         self._last = (most * times, total * times)
         self._most = max(self._most, most * times)
@@ -326,7 +335,8 @@ class _Counter:
         return self._fault()
 
     def add_repeated(self, times: int) -> str:
-        """Add a repeated element; return the exceeded limit, empty for none."""
+        """Count a new element `times` times. Returns the exceeded limit; empty if none is
+        exceeded."""
         self._add(1)
         return self.repeat(times)
 
@@ -335,7 +345,10 @@ class _Counter:
         self._last = (1, 1)
 
     def _close(self) -> None:
-        """Close a bracket; without an open one it is an ordinary character."""
+        """Close the innermost bracket.
+
+        If none is open, the token is counted as an ordinary character.
+        """
         if not self._brackets:
             self._add(1)
             return
@@ -351,7 +364,7 @@ class _Counter:
 
 
 def _fault_of_pattern(pattern: str, counter: _Counter) -> str:
-    if _is_too_far(pattern):
+    if _is_beyond_unicode(pattern):
         return _TOO_FAR
     counter.new_text()
     for token in _PATTERN_TOKEN.finditer(pattern):
@@ -364,8 +377,10 @@ def _fault_of_pattern(pattern: str, counter: _Counter) -> str:
 
 
 def _times(token: re.Match[str]) -> int:
-    """Return the upper bound of a repetition, else the lower one: the unbounded rest compiles to a
-    loop.
+    """Return how often a quantifier such as {2,5} copies its element: its maximum, or its minimum
+    if there is no maximum; at least 1.
+
+    The unbounded part of a repetition compiles to a loop.
     """
     digits = (token["high"] or token["low"] or "").lstrip("0")
     times = MAX_TOTAL + 1 if len(digits) > _MOST_DIGITS else int(digits or "0")
@@ -373,8 +388,10 @@ def _times(token: re.Match[str]) -> int:
 
 
 def _fault_of_keys(schema: dict[str, Any], counter: _Counter) -> str:
-    """Return the error in an object's keys. Checks every object: a property may have a keyword's
-    name.
+    """Return the error in the patterns and sizes of one object of a schema; empty if there is none.
+
+    Objects that map property names to schemas are not distinguished from schemas, and are checked
+    too.
     """
     for pattern in _patterns(schema):
         if fault := _fault_of_pattern(pattern, counter):
@@ -400,10 +417,9 @@ def _patterns(schema: dict[str, Any]) -> Iterator[str]:
         yield from properties
 
 
-def _is_too_far(text: str) -> bool:
-    """Return whether a text names a code point beyond Unicode: a compiler may make an empty class
-    of it.
-    """
+def _is_beyond_unicode(text: str) -> bool:
+    """Return True if a text has a code point beyond Unicode, which a compiler may convert to an
+    empty character class."""
     for found in _FAR_CHARACTER.finditer(text):
         digits = (found["braced"] or found["long"] or "").lstrip("0")
         if len(digits) > _MOST_DIGITS or int(digits or "0", 16) > _LAST_CODE_POINT:
@@ -412,7 +428,7 @@ def _is_too_far(text: str) -> bool:
 
 
 def _has_loop(root: object, references: Iterable[dict[str, Any]]) -> bool:
-    """Return whether a chain of `$ref` returns to itself: such a schema matches nothing."""
+    """Return True if a chain of `$ref` is circular. Such a schema matches nothing."""
     known: set[int] = set()
     for start in references:
         walked: set[int] = set()
@@ -427,9 +443,8 @@ def _has_loop(root: object, references: Iterable[dict[str, Any]]) -> bool:
 
 
 def _target(root: object, reference: object) -> dict[str, Any] | None:
-    """Return the schema that a JSON pointer in the document refers to; None for other
-    references.
-    """
+    """Return the schema to which a JSON pointer in the document refers; None if it refers to none,
+    and for other references."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     at = root

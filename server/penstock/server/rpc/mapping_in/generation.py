@@ -1,15 +1,16 @@
-"""Converts GenerateRequest to `Generation`: checks every bound, and reports all violations
+"""Converts GenerateRequest to `GenerationSpec`: checks all limits and reports all violations
 together.
 
-Owns the walk over the option groups. `prompt.py` lists the fields that are always refused; a test
-compares both with the descriptor, so that no field is missed.
+Converts one group of options after the other. Each field of the message is listed either in
+MAPPED_FIELDS, or in `prompt.REFUSED_FIELDS` if it is always rejected; a test compares both lists
+with the protobuf descriptor.
 """
 
 from collections.abc import Collection
 from typing import Final
 
 from penstock.server.front.errors import ErrorReason, refuse
-from penstock.server.front.generation import Generation, PromptInput, TokenInput, Urgency
+from penstock.server.front.generation import GenerationSpec, PromptInput, TokenInput, Urgency
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.constraint import read_constraint
 from penstock.server.rpc.mapping_in.options import (
@@ -97,7 +98,7 @@ MAPPED_FIELDS: Final[frozenset[str]] = frozenset(
         "resume_timeout",
     }
 )
-"""Every field that has an effect, as a path without indexes."""
+"""All fields that have an effect, as paths without indexes."""
 
 
 def read_generation(
@@ -108,11 +109,11 @@ def read_generation(
     tenant: str = NO_TENANT,
     ceilings: PriorityCeilings = NO_CEILINGS,
     trace_id: bytes = b"",
-) -> Generation:
-    """Return the domain value of a request; `tenant` and `trace_id` come from its call.
+) -> GenerationSpec:
+    """Return the validated generation. `tenant` and `trace_id` are those of the call.
 
     Priorities above `ceilings` are lowered to them. Raises RequestError: MODEL_NOT_FOUND,
-    ADAPTER_NOT_FOUND, INVALID_ARGUMENT (or PROMPT_TOO_LONG) with every violation, or
+    ADAPTER_NOT_FOUND, INVALID_ARGUMENT (or PROMPT_TOO_LONG) with all violations, or
     FEATURE_UNSUPPORTED.
     """
     check_model(request.model if request.HasField("model") else None, model_names)
@@ -121,7 +122,7 @@ def read_generation(
     sampling = read_sampling(request.sampling, request.output, limits, violations)
     cache = request.cache
     check_leaves_blocks(cache, sampling.params.num_prompt_logprobs, violations)
-    generation = Generation(
+    generation = GenerationSpec(
         prompt=prompt,
         prompt_path=prompt_path,
         request_id=_read_request_id(request, violations),
@@ -150,11 +151,11 @@ def num_lowered_priorities(request: GenerateRequest, ceilings: PriorityCeilings)
 
 
 _MAX_NAMED_CHARS = 128
-"""Maximum length of a name in a message."""
+"""Maximum number of characters of an unknown model name that an error message quotes."""
 
 
 def check_model(name: str | None, model_names: Collection[str]) -> None:
-    """Raise RequestError unless `name` is a served model, or unset."""
+    """Raise RequestError (MODEL_NOT_FOUND) unless `name` is the name of a served model, or None."""
     if name is not None and name not in model_names:
         shown = name[:_MAX_NAMED_CHARS]
         known = nearest(shown, model_names) or f"; available: {', '.join(sorted(model_names))}"
@@ -163,7 +164,7 @@ def check_model(name: str | None, model_names: Collection[str]) -> None:
 
 
 def valid_request_id(request: GenerateRequest | ResumeRequest) -> str:
-    """Return the client's request id; empty if it is missing or invalid."""
+    """Return the request id from the client; empty if it is missing or invalid."""
     if not request.request_id:
         return ""
     violations = Violations()
@@ -172,10 +173,10 @@ def valid_request_id(request: GenerateRequest | ResumeRequest) -> str:
 
 
 def check_request_id(path: str, value: str, violations: Violations) -> None:
-    """Record an id that is empty, too long or not printable ASCII."""
+    """Record a violation if the id is empty, too long or not printable ASCII."""
     violations.text_length(path, value, 1, MAX_ID_CHARS)
-    if not (value.isascii() and value.isprintable()):
-        violations.add(path, "must be printable ASCII")
+    if (bad := next((char for char in value if not " " <= char <= "~"), None)) is not None:
+        violations.add(path, f"must be printable ASCII, which {bad!a} is not")
 
 
 def _read_prompt(

@@ -1,7 +1,7 @@
 """The options of a request: sampling, stopping, output, cache, adapter, resume.
 
-Each group of the contract has one function, which records every invalid field and returns the
-domain value.
+For each group of the API there is one function, which records all invalid fields and returns the
+validated options.
 """
 
 import math
@@ -27,9 +27,8 @@ from penstock.v1.options_pb2 import CacheOptions, OutputOptions, SamplingOptions
 
 _MAX_TEMPERATURE = 2.0
 _GREEDY_BELOW = 1e-5
-"""Lower temperatures mean greedy sampling: dividing logits by them would overflow, and the most
-likely token is chosen either way.
-"""
+"""Temperatures below this mean greedy sampling. A division of logits by them would overflow, and
+the result would be the most likely token in any case."""
 _MAX_PENALTY = 2.0
 _MAX_BIAS = 100.0
 _STOP_STRINGS = "stopping.stop_strings"
@@ -48,7 +47,8 @@ _RESUME_PATH: Final = "resume_timeout"
 def read_sampling(
     options: SamplingOptions, output: OutputOptions, limits: Limits, violations: Violations
 ) -> Sampling:
-    """Return the executor's sampling parameters; unset fields get the contract's defaults."""
+    """Return the sampling parameters, including the numbers of logprobs from `output`. Unset fields
+    get the defaults of the API."""
     has = options.HasField
     check = violations
     params = SamplingParams(
@@ -95,7 +95,7 @@ def _temperature(options: SamplingOptions, violations: Violations) -> float:
 
 
 def _penalty(name: str, value: float, violations: Violations) -> float:
-    """Return a penalty; 0, the default, if unset."""
+    """Return a penalty, 0 if unset. Records a violation if it is out of range."""
     return value and violations.number(f"sampling.{name}", value, -_MAX_PENALTY, _MAX_PENALTY)
 
 
@@ -104,8 +104,8 @@ def _top_k(options: SamplingOptions, limits: Limits, violations: Violations) -> 
         return 0
     if options.top_k < 1:
         violations.add("sampling.top_k", "must be at least 1")
-    # A value of at least the vocabulary size is no restriction, and may overflow the batch's
-    # integers.
+    # A value of at least the vocabulary size is no restriction, and may overflow the integers of
+    # the batch.
     return options.top_k if options.top_k < limits.vocab_size else 0
 
 
@@ -120,7 +120,10 @@ def _logit_bias(
     biases: dict[int, float] = {}
     for index, entry in enumerate(options.logit_bias):
         if entry.token_id >= limits.vocab_size:
-            violations.add(f"{path}[{index}].token_id", f"must be below {limits.vocab_size}")
+            violations.add(
+                f"{path}[{index}].token_id",
+                f"must be below {limits.vocab_size}, not {entry.token_id}",
+            )
         elif entry.token_id in biases:
             violations.add(f"{path}[{index}].token_id", "is a duplicate")
         biases[entry.token_id] = violations.number(
@@ -143,7 +146,7 @@ def _num_logprobs(
 
 
 def _require(feature: Feature, path: str, limits: Limits, violations: Violations) -> None:
-    """Require a feature of the executor for the field at `path`."""
+    """Record `feature` as missing for the field at `path` if the executor does not have it."""
     violations.require_feature(
         feature.value,
         path,
@@ -153,7 +156,10 @@ def _require(feature: Feature, path: str, limits: Limits, violations: Violations
 
 
 def _require_features(params: SamplingParams, limits: Limits, violations: Violations) -> None:
-    """Require the features that `params` needs; neutral values need none."""
+    """Record each feature that `params` needs and the executor does not have.
+
+    A field with its neutral value (e.g. `min_p` 0) needs no feature.
+    """
 
     def require(feature: Feature, path: str) -> None:
         _require(feature, path, limits, violations)
@@ -175,9 +181,7 @@ def _require_features(params: SamplingParams, limits: Limits, violations: Violat
 
 
 def read_stopping(options: StoppingOptions, limits: Limits, violations: Violations) -> Stopping:
-    """Return the stop conditions; max_tokens is checked against the context once the prompt is
-    tokenised.
-    """
+    """Return the stop conditions. max_tokens is checked against the context after tokenisation."""
     max_tokens: int | None = None
     if options.HasField("max_tokens"):
         max_tokens = violations.integer(
@@ -229,7 +233,7 @@ def _stop_token_ids(
 def read_output(
     options: OutputOptions, sampling: SamplingParams, limits: Limits, violations: Violations
 ) -> Output:
-    """Return the output options; record values that are out of range."""
+    """Return the output options. The numbers of logprobs are those in `sampling`."""
     return Output(
         num_logprobs=sampling.num_logprobs,
         num_prompt_logprobs=sampling.num_prompt_logprobs,
@@ -240,7 +244,8 @@ def read_output(
 
 
 def check_no_chunks(request: GenerateRequest) -> None:
-    """Raise RequestError for options that split a stream: the response is one message."""
+    """Raise RequestError if an option for the size or delay of stream messages is set, because the
+    response of the called method is one message."""
     violations = Violations()
     has = request.output.HasField
     for path, is_set in (
@@ -266,7 +271,7 @@ def _read_chunks(options: OutputOptions, limits: Limits, violations: Violations)
 
 
 def read_salt(options: CacheOptions, violations: Violations) -> str:
-    """Return the client's salt, empty for none."""
+    """Return the client's cache salt; empty if there is none."""
     if not options.HasField("salt"):
         return ""
     violations.text_length("cache.salt", options.salt, 1, MAX_SALT_CHARS)
@@ -274,7 +279,7 @@ def read_salt(options: CacheOptions, violations: Violations) -> str:
 
 
 def read_session(options: CacheOptions, limits: Limits, violations: Violations) -> str:
-    """Return the session that the request continues, empty for none."""
+    """Return the id of the session that the request continues; empty if there is none."""
     if not options.HasField("session_id"):
         return ""
     violations.require_feature("sessions", _SESSION, is_supported=limits.has_sessions)
@@ -285,7 +290,11 @@ def read_session(options: CacheOptions, limits: Limits, violations: Violations) 
 def check_leaves_blocks(
     options: CacheOptions, num_prompt_logprobs: int, violations: Violations
 ) -> None:
-    """Record the options that conflict with a request whose blocks are not cached."""
+    """Record `session_id` and `retention` as invalid in a request for prompt logprobs.
+
+    Such a request adds no blocks to the prefix cache. `num_prompt_logprobs` is -1 if none are
+    requested.
+    """
     if num_prompt_logprobs < 0:
         return
     for path, is_set in (
@@ -299,13 +308,14 @@ def check_leaves_blocks(
 def read_retention(
     options: CacheOptions, max_priority: int, limits: Limits, violations: Violations
 ) -> CacheRetention | None:
-    """Return how long the request's blocks are kept; None for the executor's default.
+    """Return how long and with which priority the prefix cache retains the blocks of the request;
+    None for the default of the executor.
 
     A priority above `max_priority` is lowered to it.
     """
     if not options.HasField("retention"):
         return None
-    feature = Feature.CACHE_RETENTION  # the service can lack it too: without prefix caching
+    feature = Feature.CACHE_RETENTION  # The feature is also missing without prefix caching.
     violations.require_feature(feature.value, _RETENTION, is_supported=feature in limits.features)
     wanted, default = options.retention, CacheRetention()
     return CacheRetention(
@@ -326,9 +336,10 @@ def read_retention(
 
 
 def read_adapter(request: GenerateRequest, limits: Limits, violations: Violations) -> str:
-    """Return the adapter's name, empty for none. Raises RequestError: ADAPTER_NOT_FOUND.
+    """Return the name of the adapter; empty if there is none. Raises RequestError
+    (ADAPTER_NOT_FOUND).
 
-    No executor scales an adapter, so any strength other than 1 is refused.
+    No executor scales an adapter, so any scale except 1 is rejected.
     """
     if not request.HasField("adapter"):
         return ""
@@ -349,8 +360,10 @@ def read_adapter(request: GenerateRequest, limits: Limits, violations: Violation
 def read_resumption(
     request: GenerateRequest, limits: Limits, violations: Violations
 ) -> Resumption | None:
-    """Return how long the request is kept for Resume, with its bytes; None if it is not
-    resumable.
+    """Return how long the request is kept for Resume, and its serialised message, with which
+    another front-end process can resume it.
+
+    Returns None if the request is not resumable.
     """
     if not request.HasField(_RESUME_PATH):
         return None
@@ -363,6 +376,7 @@ def read_resumption(
 
 
 def check_not_resumable(request: GenerateRequest) -> None:
-    """Raise RequestError for a resume timeout: the response is one message."""
+    """Raise RequestError if a resume timeout is set, because the response of the called method is
+    one message."""
     if request.HasField(_RESUME_PATH):
         raise refuse_field(_RESUME_PATH, "must not be set: the response is one message")

@@ -1,7 +1,7 @@
-"""The prompt of a request, of each kind.
+"""Reads the prompt of a request: text, token ids or a chat.
 
-Owns the reading of token ids, chat messages (parts, tool calls, tools), template arguments and
-google.protobuf.Struct. Whether the template supports them is checked when it is rendered.
+A chat has messages (with parts and tool calls), tools and template arguments. Whether the chat
+template supports them is checked when it is rendered.
 """
 
 import functools
@@ -36,24 +36,22 @@ TOKENS_PATH = "token_prompt.ids"
 CHAT_PATH = "chat_prompt.messages"
 WINDOW_PATH = "chat_prompt.window_tokens"
 REFUSED_FIELDS: Final[Mapping[str, str]] = {"chat_prompt.messages.parts.image": "images"}
-"""Path in GenerateRequest -> feature, as reported in ErrorInfo.metadata."""
+"""Fields that are always rejected: path in GenerateRequest -> feature that the error names."""
 _MAX_NAME_CHARS: Final = 64
 _MAX_CALL_ID_CHARS: Final = 128
 _MAX_TOOLS: Final = 128
 _MAX_VALUES: Final = 8192
-"""Maximum values in tools, tool calls and template arguments. Reading one takes up to 1.2 us of the
-event loop.
-"""
+"""Maximum number of values in tools, tool calls and template arguments. Reading one blocks the
+event loop for up to 1.2 us."""
 _MAX_EXACT: Final = 2**53
 _FEW_IDS: Final = 32
 IDS_AT_ONCE: Final = 4096
-"""Token ids converted at a time, in about a fifth of a millisecond; a prompt with more is converted
-on a thread.
-"""
+"""Number of token ids that are converted at a time, in about a fifth of a millisecond. A prompt
+with more ids is converted on a thread."""
 
 
 def read_text(prompt: TextPrompt, limits: Limits, violations: Violations) -> TextInput:
-    """Return a plain text prompt; its size is checked before it is tokenised."""
+    """Return a plain text prompt. Records a violation if it is empty or has too many bytes."""
     text = prompt.text
     if not text:
         violations.add(TEXT_PATH, "must not be empty")
@@ -69,7 +67,8 @@ def read_text(prompt: TextPrompt, limits: Limits, violations: Violations) -> Tex
 def read_token_ids(
     ids: Sequence[int], path: str, limits: Limits, violations: Violations
 ) -> TokenInput | LongTokenInput:
-    """Return from 1 to the context length of token ids, each within the vocabulary."""
+    """Return token ids. Records a violation if there are none, more than the context length, or any
+    outside the vocabulary."""
     if not ids:
         violations.add(path, "must not be empty")
         return _NO_IDS
@@ -82,7 +81,10 @@ def read_token_ids(
 def token_input(
     ids: Sequence[int], path: str, limits: Limits, violations: Violations
 ) -> TokenInput | LongTokenInput:
-    """Return any number of token ids, each within the vocabulary; many ids are checked later."""
+    """Convert token ids to an input. Records those outside the vocabulary.
+
+    More than IDS_AT_ONCE ids become a `LongTokenInput`, whose ids are converted and checked later.
+    """
     if len(ids) > IDS_AT_ONCE:
         convert = functools.partial(_long_ids, ids, path, limits)
         return LongTokenInput(num_tokens=len(ids), convert=convert)
@@ -96,15 +98,16 @@ def token_input(
 def check_token_ids(
     ids: NDArray[np.int64], path: str, limits: Limits, violations: Violations
 ) -> None:
-    """Record every id that is not in the vocabulary."""
+    """Record the ids that are not in the vocabulary."""
     if not len(ids) or ids.max() < limits.vocab_size:
         return
     for index in np.flatnonzero(ids >= limits.vocab_size)[:MAX_KEPT].tolist():
-        violations.add(f"{path}[{index}]", f"must be below {limits.vocab_size}")
+        violations.add(f"{path}[{index}]", f"must be below {limits.vocab_size}, not {ids[index]}")
 
 
 def read_chat(prompt: ChatPrompt, limits: Limits, violations: Violations) -> ChatInput:
-    """Return a chat prompt; the rendered text is limited when the template is applied."""
+    """Return a chat prompt, without messages if there are too many messages or parts. The limits of
+    the rendered text are checked when the template is applied."""
     messages: list[ChatMessage] = []
     data = NO_DATA
     if not prompt.messages:
@@ -146,7 +149,7 @@ def _check_bytes(path: str, num_bytes: int, limits: Limits, violations: Violatio
 def _read_message(
     message: pb.ChatMessage, path: str, violations: Violations, values: "_Values"
 ) -> ChatMessage:
-    """Return one message; its text parts are joined."""
+    """Return one message, with its text parts joined."""
     violations.text_length(f"{path}.role", message.role, 1, _MAX_NAME_CHARS)
     if message.HasField("name"):
         violations.text_length(f"{path}.name", message.name, 1, _MAX_NAME_CHARS)
@@ -184,9 +187,8 @@ def _read_template_data(
     violations: Violations,
     values: "_Values",
 ) -> TemplateData:
-    """Return tools and template arguments, with their size including the tool calls of
-    `messages`.
-    """
+    """Return tools and template arguments, with their size, which includes the tool calls of
+    `messages`."""
     tools: tuple[Mapping[str, JsonValue], ...] = ()
     path = "chat_prompt.tools"
     if violations.count(path, len(prompt.tools), _MAX_TOOLS):
@@ -212,14 +214,16 @@ def _tool_call(call: pb.ToolCall, path: str, violations: Violations, values: "_V
 
 
 class _Values:
-    """Reads the data of one chat prompt, and counts its values."""
+    """Reads the JSON values of one chat prompt, and counts them."""
 
     def __init__(self) -> None:
         self._num = 0
 
     def read(self, struct: Struct, path: str, violations: Violations) -> Mapping[str, JsonValue]:
-        """Return plain values, nested no deeper than protobuf allows. Records values that JSON does
-        not have, and too many values.
+        """Convert a protobuf Struct to plain Python values.
+
+        Records a violation and returns {} if it contains a number that is not finite or an unset
+        value, or if the chat has too many values. The nesting is limited by protobuf.
         """
         if self._num > _MAX_VALUES:
             return {}
@@ -236,12 +240,12 @@ class _Values:
         return {}
 
     def _object(self, fields: Mapping[str, Value]) -> Mapping[str, JsonValue]:
-        # Not `items()` of a protobuf map, which takes three times as long.
+        # Not `items()` of a protobuf map, because it takes three times as long.
         self._count(len(fields))
         return {name: self._plain(fields[name]) for name in fields} if fields else {}
 
     def _count(self, num_values: int) -> None:
-        """Count values before they are read; raise OverflowError before too many are read."""
+        """Count values before they are read. Raises OverflowError before too many are read."""
         self._num += num_values
         if self._num > _MAX_VALUES:
             raise OverflowError
@@ -267,7 +271,8 @@ class _Values:
 
 
 def _number(value: float) -> int | float:
-    """Convert a whole number to an integer, as in JSON: templates print it."""
+    """Return `value`, as an integer if it is whole, because templates print it. Raises ValueError
+    if it is not finite."""
     if not math.isfinite(value):
         raise ValueError("not finite")
     return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT else value
@@ -276,11 +281,12 @@ def _number(value: float) -> int | float:
 def token_array(ids: Sequence[int]) -> NDArray[np.int64]:
     """Return `ids`, a `repeated uint32`, as int64 [n].
 
-    Converts in parts: other threads are blocked while a part is read.
+    Converts in parts, because reading a part holds the GIL.
     """
     if len(ids) <= _FEW_IDS:
         return np.array(ids[:], dtype=np.int64)
-    if hasattr(ids, "__array__"):  # newer releases of protobuf: copies memory, 3.5 ns each
+    # Newer releases of protobuf: this copies memory, at 3.5 ns per id.
+    if hasattr(ids, "__array__"):
         return np.array(ids, dtype=np.int64)
     found = np.empty(len(ids), dtype=np.int64)
     for start in range(0, len(ids), IDS_AT_ONCE):

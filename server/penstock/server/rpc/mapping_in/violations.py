@@ -1,6 +1,6 @@
-"""Collects every violation of a request, by proto path.
+"""Collects all violations of a request, by proto path.
 
-Owns the checks of single values. Comparisons are written so that NaN fails them.
+Also contains the checks of single values. Comparisons are written so that they fail for NaN.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,15 @@ from penstock.server.front.errors import (
 )
 
 MAX_KEPT: Final = 1000
-"""Maximum violations that are kept: a hostile message can hold a million wrong numbers."""
+"""Maximum number of violations that are kept, because a malicious message can have a million of
+them."""
 _MAX_DURATION_S = 315_576_000_000
 """The maximum of google.protobuf.Duration."""
 _NANOS = 1_000_000_000
 
 
 class Violations:
-    """The violations so far; `raise_if_any` reports them."""
+    """The violations found so far. `raise_if_any` raises them as one error."""
 
     __slots__ = ("_metadata", "_reason", "_unsupported", "_violations")
 
@@ -36,23 +37,23 @@ class Violations:
 
     @property
     def is_any(self) -> bool:
-        """True when there is a violation or a missing feature."""
+        """True if there is a violation. A missing feature is not one."""
         return bool(self._violations)
 
     @property
     def is_full(self) -> bool:
-        """True when further violations would not be kept."""
+        """True if further violations would not be kept."""
         return len(self._violations) >= MAX_KEPT
 
     def add(self, path: str, description: str) -> None:
-        """Record that the value at `path` is invalid; `description` has the permitted values."""
+        """Record that the value at `path` is invalid. `description` states the permitted values.
+        Ignored if `is_full`."""
         if not self.is_full:
             self._violations.append(FieldViolation(path=path, description=description))
 
     def prompt_too_long(self, refusal: Refusal) -> None:
-        """Record that the prompt is too long, reported with its own reason unless there are other
-        violations.
-        """
+        """Record that the prompt is too long, with the violations of `refusal`. If there are no
+        others, the error has the reason and metadata of `refusal`."""
         for violation in refusal.violations:
             self.add(violation.path, violation.description)
         self._reason = refusal.reason
@@ -61,16 +62,16 @@ class Violations:
     def require_feature(
         self, feature: str, path: str, *, is_supported: bool, executor: str = ""
     ) -> None:
-        """Record that the field at `path` needs `feature`; only the first missing feature is
-        reported.
+        """Record `feature`, which the field at `path` needs, as missing unless `is_supported`. Only
+        the first missing feature is reported.
 
-        `executor`: the executor that lacks it, if the feature depends on the executor.
+        `executor` is the name of the executor, if the feature depends on the executor.
         """
         if not is_supported and self._unsupported is None:
             self._unsupported = (feature, path, executor)
 
     def raise_if_any(self) -> None:
-        """Raise RequestError with all violations, or else with the first missing feature."""
+        """Raise RequestError with all violations, or otherwise with the first missing feature."""
         if self._violations:
             is_alone = len(self._violations) == 1
             raise RequestError(
@@ -84,35 +85,36 @@ class Violations:
             raise refuse_feature(*self._unsupported)
 
     def number(self, path: str, value: float, low: float, high: float) -> float:
-        """Return `value` if within [low, high]; otherwise record a violation and return `low`."""
-        if low <= value <= high:  # False for NaN
+        """Return `value` if it is in [low, high]; otherwise record a violation and return `low`."""
+        if low <= value <= high:  # This is False for NaN.
             return value
         self.add(path, f"must be from {low:g} to {high:g}, not {value:.9g}")
         return low
 
     def number_above(self, path: str, value: float, low: float, high: float) -> float:
-        """Return `value` if within (low, high]; otherwise record a violation and return `high`."""
+        """Return `value` if it is in (low, high]; otherwise record a violation and return
+        `high`."""
         if low < value <= high:
             return value
         self.add(path, f"must be above {low:g}, at most {high:g}, not {value:.9g}")
         return high
 
     def integer(self, path: str, value: int, low: int, high: int) -> int:
-        """Return `value` if within [low, high]; otherwise record a violation and return `low`."""
+        """Return `value` if it is in [low, high]; otherwise record a violation and return `low`."""
         if low <= value <= high:
             return value
         self.add(path, f"must be from {low} to {high}, not {value}")
         return low
 
     def count(self, path: str, num_entries: int, max_entries: int) -> bool:
-        """Return whether a list is short enough to be read; record a violation if not."""
+        """Return True if a list is short enough to be read; otherwise record a violation."""
         if num_entries <= max_entries:
             return True
         self.add(path, f"has {num_entries} entries, at most {max_entries} are allowed")
         return False
 
     def text_length(self, path: str, value: str, low: int, high: int) -> None:
-        """Record a violation unless `value` has from `low` to `high` characters."""
+        """Record a violation unless `value` has at least `low` and at most `high` characters."""
         if not low <= len(value) <= high:
             self.add(path, f"must have {low} to {high} characters, has {len(value)}")
 
@@ -124,9 +126,8 @@ class Violations:
         *,
         can_be_zero: bool = False,
     ) -> float:
-        """Return a duration in seconds within (0, max_s]; otherwise record a violation and return
-        1.
-        """
+        """Return a duration in seconds if it is in (0, max_s], or [0, max_s] if `can_be_zero`;
+        otherwise record a violation and return 1."""
         duration_s = (value.seconds * _NANOS + value.nanos) / _NANOS
         if duration_s < 0 or (duration_s == 0 and not can_be_zero):
             wanted = "must not be negative" if can_be_zero else "must be a positive duration"

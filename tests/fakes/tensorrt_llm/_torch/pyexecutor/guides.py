@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import import_module
-from itertools import islice
+from itertools import islice, product
 from typing import Any
-
-from tensorrt_llm.sampling_params import GuidedDecodingParams
 
 # Python's regex parser has no types and no public name.
 sre: Any = import_module("re._constants")
@@ -29,7 +27,7 @@ _SMALLEST: dict[str, Any] = {
 }  # fmt: skip
 
 
-def texts_of(guide: GuidedDecodingParams) -> list[str]:
+def texts_of(guide: Any) -> list[str]:
     """Return texts that match the guide. Raises ValueError if it is invalid in its language.
 
     Also raises ValueError for guides without a text: too deep, too long or of an unknown kind.
@@ -41,9 +39,7 @@ def texts_of(guide: GuidedDecodingParams) -> list[str]:
         raise ValueError(f"invalid guided decoding: {type(error).__name__}") from None
 
 
-def _texts_of(guide: GuidedDecodingParams) -> list[str]:
-    if guide.json_object:
-        return ["{}"]
+def _texts_of(guide: Any) -> list[str]:
     if guide.json is not None:
         return _texts_of_schema(guide.json)
     if guide.regex is not None:
@@ -51,16 +47,14 @@ def _texts_of(guide: GuidedDecodingParams) -> list[str]:
             tree = sre_parser.parse(guide.regex)
         except re.error as error:
             raise ValueError(f"invalid regex: {error}") from error
-        return list(islice(_expand(tree), MAX_TEXTS))
+        return _expand(tree)
     if guide.grammar is not None:
         return _texts_of_grammar(guide.grammar)
     raise ValueError("structural_tag is not a guide of the stand-in")
 
 
-def _texts_of_schema(schema: Any) -> list[str]:
-    if hasattr(schema, "model_json_schema"):
-        schema = schema.model_json_schema()
-    tree: Any = json.loads(schema) if isinstance(schema, str) else schema
+def _texts_of_schema(schema: str) -> list[str]:
+    tree: Any = json.loads(schema)
     if not isinstance(tree, dict):
         raise ValueError("invalid json schema: it is no object")
     if tree.get("$ref") == "#":
@@ -94,50 +88,39 @@ def _texts_of_grammar(grammar: str) -> list[str]:
     return literals if "|" in rule["body"] else ["".join(literals)]
 
 
-def _expand(nodes: Any) -> Iterator[str]:
-    """Yield texts of a parsed regex: all alternatives, repeats as short as possible."""
+def _expand(nodes: Any) -> list[str]:
+    """Return texts of a parsed regex: all alternatives, repeats as short as possible."""
     texts = [""]
     for op, value in nodes:
-        parts = list(islice(_expand_node(op, value), MAX_TEXTS))
-        texts = list(islice((text + part for text in texts for part in parts), MAX_TEXTS))
-        _require_short(max(map(len, texts), default=0))
-    yield from texts
+        parts = _expand_node(op, value)
+        texts = [text + part for text, part in islice(product(texts, parts), MAX_TEXTS)]
+        _require_short(max(map(len, texts)))
+    return texts
+
+
+def _expand_node(op: Any, value: Any) -> list[str]:
+    if op is sre.LITERAL:
+        return [chr(value)]
+    if op is sre.BRANCH:
+        return [text for branch in value[1] for text in _expand(branch)][:MAX_TEXTS]
+    if op is sre.SUBPATTERN:
+        return _expand(value[3])
+    if op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
+        low, _high, body = value
+        text = _expand(body)[0]
+        _require_short(len(text) * int(low))
+        return [text * low]
+    if op is sre.IN:
+        # All characters of a literal class, otherwise one.
+        literals = [chr(code) for kind, code in value if kind is sre.LITERAL]
+        ranges = [chr(code[0]) for kind, code in value if kind is sre.RANGE]
+        return literals or ranges[:1] or ["0"]
+    return [""] if op is sre.AT else ["a"]
 
 
 def _require_short(num_chars: int) -> None:
     if num_chars > MAX_CHARS:
         raise ValueError(f"invalid regex: texts of it have more than {MAX_CHARS} characters")
-
-
-def _expand_node(op: Any, value: Any) -> Iterator[str]:
-    if op is sre.LITERAL:
-        yield chr(value)
-    elif op is sre.BRANCH:
-        for branch in value[1]:
-            yield from islice(_expand(branch), MAX_TEXTS)
-    elif op is sre.SUBPATTERN:
-        yield from islice(_expand(value[3]), MAX_TEXTS)
-    elif op in (sre.MAX_REPEAT, sre.MIN_REPEAT):
-        low, _high, body = value
-        text = next(_expand(body), "")
-        _require_short(len(text) * int(low))
-        yield text * low
-    elif op is sre.IN:
-        yield from _of_class(value)
-    elif op is sre.AT:
-        yield ""
-    else:
-        yield "a"
-
-
-def _of_class(items: Sequence[tuple[Any, Any]]) -> list[str]:
-    """Return all characters of a literal class, otherwise one."""
-    if all(op is sre.LITERAL for op, _ in items):
-        return [chr(value) for _, value in items]
-    op, value = items[0]
-    if op is sre.RANGE:
-        return [chr(value[0])]
-    return [{sre.CATEGORY_DIGIT: "0", sre.CATEGORY_SPACE: " "}.get(value, "a")]
 
 
 class TokenGuide:

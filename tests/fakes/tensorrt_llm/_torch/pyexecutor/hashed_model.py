@@ -33,17 +33,9 @@ class HashedModel:
     """The values in `config.json` of a model's folder, and logits."""
 
     def __init__(self, folder: Path) -> None:
-        path = folder / "config.json"
-        if not path.is_file():
-            raise OSError(f"{folder} does not appear to have a file named config.json")
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        # An engine built ahead keeps the model's configuration in a separate part.
-        config = config.get("pretrained_config", config)
-        text: dict[str, Any] = config.get("text_config", config)
-        self.vocab_size = int(text["vocab_size"])
-        self.max_position_embeddings = int(text.get("max_position_embeddings", 2048))
-        end = config.get("eos_token_id", text.get("eos_token_id"))
-        self.eos_token_id: int | None = end[0] if isinstance(end, list) else end
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self.vocab_size = int(config["vocab_size"])
+        self.max_position_embeddings = int(config["max_position_embeddings"])
         self._scatter = (np.arange(self.vocab_size, dtype=np.uint64) + np.uint64(1)) * np.uint64(
             0xBF58476D1CE4E5B9
         )

@@ -7,27 +7,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tensorrt_llm._torch.pyexecutor.generation import Generation
 from tensorrt_llm._torch.pyexecutor.guides import TokenGuide, texts_of
-from tensorrt_llm._torch.pyexecutor.iteration_stats import iteration_stats
-from tensorrt_llm._torch.pyexecutor.kv_cache_manager import KvCacheManager
-from tensorrt_llm._torch.pyexecutor.llm_request import (
-    FinishReason,
-    LlmRequest,
-    deduce_max_tokens,
-)
-from tensorrt_llm._torch.pyexecutor.response import Response
-from tensorrt_llm._torch.pyexecutor.sampler import DeviceAssertError
+from tensorrt_llm._torch.pyexecutor.hashed_model import advance
+from tensorrt_llm._torch.pyexecutor.kv_cache_manager import KvCacheManager, block_keys
+from tensorrt_llm._torch.pyexecutor.llm_request import FinishReason, LlmRequest, Response
+from tensorrt_llm._torch.pyexecutor.sampler import DeviceAssertError, TorchSampler, TRTLLMSampler
 from tensorrt_llm._torch.pyexecutor.scheduler import Scheduled, StepScheduler
-from tensorrt_llm.executor.errors import CppExecutorError, RequestError
-from tensorrt_llm.executor.request import GenerationRequest
+from tensorrt_llm.executor.request import CppExecutorError, GenerationRequest, RequestError
 from tensorrt_llm.fake_control import Settings
-from tensorrt_llm.llmapi.limits import EngineLimits
+
+if TYPE_CHECKING:
+    from tensorrt_llm.llmapi.llm import EngineLimits
 
 Inbox = list[GenerationRequest | int]
 
@@ -51,20 +45,14 @@ class PyExecutor:
         self.released = threading.Event()
         self._respond = respond
         self._report = report
-        self._scheduler = StepScheduler(
-            self.pool,
-            policy=limits.policy,
-            max_num_tokens=limits.max_num_tokens,
-            is_chunked=limits.is_chunked,
-            is_reusing=limits.is_reusing,
-            max_tokens_per_decode=1 + limits.max_draft_len,
-        )
-        self._generation = Generation(limits, settings, self.pool)
+        self._scheduler = StepScheduler(self.pool, limits)
+        sampler = TRTLLMSampler if limits.is_trtllm_sampler else TorchSampler
+        self._sampler = sampler(limits.model)
         self._inbox: Inbox = []
-        self._strikes: deque[str] = deque()
-        self._turns_allowed = 0
+        self._faults: set[str] = set()
+        self._num_allowed = 0
+        self._is_running = False
         self._is_stuck = False
-        self._is_stopping = False
         self._next_at_s = 0.0
         self._stopped = threading.Event()
         self._changed = threading.Condition()
@@ -75,6 +63,8 @@ class PyExecutor:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
+    # Calls from other threads.
+
     def put(self, item: GenerationRequest | int) -> None:
         """Queue a request, or the id of one to cancel. Never blocks or rejects; the queue is
         unbounded."""
@@ -82,10 +72,9 @@ class PyExecutor:
             self._inbox.append(item)
             self._changed.notify_all()
 
-    def strike(self, fault: str) -> None:
-        """Inject a fault into the next iteration, and run one even if idle."""
+    def inject(self, fault: str) -> None:
         with self._changed:
-            self._strikes.append(fault)
+            self._faults.add(fault)
             self._changed.notify_all()
 
     def set_paused(self, is_paused: bool) -> None:
@@ -93,13 +82,12 @@ class PyExecutor:
             self.settings.is_paused = is_paused
             self._changed.notify_all()
 
-    def run_turns(self, count: int, timeout_s: float) -> None:
+    def run_iterations(self, count: int, timeout_s: float) -> None:
         """Allow `count` iterations and wait until they have ended."""
         with self._changed:
-            if not self.settings.is_paused:
-                raise RuntimeError("only a paused engine is stepped")
-            self._turns_allowed += count
-            last = self.iteration + self._turns_allowed
+            self._num_allowed += count
+            # One that began before the pause may still run; it is none of the allowed.
+            last = self.iteration + self._is_running + self._num_allowed
             self._changed.notify_all()
         self.wait_for_iteration(last, timeout_s)
 
@@ -111,40 +99,40 @@ class PyExecutor:
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the loop; its requests get no response."""
         with self._changed:
-            self._is_stopping = True
             self._stopped.set()
             self.released.set()
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
-    def _may_turn(self) -> bool:
-        if self._is_stopping or self._strikes:
+    # The loop.
+
+    def _may_run(self) -> bool:
+        if self._stopped.is_set() or self._faults:
             return True
         if self.settings.is_paused:
-            return self._turns_allowed > 0
+            return self._num_allowed > 0
         return bool(self._inbox) or (not self._is_stuck and bool(self.waiting or self.active))
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(self._may_turn)
-                if self._is_stopping:
-                    return
+                self._changed.wait_for(self._may_run)
                 inbox, self._inbox = self._inbox, []
-            if not self._turn(inbox):
+                faults, self._faults = self._faults, set()
+                self._num_allowed = max(0, self._num_allowed - 1)
+                self._is_running = True
+            if self._stopped.is_set() or not self._run_iteration(inbox, faults):
                 return
             with self._changed:
                 self.iteration += 1
-                self._turns_allowed = max(0, self._turns_allowed - 1)
+                self._is_running = False
                 self._changed.notify_all()
 
-    def _turn(self, inbox: Inbox) -> bool:
+    def _run_iteration(self, inbox: Inbox, faults: set[str]) -> bool:
         """Run one iteration; return False if it was the last."""
-        started_at_s = time.perf_counter()
         responses: list[Response] = []
-        faults = self._faults_of_turn()
-        num_new = self._take_in(inbox, responses, faults)
+        self._take_in(inbox, responses, faults)
         if not self._survives(faults, responses):
             return False
         step = self._scheduler.schedule(self.active.values())
@@ -152,7 +140,7 @@ class PyExecutor:
         if not step.is_empty:
             self._take_time()
             try:
-                self._generation.run(step, self.iteration + 1, responses)
+                self._compute(step, responses)
             except DeviceAssertError as error:
                 # All active requests get the error, and the loop ends; reported health stays.
                 self._fail_all(responses, str(error))
@@ -165,8 +153,8 @@ class PyExecutor:
             return False
         if responses:
             self._respond(responses)
-        if self.limits.has_stats and self.settings.has_stats and not step.is_empty:
-            self._say(step, started_at_s, num_new, responses)
+        if self.limits.has_stats and not step.is_empty:
+            self._report(self._stats())
         return True
 
     def _survives(self, faults: set[str], responses: list[Response]) -> bool:
@@ -177,111 +165,13 @@ class PyExecutor:
             self.released.wait()
             self.released.clear()
         if "fatal" in faults:
-            self._respond([self._fatal(request_id) for request_id in self._everyone()])
+            error = CppExecutorError("the executor failed")
+            everyone = [*self.active, *self.waiting]
+            self._respond([Response(request_id, error=error) for request_id in everyone])
             return False
         if "fail_all" in faults:
-            self._fail_all(responses)
+            self._fail_all(responses, self.settings.fail_message)
         return True
-
-    def _faults_of_turn(self) -> set[str]:
-        settings, number = self.settings, self.iteration + 1
-        faults = {
-            name
-            for name, at in (
-                ("kill", settings.kill_loop_at),
-                ("fatal", settings.fatal_at),
-                ("hang", settings.hang_at),
-                ("fail_all", settings.fail_all_at),
-            )
-            if at == number
-        }
-        while self._strikes:
-            faults.add(self._strikes.popleft())
-        return faults
-
-    def _take_in(self, inbox: Inbox, responses: list[Response], faults: set[str]) -> int:
-        """Drain the inbox into the waiting queue, cancel, activate; return the number activated."""
-        cancelled: list[int] = []
-        for item in inbox:
-            if isinstance(item, int):
-                cancelled.append(item)
-            else:
-                self._receive(item, responses, faults)
-        for request_id in cancelled:
-            # A cancelled request that waits never gets a response.
-            if self.waiting.pop(request_id, None) is None and request_id in self.active:
-                request = self.active[request_id]
-                responses.append(self._generation.end(request, FinishReason.CANCELLED))
-                del self.active[request_id]
-        num_new = 0
-        while self.waiting and len(self.active) < self.limits.max_batch_size:
-            request_id = next(iter(self.waiting))
-            self.active[request_id] = self.waiting.pop(request_id)
-            num_new += 1
-        return num_new
-
-    def _receive(
-        self, item: GenerationRequest, responses: list[Response], faults: set[str]
-    ) -> None:
-        try:
-            self.waiting[item.id] = self._admit(item)
-        except FileNotFoundError as error:
-            # The worker does not catch this: it ends, and only the next submission reveals it.
-            self._respond([Response(0, [], is_final=True, error=error)])
-            faults.add("kill")
-        except (RequestError, RuntimeError, ValueError, TypeError, LookupError) as error:
-            responses.append(Response(item.id, [], is_final=True, error=str(error)))
-        tokens = item.prompt_token_ids
-        for fault, token in (
-            ("kill", self.settings.kill_loop_token),
-            ("fatal", self.settings.fatal_token),
-            ("hang", self.settings.hang_token),
-        ):
-            if token >= 0 and token in tokens:
-                faults.add(fault)
-
-    def _admit(self, item: GenerationRequest) -> LlmRequest:
-        """Validate as the worker does. Raises RequestError, or an error that becomes one, for a
-        rejection."""
-        limits, params = self.limits, item.sampling_params
-        prompt = item.prompt_token_ids
-        max_tokens = deduce_max_tokens(item, limits.max_seq_len)
-        if min(prompt) < 0 or max(prompt) >= limits.model.vocab_size:
-            raise RequestError(f"Token ID out of range (vocab size {limits.model.vocab_size})")
-        if item.lora_request is not None and not limits.has_lora:
-            raise RequestError("LoRA is not enabled")
-        if item.lora_request is not None and not Path(item.lora_request.lora_path).exists():
-            raise FileNotFoundError(item.lora_request.lora_path)
-        request = LlmRequest(item, max_tokens)
-        if request.bias is not None:
-            request.bias = limits.bias_of(request.bias)
-        if params.guided_decoding is not None:
-            if limits.guide_tokenizer is None:
-                raise RequestError("Guided decoding is not enabled: set guided_decoding_backend")
-            texts = self._texts_of(params.guided_decoding, limits.guide_tokenizer)
-            request.guide = TokenGuide(texts, request.end_id)
-            request.is_plain = False
-        return request
-
-    def _texts_of(self, guide: Any, tokenizer: Any) -> list[list[int]]:
-        try:
-            return [tokenizer.encode(text) for text in texts_of(guide)]
-        except ValueError as error:
-            reason = self.settings.guided_error or str(error)
-            raise RequestError(f"Guided decoding error: {reason}") from error
-
-    def _everyone(self) -> list[int]:
-        return [*self.active, *self.waiting]
-
-    def _fatal(self, request_id: int) -> Response:
-        error = CppExecutorError("the executor failed")
-        return Response(request_id, [], is_final=True, error=error)
-
-    def _fail_all(self, responses: list[Response], message: str = "") -> None:
-        """Fail all active requests, as for an error that cannot be attributed to one."""
-        for request in list(self.active.values()):
-            responses.append(self._generation.fail(request, message))
-            del self.active[request.client_id]
 
     def _take_time(self) -> None:
         """Wait for `step_s`, counted from the end of the previous iteration while work
@@ -295,15 +185,152 @@ class PyExecutor:
             self._next_at_s = now_s + step_s
         self._stopped.wait(self._next_at_s - time.perf_counter())
 
-    def _say(
-        self, step: Scheduled, started_at_s: float, num_new: int, responses: list[Response]
+    def _stats(self) -> dict[str, Any]:
+        """Return statistics as in the engine's JSON: the part that is read of them."""
+        drift = self.settings.free_blocks_drift
+        return {
+            "maxNumActiveRequests": self.limits.max_batch_size,
+            # 0 even while requests wait.
+            "numQueuedRequests": 0,
+            "kvCacheStats": {
+                "maxNumBlocks": self.pool.num_blocks,
+                "freeNumBlocks": self.pool.num_free + drift,
+                "usedNumBlocks": self.pool.num_used - drift,
+                "tokensPerBlock": self.pool.tokens_per_block,
+            },
+        }
+
+    # Requests that come, and those that are cancelled.
+
+    def _take_in(self, inbox: Inbox, responses: list[Response], faults: set[str]) -> None:
+        """Drain the inbox into the waiting queue, cancel, activate."""
+        for item in inbox:
+            if not isinstance(item, int):
+                self._receive(item, responses, faults)
+        for item in inbox:
+            # A cancelled request that waits never gets a response.
+            if isinstance(item, int) and self.waiting.pop(item, None) is None:
+                request = self.active.pop(item, None)
+                if request is not None:
+                    responses.append(self._end(request, FinishReason.CANCELLED))
+        while self.waiting and len(self.active) < self.limits.max_batch_size:
+            request_id = next(iter(self.waiting))
+            self.active[request_id] = self.waiting.pop(request_id)
+
+    def _receive(
+        self, item: GenerationRequest, responses: list[Response], faults: set[str]
     ) -> None:
-        self._report(
-            iteration_stats(
-                self,
-                step,
-                latency_ms=(time.perf_counter() - started_at_s) * 1e3,
-                num_new=num_new,
-                num_completed=sum(response.is_final for response in responses),
-            )
-        )
+        try:
+            self.waiting[item.id] = self._admit(item)
+        except FileNotFoundError as error:
+            # The worker does not catch this: it ends, and only the next submission reveals it.
+            self._respond([Response(0, error=error)])
+            faults.add("kill")
+        except RequestError as error:
+            responses.append(Response(item.id, error=str(error)))
+        settings, number = self.settings, self.iteration + 1
+        for fault, token, at in (
+            ("kill", settings.kill_loop_token, settings.kill_loop_at),
+            ("fatal", settings.fatal_token, settings.fatal_at),
+            ("hang", settings.hang_token, 0),
+        ):
+            if at == number or token in item.prompt_token_ids:
+                faults.add(fault)
+
+    def _admit(self, item: GenerationRequest) -> LlmRequest:
+        """Validate as the worker does. Raises RequestError for a rejection."""
+        limits, prompt = self.limits, item.prompt_token_ids
+        if min(prompt) < 0 or max(prompt) >= limits.model.vocab_size:
+            raise RequestError(f"Token ID out of range (vocab size {limits.model.vocab_size})")
+        if item.lora_request is not None:
+            if not limits.has_lora:
+                raise RequestError("LoRA is not enabled")
+            if not Path(item.lora_request.lora_path).exists():
+                raise FileNotFoundError(item.lora_request.lora_path)
+        request = LlmRequest(item, limits.max_seq_len)
+        guide = request.params.guided_decoding
+        if guide is not None:
+            if limits.guide_tokenizer is None:
+                raise RequestError("Guided decoding is not enabled: set guided_decoding_backend")
+            try:
+                texts = [limits.guide_tokenizer.encode(text) for text in texts_of(guide)]
+            except ValueError as error:
+                reason = self.settings.guided_error or str(error)
+                raise RequestError(f"Guided decoding error: {reason}") from error
+            request.guide = TokenGuide(texts, request.end_id)
+        return request
+
+    # The work of a step on its requests.
+
+    def _compute(self, step: Scheduled, responses: list[Response]) -> None:
+        """Compute a step and append its responses."""
+        for request, count in step.context:
+            request.num_computed += count
+            if request.num_tokens_to_compute > 0:
+                continue
+            if not request.generated:
+                request.state = advance(request.state, request.prompt)
+            self._store(request, request.prompt)
+            responses.append(self._generate(request, 1))
+        for request, count in step.generation:
+            request.num_computed += count
+            responses.append(self._generate(request, count))
+
+    def _generate(self, request: LlmRequest, count: int) -> Response:
+        """Generate `count` tokens, or fewer if one of them ends the request."""
+        settings = self.settings
+        if not request.generated and not set(settings.fail_tokens).isdisjoint(request.prompt):
+            return self._fail(request, settings.fail_message)
+        for position in range(count):
+            if len(request.generated) == settings.fail_at_output:
+                return self._fail(request, settings.fail_message)
+            reason = request.end_of(self._next(request), self.limits.max_seq_len)
+            if reason is not FinishReason.NOT_FINISHED:
+                request.num_computed -= count - 1 - position
+                return self._end(request, reason)
+        return request.response()
+
+    def _next(self, request: LlmRequest) -> int:
+        """Choose a token and update the state with it."""
+        if request.is_plain:
+            token = self.limits.model.top_token(request.state)
+        else:
+            token, logprobs = self._sampler.choose(request)
+            if logprobs is not None:
+                request.unsent_logprobs.append(logprobs)
+        request.state = advance(request.state, (token,))
+        request.generated.append(token)
+        request.unsent_tokens.append(token)
+        return token
+
+    def _end(self, request: LlmRequest, reason: FinishReason) -> Response:
+        """End a request, keep its full pages in the reuse index, and return its last response."""
+        request.finish = reason
+        self._store(request, request.prompt + request.generated[:-1])
+        self._give_back(request)
+        return request.response()
+
+    def _fail(self, request: LlmRequest, message: str) -> Response:
+        """End a request with an error."""
+        self._give_back(request)
+        return Response(request.client_id, error=message)
+
+    def _fail_all(self, responses: list[Response], message: str) -> None:
+        """Fail all active requests, as for an error that cannot be attributed to one."""
+        responses += [self._fail(request, message) for request in self.active.values()]
+        self.active.clear()
+
+    def _store(self, request: LlmRequest, tokens: list[int]) -> None:
+        """Add full pages that are not yet in the reuse index."""
+        if not (self.limits.is_reusing and request.blocks):
+            return
+        size = self.pool.tokens_per_block
+        num_full = min(len(tokens), request.num_computed) // size
+        keys = block_keys(request.reuse_root, tokens[: num_full * size], size)
+        for index in range(request.num_stored, num_full):
+            self.pool.store(request.blocks[index], keys[index])
+        request.num_stored = max(request.num_stored, num_full)
+
+    def _give_back(self, request: LlmRequest) -> None:
+        self.pool.release(request.blocks)
+        request.blocks = []

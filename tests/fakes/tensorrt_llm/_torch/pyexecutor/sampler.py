@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensorrt_llm._torch.pyexecutor.hashed_model import HashedModel
-from tensorrt_llm._torch.pyexecutor.llm_request import LlmRequest
+from tensorrt_llm._torch.pyexecutor.llm_request import LlmRequest, Logprobs
+from tensorrt_llm.sampling_params import is_greedy
 
 NO_WAY = -np.inf
 _MASK = (1 << 64) - 1
-Logprobs = dict[int, tuple[float, int]]
 
 
 class DeviceAssertError(RuntimeError):
@@ -28,8 +29,6 @@ class DeviceAssertError(RuntimeError):
 class TorchSampler:
     """Chooses the next token of a request."""
 
-    honours_min_p = False
-
     def __init__(self, model: HashedModel) -> None:
         self._model = model
         self._generator = random.Random(0)
@@ -37,28 +36,29 @@ class TorchSampler:
     def choose(self, request: LlmRequest) -> tuple[int, Logprobs | None]:
         """Return the next token and, if requested, logprobs of the top tokens and of the chosen
         one."""
-        logits = self._model.logits(request.state)
+        params, logits = request.params, self._model.logits(request.state)
         self._edit(request, logits)
-        if request.is_greedy:
+        if is_greedy(params):
             token = int(logits.argmax())
         else:
-            min_p = request.min_p if self.honours_min_p else 0.0
-            weights = _narrowed(request, logits / request.temperature, min_p)
-            token = self._draw(weights, request)
-        if not request.num_logprobs:
+            temperature = 1.0 if params.temperature is None else params.temperature
+            weights = self._narrowed(params, logits / temperature)
+            sums = weights.cumsum()
+            drawn = self._uniform(request) * sums[-1]
+            token = int(np.searchsorted(sums, drawn, side="right"))
+        if not params.logprobs:
             return token, None
-        return token, self._logprobs(logits, token, request.num_logprobs)
+        return token, self._logprobs(logits, token, params.logprobs)
 
     def _logprobs(self, logits: NDArray[np.float64], token: int, count: int) -> Logprobs:
         return _logprobs(logits, token, count)
 
     def _edit(self, request: LlmRequest, logits: NDArray[np.float64]) -> None:
-        if request.bias is not None:
-            logits += request.bias
+        params = request.params
+        if params.embedding_bias is not None:
+            logits += np.asarray(params.embedding_bias, dtype=np.float64)
         self._penalise(request, logits)
-        if request.bad_ids:
-            logits[request.bad_ids] = NO_WAY
-        if request.end_id >= 0 and self._counted_length(request) < request.min_tokens:
+        if request.end_id >= 0 and self._counted_length(request) < (params.min_tokens or 0):
             logits[request.end_id] = NO_WAY
         if request.guide is not None:
             allowed = request.guide.allowed(request.generated)
@@ -77,25 +77,32 @@ class TorchSampler:
     def _uniform(self, request: LlmRequest) -> float:
         return self._generator.random()
 
-    def _draw(self, weights: NDArray[np.float64], request: LlmRequest) -> int:
-        sums = weights.cumsum()
-        return int(np.searchsorted(sums, self._uniform(request) * sums[-1], side="right"))
+    def _narrowed(self, params: Any, logits: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return weights [vocab] of the tokens that remain after top_k and top_p."""
+        weights: NDArray[np.float64] = np.exp(logits - logits.max())
+        top_k = params.top_k or 0
+        if 0 < top_k < len(weights):
+            weights[weights < np.partition(weights, -top_k)[-top_k]] = 0.0
+        if params.top_p is not None and params.top_p < 1.0:
+            order = np.argsort(-weights, kind="stable")
+            sums = weights[order].cumsum() / weights.sum()
+            weights[order[1:][sums[:-1] >= params.top_p]] = 0.0
+        return weights
 
 
 class TRTLLMSampler(TorchSampler):
     """The C++ decoder's sampler: deprecated, but supports more parameters."""
 
-    honours_min_p = True
-
     def _penalise(self, request: LlmRequest, logits: NDArray[np.float64]) -> None:
-        repetition, presence, frequency = request.penalties
-        if repetition != 1.0:
-            seen = list(set(request.prompt) | set(request.generated))
-            values = logits[seen]
-            logits[seen] = np.where(values > 0, values / repetition, values * repetition)
-        if presence or frequency:
-            for token, count in Counter(request.generated).items():
-                logits[token] -= presence + frequency * count
+        params = request.params
+        repetition = params.repetition_penalty or 1.0
+        seen = list({*request.prompt, *request.generated})
+        values = logits[seen]
+        logits[seen] = np.where(values > 0, values / repetition, values * repetition)
+        for token, count in Counter(request.generated).items():
+            logits[token] -= (params.presence_penalty or 0.0) + (
+                params.frequency_penalty or 0.0
+            ) * count
 
     def _logprobs(self, logits: NDArray[np.float64], token: int, count: int) -> Logprobs:
         """Return only the chosen token's logprob, with rank 1 whatever its rank is."""
@@ -105,33 +112,24 @@ class TRTLLMSampler(TorchSampler):
         return len(request.generated)
 
     def _uniform(self, request: LlmRequest) -> float:
-        mixed = ((request.state ^ (request.seed * 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9) & _MASK
+        seed = request.params.seed or 0
+        mixed = ((request.state ^ (seed * 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9) & _MASK
         return ((mixed ^ (mixed >> 31)) >> 11 & ((1 << 53) - 1)) / (1 << 53)
 
-
-def _narrowed(
-    request: LlmRequest, logits: NDArray[np.float64], min_p: float
-) -> NDArray[np.float64]:
-    """Return weights [vocab] of the tokens that remain after top_k, top_p and min_p."""
-    weights: NDArray[np.float64] = np.exp(logits - logits.max())
-    if 0 < request.top_k < len(weights):
-        weights[weights < np.partition(weights, -request.top_k)[-request.top_k]] = 0.0
-    if request.top_p < 1.0:
-        order = np.argsort(-weights, kind="stable")
-        sums = weights[order].cumsum() / weights.sum()
-        weights[order[1:][sums[:-1] >= request.top_p]] = 0.0
-    if min_p:
-        weights[weights < min_p * weights.max()] = 0.0
-    return weights
+    def _narrowed(self, params: Any, logits: NDArray[np.float64]) -> NDArray[np.float64]:
+        weights = super()._narrowed(params, logits)
+        weights[weights < (params.min_p or 0.0) * weights.max()] = 0.0
+        return weights
 
 
 def _logprobs(logits: NDArray[np.float64], token: int, count: int) -> Logprobs:
     """Return logprobs of the `count` likeliest tokens, and of the chosen one with its rank."""
     top = logits.max()
     normaliser = top + float(np.log(np.exp(logits - top).sum()))
-    likeliest = np.argsort(-logits, kind="stable")[:count].tolist()
-    found = {int(i): (float(logits[i] - normaliser), rank + 1) for rank, i in enumerate(likeliest)}
-    if token not in found:
-        rank = 1 + int((logits > logits[token]).sum())
-        found[token] = (float(logits[token] - normaliser), rank)
-    return found
+    order = np.argsort(-logits, kind="stable").tolist()
+    ranked = {*order[:count], token}
+    return {
+        each: (float(logits[each] - normaliser), rank)
+        for rank, each in enumerate(order, start=1)
+        if each in ranked
+    }

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from tensorrt_llm._torch.pyexecutor.kv_cache_manager import KvCacheManager, block_keys
 from tensorrt_llm._torch.pyexecutor.llm_request import LlmRequest
-from tensorrt_llm.llmapi.llm_configs import CapacitySchedulerPolicy
+
+if TYPE_CHECKING:
+    from tensorrt_llm.llmapi.llm import EngineLimits
 
 
 @dataclass(slots=True)
@@ -19,8 +22,7 @@ class Scheduled:
 
     context: list[tuple[LlmRequest, int]] = field(default_factory=list)
     generation: list[tuple[LlmRequest, int]] = field(default_factory=list)
-    num_paused: int = 0
-    num_context_tokens: int = 0
+    has_paused: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -28,25 +30,11 @@ class Scheduled:
 
 
 class StepScheduler:
-    """Schedules the requests of a step. `max_tokens_per_decode` is above one with speculative
-    decoding."""
+    """Schedules the requests of a step."""
 
-    def __init__(
-        self,
-        pool: KvCacheManager,
-        *,
-        policy: CapacitySchedulerPolicy,
-        max_num_tokens: int,
-        is_chunked: bool,
-        is_reusing: bool,
-        max_tokens_per_decode: int,
-    ) -> None:
+    def __init__(self, pool: KvCacheManager, limits: EngineLimits) -> None:
         self._pool = pool
-        self._policy = policy
-        self._max_num_tokens = max_num_tokens
-        self._is_chunked = is_chunked
-        self._is_reusing = is_reusing
-        self._max_tokens_per_decode = max_tokens_per_decode
+        self._limits = limits
 
     def schedule(self, active: Iterable[LlmRequest]) -> Scheduled:
         """Choose requests in the order of activation, and take the pages that the step needs."""
@@ -55,43 +43,39 @@ class StepScheduler:
         for request in requests:
             if request.is_prefilled:
                 self._decode(request, requests, step)
-        budget = self._max_num_tokens - sum(count for _, count in step.generation)
+        budget = self._limits.max_num_tokens - sum(count for _, count in step.generation)
         free = self._pool.num_free - self._promised(requests)
-        is_static = self._policy is CapacitySchedulerPolicy.STATIC_BATCH
-        if is_static and step.generation:
-            return step
         for request in requests:
             if request.is_prefilled:
                 continue
             if not request.blocks:
-                free -= self._match(request)
-                if free < 0 or step.num_paused:
+                free -= self._needed(request)
+                if free < 0 or step.has_paused:
                     break
-            count = self._chunk(request, budget, is_first=not step.context)
+            count = self._chunk(request, budget)
             if count == 0:
                 break
             if not request.blocks:
                 self._start(request)
                 count = min(count, request.num_tokens_to_compute)
             step.context.append((request, count))
-            step.num_context_tokens += count
             budget -= count
         return step
 
-    def _blocks(self, num_tokens: int) -> int:
+    def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._pool.tokens_per_block)
 
     def _decode(self, request: LlmRequest, requests: list[LlmRequest], step: Scheduled) -> None:
         count = 1
-        if self._max_tokens_per_decode > 1:
+        if self._limits.max_draft_len:
             left = request.max_tokens - len(request.generated)
-            count = min(left, 1 + request.state % self._max_tokens_per_decode)
-        missing = self._blocks(request.num_computed + count) - len(request.blocks)
+            count = min(left, 1 + request.state % (1 + self._limits.max_draft_len))
+        missing = self._num_blocks(request.num_computed + count) - len(request.blocks)
         while missing > self._pool.num_free and request.blocks:
             # The latest request is paused first, even if it is this one.
             victim = next(other for other in reversed(requests) if other.blocks)
             self._pause(victim)
-            step.num_paused += 1
+            step.has_paused = True
             step.generation = [entry for entry in step.generation if entry[0] is not victim]
         if request.blocks:
             request.blocks += self._pool.take(max(0, missing))
@@ -105,41 +89,37 @@ class StepScheduler:
 
     def _promised(self, requests: list[LlmRequest]) -> int:
         """Return the pages that running requests may still need."""
-        if self._policy is CapacitySchedulerPolicy.MAX_UTILIZATION:
+        if self._limits.may_pause:
             return 0
         return sum(
-            max(0, self._blocks(len(request.prompt) + request.max_tokens) - len(request.blocks))
+            max(0, self._num_blocks(len(request.prompt) + request.max_tokens) - len(request.blocks))
             for request in requests
             if request.blocks
         )
 
-    def _match(self, request: LlmRequest) -> int:
+    def _needed(self, request: LlmRequest) -> int:
         """Return the free pages that admitting the request uses."""
-        if self._is_reusing and not request.block_keys:
+        if self._limits.is_reusing and not request.block_keys:
             # The last token is always computed, for its logits.
             request.block_keys = block_keys(
                 request.reuse_root, request.prompt[:-1], self._pool.tokens_per_block
             )
-        found = self._pool.match(request.block_keys)
-        if self._policy is not CapacitySchedulerPolicy.MAX_UTILIZATION:
+        if not self._limits.may_pause:
             # All pages count: this release gives no credit for reusable pages before a request
             # has begun (NVIDIA PR #11637 added that).
-            return self._blocks(len(request.prompt) + request.max_tokens)
+            return self._num_blocks(len(request.prompt) + request.max_tokens)
+        found = self._pool.match(request.block_keys)
         length = len(request.prompt) + len(request.generated)
-        return self._blocks(length) - len(found) + self._pool.num_unheld(found)
+        return self._num_blocks(length) - len(found) + self._pool.num_unheld(found)
 
-    def _chunk(self, request: LlmRequest, budget: int, *, is_first: bool) -> int:
+    def _chunk(self, request: LlmRequest, budget: int) -> int:
         """Return the tokens of a prompt to compute now."""
         left = request.num_tokens_to_compute
-        if not request.blocks and self._is_reusing:
+        if not request.blocks:
             left -= len(self._pool.match(request.block_keys)) * self._pool.tokens_per_block
         if left <= budget:
             return left
-        if self._is_chunked:
-            unit = min(self._pool.tokens_per_block, self._max_num_tokens)
-            return budget - budget % unit
-        # After preemption, prompt and output may exceed any step's budget; the request runs alone.
-        return left if is_first and request.generated else 0
+        return budget - budget % min(self._pool.tokens_per_block, self._limits.max_num_tokens)
 
     def _start(self, request: LlmRequest) -> None:
         found = self._pool.match(request.block_keys)
@@ -149,4 +129,4 @@ class StepScheduler:
         if not request.generated:
             request.cached_tokens = request.num_computed
         length = len(request.prompt) + len(request.generated)
-        request.blocks = found + self._pool.take(self._blocks(length) - len(found))
+        request.blocks = found + self._pool.take(self._num_blocks(length) - len(found))

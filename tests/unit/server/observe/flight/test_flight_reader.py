@@ -25,7 +25,8 @@ from penstock.server.observe.flight.layout import (
 from penstock.server.observe.flight.memory import EVENT_RING, STEP_RING, RingMemory, create_memory
 from penstock.server.observe.flight.reader import FlightReader, dump
 from penstock.server.observe.flight.writer import FlightWriter
-from support.flights import Flown, make_facts, play
+from support.flights import Flown, play
+from support.reports import make_facts
 
 
 @pytest.fixture

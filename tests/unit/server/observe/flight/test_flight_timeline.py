@@ -8,12 +8,19 @@ import pytest
 
 from penstock.scheduler.events import Preempted
 from penstock.scheduler.executor import ExecutorDied
+from penstock.server.observe.flight.histories import histories_of
 from penstock.server.observe.flight.layout import EVENT, STEP, EventKind
-from penstock.server.observe.flight.lives import lives_of
 from penstock.server.observe.flight.reader import FlightReader, Recording
-from penstock.server.observe.flight.timeline import ENGINE, QUEUE, SLOTS, Lanes, timeline_json
+from penstock.server.observe.flight.timeline import (
+    ENGINE,
+    QUEUE,
+    SLOTS,
+    TimelineLanes,
+    timeline_json,
+)
 from penstock.tools.timeline.summary import step_seconds, summary_lines
-from support.flights import Flown, make_facts, parsed, play
+from support.flights import Flown, parsed, play
+from support.reports import make_facts
 from support.trace_laws import check_trace
 
 STEPS = 1_000_001
@@ -167,7 +174,7 @@ def test_a_life_without_its_beginning_begins_with_the_recording() -> None:
         copied_s=0.0,
     )
 
-    first, second = lives_of(recording)
+    first, second = histories_of(recording)
 
     assert first.name == "request 1"
     assert [(s.slot, s.start_s, s.end_s, s.is_cut) for s in first.stays] == [(3, 10.0, 12.0, True)]
@@ -188,7 +195,7 @@ def test_steps_in_flight_at_once_share_the_device() -> None:
 
 
 def test_as_many_lanes_as_are_open_at_once() -> None:
-    lanes = Lanes()
+    lanes = TimelineLanes()
     spans = [(0.0, 5.0), (1.0, 2.0), (1.5, 9.0), (3.0, 4.0), (5.5, 6.0), (6.5, 7.0)]
     taken = [lanes.take(*span) for span in spans]
     assert taken == [0, 1, 2, 1, 1, 0]

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from penstock.executor.simulated.pace import VirtualClock
-from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Admitted, Failed, Finished, Preempted
+from penstock.scheduler.events import Admitted, Completed, Failed, Preempted
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.server.observe.flight.layout import (
     EVENT,
@@ -30,7 +29,8 @@ from penstock.server.observe.listeners import EngineListeners
 from penstock.server.observe.recording.recorder import Recorder
 from penstock.server.tenants import engine_request_id
 from support.core import FakeClock, make_spec
-from support.flights import Flown, make_executor, make_facts, play
+from support.flights import Flown, make_executor, play
+from support.reports import make_facts
 from support.self_paced import make_self_paced
 
 GAMES = [(1, 11), (1, 12), (2, 13), (2, 14)]
@@ -186,21 +186,8 @@ def test_events_tell_each_life_in_its_slot(depth: int, seed: int) -> None:
 
 def test_a_cached_prefix_is_counted_at_the_first_token() -> None:
     flown = Flown()
-    ids = np.arange(48, dtype=np.int32)
-    hashes = hash_blocks(ids, 16, chain_root(b"s"))
     for key in (1, 2):
-        flown.engine.submit(
-            (
-                RequestSpec(
-                    key=key,
-                    request_id=str(key),
-                    prompt_ids=ids,
-                    max_tokens=2,
-                    hash_salt=b"s",
-                    block_hashes=hashes,
-                ),
-            )
-        )
+        flown.engine.submit((make_spec(key, range(48), max_tokens=2, block_size=16),))
         flown.finish()
 
     recording = flown.recording()
@@ -343,12 +330,12 @@ def test_a_fault_of_the_recorder_ends_the_recording_alone(
     def broken(*_: object) -> None:
         raise ValueError("a fault")
 
-    monkeypatch.setattr(flown.writer, "note_turn", broken)
+    monkeypatch.setattr(flown.writer, "note_iteration", broken)
     monkeypatch.setattr(flown.writer, "note_launch", broken)
     with caplog.at_level(logging.ERROR):
         flown.finish()
 
-    assert isinstance(flown.ends[1], Finished)
+    assert isinstance(flown.ends[1], Completed)
     assert flown.num_output[1] == 5
     # Stated once, not for each step.
     assert len(caplog.records) == 1

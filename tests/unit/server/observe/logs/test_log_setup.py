@@ -17,7 +17,7 @@ import logging, sys, threading
 from penstock.server.observe.logs import configure_logging
 configure_logging("front", "info", form=sys.argv[1])
 CANARY = "-".join(("canary", "of", "a", "prompt"))
-log = logging.getLogger("here")
+logger = logging.getLogger("here")
 class Shy:
     def __str__(self):
         raise ValueError(CANARY)
@@ -38,7 +38,7 @@ ENDS = {
 try:
     fail()
 except ValueError:
-    log.exception("failed")
+    logger.exception("failed")
 """, 0, "failed"),
     "task": ("""
 import asyncio, gc
@@ -82,7 +82,7 @@ def test_no_words_of_an_exception_on_any_way_to_stderr(name: str, form: str) -> 
 
 
 def test_a_line_that_cannot_be_written_does_not_show_its_arguments() -> None:
-    code, lines = said("log.error('%d', CANARY)", "text")
+    code, lines = said("logger.error('%d', CANARY)", "text")
     assert code == 0
     assert [line for line in lines if line.endswith(" is lost: TypeError")]
     assert not [line for line in lines if CANARY in line]

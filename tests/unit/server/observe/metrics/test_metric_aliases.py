@@ -6,7 +6,8 @@ import pytest
 
 from penstock.server.observe.metrics.exposition import DIALECTS, Exposition
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
-from support.metric_samples import beat, outcome, read, record, steps
+from support.metric_samples import read
+from support.reports import beat, outcome, record, steps
 
 
 def told() -> ServiceMetrics:

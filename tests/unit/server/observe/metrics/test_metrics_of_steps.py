@@ -7,7 +7,8 @@ from typing import Any
 from penstock.scheduler.events import WaitReason
 from penstock.server.link.board import LoadState
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
-from support.metric_samples import beat, engine_hello, read, steps, value
+from support.metric_samples import read, value
+from support.reports import beat, engine_hello, steps
 
 FULL = {
     "num_running": 4, "num_waiting": 2, "num_waiting_tokens": 99, "num_used_blocks": 10,

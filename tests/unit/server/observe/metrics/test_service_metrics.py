@@ -14,17 +14,8 @@ from penstock.server.observe.metrics.catalogue import CATALOGUE
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.request_record import RequestOptions, Segment, SegmentKind
 from penstock.v1 import generation_service_pb2, model_service_pb2
-from support.metric_samples import (
-    GENERATE,
-    beat,
-    names,
-    outcome,
-    read,
-    record,
-    steps,
-    total,
-    value,
-)
+from support.metric_samples import names, read, total, value
+from support.reports import GENERATE, beat, outcome, record, steps
 
 
 def service_metrics(**settings: object) -> ServiceMetrics:

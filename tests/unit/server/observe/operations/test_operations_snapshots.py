@@ -7,19 +7,25 @@ from typing import Any
 
 import pytest
 
+from penstock.server.observe.frames import Heartbeat, OutcomeCount
 from penstock.server.observe.operations.snapshots import SnapshotMaker
-from support.metric_samples import engine_hello, outcome
-from support.operations_server import Ticks, beat, step_rows
-from support.request_records import request_record
+from support import reports
+from support.core import FakeClock
+from support.reports import engine_hello, outcome, request_record, steps_at
+
+
+def beat(front_id: int, *outcomes: OutcomeCount, **changes: Any) -> Heartbeat:
+    """Return a report of a front that has two requests."""
+    return reports.beat(front_id, *outcomes, **{"num_streams": 2, "num_live": 2, **changes})
 
 
 @pytest.fixture
-def clock() -> Ticks:
-    return Ticks(1000.0)
+def clock() -> FakeClock:
+    return FakeClock(1000.0)
 
 
 @pytest.fixture
-def maker(clock: Ticks) -> SnapshotMaker:
+def maker(clock: FakeClock) -> SnapshotMaker:
     maker = SnapshotMaker(
         "tiny",
         max_num_batched_tokens=2048,
@@ -53,7 +59,7 @@ def test_before_anybody_spoke(maker: SnapshotMaker) -> None:
 
 
 def test_steps_tell_load_and_speed(maker: SnapshotMaker) -> None:
-    rows = step_rows(
+    rows = steps_at(
         100,
         lambda index: 990.0 + index * 0.1,
         num_tokens=4,
@@ -83,7 +89,7 @@ def test_steps_tell_load_and_speed(maker: SnapshotMaker) -> None:
 
 
 def test_steps_in_flight_together_do_not_count_their_time_twice(maker: SnapshotMaker) -> None:
-    rows = step_rows(10, lambda index: 999.0 + index * 0.004)  # each takes 10 ms
+    rows = steps_at(10, lambda index: 999.0 + index * 0.004)  # each takes 10 ms
     maker.take_steps(1, rows[:5], 0)
     maker.take_steps(1, rows[5:], 0)
 
@@ -105,12 +111,12 @@ def test_records_tell_latencies_of_those_they_concern(maker: SnapshotMaker) -> N
 
 
 def queue_up(maker: SnapshotMaker, num_waiting: int, num_running: int = 8) -> None:
-    rows = step_rows(1, lambda _: 999.9, num_running=num_running, num_waiting=num_waiting)
+    rows = steps_at(1, lambda _: 999.9, num_running=num_running, num_waiting=num_waiting)
     maker.take_steps(1, rows, 0)
 
 
 def test_the_wait_is_what_the_newest_in_the_queue_was_foretold(
-    maker: SnapshotMaker, clock: Ticks
+    maker: SnapshotMaker, clock: FakeClock
 ) -> None:
     """Recently ended requests arrived at an empty queue: their estimates do not describe the
     current one.
@@ -201,7 +207,7 @@ def test_many_lives_are_added_up_and_forgotten(maker: SnapshotMaker) -> None:
 
 def test_an_engine_that_is_down_runs_nothing(maker: SnapshotMaker) -> None:
     maker.take_heartbeat(beat(1, epoch=1))
-    maker.take_steps(1, step_rows(1, lambda _: 999.9, num_running=4, num_used_blocks=9), 0)
+    maker.take_steps(1, steps_at(1, lambda _: 999.9, num_running=4, num_used_blocks=9), 0)
     assert (model_of(maker).is_up, model_of(maker).num_processing) == (True, 4)
 
     maker.take_heartbeat(beat(1, epoch=1, is_engine_up=False))
@@ -209,17 +215,17 @@ def test_an_engine_that_is_down_runs_nothing(maker: SnapshotMaker) -> None:
     assert (model.is_up, model.num_processing, model.cache.num_used_blocks) == (False, 0, 0)
 
     maker.take_heartbeat(beat(1, epoch=2))
-    maker.take_steps(2, step_rows(1, lambda _: 999.9, num_running=3), 0)
-    maker.take_steps(1, step_rows(1, lambda _: 999.8, num_running=7), 0)  # the old one's last
+    maker.take_steps(2, steps_at(1, lambda _: 999.9, num_running=3), 0)
+    maker.take_steps(1, steps_at(1, lambda _: 999.8, num_running=7), 0)  # the old one's last
     model = model_of(maker)
     assert (model.epoch, model.num_engine_restarts, model.num_processing) == (2, 1, 3)
 
 
 def test_nobody_is_said_to_run_when_no_front_has_a_request(
-    maker: SnapshotMaker, clock: Ticks
+    maker: SnapshotMaker, clock: FakeClock
 ) -> None:
     maker.take_steps(
-        1, step_rows(1, lambda _: 1000.0, num_running=4, num_used_blocks=9, num_free_blocks=1), 0
+        1, steps_at(1, lambda _: 1000.0, num_running=4, num_used_blocks=9, num_free_blocks=1), 0
     )
     maker.take_heartbeat(beat(1, num_live=0))  # as young as the step: it may not have received
     assert model_of(maker).num_processing == 4

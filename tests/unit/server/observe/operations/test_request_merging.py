@@ -10,7 +10,7 @@ from penstock.scheduler.state import RequestState
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.operations.snapshot import PhaseChange, RequestView, merge
 from penstock.server.tenants import engine_request_id
-from support.operations_server import front_view, live_view
+from support.reports import front_view, live_view
 
 PENDING = RequestState.PENDING
 

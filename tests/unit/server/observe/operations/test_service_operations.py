@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.scheduler.live_view import LiveView
-from penstock.server.link.control_frames import Drain, FromChild, LogLevel
+from penstock.server.link.control_frames import Drain, FromChild, SetLogLevel
 from penstock.server.link.frames import Command, CommandKind, CommandResult
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.observe.frames import FrontView
@@ -73,7 +73,7 @@ class Fakes:
     def carry_out(self, order: Command, answer: Callable[[CommandResult], None]) -> None:
         answer(self.told("observer", order.kind, order.argument))
 
-    def tell_supervisor(self, frame: FromChild) -> None:
+    def send_to_supervisor(self, frame: FromChild) -> None:
         self.messages.append(frame)
 
     def copied(self) -> bytes:
@@ -116,7 +116,7 @@ def desk_of(fakes: Fakes, *, has_recorder: bool = True) -> Operations:
         flight=others if has_recorder else None,
         merge=fakes.merge,
         carry_out=fakes.carry_out,
-        tell_supervisor=fakes.tell_supervisor,
+        send_to_supervisor=fakes.send_to_supervisor,
     )
 
 
@@ -138,7 +138,7 @@ async def test_without_an_engine_the_fronts_are_shown_and_without_anybody_that_i
     fakes.engine_problem = EngineUnavailable("the engine is down")
     assert await desk_of(fakes).live_requests() == ()
     fakes.is_whole = False
-    with pytest.raises(OperationsError, match="no process answers: the engine is down"):
+    with pytest.raises(OperationsError, match="no process responds: the engine is down"):
         await desk_of(fakes).live_requests()
 
 
@@ -160,7 +160,7 @@ async def test_a_log_level_goes_to_every_process() -> None:
     assert {(kind, argument) for _, kind, argument in fakes.orders} == {
         (CommandKind.LOG_LEVEL, "debug")
     }
-    assert fakes.messages == [LogLevel(level="debug")]
+    assert fakes.messages == [SetLogLevel(level="debug")]
     with pytest.raises(OperationsError, match="level must be one of debug, info, warning, error"):
         await desk_of(fakes).set_log_level("loud")
 

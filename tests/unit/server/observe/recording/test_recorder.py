@@ -12,65 +12,47 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
-from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.simulated.pace import VirtualClock
-from penstock.scheduler.batch import Batch
-from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import SchedulerConfig
-from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
-from penstock.scheduler.events import Finished, StepEvents
+from penstock.scheduler.events import Completed, StepEvents
 from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.slot_arrays import SlotArrays
 from penstock.server.observe.recording.recorder import Recorder, RecordFile, open_pair
 from penstock.tools.simulation.calibration import calibrate
-from penstock.tools.simulation.settings import Policy, SimulationConfig
+from penstock.tools.simulation.settings import BatchingPolicy, SimulationConfig
 from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import summarise
 from penstock.tools.simulation.trace_files import read_trace
+from support.batches import batch_of
+from support.core import make_spec
+from support.flights import COST, make_executor
 
-COST = CostModel(step_s=0.003, prefill_token_s=40e-6, decode_slot_s=100e-6, context_token_s=200e-9)
 NAMES = ("steps", "requests")
 
 
-def make_executor(clock: VirtualClock, depth: int = 1) -> SimulatedExecutor:
-    config = ExecutorConfig(
-        kind=ExecutorKind.SIMULATED,
-        num_blocks=512,
-        max_num_seqs=8,
-        max_seq_len=2048,
-        pipeline_depth=depth,
-        simulated=SimulatedConfig(cost=COST),
-    )
-    return SimulatedExecutor(config, pacer=clock)
+def prompt_of(key: int, length: int) -> list[int]:
+    """Return a prompt whose first 48 tokens all requests share, or all if it is shorter."""
+    return [*range(48), *[key] * length][:length]
 
 
-def make_spec(key: int, num_prompt: int, num_output: int, arrival_s: float) -> RequestSpec:
-    # All share their first 48 tokens, or all if they are shorter.
-    ids = np.concatenate((np.arange(48), np.full(num_prompt, key)))[:num_prompt].astype(np.int32)
-    return RequestSpec(
-        key=key,
-        request_id=str(key),
-        prompt_ids=ids,
-        max_tokens=num_output,
-        arrival_s=arrival_s,
-        hash_salt=b"s",
-        block_hashes=hash_blocks(ids, 16, chain_root(b"s")),
-    )
+def spec_of(key: int, num_prompt: int, num_output: int, arrival_s: float) -> RequestSpec:
+    prompt = prompt_of(key, num_prompt)
+    return make_spec(key, prompt, max_tokens=num_output, block_size=16, arrival_s=arrival_s)
 
 
 def served(folder: Path, depth: int = 1) -> list[tuple[int, int]]:
     """Run sixty requests through a recorded engine; return their lengths."""
     clock = VirtualClock()
     recorder = Recorder(folder, block_size=16)
-    engine = Engine(make_executor(clock, depth), SchedulerConfig(), clock, recorder)
+    executor = make_executor(clock, depth=depth, num_blocks=512)
+    engine = Engine(executor, SchedulerConfig(), clock, recorder)
     random = np.random.default_rng(5)
     lengths = [(int(random.integers(8, 600)), int(random.integers(1, 40))) for _ in range(60)]
     for key, (num_prompt, num_output) in enumerate(lengths, 1):
         # A front stamped it while the step before was running.
-        engine.submit((make_spec(key, num_prompt, num_output, max(0.0, clock() - 1e-4)),))
+        engine.submit((spec_of(key, num_prompt, num_output, max(0.0, clock() - 1e-4)),))
         for _ in range(int(random.integers(1, 8))):
             engine.step()
     while engine.has_work:
@@ -96,7 +78,7 @@ def test_a_recorded_run_is_replayed_step_by_step(tmp_path: Path) -> None:
     served(tmp_path)
     trace = list(read_trace(tmp_path / "requests.jsonl"))
     config = SimulationConfig(
-        policy=Policy.FAIR,
+        policy=BatchingPolicy.FAIR,
         cost=COST,
         max_num_seqs=8,
         num_blocks=512,
@@ -162,19 +144,12 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
     assert file.path.read_text() == "before\n1234567\n"
 
 
-def note_turn(
+def note_iteration(
     recorder: Recorder, begun_s: float = 1.0, updated_s: float = 1.25, num_running: int = 0
 ) -> None:
     """Record a step of three rows: a prompt of one token, two decodes."""
-    batch = Batch(
-        step=1,
-        arrays=SlotArrays(num_slots=3, max_seq_len=16, block_size=16),
-        slots=np.arange(3, dtype=np.int32),
-        num_tokens=np.ones(3, dtype=np.int32),
-        starts=np.zeros(3, dtype=np.int32),
-        num_decodes=2,
-        sampled_slots=np.arange(3, dtype=np.int32),
-    )
+    arrays = SlotArrays(num_slots=3, max_seq_len=16, block_size=16)
+    batch = batch_of(arrays, [(0, 0, 1), (1, 0, 1), (2, 0, 1)], num_decodes=2)
     note = StepNote(
         *(batch, begun_s, begun_s, 1, 3, math.nan, None, updated_s, updated_s),
         *(num_running, 0, 0, 0, 0, 0),
@@ -183,20 +158,20 @@ def note_turn(
         step=1,
         at_s=updated_s,
         keys=np.array([1], dtype=np.int64),
-        ends=(Finished(key=1, at_s=0.0, reason=FinishReason.STOP),),
+        ends=(Completed(key=1, at_s=0.0, reason=FinishReason.STOP),),
     )
-    recorder.note_turn(events, note)
+    recorder.note_iteration(events, note)
 
 
 def test_a_step_lasts_from_the_end_of_the_one_before_while_there_is_work(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, block_size=16)
 
-    note_turn(recorder, 1.0, 2.0, num_running=1)
-    note_turn(recorder, 2.5, 4.0)  # half a second of frames before it was begun
-    note_turn(recorder, 8.0, 9.0, num_running=1)  # there was nothing to do
-    recorder.note_turn(StepEvents(step=1, at_s=9.5), None)  # nothing could run
-    note_turn(recorder, 11.0, 12.0, num_running=1)
-    note_turn(recorder, 11.5, 13.0)  # launched before the one before it ended
+    note_iteration(recorder, 1.0, 2.0, num_running=1)
+    note_iteration(recorder, 2.5, 4.0)  # half a second of frames before it was begun
+    note_iteration(recorder, 8.0, 9.0, num_running=1)  # there was nothing to do
+    recorder.note_iteration(StepEvents(step=1, at_s=9.5), None)  # nothing could run
+    note_iteration(recorder, 11.0, 12.0, num_running=1)
+    note_iteration(recorder, 11.5, 13.0)  # launched before the one before it ended
     recorder.close()
 
     lines = (tmp_path / "steps.jsonl").read_text().splitlines()
@@ -206,7 +181,7 @@ def test_a_step_lasts_from_the_end_of_the_one_before_while_there_is_work(tmp_pat
 def test_steps_of_a_self_paced_executor_have_no_time(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, block_size=16, is_self_paced=True)
 
-    note_turn(recorder)
+    note_iteration(recorder)
     recorder.close()
 
     assert (tmp_path / "steps.jsonl").read_text() == ""
@@ -223,7 +198,7 @@ def test_a_disk_that_fails_is_told_once_and_serving_goes_on(
     monkeypatch.setattr(os, "write", fail)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            note_turn(recorder)
+            note_iteration(recorder)
             recorder.drain()
         recorder.close()
 
@@ -240,7 +215,7 @@ def test_a_disk_that_does_not_keep_up_ends_the_recording(
 
     with caplog.at_level(logging.WARNING):
         for _ in range(4):
-            note_turn(recorder)
+            note_iteration(recorder)
 
     assert not recorder.is_recording
     assert len(caplog.records) == 1
@@ -251,8 +226,8 @@ def test_a_disk_that_does_not_keep_up_ends_the_recording(
 def test_two_full_files_end_the_recording(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder(tmp_path, block_size=16, max_bytes=10)
 
-    recorder.note_submit((make_spec(1, 20, 2, 0.0),))
-    note_turn(recorder)
+    recorder.note_submit((spec_of(1, 20, 2, 0.0),))
+    note_iteration(recorder)
     recorder.drain()
 
     assert not recorder.is_recording
@@ -265,11 +240,11 @@ def test_its_thread_writes_all_before_it_ends(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, block_size=16)
     recorder.start()
 
-    recorder.note_submit((make_spec(1, 20, 2, 0.0),))
-    note_turn(recorder)
+    recorder.note_submit((spec_of(1, 20, 2, 0.0),))
+    note_iteration(recorder)
     recorder.close()
     recorder.close()
-    note_turn(recorder)
+    note_iteration(recorder)
 
     assert (tmp_path / "steps.jsonl").read_text() == (
         '{"n_prefill": 1, "n_decode": 2, "n_context": 3, "seconds": 0.25}\n'

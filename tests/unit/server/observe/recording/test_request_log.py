@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.scheduler.block_hash import chain_root, hash_blocks
-from penstock.scheduler.events import Failed, Finished
+from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.server.observe.recording.request_log import RequestLog
 
@@ -30,7 +30,7 @@ def shared(key: int, prompt: list[int], salt: bytes = b"s") -> RequestSpec:
 
 def ran(requests: RequestLog, key: int, num_tokens: int) -> None:
     requests.tokens(np.full(num_tokens, key, dtype=np.int64))
-    requests.end(Finished(key=key, at_s=0.0, reason=FinishReason.LENGTH))
+    requests.end(Completed(key=key, at_s=0.0, reason=FinishReason.LENGTH))
 
 
 def test_times_count_from_the_first_arrival_and_deadlines_from_their_own() -> None:
@@ -103,9 +103,9 @@ def test_who_has_no_output_for_another_reason_is_left_out() -> None:
     requests = log()
     requests.submit(tuple(spec(key) for key in (1, 2, 3, 4)))
     requests.end(Failed(key=1, at_s=0.0, reason=FailureReason.PROMPT_TOO_LONG))
-    requests.end(Finished(key=2, at_s=0.0, reason=FinishReason.CANCELLED))
+    requests.end(Completed(key=2, at_s=0.0, reason=FinishReason.CANCELLED))
     requests.tokens(np.array([3, 3, 4], dtype=np.int64))
-    requests.end(Finished(key=3, at_s=0.0, reason=FinishReason.CANCELLED))
+    requests.end(Completed(key=3, at_s=0.0, reason=FinishReason.CANCELLED))
     requests.end(Failed(key=4, at_s=0.0, reason=FailureReason.DEADLINE_EXCEEDED))
 
     assert [one.num_output_tokens for one in requests.take()] == [2, 1]

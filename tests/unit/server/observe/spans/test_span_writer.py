@@ -19,7 +19,7 @@ from penstock.server.observe.spans import keys
 from penstock.server.observe.spans.attributes import MAX_TEXT, start_attributes
 from penstock.server.observe.spans.span_writer import MAX_CHILDREN
 from penstock.server.observe.status_codes import is_server_error, status_name
-from support.request_records import (
+from support.reports import (
     GENERATE,
     STAY,
     preempted_record,

@@ -26,7 +26,7 @@ from penstock.server.observe.spans.sampler import (
     reason_to_keep,
     sampler_from,
 )
-from support.request_records import preempted_record, refused_record, request_record
+from support.reports import preempted_record, refused_record, request_record
 
 CONFIG = TracingConfig(is_on=True, slow_ttft_s=1.0, slow_s=10.0)
 

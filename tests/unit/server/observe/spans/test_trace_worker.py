@@ -31,9 +31,8 @@ from penstock.server.observe.spans.variables import (
     max_batch_spans,
     max_queue_spans,
 )
-from support.request_records import request_record
-
-LIMIT_S = 60.0
+from support.patience import PATIENCE_S
+from support.reports import request_record
 
 
 class Stage:
@@ -47,7 +46,7 @@ class Stage:
     def write(self, record: RequestRecord) -> bool:
         """Keep odd requests; fail to write number 13."""
         self.has_begun.set()
-        assert self.is_open.wait(LIMIT_S)
+        assert self.is_open.wait(PATIENCE_S)
         if record.sequence == 13:
             raise ValueError(f"{record.request_id}: secret text")
         self.written.append(record.request_id)
@@ -66,7 +65,7 @@ def test_records_are_written_in_order_and_counted() -> None:
     worker.put(records(1, 3))
     worker.put([])
     worker.put(records(4, 5))
-    assert worker.finish(LIMIT_S)
+    assert worker.finish(PATIENCE_S)
     assert stage.written == [f"request-{number}" for number in range(1, 6)]
     assert tally.counts() == dict.fromkeys(NAMES, 0) | {"traces_kept": 3, "traces_sampled_out": 2}
 
@@ -76,12 +75,12 @@ def test_what_finds_the_queue_full_is_dropped_and_counted() -> None:
     worker = TraceWorker(stage.write, tally, max_queued=4)
     worker.start()
     worker.put(records(1, 1))
-    assert stage.has_begun.wait(LIMIT_S)
+    assert stage.has_begun.wait(PATIENCE_S)
     worker.put(records(2, 8))
     worker.put(records(9, 10))
     assert tally.counts()["traces_dropped_queue_full"] == 5
     stage.is_open.set()
-    assert worker.finish(LIMIT_S)
+    assert worker.finish(PATIENCE_S)
     assert stage.written == [f"request-{number}" for number in range(1, 6)]
 
 
@@ -94,7 +93,7 @@ def test_a_record_that_cannot_be_written_costs_only_itself(
     with caplog.at_level(logging.ERROR):
         worker.start()
         worker.put([*records(13, 13), *records(13, 15)])
-        assert worker.finish(LIMIT_S)
+        assert worker.finish(PATIENCE_S)
     assert stage.written == ["request-14", "request-15"]
     assert tally.counts()["traces_dropped_unwritable"] == 2
     assert [record.getMessage() for record in caplog.records] == [
@@ -108,13 +107,13 @@ def test_a_worker_that_hangs_is_given_up() -> None:
     worker = TraceWorker(stage.write, tally)
     worker.start()
     worker.put(records(1, 9))
-    assert stage.has_begun.wait(LIMIT_S)
+    assert stage.has_begun.wait(PATIENCE_S)
     assert not worker.finish(0.01)
     worker.give_up()
     worker.put(records(10, 11))
     assert tally.counts()["traces_dropped_closing"] == 8 + 2
     stage.is_open.set()
-    assert worker.finish(LIMIT_S)
+    assert worker.finish(PATIENCE_S)
     assert stage.written == ["request-1"]
 
 
@@ -126,12 +125,12 @@ def test_a_room_lets_in_as_many_as_it_holds() -> None:
     waiting = threading.Thread(target=lambda: answers.append(slots.enter()))
     waiting.start()
     assert slots.leave(1)
-    waiting.join(LIMIT_S)
+    waiting.join(PATIENCE_S)
     assert answers == [True]
     late = threading.Thread(target=lambda: answers.append(slots.enter()))
     late.start()
     slots.close()
-    late.join(LIMIT_S)
+    late.join(PATIENCE_S)
     assert answers == [True, False]
     assert slots.leave(1)
     assert slots.arrive(1)
@@ -267,5 +266,5 @@ def test_what_became_of_traces_is_told_at_the_end(caplog: pytest.LogCaptureFixtu
     )
     tracing.take_records(records(1, 3))
     with caplog.at_level(logging.INFO, "penstock.server.observe.spans.export"):
-        tracing.close(LIMIT_S)
+        tracing.close(PATIENCE_S)
     assert caplog.messages == ["traces and spans, from start to end: traces_kept 3"]

@@ -1,14 +1,14 @@
 /* Attention of a step's rows over the pages: decode rows and chunk rows in one parallel loop.
  *
- * An item is a tile of query rows (the queries of a key head are rows of one matrix, chunk tokens
- * times group) of one key head or, where the rows are few, of several, and a range of keys. Keys
- * come in tiles, by one pointer each, so that no block size is special; an item takes its heads in
- * turn over each tile, because the heads of a block lie together. The softmax is kept running, in
- * float32. Few rows take dot products, more of them a matrix product over a transposed tile. Only
- * keys that some row of the item sees are read: what lies behind a sequence's end reaches nobody.
+ * A work item is a tile of query rows and a range of keys. The query rows are those of one key head
+ * (chunk tokens times group) or, for few rows, of several key heads. Keys are accessed in tiles
+ * with one pointer per key, so any block size works. An item processes all its heads for each tile,
+ * because the heads of a block are adjacent in memory. The softmax is computed online, in float32.
+ * Few rows use dot products, more rows a matrix product with a transposed tile. Only keys that are
+ * visible to some row of the item are read, so memory past the end of a sequence has no effect.
  *
- * A sequence of few rows is split at fixed places, so a result depends neither on the number of
- * threads nor on what else the step holds. */
+ * A sequence with few rows is split at fixed positions, so a result depends neither on the number
+ * of threads nor on the other rows of the step. */
 #include "kernels.h"
 #include "matrix_product.h"
 #include "norm.h"
@@ -17,23 +17,23 @@
 #include <stdlib.h>
 
 enum {
-  ROWS = 32,       /* query rows of an item, of all its heads */
-  FEW_ROWS = 8,    /* so few that values are better widened for each block of rows anew */
-  PART_KEYS = 512, /* keys of one part of a sequence of few rows */
-  ITEMS_PER_THREAD = 6, /* at least, where heads can be told apart */
+  ROWS = 32,       /* query rows of an item, over all its heads */
+  FEW_ROWS = 8,    /* up to this, values are widened again for each block of rows */
+  PART_KEYS = 512, /* keys per part of a sequence with few rows */
+  ITEMS_PER_THREAD = 6, /* minimum, if there are enough heads to separate */
   MAX_DIM = 512,
 };
-int omp_get_max_threads(void); /* without omp.h, which not every compiler comes with */
+int omp_get_max_threads(void); /* declared here: not every compiler has omp.h */
 
-static const float LOWEST = -1e30f; /* the greatest score of none; finite, for differences */
-static const int64_t MIN_PARALLEL_WORK = 1 << 18; /* fewer products end before threads wake */
+static const float LOWEST = -1e30f; /* initial maximum; finite, so that differences are */
+static const int64_t MIN_PARALLEL_WORK = 1 << 18; /* below this, waking threads costs more */
 
 typedef struct {
   int64_t row;
   int64_t first_head, num_heads; /* key heads */
-  int64_t first, last;           /* query rows of each: token * group + query head of the group */
+  int64_t first, last;           /* query rows per head: token * group + query head in group */
   int64_t low, high;             /* positions of keys */
-  float *partial;      /* where a part's sums go; NULL: the item is whole */
+  float *partial;      /* destination of a part's sums; NULL: not split */
   bool takes_sinks;
 } Item;
 
@@ -44,11 +44,11 @@ typedef struct {
   char *out;
   int64_t query_token, query_head, out_token, out_head;
   int64_t group;
-  int64_t pad; /* head_dim rounded up to what the inner loops step by */
-  int64_t max_heads; /* of an item */
+  int64_t pad; /* head_dim rounded up to the inner loops' step */
+  int64_t max_heads; /* maximum heads per item */
 } Call;
 
-/* Rows of one head of an item: their queries, and what is summed so far. */
+/* Rows of one head of an item: their queries, and the sums so far. */
 typedef struct {
   const char *query;
   float *out, *greatest, *sum;
@@ -64,12 +64,12 @@ typedef struct {
   float greatest[ROWS], sum[ROWS];
 } Scratch;
 
-/* Rows that an item keeps for each head: the matrix product takes whole blocks of them. */
+/* Number of rows allocated per head: a multiple of the row block of the matrix product. */
 INLINE int64_t height_of(int64_t count) {
   return count < BLOCK_ROWS ? count : (count + BLOCK_ROWS - 1) & -BLOCK_ROWS;
 }
 
-/* Position of the first key that the token at `position` sees. */
+/* Position of the first key that is visible to the token at `position`. */
 INLINE int64_t first_key(const Layer *layer, int64_t position) {
   return layer->window ? larger(position + 1 - layer->window, 0) : 0;
 }
@@ -94,13 +94,13 @@ INLINE void find_keys(const Call *call, const Item *item, int64_t low, Tile *til
     tile->keys[i] = tile->keys[tile->count - 1];
 }
 
-/* Whether rows take dot products with 8-bit keys as they lie. */
+/* Whether dot products read 8-bit keys directly from the pages. */
 INLINE bool reads_int8(const Call *call, const Item *item, bool is_int8) {
   return is_int8 && item->last - item->first < BLOCK_ROWS && call->pad == call->layer->head_dim;
 }
 
-/* The queries of one of the item's heads, zeros behind; in bfloat16 where the processor multiplies
- * it, else float32. */
+/* Loads the queries of one head of the item, padded with zeros: in bfloat16 if the processor has
+ * bfloat16 products, else float32. */
 INLINE void load_queries(const Call *call, const Item *item, int64_t kv_head, char *to, bool half,
                          bool is_wide) {
   const int64_t dim = call->layer->head_dim, pad = call->pad, size = half ? 2 : 4;
@@ -120,15 +120,15 @@ INLINE void load_queries(const Call *call, const Item *item, int64_t kv_head, ch
   }
 }
 
-/* Of what was summed when a smaller score was the greatest. */
+/* Rescales sums that were computed with a smaller maximum score. */
 INLINE void rescale(float *out, int64_t pad, float factor) {
   if (factor != 1.0f)
     for (int64_t d = 0; d < pad; d += LANES)
       store(out + d, load(out + d) * factor);
 }
 
-/* Products become weights; `first .. last - 1` of the tile are seen. `scales`, or NULL: what keys
- * and values are to be multiplied with. Returns the factor of what was summed before. */
+/* Converts products to softmax weights; `first .. last - 1` of the tile are visible. `scales`:
+ * scales of keys and values, or NULL. Returns the factor for the earlier sums. */
 INLINE float weigh(float *scores, int64_t first, int64_t last, int count, const Layer *layer,
                    const Scales *scales, float *greatest, float *sum) {
   const float scale = layer->scaling * LOG2_E, cap = layer->softcap;
@@ -163,7 +163,7 @@ INLINE float weigh(float *scores, int64_t first, int64_t last, int count, const 
   return factor;
 }
 
-/* What a row sees of a tile that begins at position `low`, as a range within the tile. */
+/* The visible range of a row within a tile that begins at position `low`. */
 INLINE void seen_range(const Call *call, const Item *item, int64_t row, int64_t low, int count,
                        int64_t *first, int64_t *last) {
   const int64_t position = call->rows->starts[item->row] + row / call->group;
@@ -171,7 +171,7 @@ INLINE void seen_range(const Call *call, const Item *item, int64_t row, int64_t 
   *last = larger(smaller(position + 1 - low, count), *first);
 }
 
-/* Few rows: each by itself. */
+/* Few rows: one by one. */
 INLINE void attend_dots(const Call *call, const Item *item, Head head, View view, View ahead,
                         int64_t low, Scratch *scratch, const Scales *scales, Kind kind) {
   const int64_t pad = call->pad, query_bytes = pad * (kind == BFLOAT16 && HAS_BF16_DOT ? 2 : 4);
@@ -187,7 +187,7 @@ INLINE void attend_dots(const Call *call, const Item *item, Head head, View view
   }
 }
 
-/* More rows: both products as matrices. */
+/* More rows: both products as matrix products. */
 INLINE void attend_matrix(const Call *call, const Item *item, Head head, View view, View ahead,
                           int64_t low, Scratch *scratch, const Scales *scales, bool half) {
   const int64_t pad = call->pad, num_rows = item->last - item->first;
@@ -216,7 +216,7 @@ INLINE void attend_matrix(const Call *call, const Item *item, Head head, View vi
   multiply(head.out, pad, scratch->scores, KEYS, scratch->values, pad, num_rows, count, pad, false);
 }
 
-/* Divided by the sum of weights and rounded: one row of the result. */
+/* Writes one row of the result: the sums divided by the sum of weights, rounded. */
 INLINE void write_row(const Call *call, int64_t row, int64_t kv_head, int64_t flat,
                       const float *values, float sum, bool half) {
   const int64_t head = kv_head * call->group + flat % call->group;
@@ -230,7 +230,7 @@ INLINE void write_row(const Call *call, int64_t row, int64_t kv_head, int64_t fl
     set_any(call->out, at + d, values[d] * scale, half);
 }
 
-/* Head `index` of an item. */
+/* Returns head `index` of an item. */
 INLINE Head start_head(const Call *call, const Item *item, int64_t index, Scratch *scratch,
                        bool half, bool is_int8) {
   const int64_t count = item->last - item->first, first_row = index * height_of(count);
@@ -315,7 +315,7 @@ INLINE void attend_item(const Call *call, const Item *item, bool half, bool is_i
     finish_head(call, item, i, heads[i], half);
 }
 
-/* Adds the parts of a tile's heads; `items` are its parts, one after another. */
+/* Combines the parts of a tile's heads; `items`: the parts, in order. */
 INLINE void add_parts(const Call *call, const Item *items, int64_t num_parts, bool half) {
   const int64_t pad = call->pad, count = items->last - items->first;
   float sums[MAX_DIM];
@@ -344,11 +344,11 @@ static int64_t parts_of(const Call *call, int64_t row) {
   return (rows->starts[row] + rows->num_tokens[row] - low + PART_KEYS - 1) / PART_KEYS;
 }
 
-/* What a step holds, before heads are joined to items. */
+/* Totals of a step, before heads are grouped into items. */
 typedef struct {
-  int64_t num_tiles;  /* of query rows, in parts */
+  int64_t num_tiles;  /* of query rows, for each part */
   int64_t num_floats; /* of partial sums */
-  int64_t work;       /* products, about */
+  int64_t work;       /* approximate number of products */
 } Extent;
 
 static Extent measure(const Call *call) {
@@ -365,8 +365,8 @@ static Extent measure(const Call *call) {
   return extent;
 }
 
-/* The last rows first: chunks come last and take longest. Returns the number of items, each with as
- * many heads as their rows leave room for and threads can do without. */
+/* Lists the items, last rows first, because chunks come last and take longest. Returns the number
+ * of items. Each item has as many heads as fit its rows, without leaving threads idle. */
 static int64_t list_items(const Call *call, Item *items, float *partial) {
   const Layer *layer = call->layer;
   const Rows *rows = call->rows;
@@ -415,7 +415,7 @@ struct Attention {
   Call call;
   int64_t num_items;
   bool has_parts;
-  Item items[]; /* and behind them what parts add up to */
+  Item items[]; /* followed by the partial sums */
 };
 
 static Call call_of(const Layer *layer, const Rows *rows) {
@@ -465,7 +465,7 @@ void TEAM(attend)(const Attention *attention) {
   }
 }
 
-/* query and out [tokens, heads, head_dim]. Returns 0; -1: out of memory. */
+/* query, out: [tokens, heads, head_dim]. Returns 0, or -1 if out of memory. */
 int EXPORT(attend)(const Layer *layer, const Rows *rows, const void *query, int64_t query_token,
                    int64_t query_head, void *out, int64_t out_token, int64_t out_head) {
   Attention *attention = malloc(TEAM(attention_bytes)(layer, rows));

@@ -1,5 +1,5 @@
-/* What lies between a layer's matrix products, the gated activation and the norm after a sum; and
- * the greedy choice. One pass over memory each, float32 inside. */
+/* The operators between a layer's matrix products (norm after residual addition, gated activation),
+ * and the greedy choice. Each makes one pass over memory and computes in float32. */
 #include "kernels.h"
 #include "norm.h"
 
@@ -13,7 +13,7 @@ INLINE void add_row(void *to, const void *added, int64_t size, bool half) {
     set_any(to, i, get_any(to, i, half) + get_any(added, i, half), half);
 }
 
-/* residual [rows, size] += added, when there is one; out = its norm. */
+/* residual [rows, size] += added (if not NULL); out = norm of residual. */
 void TEAM(add_rms_norm)(char *residual, int64_t residual_stride, const char *added,
                         int64_t added_stride, const void *weight, float eps, char *out,
                         int64_t out_stride, int64_t num_rows, int64_t size, int is_bf16) {
@@ -94,8 +94,8 @@ INLINE int64_t greatest_index(const void *row, int64_t size, bool *is_finite, bo
   return first;
 }
 
-/* out: the lowest index of each row's greatest; 0 and is_finite 0 when a logit is NaN or infinite
- * (minus infinity excludes a token and is none, unless all are). */
+/* out: the lowest index of each row's maximum. A row with NaN or plus infinity, or with only minus
+ * infinity, gets 0 and is_finite 0. */
 void EXPORT(argmax_rows)(const char *logits, int64_t stride, int64_t num_rows, int64_t size,
                          int32_t *out, uint8_t *is_finite, int is_bf16) {
   const int64_t bytes = is_bf16 ? 2 : 4;

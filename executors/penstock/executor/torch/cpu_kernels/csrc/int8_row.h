@@ -1,4 +1,5 @@
-/* A row of numbers as 8-bit integers with one scale: the greatest magnitude becomes 127. */
+/* Quantises a row of numbers to 8-bit integers with one scale; the maximum magnitude becomes 127.
+ */
 #ifndef PENSTOCK_INT8_ROW_H
 #define PENSTOCK_INT8_ROW_H
 
@@ -9,7 +10,7 @@
 typedef uint8_t bvec __attribute__((vector_size(LANES)));
 typedef int8_t sbvec __attribute__((vector_size(LANES)));
 
-/* LANES 8-bit integers as numbers. */
+/* Loads LANES 8-bit integers as float32. */
 INLINE vec load_int8(const int8_t *from) {
 #if defined(__AVX512F__)
   return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
@@ -21,7 +22,7 @@ INLINE vec load_int8(const int8_t *from) {
   return __builtin_convertvector(__builtin_convertvector(x, ivec), vec);
 }
 
-/* The greatest magnitude; NaN where a number is not finite. */
+/* Returns the maximum magnitude; NaN if a number is not finite. */
 INLINE float greatest_magnitude(const void *row, int64_t size, bool half) {
   vec top = {0};
   ivec is_bad = {0};
@@ -43,10 +44,10 @@ INLINE float greatest_magnitude(const void *row, int64_t size, bool half) {
   return greatest;
 }
 
-/* to[i] = round(row[i] / scale) + zero, to nearest even; returns the scale, NaN of a row that has
- * none. */
+/* to[i] = round(row[i] / scale) + zero, to nearest even. Returns the scale; NaN if the row is not
+ * finite. */
 INLINE float quantise_row(const void *row, int64_t size, uint8_t zero, uint8_t *to, bool half) {
-  const float to_integer = 12582912.0f; /* 1.5 * 2^23: the sum has no fraction left */
+  const float to_integer = 12582912.0f; /* 1.5 * 2^23: the sum has no fraction bits */
   const float greatest = greatest_magnitude(row, size, half);
   if (!(greatest > 1e-30f)) {
     memset(to, zero, size);

@@ -1,11 +1,11 @@
-/* What Python passes (native.py mirrors it). Strides are in elements. */
+/* Structures passed from Python (mirrored in native.py). Strides are in elements. */
 #ifndef PENSTOCK_KERNELS_H
 #define PENSTOCK_KERNELS_H
 
 #include <stdint.h>
 
-/* The rows of a step: row i computes `num_tokens[i]` tokens from position `starts[i]` on, packed
- * from place `first_tokens[i]` on, of the sequence whose blocks are `block_table[slots[i]]`. */
+/* The rows of a step. Row i computes `num_tokens[i]` tokens from position `starts[i]` on, packed
+ * from index `first_tokens[i]` on, of the sequence with the blocks `block_table[slots[i]]`. */
 typedef struct {
   const int32_t *first_tokens;
   const int32_t *num_tokens;
@@ -16,9 +16,9 @@ typedef struct {
   int64_t num_rows;
 } Rows;
 
-/* One layer: `pages` [blocks, 2, num_kv_heads, block_size], each a row of `row_bytes`: head_dim
- * numbers of the type of queries, or 8-bit integers with a float32 scale behind them. `window` 0,
- * `softcap` 0 and `sinks` NULL mean off. */
+/* One layer. `pages` [blocks, 2, num_kv_heads, block_size] has rows of `row_bytes` bytes: head_dim
+ * numbers of the type of the queries, or 8-bit integers followed by a float32 scale. `window` 0,
+ * `softcap` 0 and `sinks` NULL: off. */
 typedef struct {
   void *pages;
   const float *sinks;
@@ -30,34 +30,34 @@ typedef struct {
   float scaling;
   float softcap;
   int64_t is_bf16;
-  int64_t is_int8; /* keys and values */
+  int64_t is_int8; /* whether keys and values are in 8 bits */
   int64_t row_bytes;
 } Layer;
 
-/* The cosines and sines of position p in row p, [positions, size / 2]. */
+/* Cosines and sines, [positions, size / 2]; row p is position p. */
 typedef struct {
   const float *cosines;
   const float *sines;
   int64_t size;
 } Rotary;
 
-/* Weights as packed_linear.c reads them. `depth`, in bytes, and `columns`: multiples of what lies
- * together. `offsets` and `scales` of 8 bits, else NULL; `bias` or NULL. */
+/* Weights in the layout of packed_linear.c. `depth` (bytes) and `columns` are padded to whole
+ * groups and panels. `offsets` and `scales`: for 8-bit weights, else NULL. `bias` may be NULL. */
 typedef struct {
   const char *packed;
-  const int32_t *offsets; /* what the zero of a row in 8 bits adds to each column's sum, negated */
+  const int32_t *offsets; /* minus the contribution of the rows' zero point to each sum */
   const float *scales;
   const float *bias;
   int64_t depth, columns;
-  int64_t num_outputs; /* columns without those that only fill the last panel */
+  int64_t num_outputs; /* columns without padding */
 } PackedMatrix;
 
-/* Compiled once per instruction set; the name carries it. */
+/* Compiled once per instruction set, whose name is in the symbol's name. */
 #define JOIN_(name, set) penstock_##name##_##set
 #define JOIN(name, set) JOIN_(name, set)
 #define EXPORT(name) __attribute__((visibility("default"))) JOIN(name, INSTRUCTIONS)
 
-/* What every thread of a team calls, each for its share; it returns when all is done. */
+/* Called by every thread of a team, each for its share; returns when all threads are done. */
 #define TEAM(name) JOIN(team_##name, INSTRUCTIONS)
 
 typedef struct Attention Attention;
@@ -70,12 +70,13 @@ void TEAM(silu_mul)(const char *gate_up, int64_t stride, char *out, int64_t out_
 void TEAM(rotate_and_write)(const Layer *layer, const Rows *rows, const Rotary *rotary, char *qkv,
                             int64_t stride, const void *query_norm, const void *key_norm,
                             float eps);
-/* `room`: LINEAR_ROOM bytes for each row, when the matrix is in 8 bits. */
+/* `room`: scratch memory of LINEAR_ROOM bytes per row if the matrix is in 8 bits. */
 void TEAM(linear)(const PackedMatrix *matrix, const char *x, int64_t x_stride, int64_t size,
                   char *out, int64_t out_stride, int64_t num_rows, int is_bf16, char *room);
 #define LINEAR_ROOM(matrix) ((int64_t)sizeof(float) + (matrix)->depth)
 
-/* `attend` in three steps: the bytes it needs, what one thread does before, and the team's part. */
+/* `attend` in three steps: size of the scratch memory, single-threaded preparation, the team's
+ * part. */
 int64_t TEAM(attention_bytes)(const Layer *layer, const Rows *rows);
 void TEAM(start_attention)(Attention *to, const Layer *layer, const Rows *rows, const char *query,
                            int64_t query_token, int64_t query_head, char *out, int64_t out_token,

@@ -1,29 +1,29 @@
 /* A tile of keys and values in the pages, and its products with query rows.
  *
- * `ahead` is the tile that comes next: it is asked for while this one is computed. */
+ * `ahead` is the next tile, which is prefetched while this one is computed. */
 #ifndef PENSTOCK_KEY_TILE_H
 #define PENSTOCK_KEY_TILE_H
 
 #include "int8_row.h"
 
 enum {
-  KEYS = 64,      /* keys of a tile */
-  BLOCK_ROWS = 4, /* query rows that the inner loops take at once */
+  KEYS = 64,      /* keys per tile */
+  BLOCK_ROWS = 4, /* query rows that the inner loops process together */
   LINE_BYTES = 64,
 };
 
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Keys of a tile, of the item's first head; behind `count` the last one is repeated. A key's value
- * lies `to_value` bytes on. */
+/* Keys of a tile, for the item's first head; entries after `count` repeat the last key. The value
+ * of a key is `to_value` bytes after it. */
 typedef struct {
   const char *keys[KEYS];
   int64_t to_value;
   int count;
 } Tile;
 
-/* The tile of another head, `shift` bytes on. */
+/* The tile of another head, `shift` bytes further. */
 typedef struct {
   const Tile *tile;
   int64_t shift;
@@ -34,14 +34,14 @@ INLINE const char *value_at(View view, int index) {
   return key_at(view, index) + view.tile->to_value;
 }
 
-/* Asks for a key or a value ahead of its use: blocks lie anywhere in memory, where the processor
- * does not look ahead by itself. Evenly among the arithmetic: it has few requests under way. */
+/* Prefetches a key or a value: blocks are scattered in memory, so the hardware prefetcher does not
+ * help. Spread evenly over the arithmetic, because few memory requests can be in flight. */
 INLINE void prefetch_row(const char *row, int64_t row_bytes) {
   for (int64_t at = 0; at < row_bytes; at += LINE_BYTES)
-    __builtin_prefetch(row + at, 0, 2 /* to the second cache */);
+    __builtin_prefetch(row + at, 0, 2 /* to the L2 cache */);
 }
 
-/* Scales of a tile's keys and values in 8 bits; the last ones are repeated. */
+/* Scales of a tile's 8-bit keys and values; padded by repeating the last one. */
 typedef struct {
   float keys[KEYS] __attribute__((aligned(64)));
   float values[KEYS] __attribute__((aligned(64)));
@@ -54,7 +54,7 @@ INLINE void load_scales(View view, int64_t dim, Scales *scales) {
   }
 }
 
-/* Whole numbers of 8 bits, which are exact in either type. */
+/* 8-bit integers, which are exact in both types. */
 INLINE void store_whole(char *to, int64_t index, vec x, bool half) {
   if (half) {
     const hvec narrow = __builtin_convertvector((uvec)x >> 16, hvec);
@@ -64,7 +64,7 @@ INLINE void store_whole(char *to, int64_t index, vec x, bool half) {
   }
 }
 
-/* One key or value of `dim` elements as the inner loops want it, zeros behind. */
+/* Copies one key or value of `dim` elements to the format of the inner loops, padded with zeros. */
 INLINE void copy_row(const char *from, int64_t dim, int64_t pad, char *to, bool is_int8,
                      bool half) {
   const int64_t size = half ? 2 : 4;
@@ -76,8 +76,8 @@ INLINE void copy_row(const char *from, int64_t dim, int64_t pad, char *to, bool 
   memset(to + dim * size, 0, (pad - dim) * size);
 }
 
-/* A copy for rows that the inner loops do not read as they lie: those in 8 bits, and those of a
- * head size that they do not step over evenly. */
+/* Copies rows that the inner loops cannot read in place: 8-bit rows, and rows whose head size is
+ * not a multiple of the inner loops' step. */
 INLINE void copy_tile(View view, int64_t dim, int64_t pad, char *room, Tile *copy, bool is_int8,
                       bool half) {
   const int64_t row_bytes = pad * (half ? 2 : 4);
@@ -92,7 +92,7 @@ INLINE void copy_tile(View view, int64_t dim, int64_t pad, char *room, Tile *cop
   }
 }
 
-/* What keys and values are in. */
+/* Number format of keys and values. */
 typedef enum { FLOAT32, BFLOAT16, INT8 } Kind;
 
 INLINE int size_of(Kind kind) { return kind == INT8 ? 1 : kind == BFLOAT16 ? 2 : 4; }
@@ -111,7 +111,7 @@ INLINE vec dot_step(vec sum, const void *a, const void *b, int64_t index, Kind k
   return sum + load((const float *)a + index) * load_kind(b, index, kind);
 }
 
-/* One row's products with the tile's keys. */
+/* Computes one row's dot products with the tile's keys. */
 INLINE void dot_keys(const void *query, View view, View ahead, int64_t pad, float *scores,
                      Kind kind) {
   const int64_t step = kind == BFLOAT16 && HAS_BF16_DOT ? 2 * LANES : LANES;
@@ -127,7 +127,8 @@ INLINE void dot_keys(const void *query, View view, View ahead, int64_t pad, floa
   }
 }
 
-/* out [num_rows, pad] += weights [num_rows, KEYS] times values; `num_vectors` vectors of it. */
+/* out [num_rows, pad] += weights [num_rows, KEYS] times values, for `num_vectors` vectors of
+ * columns. */
 INLINE void add_columns(float *out, int64_t pad, const float *weights, View view,
                         View ahead, const int num_rows, const int num_vectors, int64_t d,
                         Kind kind) {
@@ -161,8 +162,8 @@ INLINE void add_values(float *out, int64_t pad, const float *weights, View view,
     add_columns(out, pad, weights, view, ahead, num_rows, 2, d, kind);
 }
 
-/* Transposes the tile's keys: [pad / 2, KEYS] pairs of bfloat16 where the processor multiplies
- * those, else float32 [pad, KEYS]. */
+/* Transposes the tile's keys: to [pad / 2, KEYS] pairs of bfloat16 if the processor has bfloat16
+ * products, else to float32 [pad, KEYS]. */
 INLINE void transpose_keys(View view, View ahead, int64_t pad, float *to, bool half) {
   const int64_t num_words = half ? pad / 2 : pad;
   for (int t = 0; t < view.tile->count; t += LANES) {

@@ -1,5 +1,5 @@
-/* All layers of a decoder in one parallel region: threads are woken once a step, and between two
- * operators they meet at a barrier. */
+/* Runs all layers of a decoder in one parallel region: threads are woken once per step, and
+ * synchronise at a barrier between two operators. */
 #include "kernels.h"
 
 #include <stdbool.h>
@@ -7,7 +7,7 @@
 
 int omp_get_num_threads(void);
 
-/* One layer; norms of query and key or NULL. */
+/* One layer. The norms of query and key may be NULL. */
 typedef struct {
   const Layer *attention;
   const PackedMatrix *qkv, *out, *gate_up, *down;
@@ -23,8 +23,8 @@ typedef struct {
   int64_t is_bf16;
 } Decoder;
 
-/* A step's tensors with dense rows: `qkv` holds the last layer's keys and values afterwards, `added`
- * is what is still to be added to `residual`. */
+/* A step's tensors, with contiguous rows. Afterwards `qkv` has the last layer's keys and values,
+ * and `added` the output that is not added to `residual` yet. */
 typedef struct {
   char *residual, *added, *normed, *qkv, *attended, *gate_up, *activated;
 } Activations;
@@ -38,7 +38,7 @@ static int64_t linear_room(const DecoderLayer *layer) {
   return larger_of(room, LINEAR_ROOM(layer->down));
 }
 
-/* `num_rows` packed tokens; called by every thread of a team. */
+/* Computes `num_rows` packed tokens; called by every thread of a team. */
 static void run_layer(const Decoder *decoder, const DecoderLayer *layer, const Rows *rows,
                       const Activations *at, const char *added, int64_t num_rows,
                       Attention *attention, char *room) {
@@ -65,7 +65,7 @@ static void run_layer(const Decoder *decoder, const DecoderLayer *layer, const R
   TEAM(linear)(layer->down, at->activated, wide, wide, at->added, hidden, num_rows, is_bf16, room);
 }
 
-/* Returns 0; 1: out of memory. */
+/* Returns 0, or 1 if out of memory. */
 int EXPORT(run_layers)(const Decoder *decoder, const Rows *rows, const Activations *at,
                        int64_t num_rows) {
   int64_t room_bytes = 0, attention_bytes = 0;

@@ -16,7 +16,7 @@ INLINE vec multiply_add(vec sum, const float *a, vec b, bool is_pair) {
 }
 
 /* c [rows, columns] += a [rows, depth] times b [depth, columns], for BLOCK_ROWS rows and
- * `num_vectors` vectors of columns; words of a and b are float32, or pairs of bfloat16. */
+ * `num_vectors` vectors of columns. Words of a and b are float32, or pairs of bfloat16. */
 INLINE void multiply_block(float *c, int64_t c_stride, const float *a, int64_t a_stride,
                            const float *b, int64_t b_stride, int64_t depth, const int num_vectors,
                            bool is_pair) {

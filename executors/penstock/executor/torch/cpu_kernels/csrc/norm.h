@@ -1,4 +1,4 @@
-/* One row's root mean square norm, which layers and heads share. */
+/* The RMS norm of one row, used for layers and heads. */
 #ifndef PENSTOCK_NORM_H
 #define PENSTOCK_NORM_H
 
@@ -6,7 +6,8 @@
 
 #include <math.h>
 
-/* Calls `function(..., true)` for bfloat16, else with false, so that each is compiled by itself. */
+/* Calls `function(..., true)` for bfloat16, else with false, so that both are compiled separately.
+ */
 #define BY_TYPE(is_bf16, function, ...)                                                            \
   do {                                                                                             \
     if (is_bf16)                                                                                   \
@@ -15,7 +16,7 @@
       function(__VA_ARGS__, false);                                                                \
   } while (0)
 
-/* As a number of the type: what a tensor operation between two others would round. */
+/* Rounds to the type, as between two tensor operations. */
 INLINE vec rounded(vec x, bool half) { return half ? (vec)(round_bf16(x) << 16) : x; }
 INLINE float rounded_scalar(float x, bool half) { return half ? widen(narrow(x)) : x; }
 
@@ -32,7 +33,7 @@ INLINE float square_sum(const void *row, int64_t size, bool half) {
   return sum;
 }
 
-/* Rounded before the weight and after, as transformers does. */
+/* Rounds before and after the multiplication with the weight, as transformers does. */
 INLINE void norm_row(const void *row, const void *weight, float eps, int64_t size, void *out,
                      bool half) {
   const float scale = 1.0f / sqrtf(square_sum(row, size, half) / (float)size + eps);

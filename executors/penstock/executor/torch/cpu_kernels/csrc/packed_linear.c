@@ -1,6 +1,7 @@
-/* Products of a step's rows with a packed matrix of weights: in 8 bits, rows too, each with a scale
- * of its own (sums are whole numbers), or in bfloat16. A row's result depends on nothing but the
- * row. For few rows the speed of memory counts: a panel of columns is read from end to end. */
+/* Products of a step's rows with a packed weight matrix, in bfloat16 or in 8 bits. In 8 bits each
+ * row is also quantised, with its own scale (sums are integers). A row's result depends only on
+ * that row. For few rows memory bandwidth is the limit, so a panel of columns is read from end to
+ * end. */
 #include "int8_row.h"
 #include "kernels.h"
 
@@ -9,43 +10,43 @@
 int omp_get_num_threads(void);
 
 enum {
-  PANEL = 64, /* columns that lie together: [depth / GROUP, PANEL, GROUP] */
-  GROUP = 4,  /* bytes of depth that one instruction multiplies and adds */
-  ZERO = 128, /* what stands for 0 in a row of 8 bits: one factor of the instruction is unsigned */
+  PANEL = 64, /* columns stored together: [depth / GROUP, PANEL, GROUP] */
+  GROUP = 4,  /* bytes of depth per multiply-add instruction */
+  ZERO = 128, /* zero point of 8-bit rows: one operand is unsigned */
 #if defined(__AMX_TILE__)
-  HEIGHT = 32, /* rows of two tiles */
+  HEIGHT = 32, /* rows in two tiles */
   TILE_ROWS = 16,
-  TILE_BYTES = 64, /* of a tile's row */
-  BLOCK_BYTES = 512, /* of a row: 32 of them and as many columns fit into the first cache */
-  ITEM_BYTES = 768 << 10, /* of an item's rows: processors with tiles have 2 MiB of second cache */
+  TILE_BYTES = 64, /* bytes of a tile's row */
+  BLOCK_BYTES = 512, /* bytes of a row: 32 rows and as many columns fit into L1 */
+  ITEM_BYTES = 768 << 10, /* of an item's rows: CPUs with AMX have 2 MiB of L2 */
 #else
-  WIDE = LANES == 16 ? 4 : 2, /* vectors of columns that the inner loop takes at once */
-  WIDE_OF_ONE = LANES == 16 ? 4 : 8, /* of one row: a panel is read from end to end */
-  HEIGHT = LANES == 16 ? 6 : 4, /* as many as registers hold the sums of */
+  WIDE = LANES == 16 ? 4 : 2, /* vectors of columns per iteration of the inner loop */
+  WIDE_OF_ONE = LANES == 16 ? 4 : 8, /* for one row: a panel is read from end to end */
+  HEIGHT = LANES == 16 ? 6 : 4, /* as many rows as have their sums in registers */
   PHASES = HAS_BF16_DOT ? 1 : 2,
 #endif
-  AHEAD = 4096, /* bytes of a panel to ask for: memory is slower than the products of few rows */
+  AHEAD = 4096, /* prefetch distance, bytes */
   FEW_ROWS = 16,
-  PANELS_OF_FEW_ROWS = 4, /* at once: each takes a microsecond or two */
-  ROWS = 96, /* rows of an item, at least: with a panel they fit into the second cache */
+  PANELS_OF_FEW_ROWS = 4, /* per item: each takes 1 to 2 microseconds */
+  ROWS = 96, /* minimum rows per item; with a panel they fit into L2 */
 };
-static const int64_t MIN_PARALLEL_WORK = 1 << 20; /* bytes of weights times rows, of one product */
+static const int64_t MIN_PARALLEL_WORK = 1 << 20; /* bytes of weights times rows, per product */
 
-/* Rows `stride` bytes apart. */
+/* Rows with a stride of `stride` bytes. */
 typedef struct {
   const char *at;
   int64_t stride;
 } Inputs;
 
 #if defined(__AMX_TILE__)
-/* Tiles 0 to 3 are sums, 4 inputs, 5 weights, whose layout in a panel is what the instructions read.
- * Up to 16 rows: sums of 16 columns each; 6 and 7 inputs and weights of what is left of `depth`. */
+/* Tiles 0 to 3 are sums, 4 inputs, 5 weights; the panel layout is that of the instructions. Up to
+ * 16 rows: sums of 16 columns each; 6 and 7 are inputs and weights of the remainder of `depth`. */
 #define INPUTS 4
 #define WEIGHTS 5
 #define LAST_INPUTS 6
 #define LAST_WEIGHTS 7
-/* Up to 32 rows: sums 2 and 3, and inputs 6, are those of the rows from the 17th on; 7 weights of
- * the next columns. */
+/* Up to 32 rows: sums 2 and 3, and inputs 6, belong to rows 16 to 31; 7 are weights of the next
+ * columns. */
 #define MORE_INPUTS 6
 #define MORE_WEIGHTS 7
 
@@ -89,7 +90,7 @@ static void configure_pairs(int64_t num_rows) {
     _tile_zero(sum);
 
 /* to [configured rows, PANEL]: sums of a panel's columns; `depth` is a multiple of TILE_BYTES. Each
- * tile of weights serves two of inputs, and a block of inputs stays in the first cache for all
+ * tile of weights is used for two tiles of inputs, and a block of inputs stays in L1 for all
  * columns. */
 INLINE void sum_pairs(const PackedMatrix *matrix, int64_t panel, Inputs x, int32_t *to,
                       bool is_int8) {
@@ -139,7 +140,7 @@ INLINE void sum_pairs(const PackedMatrix *matrix, int64_t panel, Inputs x, int32
   ADD_TILE(2, x, weights, at)                                                                      \
   ADD_TILE(3, x, weights, at)
 
-/* The same of any depth, for up to 16 rows. */
+/* The same for any depth and up to 16 rows. */
 INLINE void sum_tiles(const PackedMatrix *matrix, int64_t panel, Inputs x, int32_t *to,
                       bool is_int8) {
   START_TILE(0, 0) START_TILE(1, LANES) START_TILE(2, 2 * LANES) START_TILE(3, 3 * LANES)
@@ -169,8 +170,8 @@ INLINE void sum_tiles(const PackedMatrix *matrix, int64_t panel, Inputs x, int32
 #define MULTIPLY_PAIRS(a, b) ((a) << 16 >> 16) * ((b) << 16 >> 16) + ((a) >> 16) * ((b) >> 16)
 #endif
 
-/* What a phase of the inner loop multiplies: with one phase all of a GROUP's bytes, with two every
- * second number, widened: fewer registers are in use then. */
+/* The bytes that a phase of the inner loop multiplies: with one phase all bytes of a GROUP; with
+ * two phases every second number, widened, which needs fewer registers. */
 INLINE ivec part_of(ivec words, const int phase, bool is_signed, bool is_int8) {
   typedef int16_t pairs __attribute__((vector_size(LANES * 4)));
   if (PHASES == 1)
@@ -182,7 +183,8 @@ INLINE ivec part_of(ivec words, const int phase, bool is_signed, bool is_int8) {
   return phase ? (ivec)((pairs)words >> 8) : (ivec)((pairs)words << 8 >> 8);
 }
 
-/* sum + the products of a part of a row with that of LANES columns; sums of bfloat16 are float32. */
+/* Returns sum + the products of a part of a row with LANES columns; sums of bfloat16 are float32.
+ */
 INLINE ivec add_products(ivec sum, ivec x, ivec weights, bool is_int8) {
 #if defined(__AVX512BF16__)
   return is_int8 ? (ivec)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)x, (__m512i)weights)
@@ -192,7 +194,7 @@ INLINE ivec add_products(ivec sum, ivec x, ivec weights, bool is_int8) {
 #endif
 }
 
-/* to [num_rows, PANEL]: sums of `wide` vectors of columns from `first` on. */
+/* to [num_rows, PANEL]: sums of `wide` vectors of columns, starting at `first`. */
 INLINE void sum_block(const PackedMatrix *matrix, int64_t panel, int first, Inputs x, int32_t *to,
                       const int num_rows, const int wide, bool is_int8) {
   ivec sums[HEIGHT][WIDE_OF_ONE];
@@ -222,13 +224,13 @@ INLINE void sum_block(const PackedMatrix *matrix, int64_t panel, int first, Inpu
         int32_t group;
         memcpy(&group, inputs + i * x.stride, sizeof group);
         ivec row = (ivec){0} + group;
-        OPAQUE_VECTOR(row); /* a vector is loaded and then shifted, not the other way round */
+        OPAQUE_VECTOR(row); /* forces a vector load before the shift */
         row = part_of(row, phase, false, is_int8);
 #pragma GCC unroll 8
         for (int j = 0; j < wide; j++)
           sums[i][j] = add_products(sums[i][j], row, columns[j], is_int8);
       }
-      OPAQUE_ADDRESS(weights); /* read again rather than kept in registers */
+      OPAQUE_ADDRESS(weights); /* forces a reload instead of using registers */
       OPAQUE_ADDRESS(inputs);
     }
   }
@@ -269,7 +271,7 @@ INLINE void sum_panel(const PackedMatrix *matrix, int64_t panel, Inputs x, int32
 }
 #endif
 
-/* One row's sums of a panel as outputs; `scale` of a row in 8 bits. */
+/* Converts one row's sums of a panel to outputs. `scale`: for an 8-bit row. */
 INLINE void finish_row(const PackedMatrix *matrix, int64_t panel, const int32_t *sums, float scale,
                        char *out, bool is_int8, bool half) {
   const int64_t first = panel * PANEL;
@@ -291,16 +293,16 @@ INLINE void finish_row(const PackedMatrix *matrix, int64_t panel, const int32_t 
   }
 }
 
-/* A product's rows, in and out. */
+/* The input and output rows of a product. */
 typedef struct {
   const PackedMatrix *matrix;
   Inputs x;
-  const float *scales; /* of rows in 8 bits */
+  const float *scales; /* for 8-bit rows */
   char *out;
   int64_t out_bytes;
 } Product;
 
-/* Rows first .. last - 1 of one panel. */
+/* Computes rows first .. last - 1 for one panel. */
 INLINE void multiply_item(const Product *product, int64_t panel, int64_t first, int64_t last,
                           bool is_int8, bool half) {
   int32_t sums[HEIGHT * PANEL] __attribute__((aligned(64)));
@@ -344,7 +346,8 @@ static void multiply_bf16(const Product *product, int64_t panel, int64_t first, 
 }
 typedef void Multiply(const Product *, int64_t panel, int64_t first, int64_t last);
 
-/* The matrix is read once for so many rows; fewer where threads would lack items. */
+/* Number of rows per pass over the matrix; fewer if there would be less than one item per thread.
+ */
 INLINE int64_t rows_of_item(const PackedMatrix *matrix, int64_t num_rows) {
 #if defined(__AMX_TILE__)
   const int64_t most = ITEM_BYTES / matrix->depth;
@@ -357,12 +360,12 @@ INLINE int64_t rows_of_item(const PackedMatrix *matrix, int64_t num_rows) {
 #endif
 }
 
-/* All items; called by every thread of a team. */
+/* Computes all items; called by every thread of a team. */
 INLINE void multiply_items(const Product *product, int64_t num_rows, Multiply *multiply) {
   const int64_t num_panels = product->matrix->columns / PANEL;
   const int64_t height = rows_of_item(product->matrix, num_rows);
   const int64_t num_parts = (num_rows + height - 1) / height;
-  /* Not in equal shares: another process may have a core of ours for a while. */
+  /* Dynamic instead of equal shares, because other processes may use a core meanwhile. */
   const int64_t share = num_parts * num_panels / (2 * omp_get_num_threads());
   const int64_t most = num_rows < FEW_ROWS ? PANELS_OF_FEW_ROWS : 1;
   const int64_t chunk = share < 1 ? 1 : share < most ? share : most;
@@ -374,7 +377,7 @@ INLINE void multiply_items(const Product *product, int64_t num_rows, Multiply *m
   }
 }
 
-/* x [rows, size] times the matrix; the strides are in elements. */
+/* Multiplies x [rows, size] by the matrix; strides are in elements. */
 void TEAM(linear)(const PackedMatrix *matrix, const char *x, int64_t x_stride, int64_t size,
                   char *out, int64_t out_stride, int64_t num_rows, int is_bf16, char *room) {
   const int64_t bytes = is_bf16 ? 2 : 4, depth = matrix->depth;
@@ -398,7 +401,7 @@ void TEAM(linear)(const PackedMatrix *matrix, const char *x, int64_t x_stride, i
   multiply_items(&product, num_rows, is_bf16 ? multiply_int8_bf16 : multiply_int8_f32);
 }
 
-/* A matrix in 8 bits. Returns 1 without memory. */
+/* For an 8-bit matrix. Returns 1 if out of memory. */
 int EXPORT(int8_linear)(const PackedMatrix *matrix, const char *x, int64_t x_stride, int64_t size,
                         char *out, int64_t out_stride, int64_t num_rows, int is_bf16) {
   char *room = malloc((size_t)(num_rows * LINEAR_ROOM(matrix)));
@@ -410,7 +413,7 @@ int EXPORT(int8_linear)(const PackedMatrix *matrix, const char *x, int64_t x_str
   return 0;
 }
 
-/* One in bfloat16; as many inputs as the matrix has. */
+/* For a bfloat16 matrix; x must have as many columns as the matrix has inputs. */
 void EXPORT(bf16_linear)(const PackedMatrix *matrix, const char *x, int64_t x_stride, char *out,
                          int64_t out_stride, int64_t num_rows) {
 #pragma omp parallel if (num_rows * matrix->depth * matrix->columns >= MIN_PARALLEL_WORK)

@@ -1,18 +1,18 @@
-/* New keys and values into the pages, rotated on the way where the caller wants it. */
+/* Writes new keys and values to the pages, with optional norm and rotation. */
 #include "kernels.h"
 #include "int8_row.h"
 #include "norm.h"
 
-enum { MAX_DIM = 512, SPAN = 16 /* tokens that one thread takes at once */ };
+enum { MAX_DIM = 512, SPAN = 16 /* tokens per work item */ };
 static const int64_t MIN_PARALLEL_ELEMENTS = 1 << 15;
 
-/* A token of a row. */
+/* A token of a step row. */
 typedef struct {
   int64_t row, token;
 } Place;
 
-/* Where the key of head 0 lies; those of other heads and the values follow, a block of a head
- * apart. */
+/* Returns the address of head 0's key. Keys of other heads, and the values, follow at a distance of
+ * one block of a head. */
 INLINE char *place_of(const Layer *layer, const Rows *rows, Place place) {
   const int32_t *blocks = rows->block_table + rows->slots[place.row] * rows->table_stride;
   const int64_t position = rows->starts[place.row] + place.token;
@@ -21,7 +21,7 @@ INLINE char *place_of(const Layer *layer, const Rows *rows, Place place) {
   return (char *)layer->pages + (line + position % layer->block_size) * layer->row_bytes;
 }
 
-/* Token `index` of all rows, counted row by row. */
+/* Returns token `index` of all rows, counted row by row. */
 INLINE Place find_place(const Rows *rows, int64_t index) {
   int64_t row = 0;
   while (index >= rows->num_tokens[row])
@@ -42,7 +42,7 @@ static int64_t count_tokens(const Rows *rows) {
   return count;
 }
 
-/* One head's key or value as the pages hold it. */
+/* Writes one head's key or value in the format of the pages. */
 INLINE void write_head(const Layer *layer, const char *from, char *to, bool half) {
   const int64_t dim = layer->head_dim;
   if (!layer->is_int8) {
@@ -53,7 +53,7 @@ INLINE void write_head(const Layer *layer, const char *from, char *to, bool half
   memcpy(to + dim, &scale, sizeof scale);
 }
 
-/* One token's keys and values, each [num_kv_heads, head_dim]. */
+/* Writes one token's keys and values, each [num_kv_heads, head_dim]. */
 INLINE void write_token(const Layer *layer, const char *key, int64_t key_head, const char *value,
                         int64_t value_head, char *to, bool half) {
   const int64_t bytes = half ? 2 : 4, head_bytes = layer->block_size * layer->row_bytes;
@@ -64,7 +64,7 @@ INLINE void write_token(const Layer *layer, const char *key, int64_t key_head, c
   }
 }
 
-/* key and value [tokens, num_kv_heads, head_dim] into the pages. */
+/* Writes key and value [tokens, num_kv_heads, head_dim] to the pages. */
 void EXPORT(write)(const Layer *layer, const Rows *rows, const char *key, int64_t key_token,
                    int64_t key_head, const char *value, int64_t value_token, int64_t value_head) {
   const int64_t bytes = layer->is_bf16 ? 2 : 4, total = count_tokens(rows);
@@ -80,7 +80,8 @@ void EXPORT(write)(const Layer *layer, const Rows *rows, const char *key, int64_
   }
 }
 
-/* One head: normed when there is a weight, its first `size` elements rotated in halves. */
+/* Normalises one head (if there is a weight) and rotates its first `size` elements (half-split
+ * layout). */
 INLINE void rotate_head(const void *head, const void *norm, float eps, int64_t dim,
                         const Rotary *rotary, int64_t position, void *to, bool half) {
   float x[MAX_DIM], turned[MAX_DIM];
@@ -123,8 +124,8 @@ INLINE void rotate_token(const Layer *layer, const Rotary *rotary, int64_t posit
     write_head(layer, qkv, to + (num_kv_heads + i) * head_bytes, half);
 }
 
-/* qkv [tokens, (heads + 2 * key heads) * head_dim]: queries normed and rotated in place, keys so
- * into the pages, values into the pages. */
+/* qkv [tokens, (heads + 2 * key heads) * head_dim]: normalises and rotates queries in place; writes
+ * normalised and rotated keys, and values, to the pages. */
 void TEAM(rotate_and_write)(const Layer *layer, const Rows *rows, const Rotary *rotary, char *qkv,
                             int64_t stride, const void *query_norm, const void *key_norm,
                             float eps) {

@@ -1,6 +1,7 @@
-/* Draws from rows of logits: temperature, top-k, top-p, min-p, then one uniform number against the
- * cumulated weights in order of id. No sort: thresholds are found by counting over the bits of the
- * scores, ties included, so that what is kept depends on the values alone. */
+/* Samples rows of logits: temperature, top-k, top-p, min-p, then inverse transform sampling with
+ * one uniform number over the cumulative weights in order of id. Thresholds are found without a
+ * sort, by counting over the bits of the scores, ties included, so the kept set depends only on the
+ * values. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -13,7 +14,7 @@
 
 static const int SHIFTS[] = {20, 10, 0};
 
-/* What a row asks: 0 for a top_k, 1 for a top_p, 0 for a min_p that is off. */
+/* The sampling options of a row; off: top_k 0, top_p 1, min_p 0. */
 typedef struct {
   float temperature;
   float top_p;
@@ -24,11 +25,11 @@ typedef struct {
 
 typedef struct {
   int64_t size;
-  float *scores;  /* logits less their maximum, over the temperature: none above zero */
-  float *weights; /* their exponentials */
+  float *scores;  /* (logits - maximum) / temperature: at most 0 */
+  float *weights; /* exponentials of the scores */
 } Row;
 
-/* Scores below zero are ordered by their magnitude: the most likely first. */
+/* The rank of a score: negative floats ordered by magnitude, most likely first. */
 INLINE uint32_t rank_of(float score) {
   uint32_t bits;
   memcpy(&bits, &score, sizeof bits);
@@ -80,7 +81,7 @@ static double sum_part(const float *weights, int64_t size) {
   return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
 }
 
-/* The sum that `draw` walks along: part by part. */
+/* The sum of weights, added in the same order as in `draw`: part by part. */
 static double sum_weights(const Row row) {
   double sum = 0;
   for (int64_t first = 0; first < row.size; first += PART)
@@ -88,8 +89,8 @@ static double sum_weights(const Row row) {
   return sum;
 }
 
-/* The rank at which the likeliest scores up to `limit` are first `count` of them or hold `mass`,
- * digit by digit; `limit` where they never do. */
+/* Returns the lowest rank at which the most likely scores, up to rank `limit`, reach `count` or
+ * `mass`, found digit by digit; `limit` if they never do. */
 static uint32_t find_rank(const Row row, uint32_t limit, int64_t count, double mass) {
   uint32_t found = 0;
   for (int digit = 0; digit < 3; digit++) {
@@ -117,7 +118,7 @@ static uint32_t find_rank(const Row row, uint32_t limit, int64_t count, double m
   return found;
 }
 
-/* Clear the weights of what the truncations leave out. */
+/* Zeroes the weights of tokens that the truncations exclude. */
 static void truncate_row(Row row, const Wish *wish) {
   const uint32_t none = 0x7f800000u;
   uint32_t limit = none;
@@ -135,7 +136,7 @@ static void truncate_row(Row row, const Wish *wish) {
       row.weights[i] = 0.0f;
 }
 
-/* The first id whose cumulated weight exceeds `uniform` times all of it. */
+/* Returns the first id whose cumulative weight exceeds `uniform` times the total. */
 static int64_t draw(const Row row, double uniform) {
   const double total = sum_weights(row), below = nextafter(total, 0.0);
   const double target = uniform * total < below ? uniform * total : below;
@@ -158,8 +159,8 @@ static int64_t draw(const Row row, double uniform) {
   return last_kept;
 }
 
-/* out [num_rows]: a token drawn from row `rows[i]` of `logits`; 0 and is_finite 0 where a logit is
- * NaN or infinite (minus infinity excludes a token). Returns 1 without memory. */
+/* out [num_rows]: a token sampled from row `rows[i]` of `logits`; 0 and is_finite 0 if a logit is
+ * NaN or plus infinity (minus infinity excludes a token). Returns 1 if out of memory. */
 int EXPORT(sample_rows)(const char *logits, int64_t stride, int64_t size, const int64_t *rows,
                         const Wish *wishes, int64_t num_rows, int32_t *out, uint8_t *is_finite,
                         int is_bf16) {

@@ -1,7 +1,7 @@
-/* Vectors of the instruction set that this file is compiled for: GNU vector extensions, so that the
- * same code serves AVX-512, AVX2 and whatever the baseline of the machine has (SSE2, NEON).
+/* Vectors of the instruction set that this file is compiled for. They use GNU vector extensions, so
+ * the same code works for AVX-512, AVX2 and the baseline of the machine (SSE2, NEON).
  *
- * Comparisons and rounding are written so that NaN stays NaN: never compile with -ffast-math. */
+ * Comparisons and rounding preserve NaN: never compile with -ffast-math. */
 #ifndef PENSTOCK_SIMD_H
 #define PENSTOCK_SIMD_H
 
@@ -27,7 +27,7 @@
 #define HAS_BF16_DOT false
 #endif
 
-/* The compiler knows nothing of a value any more. */
+/* Hides a value from the optimiser. */
 #define OPAQUE_ADDRESS(x) __asm__("" : "+r"(x))
 #if defined(__x86_64__)
 #define OPAQUE_VECTOR(x) __asm__("" : "+x"(x))
@@ -63,7 +63,7 @@ INLINE vec choose(ivec mask, vec yes, vec no) {
   return (vec)((mask & (ivec)yes) | (~mask & (ivec)no));
 }
 
-/* Rounded to nearest even; a NaN stays one. */
+/* Rounds to nearest even; NaN stays NaN. */
 INLINE uvec round_bf16(vec x) {
   uvec bits = (uvec)x;
   uvec rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -85,7 +85,8 @@ INLINE float widen(bf16 x) {
 
 INLINE bf16 narrow(float x) { return (bf16)round_bf16(splat(x))[0]; }
 
-/* Elements of a tensor of either type; `half` is a constant wherever this is inlined. */
+/* Access to elements of a tensor of either type; `half` is a compile-time constant after inlining.
+ */
 INLINE vec load_any(const void *from, int64_t index, bool half) {
   return half ? load_bf16((const bf16 *)from + index) : load((const float *)from + index);
 }
@@ -108,8 +109,8 @@ INLINE void set_any(void *to, int64_t index, float x, bool half) {
     ((float *)to)[index] = x;
 }
 
-/* LOW_n(a, b): of every block of n lanes the first half of `a`, then that of `b`; HIGH_n: the
- * second halves. A butterfly of these transposes a square of LANES rows. */
+/* LOW_n(a, b): for every block of n lanes, the first half of `a`, then the first half of `b`;
+ * HIGH_n: the second halves. A butterfly of these transposes a square of LANES rows. */
 #ifdef __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
@@ -139,7 +140,7 @@ INLINE void set_any(void *to, int64_t index, float x, bool half) {
 #define HIGH_2(a, b) SHUFFLE(a, b, 1, 5, 3, 7)
 #endif
 
-/* Lane i of the returned vector is the sum of rows[i]. */
+/* Returns a vector whose lane i is the sum of rows[i]. */
 INLINE vec sum_rows(vec rows[LANES]) {
 #define ADD(n)                                                                                     \
   for (int i = 0; i < n / 2; i++)                                                                  \
@@ -190,9 +191,9 @@ INLINE vec plus(vec a, vec b) { return a + b; }
 INLINE float greatest_of(vec x) { return FOLD(x, greater), x[0]; }
 INLINE float sum_of(vec x) { return FOLD(x, plus), x[0]; }
 
-/* 2^x to 2e-7; 0 from -127 down. */
+/* Returns 2^x with relative error 2e-7; 0 for x <= -127. */
 INLINE vec exp2_of(vec x) {
-  const float to_integer = 12582912.0f; /* 1.5 * 2^23: the sum has no fraction left */
+  const float to_integer = 12582912.0f; /* 1.5 * 2^23: the sum has no fraction bits */
   x = choose(x < splat(-127.0f), splat(-127.0f), x);
   x = choose(x > splat(127.0f), splat(127.0f), x);
   vec shifted = x + to_integer;

@@ -1,4 +1,4 @@
-/* Which of the compiled instruction sets this processor and its operating system run. */
+/* Detects which of the compiled instruction sets the processor and the operating system support. */
 #include <string.h>
 #include <time.h>
 
@@ -9,10 +9,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; /* arch_prctl's, asm/prctl.h */
+enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; /* for arch_prctl, from asm/prctl.h */
 
-/* Tiles of bfloat16 and of 8 bits (AMX); the system saves their registers only for a process that
- * asks. */
+/* AMX with bfloat16 and 8 bits. The kernel saves tile registers only for a process that requests
+ * it. */
 static int has_tiles(void) {
   unsigned a, b, c, d;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d))
@@ -24,7 +24,7 @@ static int has_tiles(void) {
 static int has_tiles(void) { return 0; }
 #endif
 
-/* Of the sources that this was compiled from. */
+/* Digest of the sources that this library was compiled from. */
 __attribute__((visibility("default"))) const char penstock_source_digest[] = SOURCE_DIGEST;
 
 __attribute__((visibility("default"))) int penstock_supports(const char *set) {
@@ -50,7 +50,8 @@ __attribute__((visibility("default"))) int penstock_supports(const char *set) {
   return 0;
 }
 
-/* Microseconds in which all threads meet, once they are awake, on average over `num_rounds`. */
+/* Returns the mean duration of a barrier of all awake threads, microseconds, over `num_rounds`
+ * rounds. */
 __attribute__((visibility("default"))) double penstock_barrier_us(int num_rounds) {
   struct timespec start, end;
 #pragma omp parallel

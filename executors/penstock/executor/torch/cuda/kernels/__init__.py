@@ -1,1 +1,1 @@
-"""The Triton kernels of the fused step; imported only where a CUDA device runs them."""
+"""The Triton kernels of the fused step; imported only if a CUDA device runs them."""

@@ -1,10 +1,10 @@
-"""Attention of chunks over pages: rotate and write all tokens, then attend for any mix in one
-launch.
+"""Attention of chunks over pages: one launch rotates and writes all tokens, one attends for all
+chunks.
 
-Owns two kernels. `rotate_and_write` processes one token and one key head per program.
+Contains two kernels. `rotate_and_write` processes one token and one key head per program.
 `chunk_attention` processes a tile of rows (token, query of one key head) per program and iterates
-over the pages of the chunk's request; keys that every row of the tile sees need no mask, other keys
-are masked as they are loaded.
+over the pages of the chunk's request; keys that are visible to every row of the tile need no mask,
+other keys are masked as they are loaded.
 """
 
 import triton
@@ -36,9 +36,10 @@ def rotate_and_write(
     dim_width: tl.constexpr,
     block_size: tl.constexpr,
 ):
-    """Rotate the tokens from `first_token` on: write queries to [tokens, heads, dim], keys and
-    values to the pages. `staged` as in `embed_rows`. `has_scales`: queries are multiplied by the
-    keys' scales.
+    """Normalise (`has_norm`) and rotate queries and keys of the tokens from `first_token` on: write
+    the queries to [tokens, heads, dim], keys and values to the pages. `staged` as in `embed_rows`.
+    `has_scales`: keys and values are divided by `page_scales` [2, kv_heads], queries multiplied by
+    those of the keys.
     """
     token = first_token + tl.program_id(0)
     head = tl.program_id(1)
@@ -80,7 +81,9 @@ def _walk(query, pages, table_row, head, start, end, row_position, window, great
           column, is_in, scale2, is_masked: tl.constexpr, has_window: tl.constexpr,
           kv_heads: tl.constexpr, dim: tl.constexpr, block_size: tl.constexpr,
           tile: tl.constexpr, precision: tl.constexpr):  # fmt: skip
-    """Process keys start .. end - 1, tile by tile."""
+    """Attend to the keys start .. end - 1, tile by tile; return the updated state of the online
+    softmax (`greatest`, `total`, `summed`).
+    """
     offset = tl.arange(0, tile)
     for first in range(start, end, tile):
         index = first + offset
@@ -108,8 +111,8 @@ def _walk(query, pages, table_row, head, start, end, row_position, window, great
                 is_seen &= index[None, :] > row_position[:, None] - window
             scores = tl.where(is_seen & is_key[None, :], scores, -float("inf"))
         risen = tl.maximum(greatest, tl.max(scores, 1))
-        # A row that has seen no key yet has no maximum score, and minus infinity minus itself is
-        # NaN.
+        # For a row without visible keys so far the maximum is minus infinity, and minus infinity
+        # minus itself is NaN.
         floor = tl.where(risen == -float("inf"), 0.0, risen) if has_window else risen
         weights = tl.exp2(scores - floor[:, None])
         fall = tl.exp2(greatest - floor)
@@ -147,11 +150,12 @@ def chunk_attention(
     tile: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """queries, out [tokens, heads * dim].
+    """Attend for one tile of a chunk and one key head: `queries`, `out` [tokens, heads * dim].
 
     Program (t, head) processes the tokens of chunk `tile_chunks[t]` from `tile_tokens[t]` on. Chunk
     c has the packed tokens `chunk_firsts[c] .. chunk_firsts[c + 1] - 1`, the first of them at
-    position `chunk_starts[c]` of the request in `chunk_slots[c]`.
+    position `chunk_starts[c]` of the request in `chunk_slots[c]`. `scale2`, `window`, `has_scales`:
+    see `decode_attention`.
     """
     chunk = tl.load(tile_chunks + tl.program_id(0))
     first_token = tl.load(tile_tokens + tl.program_id(0))

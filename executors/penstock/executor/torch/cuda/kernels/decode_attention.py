@@ -1,8 +1,8 @@
 """Attention of single-token rows over pages: one launch per layer.
 
-Owns the kernel: norm and rotation of query and key, the write of key and value, the scores, and the
-sum of the parts when a row's keys are split among programs (the last program to finish adds them).
-A program (key head, row, split) processes all queries of one key head. Loads are masked, so the
+One kernel normalises and rotates query and key, writes key and value, computes the scores, and adds
+the partial sums if a row's keys are split among programs (the last program to finish adds them). A
+program (key head, row, split) processes all queries of one key head. Loads are masked, so the
 content of a page after the end of a sequence is never read.
 """
 
@@ -16,7 +16,9 @@ from penstock.executor.torch.cuda.kernels.rotary import angles, rotated_row, rot
 def _write_key_value(qkv_row, key_norm, page, column, is_in, cosine, sine, eps, head,
                      key_scale, value_scale, has_norm: tl.constexpr, kv_heads: tl.constexpr,
                      group: tl.constexpr, dim: tl.constexpr, block_size: tl.constexpr):  # fmt: skip
-    """Write one head's new key and value; `page` points at the key's first element."""
+    """Normalise (`has_norm`) and rotate one head's new key; write the key and the value, divided by
+    their scales. `page` points at the key's first element.
+    """
     half: tl.constexpr = dim // 2
     key_row = qkv_row + (group * kv_heads + head) * dim
     key = rotated_row(key_row, key_norm, column, is_in, cosine, sine, eps, has_norm, half)
@@ -32,8 +34,8 @@ def _write_key_value(qkv_row, key_norm, page, column, is_in, cosine, sine, eps, 
 def _attend(query, pages, table_row, head, start, end, column, is_in, scale2,
             kv_heads: tl.constexpr, dim: tl.constexpr, block_size: tl.constexpr,
             tile: tl.constexpr, precision: tl.constexpr):  # fmt: skip
-    """Attend to keys start .. end - 1; return maximum score, sum of weights, weighted sum of
-    values.
+    """Attend to keys start .. end - 1; return, for each query, the maximum score, the sum of the
+    weights and the weighted sum of the values.
     """
     greatest = tl.full([query.shape[0]], -float("inf"), tl.float32)
     total = tl.zeros([query.shape[0]], tl.float32)
@@ -71,7 +73,7 @@ def _attend(query, pages, table_row, head, start, end, column, is_in, scale2,
 @triton.jit
 def _add_parts(part_sums, part_scales, out_row, first_part, column, is_in, group: tl.constexpr,
                dim: tl.constexpr, splits: tl.constexpr):  # fmt: skip
-    """Add the splits' parts, one query head after another."""
+    """Combine the partial results of the splits, one query head after another."""
     split = tl.arange(0, splits)
     for query in tl.static_range(group):
         part = (first_part + split) * group + query
@@ -98,11 +100,13 @@ def decode_attention(
     dim_width: tl.constexpr, block_size: tl.constexpr, tile: tl.constexpr, splits: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
-    """qkv [rows, (group + 2) * kv_heads * dim] in, out [rows, group * kv_heads * dim].
+    """Write the keys and values of single-token rows to the pages and attend: read qkv
+    [rows, (group + 2) * kv_heads * dim], write out [rows, group * kv_heads * dim].
 
     `staged` as in `embed_rows`; pages [block, 2, kv_heads, block_size, dim]; `scale2` is the scale
-    of scores over ln 2; `window`: keys that a row sees. `counters` are zero before and after.
-    `has_scales`: the content of a page must be multiplied by `page_scales` [2, kv_heads].
+    of scores over ln 2; `window`: number of visible keys of a row. `part_sums`, `part_scales`:
+    memory for the partial results of the splits. `counters` are zero before and after.
+    `has_scales`: page content must be multiplied by `page_scales` [2, kv_heads].
     """
     head = tl.program_id(0)
     row = tl.program_id(1)
@@ -112,7 +116,7 @@ def decode_attention(
     is_in = column < dim
     query_head = tl.arange(0, group_width)
     is_query = query_head < group
-    # e4m3 becomes float16 by one instruction, and bfloat16 by several.
+    # Converting e4m3 to float16 takes one instruction, to bfloat16 several.
     is_fp8: tl.constexpr = pages.dtype.element_ty.primitive_bitwidth == 8
     number: tl.constexpr = tl.float16 if is_fp8 else qkv.dtype.element_ty
     position = tl.load(staged + staged_stride + row)

@@ -1,8 +1,9 @@
-"""Quantises rows to e4m3 with one scale each, and rescales products of such rows.
+"""Quantises rows to e4m3 with one scale each, rescales products of such rows, and converts 8-bit
+weights to a wider number format.
 
-Owns three kernels, one program per row. Rows that enter an 8-bit product are scaled so that their
-greatest element is the maximum of e4m3. The product is that of the scaled numbers; the kernel that
-reads it next multiplies it by the scales of the row and the output channel.
+Contains four kernels, one program per row or part of a row. Input rows of an 8-bit product are
+scaled so that their largest element is the maximum of e4m3. The product is computed from the scaled
+numbers; the next kernel multiplies it by the scales of the row and the output channel.
 """
 
 import triton
@@ -13,9 +14,9 @@ _GREATEST = tl.constexpr(448.0)
 
 @triton.jit
 def to_eight_bit(value):
-    """Return a row in e4m3, and the scale to multiply it by."""
+    """Return the row `value` in e4m3, and its scale (row = e4m3 * scale)."""
     greatest = tl.max(tl.abs(value), 0)
-    # The scale of a row that is not finite is not finite either, nor is any result of it.
+    # A non-finite row has a non-finite scale, so all results computed from it are non-finite.
     scale = tl.where(greatest == 0.0, 1.0, greatest / _GREATEST)
     return (value / scale).to(tl.float8e4nv), scale
 
@@ -37,7 +38,7 @@ def rescale_rows(
     product, row_scales, column_scales, bias, has_bias: tl.constexpr, width: tl.constexpr,
     part: tl.constexpr,
 ):  # fmt: skip
-    """Multiply product [rows, width] by its scales and add `bias`, in place."""
+    """Multiply product [rows, width] by the row and column scales and add `bias`, in place."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * part + tl.arange(0, part)
     is_in = column < width
@@ -54,8 +55,8 @@ def silu_mul_rows(
     gate_up, row_scales, column_scales, bias, out, out_scales, has_bias: tl.constexpr,
     width: tl.constexpr, padded: tl.constexpr,
 ):  # fmt: skip
-    """Write silu(gate) * up of products [rows, gate | up] to out e4m3 [rows, width] and its
-    scales.
+    """Apply scales and bias to products [rows, gate | up]; write silu(gate) * up to out e4m3 [rows,
+    width], and its scales to `out_scales`.
     """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, padded)
@@ -72,3 +73,14 @@ def silu_mul_rows(
     values, scale = to_eight_bit(gate / (1.0 + tl.exp(-gate)) * up)
     tl.store(out + row * width + column, values, mask=is_in)
     tl.store(out_scales + row, scale)
+
+
+@triton.jit
+def widen_weight(weight, scales, out, num_in: tl.constexpr, part: tl.constexpr):
+    """Compute out[num_out, num_in] = weight * scales, in the number format of `out`."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * part + tl.arange(0, part)
+    is_in = column < num_in
+    value = tl.load(weight + row * num_in + column, mask=is_in, other=0.0).to(tl.float32)
+    value *= tl.load(scales + row)
+    tl.store(out + row * num_in + column, value.to(out.dtype.element_ty), mask=is_in)

@@ -1,6 +1,7 @@
-"""The operations between matrix products: embedding, residual and norm, activation.
+"""Elementwise and row-wise kernels between matrix products: embedding, residual and norm,
+activation.
 
-Owns elementwise and row-wise kernels. One program works on one token (or a part of its row).
+One program processes one token, or a part of its row.
 """
 
 import triton
@@ -25,12 +26,12 @@ def embed_rows(
     hidden: tl.constexpr,
     part: tl.constexpr,
 ):
-    """Find each row's input token, copy its embedding, and store its block in the device's block
-    table.
+    """Look up each row's input token, copy its embedding to `residual`, and store its block in the
+    device's block table, its slot in `token_slots` and its position + 1 in `next_positions`.
 
     `staged` int32 [4, stride]: slot, position, token (-1: the token sampled for that position),
-    block. The sampled token of position p is at `last_tokens[2 * slot + p % 2]`: a repeated step
-    finds the same token.
+    block. The sampled token of position p is at `last_tokens[2 * slot + p % 2]`, so that a repeated
+    step finds the same token.
     """
     row = tl.program_id(0)
     slot = tl.load(staged + row)
@@ -38,7 +39,8 @@ def embed_rows(
     known = tl.load(staged + 2 * staged_stride + row)
     drawn = tl.load(last_tokens + 2 * slot + position % 2)
     token = tl.where(known >= 0, known, drawn)
-    # An invalid token id fails its own request; here it must not read out of bounds.
+    # Another check fails the request of an invalid token id; here it must not cause a read out of
+    # bounds.
     token = tl.minimum(tl.maximum(token, 0), num_embeddings - 1).to(tl.int64)
     if tl.program_id(1) == 0:
         block = tl.load(staged + 3 * staged_stride + row)
@@ -69,7 +71,8 @@ def add_norm(
     hidden: tl.constexpr,
     width: tl.constexpr,
 ):
-    """residual += added; out = RMSNorm(residual) * weight. Sums in float32.
+    """Compute residual += added (if `has_added`) and out = RMSNorm(residual) * weight, with sums in
+    float32.
 
     `has_scales`: `added` is an 8-bit product, whose scales and `bias` must still be applied.
     `is_quantised`: out is e4m3 with `out_scales` [rows].
@@ -103,7 +106,7 @@ def add_norm(
 
 @triton.jit
 def silu_mul(gate_up, out, width: tl.constexpr, part: tl.constexpr):
-    """out = silu(gate) * up, of rows [gate | up] of `width` elements each."""
+    """Compute out = silu(gate) * up, of rows [gate | up] of `width` elements each."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * part + tl.arange(0, part)
     is_in = column < width
@@ -118,10 +121,12 @@ def flag_finite(
     rows, flags, stride: tl.constexpr, first: tl.constexpr, count: tl.constexpr,
     padded: tl.constexpr,
 ):  # fmt: skip
-    """flags uint8 [rows]: 1 where the elements first .. first + count - 1 of a row are finite."""
+    """Write flags uint8 [rows]: 1 if all elements first .. first + count - 1 of a row are finite,
+    else 0.
+    """
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, padded)
     value = tl.load(rows + row * stride + first + column, mask=column < count, other=0.0)
-    # Nothing compares with NaN.
+    # Comparisons with NaN are false.
     is_finite = tl.abs(value.to(tl.float32)) < float("inf")
     tl.store(flags + row, tl.min(is_finite.to(tl.int32), 0).to(tl.uint8))

@@ -1,9 +1,9 @@
-"""Projections of few rows, for which matrix libraries do not reach the memory bandwidth.
+"""Projections of few rows, for which matrix libraries do not reach the full memory bandwidth.
 
-Owns two kernels over weights [out, in]. `split_projection` (up to 32 rows) makes the weights the
-tall operand of the tensor cores and splits the sum among programs; the last program to finish adds
-the parts. `row_projection` (one row) uses no tensor cores, and includes the preceding norm, or the
-residual or activation that follows, in the same launch.
+Contains two kernels over weights [out, in]. `split_projection` (up to 32 rows, 128 with 8-bit
+weights) uses the weights as the tall operand of the tensor cores and splits the sum among programs;
+the last program to finish adds the parts. `row_projection` (one row) uses no tensor cores, and
+includes the preceding norm, or the residual or activation that follows, in the same launch.
 """
 
 import triton
@@ -29,7 +29,8 @@ def split_projection(
     stages: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """out[rows, num_out] = x[rows, num_in] @ weight^T. `counters` are zero before and after.
+    """Compute out[rows, num_out] = x[rows, num_in] @ weight^T. `counters` are zero before and
+    after.
 
     `has_scales`: the weights are in 8 bits, with `scales` [num_out].
     """
@@ -92,19 +93,20 @@ def row_projection(
     is_added: tl.constexpr,
     has_scales: tl.constexpr,
 ):
-    """out[num_out] = f(x[num_in] @ weight^T) for one row.
+    """Compute out[num_out] = f(x[num_in] @ weight^T) for one row.
 
-    `has_scales`: the weights are in 8 bits, with `scales` of each output. `is_normed`: x is normed
-    first. `is_gated`: weight is [gate | up], f = silu(gate) * up. `is_added`: f adds the previous
-    content of `out`.
+    `has_scales`: the weights are in 8 bits, with `scales`, one for each row of the weights.
+    `is_normed`: x is normalised first. `is_gated`: the weight's 2 * num_out rows are [gate | up], f
+    = silu(gate) * up. `is_added`: f adds the previous content of `out`.
     """
     column = tl.program_id(0) * tile_out + tl.arange(0, tile_out)
     offset = tl.arange(0, tile_in)
-    # Masked: the tile may be longer than the row, and the rows no multiple of the tile.
+    # Masked: the tile may exceed the row, and the number of rows need not be a multiple of the
+    # tile.
     is_out = column < num_out
     place = weight + column[:, None].to(tl.int64) * num_in + offset[None, :]
     mask = is_out[:, None] & (offset < num_in)[None, :]
-    # The next tile of weights is loaded before this one is used.
+    # Prefetch: the next tile of weights is loaded before this one is used.
     weights = tl.load(place, mask=mask, other=0.0)
     if is_gated:
         ups = tl.load(place + num_out * num_in, mask=mask, other=0.0)

@@ -1,7 +1,7 @@
-"""Rotary embeddings inside other kernels: norm, where the model has one, and rotation of a head.
+"""Device functions for the attention kernels: optional norm, then rotary embedding, of a head.
 
-The halves swap places, so every element is read with its partner, whose sign is negative in the
-first half.
+Half-split layout: element i is combined with its partner in the other half of the head, negated for
+the first half.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def partner_of(column, half: tl.constexpr):
-    """Return the column that `column` is rotated with."""
+    """Return the column that `column` is combined with in the rotation."""
     return tl.where(column < half, column + half, column - half)
 
 
@@ -28,7 +28,9 @@ def angles(cosines, sines, position, column, is_in, half: tl.constexpr):
 @triton.jit
 def rotated_row(row, norm, column, is_in, cosine, sine, eps, has_norm: tl.constexpr,
                 half: tl.constexpr):  # fmt: skip
-    """Return one head's rotated row [dim] in float32."""
+    """Return one head [dim], normalised if `has_norm`, then rotated, in float32; `row`: pointer to
+    its first element.
+    """
     partner = partner_of(column, half)
     value = tl.load(row + column, mask=is_in, other=0.0).to(tl.float32)
     other = tl.load(row + partner, mask=is_in, other=0.0).to(tl.float32)
@@ -42,8 +44,8 @@ def rotated_row(row, norm, column, is_in, cosine, sine, eps, has_norm: tl.conste
 @triton.jit
 def rotated_rows(rows, norm, column, is_row, is_in, cosine, sine, eps, has_norm: tl.constexpr,
                  half: tl.constexpr):  # fmt: skip
-    """Return several rotated heads of one token in float32; `rows` [heads, 1]: pointers to their
-    first elements.
+    """Return several heads of one token [heads, dim], normalised if `has_norm`, then rotated, in
+    float32; `rows` [heads, 1]: pointers to their first elements.
     """
     partner = partner_of(column, half)
     mask = is_row[:, None] & is_in[None, :]

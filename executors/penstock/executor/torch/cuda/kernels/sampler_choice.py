@@ -1,17 +1,16 @@
-"""Samples rows that need more than a temperature: finds candidates, then chooses a token.
+"""Samples rows with truncation or log probabilities: finds candidates, then chooses a token.
 
-Owns truncation, the draw from the kept tokens, log probabilities and alternatives. `sampler_scores`
-has the tables and the first launch.
+`sampler_scores` contains the tables and the first launch.
 
-The truncations are the same as without these kernels: thresholds on the score, which keep ties;
-top-k first, then top-p on the tokens that top-k kept, then min-p. The draw walks the tokens in
-order of id.
+The truncations are thresholds on the score, which keep ties: top-k first, then top-p on the tokens
+that top-k kept, then min-p, as in `inverse_cdf`. A token is drawn by cumulative weight in order of
+token id.
 
-There are five launches. `bound_candidates` computes a bound from the maxima of small parts, such
-that at least as many scores exceed it as the row needs. `list_candidates` stores the candidates,
-chunk by chunk. `choose_listed` chooses among them. Rows that the candidates do not decide (a flat
-distribution with top-p, a top-k of hundreds, very many ties) are left to `choose_searched`, which
-searches the whole row. `note_logprobs` adds log probabilities.
+Five launches follow that of `score_chunks`. `bound_candidates` computes a lower bound from the
+maxima of small parts, such that enough scores of the row reach it. `list_candidates` stores the
+candidates, chunk by chunk. `choose_listed` chooses among them. Rows for which the candidates do not
+suffice (a flat distribution with top-p, a top-k of hundreds, very many ties) are handled by
+`choose_searched`, which searches the whole row. `note_logprobs` adds log probabilities.
 """
 
 import triton
@@ -51,7 +50,7 @@ from penstock.executor.torch.cuda.kernels.sampler_search import (
 )
 
 _MOST_PARTS = tl.constexpr(640)
-"""Maximum number of parts whose maxima may be above the bound of the candidates."""
+"""Intended maximum number of parts that contain candidates; equal maxima may make it more."""
 _MOST_WANTED = tl.constexpr(512)
 _LIST_PIVOTS = tl.constexpr(4)
 _LIST_BLOCK = tl.constexpr(2048)
@@ -65,7 +64,9 @@ _LEAST_KEY = tl.constexpr(-(1 << 62))
 def bound_candidates(
     slots, table, part_maxima, bounds, num_parts: tl.constexpr, num_padded: tl.constexpr
 ):  # fmt: skip
-    """Store the bound of one row's candidates; infinite if the row has none."""
+    """Store a lower bound for the scores of one row's candidates, if the row has truncation or log
+    probabilities.
+    """
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     flags = word(table, slot, FLAGS)
@@ -91,7 +92,9 @@ def list_candidates(
     slots, table, work, part_maxima, bounds, listed_scores, listed_tokens, listed_counts,
     vocab_size, num_chunks: tl.constexpr,
 ):  # fmt: skip
-    """Store one chunk's candidates in order, and how many there are, including those not stored."""
+    """Store one chunk's candidates in order of token id, at most LISTED, and their number,
+    including those that do not fit.
+    """
     row, chunk = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)
     if (word(table, slot, FLAGS) & (CUT | LOGPROBS)) != 0:
@@ -122,8 +125,8 @@ def list_candidates(
 def _listed_threshold(
     table, slot, listed, num_listed, num_found, vocab_size, bound, top, scale, whole
 ):  # fmt: skip
-    """Return the least score kept, and whether the candidates decide it. `whole`: mass of the
-    row.
+    """Return the threshold, at or above which scores are kept, and whether the candidates suffice
+    to determine it. `whole`: probability mass of the row (not normalised).
     """
     top_k, top_p = word(table, slot, TOP_K), number_word(table, slot, TOP_P)
     has_k = (top_k > 0) & (top_k < vocab_size)
@@ -147,7 +150,7 @@ def _listed_threshold(
 
 @triton.jit
 def _searched_threshold(table, slot, scores, vocab_size, top, scale, whole):
-    """Return the least score kept, computed from the whole row."""
+    """Return the threshold, at or above which scores are kept, computed from the whole row."""
     top_k, top_p = word(table, slot, TOP_K), number_word(table, slot, TOP_P)
     threshold = top + number_word(table, slot, MIN_P_LOG) * number_word(table, slot, TEMPERATURE)
     kept = whole
@@ -179,7 +182,9 @@ def _weigh_chunks(scores, masses, threshold, top, scale, vocab_size, num_chunks:
 @triton.jit
 def _write_top(values, tokens, count, num_top, shift, out, has_tokens: tl.constexpr,
                block: tl.constexpr):  # fmt: skip
-    """Store the most likely tokens and their log probabilities; the least id first among equals."""
+    """Store the `num_top` most likely tokens and their log probabilities in descending order; among
+    ties, the lowest id comes first.
+    """
     below = tl.full([], 0x7FFFFFFFFFFFFFFF, tl.int64)
     for rank in range(0, num_top):
         best = tl.full([], _LEAST_KEY, tl.int64)
@@ -209,7 +214,9 @@ def _write_token(token, is_finite, slot, position, table, counted, last_tokens, 
 
 @triton.jit
 def _draw_listed(listed, tokens, num_listed, number, threshold, top, scale, width: tl.constexpr):
-    """Return the token at `number` of the candidates' cumulative weights."""
+    """Return the kept candidate at the fraction `number` (0 to 1) of the total cumulative
+    weight.
+    """
     at = tl.arange(0, width)
     score = tl.load(listed + at, mask=at < num_listed, other=float("-inf"))
     weight = tl.where(score >= threshold, tl.exp2((score - top) * scale), 0.0).to(tl.float64)
@@ -224,9 +231,7 @@ def choose_listed(
     last_tokens, out_rows, vocab_size,
     num_chunks: tl.constexpr, num_padded: tl.constexpr, has_masks: tl.constexpr,
 ):  # fmt: skip
-    """Choose a token for one row, or mark the row as `pending` if its candidates do not decide
-    it.
-    """
+    """Choose a token for one row, or mark the row as `pending` if its candidates do not suffice."""
     row = tl.program_id(0)
     slot, position = tl.load(slots + row), tl.load(positions + row)
     chunks = tl.arange(0, num_padded)
@@ -282,8 +287,9 @@ def choose_searched(
     out_rows, vocab_size,
     num_chunks: tl.constexpr, num_padded: tl.constexpr,
 ):  # fmt: skip
-    """Choose a token for one `pending` row, which has truncation; its scores are finite and
-    edited.
+    """Choose a token for one `pending` row with a search over the whole row.
+
+    Reads the row's edited scores from `work`; their maximum is finite.
     """
     row = tl.program_id(0)
     if tl.load(pending + row) != 0:
@@ -314,7 +320,9 @@ def note_logprobs(
     listed_counts, out_rows, out_tops, vocab_size,
     num_chunks: tl.constexpr, num_padded: tl.constexpr,
 ):  # fmt: skip
-    """Store log probability and rank of one row's token, and its alternatives."""
+    """Store log probability and rank of one row's token, and the row's most likely tokens, if the
+    row requests these and its logits are finite.
+    """
     row = tl.program_id(0)
     slot = tl.load(slots + row)
     out = out_rows + row * 4

@@ -1,12 +1,10 @@
-"""The two launches of plain sampling: scores per chunk of the vocabulary, then one token per row.
+"""The two kernels of plain sampling: scores per chunk of the vocabulary, then one token per row.
 
-Owns the kernels and the layout of the tables that they read. Does not know requests.
-
-`score_chunks` reads the logits once, edits them where a row requires it (penalties, then bias, then
-barred stop ids, then a mask), and stores the best score and the mass of each chunk. `choose_plain`
-chooses the row's token from them: the best one, or the one at the row's uniform random number in
-the cumulative weights. Rows with truncation or alternatives use the launches of `sampler_choice`
-instead.
+`score_chunks` reads the logits once, edits them if a row requires it (penalties, then bias, then
+barred stop ids, then a mask), and stores the best score and the probability mass of each chunk.
+`choose_plain` then chooses the row's token: the best one, or the one at the row's random number in
+the cumulative weights. Steps with other options than a temperature use the launches of
+`sampler_choice` instead.
 
 The constants below give the layout of a row of `table`, in words. Float32 values are stored as
 their bits.
@@ -70,7 +68,9 @@ def seed_of(seeds, slot):
 
 @triton.jit
 def _penalised(score, table, slot, count):
-    """Apply penalties to scores, given the packed counts of their tokens."""
+    """Apply penalties to scores, given their tokens' counts: number of outputs, and the bit
+    IN_PROMPT.
+    """
     is_seen = count != 0
     penalty = number_word(table, slot, REPETITION)
     changed = tl.where(score > 0, score / penalty, score * penalty)
@@ -84,11 +84,11 @@ def _penalised(score, table, slot, count):
 
 @triton.jit
 def _counted(counts, counted, last_tokens, slot, position, at, vocab_size):
-    """Return packed counts of the tokens `at`, including the newest token of the slot.
+    """Return the counts (see `_penalised`) of the tokens `at`, including the newest token of the
+    slot.
 
-    The newest token was sampled after the counts were last written; the program of its chunk writes
-    its count. `counted` advances in the second launch, so that a repeated step finds the same
-    value.
+    The newest token is not in the stored counts yet; the program of its chunk stores its new count.
+    `counted` advances in the second launch, so that a repeated step finds the same value.
     """
     place = counts + slot * vocab_size + at
     count = tl.load(place, mask=at < vocab_size, other=0).to(tl.int32)
@@ -102,7 +102,7 @@ def _counted(counts, counted, last_tokens, slot, position, at, vocab_size):
 
 @triton.jit
 def _edit_single(work, table, slot, bias_ids, bias_values, chunk, vocab_size, is_barred):
-    """Apply bias, then barred stop ids, to the scores of one chunk in memory."""
+    """Apply bias, then barred stop ids, to the stored scores of one chunk."""
     first = chunk * CHUNK
     last = tl.minimum(first + CHUNK, vocab_size)
     tl.debug_barrier()
@@ -125,8 +125,8 @@ def _edit_single(work, table, slot, bias_ids, bias_values, chunk, vocab_size, is
 
 @triton.jit
 def _masked(score, mask, at, limit):
-    """Return scores, minus infinity for tokens that a row must not take, below `limit`; one bit per
-    token, 1 for allowed.
+    """Return scores, with minus infinity for the tokens below `limit` that the mask forbids; the
+    mask has one bit per token, 1 for allowed.
     """
     bits = tl.load(mask + at // 32, mask=at < limit, other=-1)
     return tl.where(((bits >> (at % 32)) & 1) != 0, score, float("-inf"))
@@ -134,7 +134,9 @@ def _masked(score, mask, at, limit):
 
 @triton.jit
 def is_worked_row(table, slot, position):
-    """Return whether the row's edited scores are stored in float32 in separate memory."""
+    """Return whether a row's scores are stored in `work`, in float32: it has penalties, truncation,
+    log probabilities, biases or barred stop ids. A mask requires this too.
+    """
     is_barred = position < word(table, slot, MIN_TOTAL)
     return (word(table, slot, FLAGS) != 0) | (word(table, slot, NUM_BIASES) > 0) | is_barred
 
@@ -144,9 +146,7 @@ def _edited(
     score, own, table, slot, position, counts, counted, last_tokens, bias_ids, bias_values, mask,
     has_mask, chunk, vocab_size, has_masks: tl.constexpr,
 ):  # fmt: skip
-    """Return a chunk's scores with all edits of its row; also store them in the row's own
-    memory.
-    """
+    """Return a chunk's scores with all edits of its row; also store them for the later kernels."""
     at = chunk * CHUNK + tl.arange(0, CHUNK)
     is_inside = at < vocab_size
     if (word(table, slot, FLAGS) & PENALISED) != 0:
@@ -170,7 +170,9 @@ def score_chunks(
     part_maxima, vocab_size,
     num_chunks: tl.constexpr, is_full: tl.constexpr, has_masks: tl.constexpr,
 ):  # fmt: skip
-    """Edit one chunk of one row, and store its best score, token and masses."""
+    """Edit one chunk of one row, and store its best score, its best token, its probability masses
+    and the maxima of its parts, as far as the row's options need them.
+    """
     row, chunk = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)
     at = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -187,7 +189,7 @@ def score_chunks(
                 counted, last_tokens, bias_ids, bias_values, masks + mask_row * mask_words,
                 mask_row >= 0, chunk, vocab_size, has_masks,
             )  # fmt: skip
-    # NaN counts as infinite: either makes the row's best score invalid.
+    # Convert NaN to infinity: both mark the row as invalid.
     score = tl.where(score != score, float("inf"), score)
     best = tl.max(score, 0)
     out = row * num_chunks + chunk
@@ -211,7 +213,9 @@ def score_chunks(
 
 @triton.jit
 def _scores(logits, work, at, vocab_size, is_worked):
-    """Return a row's edited scores, minus infinity past the end."""
+    """Return a row's scores at `at`: the edited ones if `is_worked`, else its logits; minus
+    infinity past the end.
+    """
     edited = tl.load(work + at, mask=at < tl.where(is_worked, vocab_size, 0), other=float("-inf"))
     limit = tl.where(is_worked, 0, vocab_size)
     plain = tl.load(logits + at, mask=at < limit, other=float("-inf"))
@@ -220,7 +224,10 @@ def _scores(logits, work, at, vocab_size, is_worked):
 
 @triton.jit
 def drawn(logits, work, is_worked, masses, number, top, scale, threshold, vocab_size):
-    """Return the token at `number` of the cumulative weights; masses: float64 of the chunks."""
+    """Return the kept token at the fraction `number` (0 to 1) of the total cumulative weight.
+
+    `masses` float64: probability mass of each chunk.
+    """
     chunks = tl.arange(0, masses.shape[0])
     chunk, rest = pick(masses, chunks, number * tl.sum(masses, 0))
     offset = tl.arange(0, CHUNK)

@@ -1,6 +1,5 @@
-"""Device functions of the sampler: order of floats, draws by cumulative weight, exact thresholds.
-
-Owns the arithmetic that both sampling kernels share. Knows neither tables, slots nor requests.
+"""Device functions shared by the sampling kernels: order of floats, draws by cumulative weight,
+exact thresholds.
 """
 
 import triton
@@ -20,7 +19,7 @@ def ordered(numbers):
 
 @triton.jit
 def number_of(ordered_bits):
-    """Return the float32 for a result of `ordered`."""
+    """Return the float32 numbers of these bits: the inverse of `ordered`."""
     bits = tl.where(ordered_bits >= 0, ordered_bits, ordered_bits ^ _MAGNITUDE_BITS)
     return bits.to(tl.float32, bitcast=True)
 
@@ -34,20 +33,22 @@ def _mixed(value):
 
 @triton.jit
 def uniform(seed, position):
-    """Return float64 in [0, 1) for (seed int64 bits, position), as `counter_random.uniforms`, bit
-    for bit.
+    """Return float64 in [0, 1) for (seed as int64 bits, position), bit-identical to
+    `counter_random.uniforms`.
     """
     counter = (position.to(tl.uint64) + 1) * 0x9E3779B97F4A7C15
     bits = _mixed(_mixed(seed.to(tl.uint64, bitcast=True)) + counter) >> 11
-    # 2**-53, as a product of two powers that float32 holds too.
+    # 2**-53, as a product of two powers that are exact in float32.
     return bits.to(tl.float64) * (1.0 / 134217728.0) * (1.0 / 67108864.0)
 
 
 @triton.jit
 def pick(weights, index, target):
-    """Return the first index with weight whose cumulative weight exceeds the target, and the rest.
+    """Return the first index with nonzero weight whose cumulative weight exceeds the target (if
+    none does, the last index with nonzero weight), and the remainder.
 
-    The rest is the target less the weights before the index, to continue the search inside it.
+    The remainder is the target minus the weights before the index; it is the target of a search
+    inside the index.
     """
     cumulated = tl.cumsum(weights, 0)
     last = tl.max(tl.where(weights > 0.0, index, 0), 0)
@@ -81,12 +82,13 @@ def least_kept(
     num_pivots: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Return the greatest finite value t for which the values at or above t reach `goal`.
+    """Return the greatest finite value t such that the values at or above t reach `goal`.
 
-    Their sum is their number, or their mass exp2((value - top) * scale). If all values together do
-    not reach the goal, t is the least finite value. Each pass over `values[:count]` tests several
-    thresholds at once, alternately spaced evenly over the numbers and over their bits: the first
-    converges fast for usual distributions, the second bounds the number of passes.
+    The goal is a number of values or, with `by_mass`, a sum of exp2((value - top) * scale). If all
+    values together do not reach the goal, t is the lowest finite value. Each pass over
+    `values[:count]` tests several thresholds at once, alternately spaced evenly over the numbers
+    and over their bits: the first converges fast for usual distributions, the second bounds the
+    number of passes.
     """
     step = tl.arange(0, num_pivots) + 1
     low, high = 0.0 * top - LARGEST, top
@@ -111,7 +113,7 @@ def least_kept(
             most = tl.maximum(most, tl.where(is_within, value, float("-inf")))
         holds = tl.sum(reached.to(tl.float64), 1) >= goal
         low = tl.maximum(tl.min(least, 0), tl.max(tl.where(holds, pivots, -LARGEST), 0))
-        # No value at or above the least failing pivot can be the answer.
+        # The answer is below the lowest failing pivot.
         barrier = tl.min(tl.where(holds, float("inf"), pivots), 0)
         below = number_of(ordered(barrier) - 1)
         high = tl.minimum(tl.max(most, 0), below)
@@ -129,8 +131,8 @@ def least_kept(
 
 @triton.jit
 def candidate_bound(maxima, wanted, most, top):
-    """Return a number that at least `wanted` of the maxima reach, and not many more than `most` if
-    possible.
+    """Return a bound that at least `wanted` of the maxima reach and, if possible, not many more
+    than `most`.
     """
     keys = ordered(maxima).to(tl.int64)
     high = ordered(top).to(tl.int64)

@@ -1,4 +1,4 @@
-// Small curves of the last minutes, drawn as SVG. Owns their points; knows no meaning of them.
+// Line charts of the last minutes, drawn as SVG. Stores the points.
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 300;
@@ -12,7 +12,7 @@ function svg(name, attributes) {
   return node;
 }
 
-/** The next round number that is not below `value`: a quiet scale. */
+/** Return the next round number that is not below `value`, so that the scale rarely changes. */
 function roundedUp(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
@@ -20,7 +20,7 @@ function roundedUp(value) {
 }
 
 export class Chart {
-  /** `names`: of up to three lines. `format`: a value as text. `top`: of the scale, if it is fixed. */
+  /** `names` of up to three lines; `format` returns a value as text; `top` of the scale, if fixed. */
   constructor(title, names, format, top = null) {
     this.top = top;
     this.names = names;
@@ -55,7 +55,7 @@ export class Chart {
     this.element.append(caption, this.picture, legend);
   }
 
-  /** A value for each line at `time_s`; null where there is none. */
+  /** Add a value for each line at `time_s`; null where there is none. */
   add(time_s, values) {
     this.points.push({ time_s, values });
     while (this.points.length && this.points[0].time_s < time_s - MAX_SPAN_S) this.points.shift();
@@ -67,14 +67,14 @@ export class Chart {
     const top = this.top ?? roundedUp(Math.max(0, ...all));
     this.scale.textContent = all.length ? `0 to ${this.format(top)}` : "";
     const span_s = Math.max(MIN_SPAN_S, now_s - this.points[0].time_s);
-    const said = [];
+    const labels = [];
     this.lines.forEach((line, index) => {
       line.setAttribute("d", this.path(index, now_s, span_s, top));
       const last = this.points[this.points.length - 1].values[index];
       this.values[index].textContent = this.format(last);
-      said.push(`${this.names[index]} ${this.format(last)}`);
+      labels.push(`${this.names[index]} ${this.format(last)}`);
     });
-    this.picture.setAttribute("aria-label", `${this.title}: ${said.join(", ")}`);
+    this.picture.setAttribute("aria-label", `${this.title}: ${labels.join(", ")}`);
   }
 
   path(index, now_s, span_s, top) {

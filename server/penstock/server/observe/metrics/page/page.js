@@ -1,5 +1,5 @@
-// The status page: asks for /status.json every second and shows it. Everything that came from a
-// client is set as text, never as markup.
+// The status page: fetches and displays /status.json every second. Values from clients are set as
+// text, never as markup.
 
 import { Chart } from "/charts.js";
 
@@ -78,14 +78,14 @@ class ModelView {
     const total = cache.num_total_blocks;
     const shares = { used: cache.num_used_blocks, cached: cache.num_cached_blocks, free: cache.num_free_blocks };
     const bar = this.part("kv-bar");
-    const said = [];
+    const labels = [];
     for (const [state, num] of Object.entries(shares)) {
       const share = total ? (100 * num) / total : 0;
       bar.querySelector(`.${state}`).style.width = `${share}%`;
       this.set(`kv-${state}`, `${whole(num)} (${share.toFixed(share < 10 ? 1 : 0)} %)`);
-      said.push(`${state} ${share.toFixed(0)} percent`);
+      labels.push(`${state} ${share.toFixed(0)} percent`);
     }
-    bar.setAttribute("aria-label", `KV cache: ${said.join(", ")}`);
+    bar.setAttribute("aria-label", `KV cache: ${labels.join(", ")}`);
     this.set("kv-text", `${whole(total)} blocks of ${cache.block_size_tokens} tokens`);
   }
 
@@ -118,10 +118,10 @@ class ModelView {
     ].map(([name, value]) => {
       const entry = document.createElement("div");
       const term = document.createElement("dt");
-      const said = document.createElement("dd");
+      const description = document.createElement("dd");
       term.textContent = name;
-      said.textContent = value;
-      entry.append(term, said);
+      description.textContent = value;
+      entry.append(term, description);
       return entry;
     });
     this.element.querySelector(".totals").replaceChildren(...totals);
@@ -162,10 +162,10 @@ function requestRow(request) {
 
 function showRequests(status) {
   const { requests, num_requests: num, requests_problem: problem } = status;
-  const told = num > requests.length ? `${whole(num)}, the oldest ${requests.length} shown` : whole(num);
-  byId("num-requests").textContent = problem ? "" : told;
+  const count = num > requests.length ? `${whole(num)}, the oldest ${requests.length} shown` : whole(num);
+  byId("num-requests").textContent = problem ? "" : count;
   byId("requests-problem").hidden = !problem;
-  byId("requests-problem").textContent = problem ? `Not known now: ${problem}` : "";
+  byId("requests-problem").textContent = problem ? `Unknown: ${problem}` : "";
   byId("requests").tBodies[0].replaceChildren(...requests.map(requestRow));
   byId("requests").hidden = requests.length === 0;
   byId("no-requests").hidden = requests.length > 0 || Boolean(problem);
@@ -199,7 +199,7 @@ function show(status) {
 
 function setConnection(state, text) {
   document.body.dataset.connection = state;
-  // Said once, not every second.
+  // Only changes, because screen readers announce each assignment.
   if (byId("connection").textContent !== text) byId("connection").textContent = text;
 }
 
@@ -214,8 +214,8 @@ async function refresh() {
   } catch (error) {
     console.warn("no status:", error);
     setConnection("lost", "connection lost");
-    const since = lastSeen ? `This is how it was at ${lastSeen.toLocaleTimeString()}.` : "";
-    const text = `The service does not answer. ${since} Trying again every second.`;
+    const since = lastSeen ? `The figures were received at ${lastSeen.toLocaleTimeString()}.` : "";
+    const text = `The service does not respond. ${since} Trying again every second.`;
     if (byId("lost").textContent !== text) byId("lost").textContent = text;
     byId("lost").hidden = false;
   } finally {

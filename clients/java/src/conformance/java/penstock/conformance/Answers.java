@@ -7,23 +7,23 @@ import static penstock.conformance.Talk.greedy;
 import static penstock.conformance.Talk.joined;
 import static penstock.conformance.Talk.textOf;
 
+import dev.penstock.v1.ChatMessage;
+import dev.penstock.v1.ContentPart;
+import dev.penstock.v1.FinishReason;
+import dev.penstock.v1.GenerateOnceResponse;
+import dev.penstock.v1.GenerateRequest;
+import dev.penstock.v1.RequestAccepted;
+import dev.penstock.v1.RequestFinished;
+import dev.penstock.v1.TokenDelta;
+import dev.penstock.v1.TokenPrompt;
 import java.nio.charset.StandardCharsets;
 import java.util.List;
 import java.util.concurrent.Future;
 import java.util.stream.IntStream;
 import penstock.client.PenstockClient;
 import penstock.client.TraceContext;
-import dev.penstock.v1.RequestAccepted;
-import dev.penstock.v1.ChatMessage;
-import dev.penstock.v1.ContentPart;
-import dev.penstock.v1.FinishReason;
-import dev.penstock.v1.RequestFinished;
-import dev.penstock.v1.GenerateOnceResponse;
-import dev.penstock.v1.GenerateRequest;
-import dev.penstock.v1.TokenPrompt;
-import dev.penstock.v1.TokenDelta;
 
-/** The scenarios about answers: streams, prompts, text and metadata. */
+/** Scenarios about responses: streams, prompts, text and metadata. */
 final class Answers {
   private static final int NUM_LARGE_TOKENS = 100_000;
   private static final String TEXT = "naïve 日本語 🚀";
@@ -32,25 +32,25 @@ final class Answers {
 
   static void streamInOrder(Talk talk) {
     try (PenstockClient client = talk.client();
-         Heard heard = new Heard(client.generate(greedy(12).build(), CALL))) {
-      RequestFinished finished = heard.untilEnd();
-      RequestAccepted accepted = heard.untilAccepted();
+         CheckedStream checked = new CheckedStream(client.generate(greedy(12).build(), CALL))) {
+      RequestFinished finished = checked.untilEnd();
+      RequestAccepted accepted = checked.untilAccepted();
       boolean isNamed = !accepted.getRequestId().isEmpty() && !accepted.getModel().isEmpty();
       require(isNamed, "accepted without names: " + accepted);
-      require(heard.numTokens() == 12, heard.numTokens() + " tokens, not 12");
-      int numTold = finished.getUsage().getNumCompletionTokens();
-      require(numTold == 12, "usage tells " + numTold + " tokens, not 12");
-      FinishReason reason = heard.finishReason();
+      require(checked.numTokens() == 12, checked.numTokens() + " tokens, not 12");
+      int numReported = finished.getUsage().getNumCompletionTokens();
+      require(numReported == 12, "usage reports " + numReported + " tokens, not 12");
+      FinishReason reason = checked.finishReason();
       require(reason == FinishReason.FINISH_REASON_LENGTH, "the reason is " + reason);
     }
   }
 
   static void onceEqualsStream(Talk talk) {
     try (PenstockClient client = talk.client();
-         Heard heard = new Heard(client.generate(greedy(32).build(), CALL))) {
-      heard.untilEnd();
+         CheckedStream checked = new CheckedStream(client.generate(greedy(32).build(), CALL))) {
+      checked.untilEnd();
       String once = textOf(client.generateOnce(greedy(32).build(), CALL));
-      requireSame(heard.text(), once);
+      requireSame(checked.text(), once);
       require(!once.isEmpty(), "there is no text");
     }
   }
@@ -60,12 +60,13 @@ final class Answers {
     GenerateRequest.Builder request = greedy(12).setTokenPrompt(tokens(ids));
     request.getOutputBuilder().setReturnTokenIds(true);
     try (PenstockClient client = talk.client();
-         Heard first = new Heard(client.generate(request.build(), CALL));
-         Heard second = new Heard(client.generate(request.build(), CALL))) {
-      for (Heard heard : List.of(first, second)) {
-        int numTold = heard.untilEnd().getUsage().getNumPromptTokens();
-        require(numTold == ids.size(), "usage tells " + numTold + " prompt tokens, not 20");
-        require(heard.tokenIds().size() == 12, heard.tokenIds().size() + " token ids, not 12");
+         CheckedStream first = new CheckedStream(client.generate(request.build(), CALL));
+         CheckedStream second = new CheckedStream(client.generate(request.build(), CALL))) {
+      for (CheckedStream checked : List.of(first, second)) {
+        int numReported = checked.untilEnd().getUsage().getNumPromptTokens();
+        require(
+            numReported == ids.size(), "usage reports " + numReported + " prompt tokens, not 20");
+        require(checked.tokenIds().size() == 12, checked.tokenIds().size() + " token ids, not 12");
       }
       boolean isSame = first.tokenIds().equals(second.tokenIds());
       require(isSame, first.tokenIds() + " the first time, then " + second.tokenIds());
@@ -78,10 +79,10 @@ final class Answers {
         .addMessages(message("system", "You answer in one sentence."))
         .addMessages(message("user", "Where is the Globe?"));
     try (PenstockClient client = talk.client();
-         Heard heard = new Heard(client.generate(request.build(), CALL))) {
-      heard.untilEnd();
-      require(!heard.text().isEmpty(), "there is no text");
-      require(heard.numTokens() == 24, heard.numTokens() + " tokens, not 24");
+         CheckedStream checked = new CheckedStream(client.generate(request.build(), CALL))) {
+      checked.untilEnd();
+      require(!checked.text().isEmpty(), "there is no text");
+      require(checked.numTokens() == 24, checked.numTokens() + " tokens, not 24");
     }
   }
 
@@ -92,17 +93,17 @@ final class Answers {
     echoing.getOutputBuilder().setEcho(true);
     request.getOutputBuilder().setMinChunkTokens(1);
     try (PenstockClient client = talk.client();
-         Heard heard = new Heard(client.generate(request.build(), CALL))) {
-      Future<GenerateOnceResponse> beside =
-          talk.beside(() -> client.generateOnce(echoing.build(), CALL));
-      heard.untilEnd();
-      GenerateOnceResponse once = joined(beside);
+         CheckedStream checked = new CheckedStream(client.generate(request.build(), CALL))) {
+      Future<GenerateOnceResponse> concurrent =
+          talk.concurrently(() -> client.generateOnce(echoing.build(), CALL));
+      checked.untilEnd();
+      GenerateOnceResponse once = joined(concurrent);
       String echoed = once.getPrompt().getText();
       require(echoed.equals(TEXT), "the prompt came back as " + echoed);
-      requireSame(heard.text(), textOf(once));
-      boolean isAscii = heard.text().chars().allMatch(character -> character < 128);
+      requireSame(checked.text(), textOf(once));
+      boolean isAscii = checked.text().chars().allMatch(character -> character < 128);
       require(!isAscii, "the text has no character beyond ASCII");
-      for (TokenDelta chunk : heard.chunks()) {
+      for (TokenDelta chunk : checked.chunks()) {
         // False for a lone surrogate.
         boolean isWhole = StandardCharsets.UTF_8.newEncoder().canEncode(chunk.getText());
         require(isWhole && chunk.getTextBytes().isValidUtf8(), "half a character in " + chunk);
@@ -114,11 +115,11 @@ final class Answers {
     List<Integer> ids =
         IntStream.range(0, NUM_LARGE_TOKENS).map(number -> 5 + number % 1000).boxed().toList();
     try (PenstockClient client = talk.client();
-         Heard heard =
-             new Heard(client.generate(greedy(4).setTokenPrompt(tokens(ids)).build(), CALL))) {
-      int numTold = heard.untilEnd().getUsage().getNumPromptTokens();
-      require(numTold == NUM_LARGE_TOKENS, "usage tells " + numTold + " prompt tokens");
-      require(heard.numTokens() == 4, heard.numTokens() + " tokens, not 4");
+         CheckedStream checked = new CheckedStream(
+             client.generate(greedy(4).setTokenPrompt(tokens(ids)).build(), CALL))) {
+      int numReported = checked.untilEnd().getUsage().getNumPromptTokens();
+      require(numReported == NUM_LARGE_TOKENS, "usage reports " + numReported + " prompt tokens");
+      require(checked.numTokens() == 4, checked.numTokens() + " tokens, not 4");
     }
   }
 
@@ -127,11 +128,12 @@ final class Answers {
     String traceId = trace.traceparent().split("-")[1];
     GenerateRequest request = greedy(4).setRequestId(Talk.newId()).build();
     try (PenstockClient client = talk.client();
-         Heard heard = new Heard(client.generate(request, CALL.withTrace(trace)))) {
-      heard.untilEnd();
-      String told = heard.untilAccepted().getTraceId();
-      require(traceId.equals(told), "the trace id is " + told + ", not " + traceId);
-      String accepted = heard.untilAccepted().getRequestId();
+         CheckedStream checked =
+             new CheckedStream(client.generate(request, CALL.withTrace(trace)))) {
+      checked.untilEnd();
+      String reported = checked.untilAccepted().getTraceId();
+      require(traceId.equals(reported), "the trace id is " + reported + ", not " + traceId);
+      String accepted = checked.untilAccepted().getRequestId();
       require(accepted.equals(request.getRequestId()), "accepted as " + accepted);
     }
   }
@@ -151,6 +153,9 @@ final class Answers {
   }
 
   private static ChatMessage message(String role, String content) {
-    return ChatMessage.newBuilder().setRole(role).addParts(ContentPart.newBuilder().setText(content)).build();
+    return ChatMessage.newBuilder()
+        .setRole(role)
+        .addParts(ContentPart.newBuilder().setText(content))
+        .build();
   }
 }

@@ -8,6 +8,10 @@ import static penstock.conformance.Talk.greedy;
 import static penstock.conformance.Talk.joined;
 import static penstock.conformance.Talk.textOf;
 
+import dev.penstock.v1.ErrorReason;
+import dev.penstock.v1.FinishReason;
+import dev.penstock.v1.GenerateRequest;
+import dev.penstock.v1.RequestState;
 import io.grpc.Status;
 import java.time.Duration;
 import java.util.concurrent.Future;
@@ -16,12 +20,8 @@ import penstock.client.PenstockClient;
 import penstock.client.PenstockException;
 import penstock.client.ResumePoint;
 import penstock.client.RetryPolicy;
-import dev.penstock.v1.ErrorReason;
-import dev.penstock.v1.FinishReason;
-import dev.penstock.v1.GenerateRequest;
-import dev.penstock.v1.RequestState;
 
-/** The scenarios about how a request lives and ends, and what it survives. */
+/** Scenarios about the end of requests, and about failures that they survive. */
 final class Lives {
   private static final long ENDED_WITHIN_NS = Duration.ofSeconds(20).toNanos();
 
@@ -30,10 +30,11 @@ final class Lives {
   static void cancelAfterFirstToken(Talk talk) {
     String id = Talk.newId();
     try (PenstockClient client = talk.client()) {
-      Heard heard = new Heard(client.generate(greedy(LONG_TOKENS).setRequestId(id).build(), CALL));
-      heard.untilTokens(1).close();
+      CheckedStream checked =
+          new CheckedStream(client.generate(greedy(LONG_TOKENS).setRequestId(id).build(), CALL));
+      checked.untilTokens(1).close();
       try {
-        heard.untilEnd();
+        checked.untilEnd();
         throw new NotHeld("a stream that was left ended well");
       } catch (PenstockException failure) {
         require(failure.code() == Status.Code.CANCELLED, failure + ", not CANCELLED");
@@ -60,14 +61,14 @@ final class Lives {
   static void cancelById(Talk talk) {
     String id = Talk.newId();
     try (PenstockClient client = talk.client(); PenstockClient other = talk.client();
-         Heard heard =
-             new Heard(client.generate(greedy(LONG_TOKENS).setRequestId(id).build(), CALL))) {
-      heard.untilTokens(1);
+         CheckedStream checked = new CheckedStream(
+             client.generate(greedy(LONG_TOKENS).setRequestId(id).build(), CALL))) {
+      checked.untilTokens(1);
       RequestState state = other.cancel(id, CALL);
       boolean isRunning = state == RequestState.REQUEST_STATE_PROCESSING;
       require(isRunning, "Cancel found it in " + state);
-      heard.untilEnd();
-      FinishReason reason = heard.finishReason();
+      checked.untilEnd();
+      FinishReason reason = checked.finishReason();
       require(reason == FinishReason.FINISH_REASON_CANCELLED, "the reason is " + reason);
     }
   }
@@ -76,8 +77,9 @@ final class Lives {
     CallSettings soon = CallSettings.NONE.withDeadline(Duration.ofSeconds(1));
     long beganNs = System.nanoTime();
     try (PenstockClient client = talk.client();
-         Heard heard = new Heard(client.generate(greedy(LONG_TOKENS).build(), soon))) {
-      heard.untilEnd();
+         CheckedStream checked =
+             new CheckedStream(client.generate(greedy(LONG_TOKENS).build(), soon))) {
+      checked.untilEnd();
       throw new NotHeld("it ended well");
     } catch (PenstockException failure) {
       boolean isLate = failure.code() == Status.Code.DEADLINE_EXCEEDED;
@@ -91,15 +93,15 @@ final class Lives {
     GenerateRequest.Builder request = greedy(200);
     request.getResumeTimeoutBuilder().setSeconds(30);
     PenstockClient lost = talk.client();
-    Heard before = new Heard(lost.generate(request.build(), CALL)).untilTokens(20);
-    // The connection is cut and nothing is cancelled: the stream is not closed.
+    CheckedStream before = new CheckedStream(lost.generate(request.build(), CALL)).untilTokens(20);
+    // The connection is lost and the stream is not closed, so nothing is cancelled.
     lost.close();
     require(!before.hasEnded(), "it had ended before it was cut");
     ResumePoint point = before.stream().point();
     try (PenstockClient client = talk.client();
-         Heard after = new Heard(client.resume(point, CALL))) {
+         CheckedStream after = new CheckedStream(client.resume(point, CALL))) {
       Future<String> once =
-          talk.beside(() -> textOf(client.generateOnce(greedy(200).build(), CALL)));
+          talk.concurrently(() -> textOf(client.generateOnce(greedy(200).build(), CALL)));
       after.untilEnd();
       requireSame(before.text() + after.text(), joined(once));
       int total = before.numTokens() + after.numTokens();
@@ -110,31 +112,31 @@ final class Lives {
   static void engineKilled(Talk talk) {
     RetryPolicy patience = RetryPolicy.STANDARD.withMaxAttempts(8);
     try (PenstockClient client = talk.client(patience);
-         Heard heard = new Heard(client.generate(greedy(200).build(), CALL))) {
-      heard.untilTokens(1);
+         CheckedStream checked = new CheckedStream(client.generate(greedy(200).build(), CALL))) {
+      checked.untilTokens(1);
       talk.driver().ready();
-      heard.untilEnd();
-      require(heard.numTokens() == 200, heard.numTokens() + " tokens, not 200");
-      requireSame(heard.text(), textOf(client.generateOnce(greedy(200).build(), CALL)));
+      checked.untilEnd();
+      require(checked.numTokens() == 200, checked.numTokens() + " tokens, not 200");
+      requireSame(checked.text(), textOf(client.generateOnce(greedy(200).build(), CALL)));
     }
   }
 
   static void drain(Talk talk) throws Exception {
     try (PenstockClient client = talk.client();
-         Heard heard = new Heard(client.generate(greedy(300).build(), CALL))) {
-      heard.untilTokens(1);
+         CheckedStream checked = new CheckedStream(client.generate(greedy(300).build(), CALL))) {
+      checked.untilTokens(1);
       talk.driver().untilGo();
       try {
         client.generateOnce(greedy(4).build(), CALL);
         throw new NotHeld("a new request was served");
       } catch (PenstockException failure) {
         require(failure.code() == Status.Code.UNAVAILABLE, failure + ", not UNAVAILABLE");
-        boolean isTold =
+        boolean hasDelay =
             failure.reason().isEmpty() || failure.hasReason(ErrorReason.ERROR_REASON_DRAINING);
-        require(isTold, "the reason is " + failure.reason());
+        require(hasDelay, "the reason is " + failure.reason());
       }
-      heard.untilEnd();
-      require(heard.numTokens() == 300, heard.numTokens() + " tokens, not 300");
+      checked.untilEnd();
+      require(checked.numTokens() == 300, checked.numTokens() + " tokens, not 300");
     }
   }
 }

@@ -15,8 +15,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 
 /**
- * The conformance program of the Java client: reads names of scenarios, reports how each went.
- * tests/conformance/README.md of the project is its contract.
+ * The conformance program of the Java client: reads names of scenarios and writes the result of
+ * each. tests/conformance/README.md of the project defines its interface.
  */
 public final class Main {
   private static final int SCENARIO_S = 60;
@@ -50,7 +50,7 @@ public final class Main {
     this.address = address;
   }
 
-  /** Starts with {@code --address HOST:PORT}; ends with standard input. */
+  /** Is started with {@code --address HOST:PORT}; ends at the end of stdin. */
   public static void main(String[] arguments) throws Exception {
     if (arguments.length != 2 || !arguments[0].equals("--address")) {
       System.err.println("usage: conformance --address HOST:PORT");
@@ -66,7 +66,7 @@ public final class Main {
         address = words[1];
       } else if (!words[0].isEmpty()) {
         Map<String, String> result = outcome(words[0]);
-        say(result);
+        writeLine(result);
       }
     }
   }
@@ -107,7 +107,7 @@ public final class Main {
     return result;
   }
 
-  private static void say(Map<String, String> line) {
+  private static void writeLine(Map<String, String> line) {
     System.out.println(Json.object(line));
     System.out.flush();
   }
@@ -124,7 +124,7 @@ public final class Main {
       Map<String, String> event = new LinkedHashMap<>();
       event.put("scenario", name);
       event.put("event", "ready");
-      say(event);
+      writeLine(event);
     }
 
     @Override

@@ -9,6 +9,8 @@ import static penstock.conformance.Talk.greedy;
 import static penstock.conformance.Talk.joined;
 import static penstock.conformance.Talk.textOf;
 
+import dev.penstock.v1.FinishReason;
+import dev.penstock.v1.GenerateRequest;
 import io.grpc.Status;
 import java.util.ArrayList;
 import java.util.List;
@@ -18,8 +20,6 @@ import penstock.client.Multiplex;
 import penstock.client.MultiplexSettings;
 import penstock.client.PenstockClient;
 import penstock.client.PenstockException;
-import dev.penstock.v1.FinishReason;
-import dev.penstock.v1.GenerateRequest;
 
 /** The scenario about many requests on one Multiplex call. */
 final class ManyOnOne {
@@ -40,28 +40,29 @@ final class ManyOnOne {
 
   private static void textsAndAnError(Talk talk, PenstockClient client, Multiplex multiplex)
       throws Exception {
-    List<Heard> all = new ArrayList<>();
+    List<CheckedStream> all = new ArrayList<>();
     for (int number = 0; number < NUM_TEXTS; number++) {
-      Heard heard = new Heard(multiplex.generate(numbered(number, TEXT_TOKENS), CALL));
-      // One after the other: the queue has four places, and is looked at once in a step.
-      heard.untilAccepted();
-      all.add(heard);
+      CheckedStream checked =
+          new CheckedStream(multiplex.generate(numbered(number, TEXT_TOKENS), CALL));
+      // Submitted one by one, because the queue holds four requests and is processed once per step.
+      checked.untilAccepted();
+      all.add(checked);
     }
     GenerateRequest.Builder wrong = greedy(4);
     wrong.getSamplingBuilder().setTemperature(-1);
-    try (Heard refused = new Heard(multiplex.generate(wrong.build(), CALL))) {
+    try (CheckedStream refused = new CheckedStream(multiplex.generate(wrong.build(), CALL))) {
       refused.untilEnd();
       throw new NotHeld("temperature -1 was answered");
     } catch (PenstockException failure) {
       boolean isOfField = failure.code() == Status.Code.INVALID_ARGUMENT;
       require(isOfField, failure + ", not INVALID_ARGUMENT");
     }
-    all.forEach(Heard::untilEnd);
+    all.forEach(CheckedStream::untilEnd);
     for (int first = 0; first < NUM_TEXTS; first += NUM_AT_ONCE) {
       List<Future<String>> texts = new ArrayList<>();
       for (int each = first; each < first + NUM_AT_ONCE; each++) {
         GenerateRequest request = numbered(each, TEXT_TOKENS);
-        texts.add(talk.beside(() -> textOf(client.generateOnce(request, CALL))));
+        texts.add(talk.concurrently(() -> textOf(client.generateOnce(request, CALL))));
       }
       for (int each = 0; each < NUM_AT_ONCE; each++) {
         requireSame(all.get(first + each).text(), joined(texts.get(each)));
@@ -70,19 +71,21 @@ final class ManyOnOne {
   }
 
   private static void cancel(Multiplex multiplex) {
-    try (Heard heard = new Heard(multiplex.generate(greedy(LONG_TOKENS).build(), CALL))) {
-      heard.untilTokens(1).stream().cancel();
-      heard.untilEnd();
-      FinishReason reason = heard.finishReason();
+    try (CheckedStream checked =
+             new CheckedStream(multiplex.generate(greedy(LONG_TOKENS).build(), CALL))) {
+      checked.untilTokens(1).stream().cancel();
+      checked.untilEnd();
+      FinishReason reason = checked.finishReason();
       boolean isCancelled = reason == FinishReason.FINISH_REASON_CANCELLED;
       require(isCancelled, "the cancelled one ended by " + reason);
     }
   }
 
   private static void credit(Multiplex multiplex) {
-    // The end of the later one states that the one without credit had its chance.
-    try (Heard credited = new Heard(multiplex.generateWithCredit(greedy(20).build(), 5, CALL));
-         Heard later = new Heard(multiplex.generate(greedy(60).build(), CALL))) {
+    // When the later request has ended, the one without credit has had the time to end.
+    try (CheckedStream credited =
+             new CheckedStream(multiplex.generateWithCredit(greedy(20).build(), 5, CALL));
+         CheckedStream later = new CheckedStream(multiplex.generate(greedy(60).build(), CALL))) {
       later.untilEnd();
       credited.untilTokens(5);
       int numBefore = credited.numTokens();

@@ -1,6 +1,6 @@
 package penstock.conformance;
 
-/** What a scenario asks did not hold. */
+/** A condition of a scenario does not hold. */
 final class NotHeld extends RuntimeException {
   private static final long serialVersionUID = 1L;
 

@@ -6,6 +6,9 @@ import static penstock.conformance.Talk.LONG_TOKENS;
 import static penstock.conformance.Talk.greedy;
 import static penstock.conformance.Talk.joined;
 
+import dev.penstock.v1.ErrorReason;
+import dev.penstock.v1.GenerateOnceResponse;
+import dev.penstock.v1.GenerateRequest;
 import io.grpc.CallOptions;
 import io.grpc.Channel;
 import io.grpc.ClientCall;
@@ -23,11 +26,8 @@ import penstock.client.FieldViolation;
 import penstock.client.PenstockClient;
 import penstock.client.PenstockException;
 import penstock.client.RetryPolicy;
-import dev.penstock.v1.ErrorReason;
-import dev.penstock.v1.GenerateOnceResponse;
-import dev.penstock.v1.GenerateRequest;
 
-/** The scenarios about refusals: what cannot be served, and that the status states so in full. */
+/** Scenarios about rejected requests, and about the details in their statuses. */
 final class Refusals {
   private static final int NUM_PLACES = 4;
   private static final int NUM_WAITING = 4;
@@ -36,7 +36,7 @@ final class Refusals {
 
   private Refusals() {}
 
-  /** The failure of a request, which has to have this code and reason. */
+  /** Returns the failure of a request, which must have this code and reason. */
   static PenstockException refused(
       PenstockClient client, GenerateRequest.Builder request, Status.Code code, String reason) {
     try {
@@ -66,7 +66,7 @@ final class Refusals {
       PenstockException failure =
           refused(client, request, Status.Code.NOT_FOUND, "MODEL_NOT_FOUND");
       String model = failure.metadata().get("model");
-      require("no-such-model".equals(model), "ErrorInfo tells the model " + model);
+      require("no-such-model".equals(model), "ErrorInfo names the model " + model);
     }
   }
 
@@ -77,14 +77,15 @@ final class Refusals {
       PenstockException failure =
           refused(client, request, Status.Code.UNIMPLEMENTED, "FEATURE_UNSUPPORTED");
       String feature = failure.metadata().get("feature");
-      require("json_schema".equals(feature), "ErrorInfo tells the feature " + feature);
+      require("json_schema".equals(feature), "ErrorInfo names the feature " + feature);
     }
   }
 
   static void duplicateRequestId(Talk talk) {
     String id = Talk.newId();
     try (PenstockClient client = talk.client();
-         Heard first = new Heard(client.generate(greedy(100).setRequestId(id).build(), CALL))) {
+         CheckedStream first =
+             new CheckedStream(client.generate(greedy(100).setRequestId(id).build(), CALL))) {
       first.untilTokens(1);
       refused(client, greedy(4).setRequestId(id), Status.Code.ALREADY_EXISTS, "REQUEST_ID_IN_USE");
       first.untilEnd();
@@ -97,8 +98,8 @@ final class Refusals {
          Blockers blockers = new Blockers(client, LONG_TOKENS)) {
       PenstockException failure =
           refused(client, greedy(4), Status.Code.RESOURCE_EXHAUSTED, "QUEUE_FULL");
-      boolean isTold = !failure.retryAfter().isZero();
-      require(isTold, "RetryInfo tells no delay behind " + blockers.num() + " others");
+      boolean hasDelay = !failure.retryAfter().isZero();
+      require(hasDelay, "RetryInfo has no delay behind " + blockers.num() + " others");
     }
   }
 
@@ -110,7 +111,7 @@ final class Refusals {
              PenstockClient.builder(talk.address()).retry(patience).intercept(firstEnd).build()) {
       Future<GenerateOnceResponse> late;
       try (Blockers blockers = new Blockers(client, BLOCKING_TOKENS)) {
-        late = talk.beside(() -> patient.generateOnce(greedy(8).build(), CALL));
+        late = talk.concurrently(() -> patient.generateOnce(greedy(8).build(), CALL));
         Status first = firstEnd.status.get();
         boolean isRefused = first.getCode() == Status.Code.RESOURCE_EXHAUSTED;
         require(isRefused, "behind " + blockers.num() + " others the first attempt: " + first);
@@ -120,7 +121,7 @@ final class Refusals {
     }
   }
 
-  /** Receives how the first call of a client ends. */
+  /** Receives the end of the first call of a client. */
   private static final class FirstEnd implements ClientInterceptor {
     private final CompletableFuture<Status> status = new CompletableFuture<>();
 
@@ -148,18 +149,19 @@ final class Refusals {
     }
   }
 
-  /** Requests that take all places, until closed. */
+  /** Requests that occupy the whole service until they are closed. */
   private static final class Blockers implements AutoCloseable {
-    private final List<Heard> all = new ArrayList<>();
+    private final List<CheckedStream> all = new ArrayList<>();
 
     Blockers(PenstockClient client, int numTokens) {
       try {
         for (int each = 0; each < NUM_PLACES + NUM_WAITING; each++) {
-          // One after the other: the queue has four places, and is looked at once in a step.
-          Heard heard = admitted(client, greedy(numTokens).build());
-          all.add(heard);
+          // Submitted one by one, because the queue holds four requests and is processed once per
+          // step.
+          CheckedStream checked = admitted(client, greedy(numTokens).build());
+          all.add(checked);
           if (each < NUM_PLACES) {
-            heard.untilTokens(1);
+            checked.untilTokens(1);
           }
         }
       } catch (RuntimeException failure) {
@@ -168,13 +170,13 @@ final class Refusals {
       }
     }
 
-    /** There is a place; but what a server process knows of the queue may be a step old. */
-    private static Heard admitted(PenstockClient client, GenerateRequest request) {
+    /** There is a free place, but the queue state that a server process has may be one step old. */
+    private static CheckedStream admitted(PenstockClient client, GenerateRequest request) {
       for (int tries = 1; true; tries++) {
-        Heard heard = new Heard(client.generate(request, CALL));
+        CheckedStream checked = new CheckedStream(client.generate(request, CALL));
         try {
-          heard.untilAccepted();
-          return heard;
+          checked.untilAccepted();
+          return checked;
         } catch (PenstockException failure) {
           boolean isFull = failure.hasReason(ErrorReason.ERROR_REASON_QUEUE_FULL);
           if (!isFull || tries == MAX_TRIES) {
@@ -190,7 +192,7 @@ final class Refusals {
 
     @Override
     public void close() {
-      all.forEach(Heard::close);
+      all.forEach(CheckedStream::close);
     }
   }
 }

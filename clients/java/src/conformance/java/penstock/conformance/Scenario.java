@@ -1,6 +1,6 @@
 package penstock.conformance;
 
-/** Checks one thing; an exception is its failure. */
+/** Checks one behaviour. It has failed if it throws an exception. */
 @FunctionalInterface
 interface Scenario {
   void run(Talk talk) throws Exception;

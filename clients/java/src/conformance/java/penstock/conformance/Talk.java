@@ -1,5 +1,7 @@
 package penstock.conformance;
 
+import dev.penstock.v1.GenerateOnceResponse;
+import dev.penstock.v1.GenerateRequest;
 import java.time.Duration;
 import java.util.UUID;
 import java.util.concurrent.Callable;
@@ -9,15 +11,13 @@ import java.util.concurrent.Future;
 import penstock.client.CallSettings;
 import penstock.client.PenstockClient;
 import penstock.client.RetryPolicy;
-import dev.penstock.v1.GenerateOnceResponse;
-import dev.penstock.v1.GenerateRequest;
 
-/** What the scenarios share: the service, the driver, requests, work next to the scenario's own. */
+/** Shared by the scenarios: the service, the driver, requests, and concurrent work. */
 record Talk(String address, Driver driver, ExecutorService threads) {
   static final String PROMPT = "The old lighthouse keeper climbed the stairs";
   static final int LONG_TOKENS = 10_000;
 
-  /** The deadline of calls that are not about deadlines; a scenario has 60 s. */
+  /** The deadline of calls that do not test deadlines; a scenario has 60 s. */
   static final CallSettings CALL = CallSettings.NONE.withDeadline(Duration.ofSeconds(50));
 
   /** The process that started this one. */
@@ -27,7 +27,7 @@ record Talk(String address, Driver driver, ExecutorService threads) {
     void untilGo();
   }
 
-  /** A client with a separate connection, which reports every failure at once. */
+  /** Returns a client with a separate connection and without retries. */
   PenstockClient client() {
     return client(RetryPolicy.NONE);
   }
@@ -36,7 +36,7 @@ record Talk(String address, Driver driver, ExecutorService threads) {
     return PenstockClient.builder(address).retry(retry).build();
   }
 
-  /** Exactly so many tokens, a function of the prompt. */
+  /** Requests exactly this number of tokens, which depend only on the prompt. */
   static GenerateRequest.Builder greedy(int numTokens) {
     GenerateRequest.Builder request = GenerateRequest.newBuilder();
     request.getTextPromptBuilder().setText(PROMPT);
@@ -45,7 +45,7 @@ record Talk(String address, Driver driver, ExecutorService threads) {
     return request;
   }
 
-  /** A request id that no client else has. */
+  /** Returns a unique request id. */
   static String newId() {
     return "conformance-" + UUID.randomUUID();
   }
@@ -54,11 +54,11 @@ record Talk(String address, Driver driver, ExecutorService threads) {
     return answer.getOutputs(0).getText();
   }
 
-  <T> Future<T> beside(Callable<T> work) {
+  <T> Future<T> concurrently(Callable<T> work) {
     return threads.submit(work);
   }
 
-  /** What the work next to came to; its failure is thrown as it was. */
+  /** Returns the result of the concurrent work; throws its exception if it failed. */
   static <T> T joined(Future<T> work) throws Exception {
     try {
       return work.get();

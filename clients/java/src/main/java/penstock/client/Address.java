@@ -4,11 +4,11 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
- * Where a server is.
+ * The address of a server.
  *
- * @param target what gRPC is to connect to
- * @param hasManyServers whether calls are dealt to all servers behind the name
- * @param isLocal whether what is sent there stays on this machine
+ * @param target the gRPC target to connect to
+ * @param hasManyServers whether calls are distributed over all servers behind the name
+ * @param isLocal whether the target is on this machine
  */
 record Address(String target, boolean hasManyServers, boolean isLocal) {
   private static final int DEFAULT_PORT = 50051;
@@ -19,7 +19,7 @@ record Address(String target, boolean hasManyServers, boolean isLocal) {
   private static final Pattern LOOPBACK =
       Pattern.compile("localhost|127\\.\\d{1,3}\\.\\d{1,3}\\.\\d{1,3}|\\[::1]");
 
-  /** From HOST, HOST:PORT, [IPV6]:PORT, or a gRPC target, which is taken as it is. */
+  /** Parses HOST, HOST:PORT, [IPV6]:PORT, or a gRPC target, which is used unchanged. */
   static Address parse(String address) {
     if (SCHEME.matcher(address).matches()) {
       return new Address(address, address.startsWith("dns:"), address.startsWith("unix:"));
@@ -29,13 +29,13 @@ record Address(String target, boolean hasManyServers, boolean isLocal) {
       throw new IllegalArgumentException(
           "address: must be HOST, HOST:PORT, [IPV6]:PORT or a gRPC target, not " + address);
     }
-    String told = plain.group("port");
-    int port = told == null ? DEFAULT_PORT : Integer.parseInt(told);
+    String portText = plain.group("port");
+    int port = portText == null ? DEFAULT_PORT : Integer.parseInt(portText);
     if (port < 1 || port > MAX_PORT) {
       throw new IllegalArgumentException("address: the port must be from 1 to 65535, not " + port);
     }
     String host = plain.group("host");
-    // With its scheme, because gRPC takes "localhost:50051" for a URI of the scheme "localhost".
+    // With its scheme, because gRPC parses "localhost:50051" as a URI of the scheme "localhost".
     String target = "dns:///" + host + ":" + port;
     return new Address(target, false, LOOPBACK.matcher(host).matches());
   }

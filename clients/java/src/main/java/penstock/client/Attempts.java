@@ -4,7 +4,7 @@ import java.time.Duration;
 import java.util.Optional;
 import java.util.concurrent.ThreadLocalRandom;
 
-/** The account of one logical call: how many of its attempts failed, and whether one is left. */
+/** Counts the failed attempts of one logical call, and decides whether another attempt is made. */
 final class Attempts {
   private final RetryPolicy policy;
   private final RetryBudget budget;
@@ -16,7 +16,9 @@ final class Attempts {
     budget.payIn();
   }
 
-  /** Counts a failed attempt: how long to wait before the next; empty for no next one. */
+  /**
+   * Counts a failed attempt. Returns how long to wait before the next one; empty if there is none.
+   */
   Optional<Duration> delayAfter(PenstockException failure, CallTerms terms) {
     numFailed++;
     if (numFailed >= policy.maxAttempts() || !RetryPolicy.isPassing(failure)) {

@@ -5,10 +5,10 @@ import java.time.Duration;
 import java.util.Objects;
 
 /**
- * What one call is given besides its request. Values are not changed; {@code with} makes new ones.
+ * The settings of one call. They are immutable; the {@code with} methods return new ones.
  *
- * <p>A deadline is the time that the call may take, all attempts together; it travels to the
- * server. A deadline and a cancellation of {@link io.grpc.Context#current()} hold as well.
+ * <p>A deadline is the time that the call may take, with all attempts. It is sent to the server.
+ * The deadline and the cancellation of {@link io.grpc.Context#current()} apply as well.
  */
 public final class CallSettings {
   /** No deadline, no trace, no metadata. */
@@ -24,7 +24,7 @@ public final class CallSettings {
     this.metadata = metadata;
   }
 
-  /** With the time that the call may take, from its start. */
+  /** Returns settings with the time that the call may take, from its start. */
   public CallSettings withDeadline(Duration deadline) {
     if (deadline.isNegative() || deadline.isZero()) {
       throw new IllegalArgumentException("deadline: must be positive, not " + deadline);
@@ -32,12 +32,12 @@ public final class CallSettings {
     return new CallSettings(deadline, trace, metadata);
   }
 
-  /** As part of a trace. */
+  /** Returns settings with a trace to which the call belongs. */
   public CallSettings withTrace(TraceContext trace) {
     return new CallSettings(deadline, Objects.requireNonNull(trace, "trace"), metadata);
   }
 
-  /** With metadata of the caller's, added to what is there. */
+  /** Returns settings with additional metadata. */
   public CallSettings withMetadata(Metadata metadata) {
     Metadata all = new Metadata();
     all.merge(this.metadata);
@@ -45,17 +45,17 @@ public final class CallSettings {
     return new CallSettings(deadline, trace, all);
   }
 
-  /** Null for none. */
+  /** Returns the time that the call may take; null for no deadline. */
   Duration deadline() {
     return deadline;
   }
 
-  /** Null for none. */
+  /** Returns the trace; null for none. */
   TraceContext trace() {
     return trace;
   }
 
-  /** A copy: gRPC adds to what it sends. */
+  /** Returns a copy, because gRPC adds to the metadata that it sends. */
   Metadata metadata() {
     Metadata copy = new Metadata();
     copy.merge(metadata);

@@ -1,5 +1,6 @@
 package penstock.client;
 
+import dev.penstock.v1.GenerateResponse;
 import io.grpc.Channel;
 import io.grpc.ClientCall;
 import io.grpc.Context;
@@ -11,11 +12,10 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.function.Function;
-import dev.penstock.v1.GenerateResponse;
 
 /**
- * A call with one request and many answers, read by blocking. No more is held than was asked for: a
- * slow reader slows the call down, and the server notices.
+ * A call with one request and many responses, with blocking reads. It buffers only responses that
+ * were requested, so a slow reader slows down the call, and the server detects that.
  */
 final class CallSource<M> implements Source {
   private static final int NUM_AHEAD = 16;
@@ -63,7 +63,7 @@ final class CallSource<M> implements Source {
       call.request(1);
       return unwrap.apply(answer.message());
     }
-    items.add(item); // the end stays the end
+    items.add(item);  // The end is returned again by the next read.
     Item.End<M> end = (Item.End<M>) item;
     if (end.status().isOk()) {
       return null;
@@ -87,13 +87,13 @@ final class CallSource<M> implements Source {
   @Override
   public void stop() {
     isStopped = true;
-    call.cancel("the client left the stream", null);
+    call.cancel("the client closed the stream", null);
   }
 
   private final class Listener extends ClientCall.Listener<M> {
     @Override
-    public void onHeaders(Metadata told) {
-      headers.complete(told);
+    public void onHeaders(Metadata received) {
+      headers.complete(received);
     }
 
     @Override
@@ -103,7 +103,7 @@ final class CallSource<M> implements Source {
 
     @Override
     public void onClose(Status status, Metadata trailers) {
-      // A refusal may come without initial metadata.
+      // A rejected call may have no initial metadata.
       headers.completeExceptionally(StatusReader.ofCall(status, trailers));
       items.add(new Item.End<>(status, trailers));
     }

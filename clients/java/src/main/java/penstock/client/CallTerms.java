@@ -8,7 +8,8 @@ import java.time.Duration;
 import java.util.concurrent.TimeUnit;
 
 /**
- * The settings of a call that has begun: its deadline is a moment now, the same for all attempts.
+ * The settings of a call that has started. Its deadline is a point in time, the same for all
+ * attempts.
  *
  * @param deadline null for none
  */
@@ -37,12 +38,12 @@ record CallTerms(Deadline deadline, CallSettings settings) {
     return headers;
   }
 
-  /** Nanoseconds until the deadline; the largest number when there is none. */
+  /** Returns the nanoseconds until the deadline; the largest number without a deadline. */
   long leftNanos() {
     return deadline == null ? Long.MAX_VALUE : deadline.timeRemaining(TimeUnit.NANOSECONDS);
   }
 
-  /** A duration in nanoseconds, or as many as there can be. */
+  /** Returns a duration in nanoseconds, or the largest number if it does not fit. */
   static long saturatedNanos(Duration duration) {
     try {
       return duration.toNanos();

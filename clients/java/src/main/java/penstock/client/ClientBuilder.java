@@ -13,7 +13,7 @@ import java.util.Objects;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Supplier;
 
-/** How a {@link PenstockClient} connects and tries again. */
+/** Configures the connections and the retries of a {@link PenstockClient}. */
 public final class ClientBuilder {
   private static final int MAX_MESSAGE_BYTES = 32 << 20;
   // Servers disconnect clients that ping more often than every 20 s.
@@ -37,13 +37,13 @@ public final class ClientBuilder {
     return this;
   }
 
-  /** Sends a bearer token with every call. Without TLS it goes to this machine alone. */
+  /** Sends a bearer token with each call. Without TLS it is sent only to this machine. */
   public ClientBuilder token(String token) {
     Objects.requireNonNull(token, "token");
     return token(() -> token);
   }
 
-  /** Asks for the bearer token before each call, because tokens expire. */
+  /** Calls the supplier for the bearer token before each call, because tokens expire. */
   public ClientBuilder token(Supplier<String> token) {
     this.token = Objects.requireNonNull(token, "token");
     return this;
@@ -56,8 +56,9 @@ public final class ClientBuilder {
   }
 
   /**
-   * Opens several connections and deals calls to them in turn. The server's front processes share a
-   * port, and the kernel deals them connections: about four for each spread evenly.
+   * Opens several connections and distributes calls over them, round robin. The front processes of
+   * a server share a port, and the kernel assigns connections to them: about four connections per
+   * front distribute calls evenly.
    */
   public ClientBuilder connections(int num) {
     if (num < 1) {
@@ -67,22 +68,22 @@ public final class ClientBuilder {
     return this;
   }
 
-  /** Adds an interceptor of gRPC, such as one for tracing; it sees every attempt of every call. */
+  /** Adds a gRPC interceptor, such as one for tracing. It receives each attempt of each call. */
   public ClientBuilder intercept(ClientInterceptor interceptor) {
     interceptors.add(Objects.requireNonNull(interceptor, "interceptor"));
     return this;
   }
 
   /**
-   * Makes the client. It connects with its first call.
+   * Creates the client. It connects at its first call.
    *
-   * @throws IllegalArgumentException when a token would cross the network in plain text, or a file
+   * @throws IllegalArgumentException if a token would cross the network in plain text, or if a file
    *     of the TLS settings cannot be read
    */
   public PenstockClient build() {
     if (token != null && tls == null && !address.isLocal()) {
       throw new IllegalArgumentException(
-          "token: would cross the network to " + address.target() + " in plain text; use tls");
+          "token: would cross the network to " + address.target() + " in plain text; set tls");
     }
     ChannelCredentials credentials =
         tls == null ? InsecureChannelCredentials.create() : tls.credentials();
@@ -97,7 +98,7 @@ public final class ClientBuilder {
   private ManagedChannel channel(ChannelCredentials credentials) {
     ManagedChannelBuilder<?> channel = Grpc.newChannelBuilder(address.target(), credentials);
     channel.intercept(interceptors)
-        .disableRetry() // it would multiply with ours
+        .disableRetry()  // Retries of gRPC would multiply with those of this client.
         .maxInboundMessageSize(MAX_MESSAGE_BYTES)
         .keepAliveTime(KEEPALIVE_TIME_S, TimeUnit.SECONDS)
         .keepAliveTimeout(KEEPALIVE_TIMEOUT_S, TimeUnit.SECONDS);

@@ -9,13 +9,13 @@ import io.grpc.MethodDescriptor;
 import java.util.List;
 import java.util.concurrent.atomic.AtomicInteger;
 
-/** Deals calls to several connections in turn, with the credentials of each call. */
+/** Distributes calls over several connections, round robin, with the credentials of each call. */
 final class ConnectionPool extends Channel {
   private final List<ManagedChannel> channels;
   private final CallCredentials credentials;
   private final AtomicInteger next = new AtomicInteger();
 
-  /** Credentials are null for none. */
+  /** Creates the pool. Credentials are null for none. */
   ConnectionPool(List<ManagedChannel> channels, CallCredentials credentials) {
     this.channels = List.copyOf(channels);
     this.credentials = credentials;
@@ -33,12 +33,12 @@ final class ConnectionPool extends Channel {
     return channels.get(0).authority();
   }
 
-  /** Connects at once where a connection was waiting for its next turn to try. */
+  /** Connects immediately if a connection waits before its next attempt. */
   void reconnect() {
     channels.forEach(ManagedChannel::resetConnectBackoff);
   }
 
-  /** Hangs up. */
+  /** Closes all connections. */
   void close() {
     channels.forEach(ManagedChannel::shutdownNow);
   }

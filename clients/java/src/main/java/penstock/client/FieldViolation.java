@@ -1,9 +1,9 @@
 package penstock.client;
 
 /**
- * One bad field of a request.
+ * One invalid field of a request.
  *
  * @param field its path, such as {@code sampling.temperature}
- * @param description what is wrong with it, for people
+ * @param description the reason, for humans
  */
 public record FieldViolation(String field, String description) {}

@@ -1,5 +1,7 @@
 package penstock.client;
 
+import dev.penstock.v1.GenerateRequest;
+import dev.penstock.v1.GenerateResponse;
 import io.grpc.Metadata;
 import io.grpc.Status;
 import java.time.Duration;
@@ -11,11 +13,9 @@ import java.util.concurrent.TimeUnit;
 import java.util.function.Supplier;
 import java.util.stream.Stream;
 import java.util.stream.StreamSupport;
-import dev.penstock.v1.GenerateRequest;
-import dev.penstock.v1.GenerateResponse;
 
 /**
- * The answer to one request, message by message as they come.
+ * The response to one request, message by message as they arrive.
  *
  * <pre>{@code
  * try (GenerationStream stream = client.generate(request)) {
@@ -26,8 +26,8 @@ import dev.penstock.v1.GenerateResponse;
  * }</pre>
  *
  * <p>A stream that ends without a {@link PenstockException} is complete: gaps, events in the wrong
- * order and an end without {@code finished} are failures. One thread reads; all other methods may
- * be called by others. It can be read once.
+ * order, and an end without the {@code finished} event are failures. One thread reads the stream,
+ * and it can be read only once. Other threads may call all other methods.
  */
 public final class GenerationStream
     implements Iterable<GenerateResponse>, Iterator<GenerateResponse>, AutoCloseable {
@@ -44,7 +44,7 @@ public final class GenerationStream
   private PenstockException failure;
   private volatile Source source;
   private volatile StreamReader reader;
-  // Guarded by this, as is every change of source.
+  // Protected by the lock of this object, like each change of source.
   private boolean hasEnded;
   private String givenId;
 
@@ -53,8 +53,8 @@ public final class GenerationStream
     this.client = client;
     this.terms = terms;
     this.opener = opener;
-    com.google.protobuf.Duration told = request.getResumeTimeout();
-    grace = Duration.ofSeconds(told.getSeconds(), told.getNanos());
+    com.google.protobuf.Duration timeout = request.getResumeTimeout();
+    grace = Duration.ofSeconds(timeout.getSeconds(), timeout.getNanos());
     attempts = client.newAttempts();
     recovery = new Recovery(grace, System::nanoTime);
     reader = new StreamReader(grace);
@@ -74,16 +74,16 @@ public final class GenerationStream
     connect();
   }
 
-  /** This stream, which can be read once. */
+  /** Returns this stream, which can be read only once. */
   @Override
   public Iterator<GenerateResponse> iterator() {
     return this;
   }
 
   /**
-   * Waits for the next message; false when the stream is complete.
+   * Waits for the next message. Returns false if the stream is complete.
    *
-   * @throws PenstockException when the request failed, the stream was closed, or the thread is
+   * @throws PenstockException if the request has failed, the stream was closed, or the thread is
    *     interrupted
    */
   @Override
@@ -98,10 +98,10 @@ public final class GenerationStream
   }
 
   /**
-   * The next message.
+   * Returns the next message.
    *
    * @throws NoSuchElementException after the end
-   * @throws PenstockException as {@link #hasNext}
+   * @throws PenstockException like {@link #hasNext}
    */
   @Override
   public GenerateResponse next() {
@@ -113,7 +113,10 @@ public final class GenerationStream
     return response;
   }
 
-  /** The pieces of text as they come, of all outputs. Reads the stream; closing it closes this. */
+  /**
+   * Returns the pieces of text of all outputs as they arrive. Reads this stream; closing the
+   * returned stream closes this one.
+   */
   public Stream<String> text() {
     return StreamSupport.stream(spliterator(), false)
         .filter(GenerateResponse::hasTokens)
@@ -122,23 +125,27 @@ public final class GenerationStream
   }
 
   /**
-   * Waits for the initial metadata of the attempt under way; that of a request of a {@link
-   * Multiplex} is empty.
+   * Waits for the initial metadata of the current attempt. It is empty for a request of a {@link
+   * Multiplex}.
    */
   public Metadata headers() {
     return source.headers();
   }
 
-  /** How far the stream was read, for {@link PenstockClient#resume}, here or elsewhere. */
+  /**
+   * Returns the position up to which the stream was read, for {@link PenstockClient#resume} in this
+   * or another process.
+   */
   public ResumePoint point() {
     return reader.point();
   }
 
   /**
-   * Asks the server to end the request; the stream then ends well, with FINISH_REASON_CANCELLED.
+   * Requests the server to end the request. The stream then ends without an error, with
+   * FINISH_REASON_CANCELLED.
    *
-   * @throws IllegalStateException while the request's id is not known
-   * @throws PenstockException when the server does not take it
+   * @throws IllegalStateException while the id of the request is unknown
+   * @throws PenstockException if the call fails
    */
   public void cancel() {
     if (source instanceof Lane lane) {
@@ -153,7 +160,8 @@ public final class GenerationStream
   }
 
   /**
-   * Lets the server send more tokens of a request begun by {@link Multiplex#generateWithCredit}.
+   * Allows the server to send more tokens of a request started by {@link
+   * Multiplex#generateWithCredit}.
    *
    * @param numTokens at least 1
    */
@@ -162,20 +170,20 @@ public final class GenerationStream
       throw new IllegalArgumentException("numTokens: must be at least 1, not " + numTokens);
     }
     if (!(source instanceof Lane lane) || !lane.isCreditByHand()) {
-      throw new IllegalStateException("the stream was not begun by generateWithCredit");
+      throw new IllegalStateException("the stream was not started by generateWithCredit");
     }
     lane.grant(numTokens);
   }
 
-  /** Leaves the stream, which ends the request on the server if it has not ended. */
+  /** Closes the stream, and cancels the request on the server if it has not ended. */
   @Override
   public void close() {
     end(true);
   }
 
   /**
-   * Leaves the stream without ending the request: it lives on for its resume_timeout. Over a
-   * {@link Multiplex} that period begins with the end of its call.
+   * Closes the stream without ending the request, which continues for its resume_timeout. Over a
+   * {@link Multiplex} that time starts at the end of its call.
    */
   public void detach() {
     synchronized (this) {
@@ -186,7 +194,7 @@ public final class GenerationStream
     end(false);
   }
 
-  /** The next message, over as many attempts as it takes; null when all were reported. */
+  /** Returns the next message, over as many attempts as needed; null if all were returned. */
   private GenerateResponse advance() {
     while (true) {
       PenstockException failed;
@@ -211,12 +219,12 @@ public final class GenerationStream
   private GenerateResponse receive() {
     while (true) {
       GenerateResponse message = source.receive();
-      GenerateResponse told = message == null ? reader.end() : reader.receive(message);
+      GenerateResponse response = message == null ? reader.end() : reader.receive(message);
       if (message == null) {
         end(false);
       }
-      if (told != null) {
-        return told;
+      if (response != null) {
+        return response;
       }
     }
   }
@@ -230,7 +238,7 @@ public final class GenerationStream
       return delay;
     }
     if (opener == null) {
-      // To resume again costs nothing: nothing is delivered twice.
+      // Resuming again is safe, because nothing is delivered twice.
       return attempts.delayAfter(failed, terms);
     }
     if (reader.hasOutput()) {
@@ -258,7 +266,7 @@ public final class GenerationStream
     throw failure;
   }
 
-  /** Makes the next attempt; its failure is reported by the next receive. */
+  /** Makes the next attempt. The next receive reports its failure. */
   private void connect() {
     Source opened;
     try {
@@ -273,10 +281,10 @@ public final class GenerationStream
         return;
       }
     }
-    opened.stop(); // it was closed meanwhile
+    opened.stop();  // It was closed meanwhile.
   }
 
-  /** Lets go of the stream; isLeft is whether no client wants what is left of it. */
+  /** Releases the stream. isLeft is true if the remaining stream will not be read. */
   private void end(boolean isLeft) {
     synchronized (this) {
       if (hasEnded) {
@@ -288,7 +296,7 @@ public final class GenerationStream
     source.stop();
     String requestId = requestId();
     if (isLeft && !grace.isZero() && !requestId.isEmpty()) {
-      // The end of its call does not end this request.
+      // The end of the caller's context must not end this call.
       client.leave(requestId, terms);
     }
   }
@@ -310,7 +318,7 @@ public final class GenerationStream
     return new PenstockException(Status.Code.CANCELLED, message).ofRequest(requestId());
   }
 
-  /** That the client was closed is reported as such, whatever gRPC makes of it. */
+  /** Reports that the client was closed, regardless of the error of gRPC. */
   private PenstockException ownFailure(PenstockException problem) {
     boolean isCut =
         problem.code() == Status.Code.CANCELLED || problem.code() == Status.Code.UNAVAILABLE;
@@ -319,7 +327,7 @@ public final class GenerationStream
   }
 
   private String requestId() {
-    String told = reader.point().requestId();
-    return told.isEmpty() ? givenId : told;
+    String acceptedId = reader.point().requestId();
+    return acceptedId.isEmpty() ? givenId : acceptedId;
   }
 }

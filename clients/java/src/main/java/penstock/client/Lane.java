@@ -10,8 +10,8 @@ import dev.penstock.v1.MultiplexCredit;
 import dev.penstock.v1.MultiplexRequest;
 
 /**
- * One request on a Multiplex call: what came and was not taken yet, and its credit. What waits is
- * bounded by the credit that was given.
+ * One request on a Multiplex call: its messages that were received and not taken yet, and its
+ * credit. The number of these messages is limited by the credit.
  */
 final class Lane implements Source {
   private final MultiplexCall call;
@@ -24,12 +24,13 @@ final class Lane implements Source {
   private sealed interface Item {
     record Message(GenerateResponse message) implements Item {}
 
-    /** Failure is null after a good end. */
+    /** Called at the end of the request. Failure is null after an end without an error. */
     record End(PenstockException failure) implements Item {}
   }
 
   /**
-   * TopUp is how many tokens are taken before credit is given for them; 0 leaves that to others.
+   * Creates a lane. TopUp is the number of tokens that are taken before credit is granted for them;
+   * 0 leaves the credit to the caller.
    */
   Lane(MultiplexCall call, long key, CallTerms terms, int topUp) {
     this.call = call;
@@ -64,7 +65,7 @@ final class Lane implements Source {
       giveCredit(answer.message());
       return answer.message();
     }
-    items.add(item); // the end stays the end
+    items.add(item);  // The end is returned again by the next call.
     PenstockException failure = ((Item.End) item).failure();
     if (failure != null) {
       throw failure;
@@ -80,14 +81,14 @@ final class Lane implements Source {
   @Override
   public void stop() {
     call.leave(this);
-    fail(new PenstockException(Status.Code.CANCELLED, "the client left the stream"));
+    fail(new PenstockException(Status.Code.CANCELLED, "the client closed the stream"));
   }
 
   void cancel() {
     call.send(MultiplexCall.cancelCommand(key));
   }
 
-  /** Drops the request without ending it. */
+  /** Removes the request without ending it. */
   void abandon() {
     call.abandon(this);
   }

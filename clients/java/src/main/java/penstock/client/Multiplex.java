@@ -1,26 +1,26 @@
 package penstock.client;
 
+import dev.penstock.v1.GenerateRequest;
+import dev.penstock.v1.MultiplexRequest;
+import dev.penstock.v1.MultiplexSubmit;
 import io.grpc.Metadata;
 import io.grpc.Status;
 import java.time.Duration;
 import java.util.Objects;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
-import dev.penstock.v1.GenerateRequest;
-import dev.penstock.v1.MultiplexRequest;
-import dev.penstock.v1.MultiplexSubmit;
 
 /**
- * Sends many requests over one call, and opens another when that is lost, grows old, or the server
- * is about to stop. Keys are its own business. Threads may share one.
+ * Sends many requests over one call. Opens another call if the current one is lost or too old, or
+ * if the server is about to stop. It assigns the keys. Threads may share one.
  */
 public final class Multiplex implements AutoCloseable {
   private final PenstockClient client;
   private final MultiplexSettings multiplex;
   private final CallSettings settings;
-  // All calls that have not ended; old ones continue until their last request ends.
+  // All calls that have not ended. Old ones continue until their last request ends.
   private final Set<MultiplexCall> calls = ConcurrentHashMap.newKeySet();
-  // Guarded by this.
+  // Protected by the lock.
   private MultiplexCall current;
   private boolean isClosed;
 
@@ -33,16 +33,16 @@ public final class Multiplex implements AutoCloseable {
     this.settings = settings;
   }
 
-  /** As {@link #generate(GenerateRequest, CallSettings)}, without settings. */
+  /** Like {@link #generate(GenerateRequest, CallSettings)}, without settings. */
   public GenerationStream generate(GenerateRequest request) {
     return generate(request, CallSettings.NONE);
   }
 
   /**
-   * As {@link PenstockClient#generate}, over the shared call. The deadline travels as
-   * total_timeout; of the trace only traceparent does. Reading the stream gives credit for more
-   * output, so a request that no client reads does not hold up the others. Of the gRPC context only
-   * the deadline holds.
+   * Like {@link PenstockClient#generate}, over the shared call. The deadline is sent as
+   * total_timeout; of the trace only traceparent is sent. Reading the stream grants credit for more
+   * output, so a request that is not read does not block the others. Of the gRPC context only the
+   * deadline applies.
    *
    * @throws IllegalArgumentException for metadata, which belongs to the call
    */
@@ -54,7 +54,7 @@ public final class Multiplex implements AutoCloseable {
 
   /**
    * Leaves the credit to the caller: the server sends numTokens tokens, and more only after {@link
-   * GenerationStream#grant}. A request left without credit for too long fails with READER_STALLED.
+   * GenerationStream#grant}. A request without credit for too long fails with READER_STALLED.
    */
   public GenerationStream generateWithCredit(
       GenerateRequest request, int numTokens, CallSettings settings) {
@@ -64,7 +64,7 @@ public final class Multiplex implements AutoCloseable {
     return start(request, settings, numTokens, 0);
   }
 
-  /** Ends all calls, and so all open requests, with CANCELLED. */
+  /** Ends all calls and all open requests with CANCELLED. */
   @Override
   public void close() {
     synchronized (this) {
@@ -92,10 +92,10 @@ public final class Multiplex implements AutoCloseable {
     if (trace != null) {
       submit.setTraceparent(trace.traceparent());
     }
-    // The largest key there is: the size must not depend on which one it gets.
+    // The largest key, because the size must not depend on the key that the request gets.
     int numBytes = command(submit.setKey(-1)).getSerializedSize();
     if (numBytes > multiplex.maxRequestBytes()) {
-      String message = "the request has %d bytes, and may have %d".formatted(
+      String message = "the request has %d bytes; the limit is %d".formatted(
           numBytes, multiplex.maxRequestBytes());
       throw new PenstockException(Status.Code.RESOURCE_EXHAUSTED, message);
     }
@@ -108,7 +108,7 @@ public final class Multiplex implements AutoCloseable {
     }
   }
 
-  // Needs the lock.
+  // Requires the lock.
   private MultiplexCall replaceCall() {
     if (isClosed) {
       throw new PenstockException(Status.Code.CANCELLED, "the Multiplex was closed");
@@ -126,16 +126,16 @@ public final class Multiplex implements AutoCloseable {
     return MultiplexRequest.newBuilder().setSubmit(submit).build();
   }
 
-  /** The request with the deadline as its total_timeout, unless that is earlier already. */
+  /** Returns the request with the deadline as its total_timeout, unless its own is earlier. */
   private static GenerateRequest withDeadline(GenerateRequest request, CallTerms terms) {
     if (terms.deadline() == null) {
       return request;
     }
-    // It must be positive, and this one is about to pass.
+    // It must be positive, and the deadline is about to pass.
     Duration left = Duration.ofNanos(Math.max(terms.leftNanos(), 1));
     if (request.getScheduling().hasTotalTimeout()) {
-      com.google.protobuf.Duration told = request.getScheduling().getTotalTimeout();
-      if (Duration.ofSeconds(told.getSeconds(), told.getNanos()).compareTo(left) <= 0) {
+      com.google.protobuf.Duration requested = request.getScheduling().getTotalTimeout();
+      if (Duration.ofSeconds(requested.getSeconds(), requested.getNanos()).compareTo(left) <= 0) {
         return request;
       }
     }

@@ -20,11 +20,10 @@ import dev.penstock.v1.MultiplexResponse;
 import dev.penstock.v1.MultiplexSubmit;
 
 /**
- * One Multiplex call and the requests that are open on it. Knows their keys; what comes of them is
- * the business of their lanes.
+ * One Multiplex call and its open requests, by key. Their lanes handle their events.
  *
- * <p>Commands are buffered by gRPC while the connection is slow, which holds no more than the open
- * requests do.
+ * <p>gRPC buffers commands while the connection is slow. The buffer cannot become larger than the
+ * open requests.
  */
 final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
   private final PenstockClient client;
@@ -33,11 +32,11 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
   private final ClientCall<MultiplexRequest, MultiplexResponse> call;
   private final long beganNs = System.nanoTime();
 
-  // Guarded by this.
+  // Protected by the lock.
   private final Map<Long, Lane> lanes = new HashMap<>();
-  private final Set<Long> left = new HashSet<>(); // not wanted here, and not ended by the server
+  private final Set<Long> left = new HashSet<>();  // abandoned, and not ended by the server yet
   private long lastKey;
-  private boolean isRetired; // takes no new requests, and ends with its last
+  private boolean isRetired;  // accepts no new requests, and ends with its last one
   private boolean isHalfClosed;
   private boolean isClosed;
   private boolean hasAnswer;
@@ -48,7 +47,7 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
     this.client = client;
     this.maxAge = maxAge;
     this.onEnd = onEnd;
-    // The context of one request must not end the call of all.
+    // The context of one request must not end the call of all requests.
     Context caller = Context.ROOT.attach();
     try {
       call =
@@ -58,16 +57,16 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
     }
   }
 
-  /** Begins the call, once. */
+  /** Starts the call. Called once. */
   void open(Metadata headers) {
     call.start(this, headers);
     call.request(1);
   }
 
-  /** Starts a request; null when this call takes no new ones. */
+  /** Starts a request. Returns null if this call accepts no new requests. */
   synchronized Lane submit(MultiplexSubmit.Builder submit, CallTerms terms, int topUp) {
     boolean isOld = lastKey > 0 && System.nanoTime() - beganNs >= maxAge.toNanos();
-    // A call that failed with its first request states more than the failure of the next one would.
+    // The failure of the call has more details than the failure of the next request would have.
     if (end != null && lastKey == 0) {
       throw end;
     }
@@ -81,27 +80,27 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
     return lane;
   }
 
-  /** Nothing new may join. */
+  /** Makes the call accept no new requests. */
   synchronized void retire() {
     isRetired = true;
     endIfUnused();
   }
 
-  /** Sends a command about a lane; what comes too late is of no use to anyone. */
+  /** Sends a command for a lane. Ignored if the request has ended. */
   synchronized void send(MultiplexRequest command) {
     if (!isHalfClosed && end == null) {
       call.sendMessage(command);
     }
   }
 
-  /** Drops a lane that no client wants any more, and cancels its request if it is still open. */
+  /** Removes a lane that is no longer read, and cancels its request if it is still open. */
   synchronized void leave(Lane lane) {
     if (abandon(lane)) {
       send(cancelCommand(lane.key()));
     }
   }
 
-  /** Drops a lane without ending its request; whether it was still open. */
+  /** Removes a lane without ending its request. Returns whether the request was still open. */
   synchronized boolean abandon(Lane lane) {
     boolean isOpen = lanes.remove(lane.key(), lane);
     if (isOpen) {
@@ -110,7 +109,7 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
     return isOpen;
   }
 
-  /** Ends the call, and all requests with it. */
+  /** Ends the call with all its requests. */
   void close() {
     synchronized (this) {
       isClosed = true;
@@ -147,7 +146,7 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
     onEnd.accept(this);
   }
 
-  // Needs the lock.
+  // Requires the lock.
   private void receive(MultiplexEvent event) {
     long key = event.getKey();
     boolean isFinal = event.hasError() || event.getResponse().hasFinished();
@@ -166,7 +165,7 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
     }
   }
 
-  /** Closes the sending side of a retired call after its last request. Needs the lock. */
+  /** Closes the sending side of a retired call after its last request. Requires the lock. */
   private void endIfUnused() {
     if (isRetired && !isHalfClosed && lanes.isEmpty() && end == null) {
       isHalfClosed = true;
@@ -174,7 +173,7 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
     }
   }
 
-  // Needs the lock.
+  // Requires the lock.
   private PenstockException failure(Status status, Metadata trailers) {
     if (client.isClosed()) {
       return PenstockException.clientClosed();

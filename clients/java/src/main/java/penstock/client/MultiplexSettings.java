@@ -3,15 +3,15 @@ package penstock.client;
 import java.time.Duration;
 
 /**
- * How requests share a call.
+ * Defines how requests share a call.
  *
- * @param windowTokens how many output tokens of a request the server may send beyond what was read;
- *     twice min_chunk_tokens where that is more. It bounds what a slow reader holds in memory, and
- *     should exceed what is generated in one round trip
- * @param maxCallAge after how long new requests go to a new call; the old one ends with its last
- *     request, so that no call outlives its connection, to which servers give 30 minutes
- * @param maxRequestBytes fails a larger request by itself: sent, it would end the call, and every
- *     request on it. Not more than the server's ModelLimits.max_message_bytes
+ * @param windowTokens number of output tokens of a request that the server may send before they are
+ *     read; at least twice min_chunk_tokens. It limits the memory for a slow reader, and should
+ *     exceed the number of tokens generated in one round trip
+ * @param maxCallAge time after which new requests use a new call. The old call ends with its last
+ *     request, so that no call exceeds the maximum connection age, which is 30 minutes at servers
+ * @param maxRequestBytes maximum size of a request. A larger request fails and is not sent, because
+ *     it would end the call for all requests. At most the server's ModelLimits.max_message_bytes
  */
 public record MultiplexSettings(int windowTokens, Duration maxCallAge, int maxRequestBytes) {
   /** 256 tokens, 20 minutes, 4 MiB. */
@@ -20,7 +20,7 @@ public record MultiplexSettings(int windowTokens, Duration maxCallAge, int maxRe
 
   private static final int MAX_WINDOW_TOKENS = 1 << 20;
 
-  /** Refuses values that make no sense. */
+  /** Rejects invalid values. */
   public MultiplexSettings {
     if (windowTokens < 1 || windowTokens > MAX_WINDOW_TOKENS) {
       throw new IllegalArgumentException(

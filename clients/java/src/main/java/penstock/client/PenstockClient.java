@@ -38,13 +38,13 @@ import dev.penstock.v1.TokenizeRequest;
 import dev.penstock.v1.TokenizeResponse;
 
 /**
- * Makes calls to one address, of Penstock: a gRPC service that streams what language models
- * generate. Threads may share one. Close it when it is no longer needed.
+ * Makes calls to one address of Penstock, a gRPC service that streams the output of language
+ * models. Threads may share one client. Close it when it is no longer needed.
  *
- * <p>Calls block. Interrupting the thread ends them; so does the end of {@link Context#current()}.
- * Requests and answers are the messages of package {@code penstock.v1}. Every failure of a call is
- * a {@link PenstockException}; a request with half a surrogate pair is an {@link
- * IllegalArgumentException} that names the field, and is not sent.
+ * <p>Calls block. Interrupting the thread ends its calls; so does the end of {@link
+ * Context#current()}. Requests and responses are the messages of package {@code penstock.v1}. Every
+ * failure of a call is a {@link PenstockException}. A request with an unpaired surrogate is not
+ * sent; it causes an {@link IllegalArgumentException} that names the field.
  */
 public final class PenstockClient implements AutoCloseable {
   private static final Duration LEAVING_DEADLINE = Duration.ofSeconds(2);
@@ -52,7 +52,7 @@ public final class PenstockClient implements AutoCloseable {
   private final ConnectionPool connections;
   private final RetryPolicy retry;
   private final RetryBudget budget = new RetryBudget();
-  // Cancel calls for requests that would outlive their streams.
+  // The Cancel calls for requests that would continue after their streams.
   private final Set<ListenableFuture<CancelResponse>> leaving = ConcurrentHashMap.newKeySet();
   private volatile boolean isClosing;
   private volatile boolean isClosed;
@@ -62,27 +62,28 @@ public final class PenstockClient implements AutoCloseable {
     this.retry = retry;
   }
 
-  /** A client with the usual settings, without TLS: see {@link #builder}. */
+  /** Creates a client with the default settings, without TLS; see {@link #builder}. */
   public static PenstockClient connect(String address) {
     return builder(address).build();
   }
 
   /**
-   * A client for an address: HOST, HOST:PORT (50051 for a host alone), [IPV6]:PORT, or a gRPC
-   * target such as {@code dns:///HOST:PORT}, which deals calls to all servers behind the name.
+   * Returns a builder of clients for an address: HOST, HOST:PORT (the default port is 50051),
+   * [IPV6]:PORT, or a gRPC target such as {@code dns:///HOST:PORT}, which distributes calls over
+   * all servers behind the name.
    */
   public static ClientBuilder builder(String address) {
     return new ClientBuilder(address);
   }
 
-  /** As {@link #generate(GenerateRequest, CallSettings)}, without settings. */
+  /** Like {@link #generate(GenerateRequest, CallSettings)}, without settings. */
   public GenerationStream generate(GenerateRequest request) {
     return generate(request, CallSettings.NONE);
   }
 
   /**
-   * Streams the answer to a request. Failures are reported by reading the stream. A request with a
-   * resume_timeout survives lost connections: the stream continues by itself.
+   * Streams the response to a request. Reading the stream reports failures. If the request has a
+   * resume_timeout, the stream reconnects by itself after a lost connection.
    */
   public GenerationStream generate(GenerateRequest request, CallSettings settings) {
     Unicode.require(request);
@@ -90,49 +91,56 @@ public final class PenstockClient implements AutoCloseable {
     return new GenerationStream(this, terms, request, () -> openGenerate(request, terms));
   }
 
-  /** As {@link #generateOnce(GenerateRequest, CallSettings)}, without settings. */
+  /** Like {@link #generateOnce(GenerateRequest, CallSettings)}, without settings. */
   public GenerateOnceResponse generateOnce(GenerateRequest request) {
     return generateOnce(request, CallSettings.NONE);
   }
 
-  /** Answers a request as a whole. Give it a deadline: nothing comes before the end. */
+  /**
+   * Returns the complete result of a request. Set a deadline, because nothing is returned before
+   * the end.
+   */
   public GenerateOnceResponse generateOnce(GenerateRequest request, CallSettings settings) {
-    Unicode.require(request); // here it has the paths that the server reports
+    Unicode.require(request);  // Checked here, so that the paths are those that the server reports.
     GenerateOnceRequest whole = GenerateOnceRequest.newBuilder().setGeneration(request).build();
     return call(GenerationServiceGrpc.getGenerateOnceMethod(), whole, settings);
   }
 
-  /** As {@link #resume(ResumePoint, CallSettings)}, without settings. */
+  /** Like {@link #resume(ResumePoint, CallSettings)}, without settings. */
   public GenerationStream resume(ResumePoint point) {
     return resume(point, CallSettings.NONE);
   }
 
   /**
-   * Continues with the stream of a request that asked for it by resume_timeout, after its
-   * connection, the server process or the client itself was lost. Takes the stream over from
-   * a caller that reads it.
+   * Continues the stream of a request with a resume_timeout after its connection, the server
+   * process or the client was lost. The stream of an earlier reader ends.
    */
   public GenerationStream resume(ResumePoint point, CallSettings settings) {
     return new GenerationStream(this, CallTerms.begin(settings), point);
   }
 
-  /** Many requests over one call; its calls carry the metadata and the trace of the settings. */
+  /**
+   * Sends many requests over one call. Its calls send the metadata and the trace of the settings.
+   */
   public Multiplex multiplex(MultiplexSettings multiplex, CallSettings settings) {
     return new Multiplex(this, multiplex, settings);
   }
 
-  /** As {@link #cancel(String, CallSettings)}, without settings. */
+  /** Like {@link #cancel(String, CallSettings)}, without settings. */
   public RequestState cancel(String requestId) {
     return cancel(requestId, CallSettings.NONE);
   }
 
-  /** Ends a request by its id, wherever it was submitted; answers where the request stood. */
+  /**
+   * Ends a request by its id, regardless of the client that submitted it. Returns the state of the
+   * request before the cancellation.
+   */
   public RequestState cancel(String requestId, CallSettings settings) {
     CancelRequest request = CancelRequest.newBuilder().setRequestId(requestId).build();
     return call(GenerationServiceGrpc.getCancelMethod(), request, settings).getState();
   }
 
-  /** The models that the caller may use, by name. */
+  /** Returns the models that the caller may use, sorted by name. */
   public List<ModelInfo> listModels(CallSettings settings) {
     List<ModelInfo> models = new ArrayList<>();
     String token = "";
@@ -145,7 +153,10 @@ public final class PenstockClient implements AutoCloseable {
     return List.copyOf(models);
   }
 
-  /** What a model can do and what it allows; an empty name is the server's default model. */
+  /**
+   * Returns the features and limits of a model; an empty name means the default model of the
+   * server.
+   */
   public ModelInfo getModel(String name, CallSettings settings) {
     GetModelRequest.Builder request = GetModelRequest.newBuilder();
     if (!name.isEmpty()) {
@@ -154,25 +165,28 @@ public final class PenstockClient implements AutoCloseable {
     return call(ModelServiceGrpc.getGetModelMethod(), request.build(), settings).getModel();
   }
 
-  /** Turns text or a dialogue into token ids. */
+  /** Converts text or a conversation to token ids. */
   public TokenizeResponse tokenize(TokenizeRequest request, CallSettings settings) {
     return call(ModelServiceGrpc.getTokenizeMethod(), request, settings);
   }
 
-  /** Turns token ids into text. */
+  /** Converts token ids to text. */
   public String detokenize(DetokenizeRequest request, CallSettings settings) {
     return call(ModelServiceGrpc.getDetokenizeMethod(), request, settings).getText();
   }
 
-  /** For stubs of one's own, which carry the token; failures are gRPC's StatusRuntimeException. */
+  /**
+   * Returns a channel for generated stubs of other services. It sends the token; failures are
+   * gRPC's StatusRuntimeException.
+   */
   public Channel channel() {
     return connections;
   }
 
   /**
-   * Hangs up. Open streams end with CANCELLED; requests with a resume_timeout live on and can
-   * be resumed by another client. Waits, for 2 s at most, until requests that were left before are
-   * cancelled.
+   * Closes the connections. Open streams end with CANCELLED. Requests with a resume_timeout
+   * continue, and another client can resume them. Waits for at most 2 s until requests whose
+   * streams were closed before are cancelled.
    */
   @Override
   public void close() {
@@ -185,7 +199,7 @@ public final class PenstockClient implements AutoCloseable {
     } catch (InterruptedException interruption) {
       Thread.currentThread().interrupt();
     } catch (ExecutionException | TimeoutException unheard) {
-      // What was not cancelled ends with its grace period.
+      // Requests that were not cancelled end after their resume_timeout.
     } finally {
       isClosed = true;
       connections.close();
@@ -200,12 +214,15 @@ public final class PenstockClient implements AutoCloseable {
     return new Attempts(retry, budget);
   }
 
-  /** Before another attempt: gRPC would wait a second, and longer, until it tries to connect. */
+  /**
+   * Called before another attempt, because gRPC would wait a second and longer before it
+   * reconnects.
+   */
   void reconnect() {
     connections.reconnect();
   }
 
-  /** One attempt at Resume. */
+  /** Makes one attempt at Resume. */
   Source openResume(ResumePoint point, CallTerms terms) {
     ResumeRequest request = ResumeRequest.newBuilder()
                                 .setRequestId(point.requestId())
@@ -222,7 +239,7 @@ public final class PenstockClient implements AutoCloseable {
         connections, GenerationServiceGrpc.getGenerateMethod(), terms, request, each -> each);
   }
 
-  /** Ends a request that would outlive its stream; no client but close waits for it. */
+  /** Cancels a request that would continue after its stream. Only close waits for the call. */
   void leave(String requestId, CallTerms terms) {
     if (isClosing) {
       return;
@@ -231,7 +248,7 @@ public final class PenstockClient implements AutoCloseable {
     settings = settings.withMetadata(terms.settings().metadata());
     CallTerms own = new CallTerms(CallTerms.begin(settings).deadline(), settings);
     CancelRequest request = CancelRequest.newBuilder().setRequestId(requestId).build();
-    // Whatever ended the stream must not end this.
+    // The cause that ended the stream must not end this call.
     Context.ROOT.run(() -> {
       ListenableFuture<CancelResponse> answer = ClientCalls.futureUnaryCall(
           newCall(GenerationServiceGrpc.getCancelMethod(), own), request);
@@ -240,7 +257,7 @@ public final class PenstockClient implements AutoCloseable {
     });
   }
 
-  /** A call with one answer, with as many attempts as the policy allows. */
+  /** Makes a call with one response, with as many attempts as the policy allows. */
   private <R extends Message, M> M call(
       MethodDescriptor<R, M> method, R request, CallSettings settings) {
     Unicode.require(request);

@@ -1,19 +1,20 @@
 package penstock.client;
 
+import dev.penstock.v1.ErrorReason;
 import io.grpc.Status;
 import java.time.Duration;
 import java.util.List;
 import java.util.Map;
-import dev.penstock.v1.ErrorReason;
 
 /**
- * A failed call: its status, and what the server's google.rpc details state.
+ * A failed call: its status, and the content of the server's google.rpc details.
  *
- * <p>What is empty was not reported: a proxy, the network and gRPC itself give no details.
+ * <p>Empty values were not reported: a proxy, the network and gRPC itself send no details.
  */
 public final class PenstockException extends RuntimeException {
   /**
-   * The reason of a failure that the client finds: a gap, a wrong order, no finished at the end.
+   * The reason of a failure that the client detects: a gap, events in the wrong order, or no {@code
+   * finished} event at the end.
    */
   public static final String STREAM_BROKEN = "STREAM_BROKEN";
 
@@ -23,7 +24,7 @@ public final class PenstockException extends RuntimeException {
   private final Status.Code code;
   private final transient Details details;
 
-  /** What the status carried besides its code. */
+  /** The content of the status besides its code. */
   record Details(String reason, Map<String, String> metadata, Duration retryAfter,
       boolean isRetryRefused, List<FieldViolation> fieldViolations, String requestId) {
     static final Details NONE = new Details("", Map.of(), Duration.ZERO, false, List.of(), "");
@@ -53,7 +54,7 @@ public final class PenstockException extends RuntimeException {
     return new PenstockException(Status.Code.CANCELLED, "the client was closed");
   }
 
-  /** For catch blocks: the thread stays interrupted. */
+  /** For catch blocks. The thread stays interrupted. */
   static PenstockException interrupted(InterruptedException cause) {
     Thread.currentThread().interrupt();
     return new PenstockException(
@@ -64,77 +65,80 @@ public final class PenstockException extends RuntimeException {
     return new PenstockException(Status.Code.DEADLINE_EXCEEDED, "the deadline of the call passed");
   }
 
-  /** The status code of gRPC. */
+  /** Returns the gRPC status code. */
   public Status.Code code() {
     return code;
   }
 
-  /** A name of {@link ErrorReason} without its prefix, such as {@code QUEUE_FULL}; or empty. */
+  /**
+   * Returns a name of {@link ErrorReason} without its prefix, such as {@code QUEUE_FULL}; or empty.
+   */
   public String reason() {
     return details().reason;
   }
 
-  /** Whether the failure has this reason of the contract. */
+  /** Returns whether the failure has this error reason. */
   public boolean hasReason(ErrorReason reason) {
     return reason().equals(reason.name().substring(PREFIX.length()));
   }
 
-  /** What ErrorInfo carried besides the reason. */
+  /** Returns the other values of ErrorInfo. */
   public Map<String, String> metadata() {
     return details().metadata;
   }
 
-  /** How long the server suggests to wait before the next attempt; zero for no suggestion. */
+  /** Returns the delay that the server suggests before a retry; zero for no suggestion. */
   public Duration retryAfter() {
     return details().retryAfter;
   }
 
-  /** Whether the server asked not to be tried again. */
+  /** Returns whether the server requested that the call is not retried. */
   public boolean isRetryRefused() {
     return details().isRetryRefused;
   }
 
-  /** The bad fields of the request. */
+  /** Returns the invalid fields of the request. */
   public List<FieldViolation> fieldViolations() {
     return details().fieldViolations;
   }
 
-  /** The id of the request, once it is known; or empty. */
+  /** Returns the id of the request if it is known; or empty. */
   public String requestId() {
     return details().requestId;
   }
 
-  /** Code, reason and message. */
+  /** Returns code, reason and message. */
   @Override
   public String toString() {
     String named = reason().isEmpty() ? code.name() : code.name() + " (" + reason() + ")";
     return "PenstockException: " + named + ": " + getMessage();
   }
 
-  /** The same failure with the id of its request, in case the status did not report. */
+  /** Returns the same failure with the id of its request, in case the status does not have it. */
   PenstockException ofRequest(String requestId) {
-    Details told = details();
-    if (requestId.isEmpty() || !told.requestId.isEmpty()) {
+    Details details = details();
+    if (requestId.isEmpty() || !details.requestId.isEmpty()) {
       return this;
     }
-    Details known = new Details(told.reason, told.metadata, told.retryAfter, told.isRetryRefused,
-        told.fieldViolations, requestId);
+    Details known = new Details(details.reason, details.metadata, details.retryAfter,
+        details.isRetryRefused, details.fieldViolations, requestId);
     return new PenstockException(code, getMessage(), known, this);
   }
 
   /**
-   * A call that a client else cancelled before it began counts as not served. A server that shuts
-   * down does so with calls that reach it in the same moment, and gives no reason.
+   * Converts the error of a call that was cancelled before it began, and not by this client, to
+   * UNAVAILABLE. A server that shuts down cancels calls that arrive at the same moment, without a
+   * reason.
    */
   PenstockException unlessAsked() {
     if (code != Status.Code.CANCELLED || !reason().isEmpty()) {
       return this;
     }
-    String message = "the call was cancelled on its way, and not by this client";
+    String message = "the server or a proxy cancelled the call, not this client";
     return new PenstockException(Status.Code.UNAVAILABLE, message, details(), this);
   }
 
-  // A failure that was serialized comes back without its details.
+  // The details are not serialized, so they are empty after deserialization.
   private Details details() {
     return details == null ? Details.NONE : details;
   }

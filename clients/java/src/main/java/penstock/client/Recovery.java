@@ -1,16 +1,15 @@
 package penstock.client;
 
+import dev.penstock.v1.ErrorReason;
 import io.grpc.Status;
 import java.time.Duration;
 import java.util.Optional;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.function.LongSupplier;
-import dev.penstock.v1.ErrorReason;
 
 /**
- * The account of one stream's losses, each of which is made good within the grace period, or
- * reported.
- * Decides; does not wait and does not call.
+ * Tracks the lost connections of one stream. Each is followed by a Resume within the grace period,
+ * or reported. Decides only; it does not wait and makes no calls.
  */
 final class Recovery {
   private static final double FIRST_DELAY_NS = 50e6;
@@ -29,7 +28,7 @@ final class Recovery {
     this.nanoTime = nanoTime;
   }
 
-  /** Of a stream that begins by being resumed. */
+  /** Returns the tracker of a stream that begins with a Resume. */
   static Recovery resumed(ResumePoint point, LongSupplier nanoTime) {
     Recovery recovery = new Recovery(point.gracePeriod(), nanoTime);
     recovery.isUnderWay = true;
@@ -37,28 +36,28 @@ final class Recovery {
     return recovery;
   }
 
-  /** Whether the next attempt is a Resume. */
+  /** Returns whether the next attempt is a Resume. */
   boolean isUnderWay() {
     return isUnderWay;
   }
 
-  /** How long to wait before the stream is resumed; empty where it cannot be. */
+  /** Returns how long to wait before the stream is resumed; empty if it cannot be resumed. */
   Optional<Duration> delayAfter(PenstockException failure, ResumePoint point) {
     boolean isEngineDown = failure.hasReason(ErrorReason.ERROR_REASON_ENGINE_DOWN);
     boolean isCut = failure.code() == Status.Code.UNAVAILABLE
         || failure.reason().equals(PenstockException.STREAM_BROKEN);
-    boolean hasGoneOn = point.nextSequence() > sequence;
-    // Then there is no engine over which it could be fetched; a stream that has continued is
-    // reported so of the request itself.
-    boolean isOutOfReach = isUnderWay && !hasGoneOn && isEngineDown;
+    boolean hasProgressed = point.nextSequence() > sequence;
+    // No engine runs from which the stream could be resumed. A stream that has continued gets the
+    // same error when the request itself fails.
+    boolean isOutOfReach = isUnderWay && !hasProgressed && isEngineDown;
     boolean isLoss = (isCut && !isEngineDown) || isOutOfReach;
-    // Without a request id the server stated nothing, and no client waits for us.
+    // Without a request id the server has accepted nothing, so there is nothing to resume.
     if (grace.isZero() || point.requestId().isEmpty() || !isLoss) {
       isUnderWay = false;
       return Optional.empty();
     }
-    if (first == null || hasGoneOn) {
-      // It had continued: this is a new loss, with a separate grace.
+    if (first == null || hasProgressed) {
+      // The stream had continued, so this is a new loss with a new grace period.
       first = failure;
       lostAtNs = nanoTime.getAsLong();
       numFailed = 0;
@@ -70,7 +69,7 @@ final class Recovery {
     return isUnderWay ? Optional.of(delay) : Optional.empty();
   }
 
-  /** That no client knows the request any more is only the end of what began with the loss. */
+  /** Returns the error to report. If the request was not found, that is the original loss. */
   PenstockException explain(PenstockException failure) {
     boolean isForgotten = failure.hasReason(ErrorReason.ERROR_REASON_REQUEST_NOT_FOUND);
     return first != null && isForgotten ? first : failure;

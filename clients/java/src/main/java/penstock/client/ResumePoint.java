@@ -5,17 +5,18 @@ import java.util.List;
 import java.util.Objects;
 
 /**
- * How far a request's stream was read: all that another process needs to continue with it.
+ * The position up to which the stream of a request was read. With it another process can continue
+ * the stream.
  *
- * @param requestId the request, as {@code accepted} reported it
- * @param nextSequence the sequence of the next message
- * @param receivedTokenCounts the tokens of each output so far, by output_index
- * @param gracePeriod the request's resume_timeout: for as long the resumed stream makes lost
- *     connections good by itself; zero: it does not
+ * @param requestId the id of the request, which {@code accepted} reported
+ * @param nextSequence the sequence number of the next message
+ * @param receivedTokenCounts the number of tokens received of each output, by output_index
+ * @param gracePeriod the resume_timeout of the request. For this time after a loss, the resumed
+ *     stream reconnects by itself; if it is zero, it does not reconnect
  */
 public record ResumePoint(
     String requestId, long nextSequence, List<Integer> receivedTokenCounts, Duration gracePeriod) {
-  /** Refuses null. */
+  /** Rejects null. */
   public ResumePoint {
     Objects.requireNonNull(requestId, "requestId");
     Objects.requireNonNull(gracePeriod, "gracePeriod");

@@ -1,10 +1,10 @@
 package penstock.client;
 
 /**
- * Bounds the retries of all calls of a client together: over any stretch, retries are at most the
- * reserve and a share of the calls in it. A bound per call does not bound a crowd. After the retry
- * budget of Finagle and "Addressing Cascading Failures" in Site Reliability Engineering (O'Reilly,
- * 2016), here without a clock.
+ * Limits the total number of retries of all calls of a client: over any period, retries are at most
+ * the reserve plus a share of the calls in it. A limit per call does not limit the total. It is the
+ * retry budget of Finagle and of "Addressing Cascading Failures" in Site Reliability Engineering
+ * (O'Reilly, 2016), here without a clock.
  */
 final class RetryBudget {
   private static final int CALLS_FOR_A_RETRY = 5;
@@ -12,12 +12,12 @@ final class RetryBudget {
 
   private int left = RESERVE;
 
-  /** A call began. */
+  /** Counts a call that has started. */
   synchronized void payIn() {
     left = Math.min(RESERVE, left + 1);
   }
 
-  /** Whether there may be one more retry. */
+  /** Deducts one retry. Returns whether the budget had one. */
   synchronized boolean take() {
     if (left < CALLS_FOR_A_RETRY) {
       return false;

@@ -1,24 +1,24 @@
 package penstock.client;
 
+import dev.penstock.v1.ErrorReason;
 import io.grpc.Status;
 import java.time.Duration;
-import dev.penstock.v1.ErrorReason;
 
 /**
- * How often and how patiently a call is tried again.
+ * Defines how often and after what delay a call is retried.
  *
- * <p>A call is tried again only while no output of it was delivered, its status is UNAVAILABLE, or
- * RESOURCE_EXHAUSTED for a full queue, a quota or with a time to wait, the server did not refuse
- * it, attempts are left, and the wait ends before the deadline. The wait is what the server states
- * and up to {@code pushbackJitter} of it more; silently from it, between half and all of
- * {@code initialBackoff}, which grows by {@code multiplier} up to {@code maxBackoff}. After gRFC A6
- * (client-side retry).
+ * <p>A call is retried only if all of these conditions hold: none of its output was delivered; its
+ * status is UNAVAILABLE, or RESOURCE_EXHAUSTED for a full queue, a quota or with a retry delay; the
+ * server did not refuse retries; attempts are left; and the wait ends before the deadline. The wait
+ * is the server's retry delay plus up to {@code pushbackJitter} of it. Without a retry delay it is
+ * between half and all of {@code initialBackoff}, which grows by {@code multiplier} up to {@code
+ * maxBackoff}. As in gRFC A6 (client-side retry).
  *
- * @param maxAttempts attempts of one call, the first included; at least 1
+ * @param maxAttempts maximum number of attempts of one call, including the first; at least 1
  * @param initialBackoff the wait after the first failure; not negative
- * @param multiplier how each wait grows over the one before; finite, at least 1
- * @param maxBackoff the longest wait that the server did not ask for; not negative
- * @param pushbackJitter share of the server's wait that is added at most; finite, not negative
+ * @param multiplier growth of the wait with each attempt; finite, at least 1
+ * @param maxBackoff the maximum wait, unless the server requests a longer one; not negative
+ * @param pushbackJitter maximum share of the server's delay that is added; finite, not negative
  */
 public record RetryPolicy(int maxAttempts, Duration initialBackoff, double multiplier,
     Duration maxBackoff, double pushbackJitter) {
@@ -26,10 +26,10 @@ public record RetryPolicy(int maxAttempts, Duration initialBackoff, double multi
   public static final RetryPolicy STANDARD =
       new RetryPolicy(4, Duration.ofMillis(200), 2, Duration.ofSeconds(5), 0.2);
 
-  /** Every failure is reported at once. */
+  /** No retries: each failure is reported immediately. */
   public static final RetryPolicy NONE = new RetryPolicy(1, Duration.ZERO, 1, Duration.ZERO, 0);
 
-  /** Refuses values that make no sense. */
+  /** Rejects invalid values. */
   public RetryPolicy {
     require(maxAttempts >= 1, "maxAttempts: must be at least 1");
     require(!initialBackoff.isNegative(), "initialBackoff: must not be negative");
@@ -39,24 +39,26 @@ public record RetryPolicy(int maxAttempts, Duration initialBackoff, double multi
     require(isShare, "pushbackJitter: must not be negative");
   }
 
-  /** The same with another number of attempts. */
+  /** Returns the same policy with another number of attempts. */
   public RetryPolicy withMaxAttempts(int maxAttempts) {
     return new RetryPolicy(maxAttempts, initialBackoff, multiplier, maxBackoff, pushbackJitter);
   }
 
-  /** The wait after the attempt with this number, from 1, failed; jitter is from [0, 1). */
+  /**
+   * Returns the wait after attempt number attempt, counted from 1, has failed; jitter is in [0, 1).
+   */
   Duration delay(PenstockException failure, int attempt, double jitter) {
-    double told = nanos(failure.retryAfter());
-    if (told > 0) {
-      return Duration.ofNanos((long) (told * (1 + pushbackJitter * jitter)));
+    double retryAfterNanos = nanos(failure.retryAfter());
+    if (retryAfterNanos > 0) {
+      return Duration.ofNanos((long) (retryAfterNanos * (1 + pushbackJitter * jitter)));
     }
     double backoff = nanos(initialBackoff) * Math.pow(multiplier, attempt - 1);
     return Duration.ofNanos((long) (Math.min(backoff, nanos(maxBackoff)) * (0.5 + 0.5 * jitter)));
   }
 
   /**
-   * Whether the same call may succeed a little later. Bare, RESOURCE_EXHAUSTED usually means a
-   * message over a size limit, which does not pass.
+   * Returns whether the same call may succeed soon. Without details, RESOURCE_EXHAUSTED usually
+   * means a message over a size limit, which is permanent.
    */
   static boolean isPassing(PenstockException failure) {
     if (failure.isRetryRefused() || failure.hasReason(ErrorReason.ERROR_REASON_READER_STALLED)) {

@@ -3,18 +3,21 @@ package penstock.client;
 import io.grpc.Metadata;
 import dev.penstock.v1.GenerateResponse;
 
-/** One attempt at a stream. One thread reads; any may stop it. */
+/** One attempt at a stream. One thread reads; any thread may stop it. */
 interface Source {
-  /** The next message; null once the attempt has ended well. Throws PenstockException. */
+  /**
+   * Returns the next message; null when the attempt has ended without an error. Throws
+   * PenstockException.
+   */
   GenerateResponse receive();
 
-  /** Waits for the initial metadata. Throws PenstockException where none can come. */
+  /** Waits for the initial metadata. Throws PenstockException if there will be none. */
   Metadata headers();
 
-  /** Gives the attempt up; a caller that waits in receive is woken. */
+  /** Stops the attempt. A thread that waits in receive is woken. */
   void stop();
 
-  /** An attempt that failed before it began. */
+  /** Returns an attempt that failed before it started. */
   record Failed(PenstockException failure) implements Source {
     @Override
     public GenerateResponse receive() {
@@ -28,7 +31,7 @@ interface Source {
 
     @Override
     public void stop() {
-      // There is nothing to give up.
+      // There is nothing to stop.
     }
   }
 }

@@ -15,7 +15,7 @@ import java.util.List;
 import java.util.Map;
 import penstock.client.wire.ErrorInfo;
 
-/** Makes a {@link PenstockException} of a status and its details. Does not know what follows. */
+/** Creates a {@link PenstockException} from a status and its details. */
 final class StatusReader {
   private static final String DOMAIN = "penstock.dev";
   private static final Metadata.Key<String> PUSHBACK =
@@ -30,13 +30,15 @@ final class StatusReader {
 
   private StatusReader() {}
 
-  /** The failure of a call that ended with this status and these trailers (null for none). */
+  /**
+   * Returns the failure of a call that ended with this status and these trailers (null for none).
+   */
   static PenstockException ofCall(Status status, Metadata trailers) {
     StatusReader reader = new StatusReader();
-    com.google.rpc.Status told =
+    com.google.rpc.Status details =
         trailers == null ? null : StatusProto.fromStatusAndTrailers(status, trailers);
-    if (told != null) {
-      reader.readDetails(told.getDetailsList());
+    if (details != null) {
+      reader.readDetails(details.getDetailsList());
     }
     if (trailers != null) {
       reader.readPushback(trailers.get(PUSHBACK));
@@ -45,12 +47,12 @@ final class StatusReader {
     return reader.failure(status.getCode(), message, status.getCause());
   }
 
-  /** The failure of one request of a Multiplex call. */
+  /** Returns the failure of one request of a Multiplex call. */
   static PenstockException ofRequest(com.google.rpc.Status status) {
     StatusReader reader = new StatusReader();
     reader.readDetails(status.getDetailsList());
     Status.Code code = Status.fromCodeValue(status.getCode()).getCode();
-    // OK is never sent here; an end without finished must not look like a good one.
+    // Servers never send OK here. It must not look like a complete stream.
     boolean isKnown = code != Status.Code.OK;
     return reader.failure(isKnown ? code : Status.Code.UNKNOWN, status.getMessage(), null);
   }
@@ -66,7 +68,7 @@ final class StatusReader {
       try {
         read(detail);
       } catch (InvalidProtocolBufferException unreadable) {
-        // A detail that cannot be read must not hide the status itself.
+        // A detail that cannot be parsed must not hide the status.
         continue;
       }
     }
@@ -94,20 +96,23 @@ final class StatusReader {
     }
       case "google.rpc.RequestInfo" -> requestId = RequestInfo.parseFrom(value).getRequestId();
       default -> {
-        // Details of other kinds may be added to the contract at any time.
+        // A later release of the API may add details of other kinds.
       }
     }
   }
 
-  /** As gRFC A6 has it: milliseconds to wait; negative or unreadable means do not retry. */
+  /**
+   * Reads the push-back of gRFC A6 in milliseconds. A negative or invalid value means that the call
+   * must not be retried.
+   */
   private void readPushback(String milliseconds) {
     if (milliseconds == null) {
       return;
     }
     try {
-      int told = Integer.parseInt(milliseconds);
-      isRetryRefused = told < 0;
-      suggest(Duration.ofMillis(told));
+      int pushbackMs = Integer.parseInt(milliseconds);
+      isRetryRefused = pushbackMs < 0;
+      suggest(Duration.ofMillis(pushbackMs));
     } catch (NumberFormatException unreadable) {
       isRetryRefused = true;
     }

@@ -7,11 +7,12 @@ import dev.penstock.v1.GenerateResponse;
 import dev.penstock.v1.TokenDelta;
 
 /**
- * Checks that a stream keeps the contract: order, sequence numbers, one end. Knows how far it was
- * read, and not where it comes from. Threads may share one.
+ * Checks that a stream conforms to the protocol: order, sequence numbers, one end. Tracks the
+ * position up to which it was read. Threads may share one.
  */
 final class StreamReader {
-  // The server has checked how many outputs there are; a wild index must not cost memory here.
+  // The server has validated the number of outputs, but a wrong index must not allocate memory
+  // here.
   private static final int MAX_OUTPUTS = 1 << 16;
 
   private final Duration gracePeriod;
@@ -34,12 +35,12 @@ final class StreamReader {
   }
 
   /**
-   * Takes the next message. Holds {@code finished} back for {@link #end}, and then answers null: it
-   * counts only once the status is OK.
+   * Checks the next message. Holds {@code finished} back for {@link #end} and then returns null,
+   * because {@code finished} is valid only if the status is OK.
    */
   synchronized GenerateResponse receive(GenerateResponse response) {
     if (finished != null) {
-      throw PenstockException.streamBroken("a message came after finished");
+      throw PenstockException.streamBroken("received a message after finished");
     }
     long sequence = response.getSequence();
     if (sequence != nextSequence) {
@@ -47,7 +48,7 @@ final class StreamReader {
           "expected message " + nextSequence + ", got " + sequence);
     }
     if ((sequence == 0) != response.hasAccepted()) {
-      throw PenstockException.streamBroken("accepted must come first, and once");
+      throw PenstockException.streamBroken("accepted must be the first message, once");
     }
     if (response.hasFinished()) {
       finished = response;
@@ -59,13 +60,13 @@ final class StreamReader {
       case PROMPT -> hasOutput = true;
       case TOKENS -> count(response.getTokens());
       default -> {
-        // Events that are not known are the caller's to skip.
+        // The caller skips unknown events.
       }
     }
     return response;
   }
 
-  /** The last message, once the stream ended with status OK. */
+  /** Returns the last message, after the stream has ended with status OK. */
   synchronized GenerateResponse end() {
     if (finished == null) {
       throw PenstockException.streamBroken(
@@ -76,7 +77,7 @@ final class StreamReader {
     return finished;
   }
 
-  /** Whether the end was reported. */
+  /** Returns whether the end was returned. */
   synchronized boolean isComplete() {
     return isComplete;
   }
@@ -89,7 +90,7 @@ final class StreamReader {
     return new ResumePoint(requestId, nextSequence, receivedTokenCounts, gracePeriod);
   }
 
-  /** Where the next attempt resumes: before a {@code finished} whose status was lost. */
+  /** Returns where the next attempt resumes: before a {@code finished} whose status was lost. */
   synchronized ResumePoint nextPoint() {
     finished = null;
     return point();

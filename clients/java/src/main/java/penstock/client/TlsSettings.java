@@ -7,37 +7,37 @@ import java.nio.file.Path;
 import java.util.Objects;
 
 /**
- * How connections are encrypted; all files are PEM.
+ * The encryption of connections. All files are PEM.
  *
- * @param authorities the authorities that are accepted; null for the system's
- * @param certificate the client's own chain where TLS is mutual, with its key; null for none
+ * @param authorities the accepted certificate authorities; null for those of the system
+ * @param certificate the client's certificate chain for mutual TLS, with its key; null for none
  * @param key the private key of the certificate, PKCS 8; null for none
- * @param serverName the name that the server's certificate has to be for; null for the address's
+ * @param serverName the name that the server's certificate must have; null for that of the address
  */
 public record TlsSettings(Path authorities, Path certificate, Path key, String serverName) {
-  /** Accepts the system's authorities. */
+  /** Accepts the certificate authorities of the system. */
   public static final TlsSettings SYSTEM = new TlsSettings(null, null, null, null);
 
-  /** Refuses a certificate without its key. */
+  /** Rejects a certificate without its key. */
   public TlsSettings {
     if ((certificate == null) != (key == null)) {
-      throw new IllegalArgumentException("certificate, key: one means nothing without the other");
+      throw new IllegalArgumentException("certificate, key: each requires the other");
     }
   }
 
-  /** Accepts the authorities of this file, and no others. */
+  /** Accepts only the certificate authorities of this file. */
   public TlsSettings withAuthorities(Path authorities) {
     Objects.requireNonNull(authorities, "authorities");
     return new TlsSettings(authorities, certificate, key, serverName);
   }
 
-  /** Shows the server a certificate of the client's own. */
+  /** Sends the server a certificate of the client. */
   public TlsSettings withCertificate(Path certificate, Path key) {
     Objects.requireNonNull(certificate, "certificate");
     return new TlsSettings(authorities, certificate, key, serverName);
   }
 
-  /** For certificates that name another host than the address does. */
+  /** For certificates with a name other than the host of the address. */
   public TlsSettings withServerName(String serverName) {
     Objects.requireNonNull(serverName, "serverName");
     return new TlsSettings(authorities, certificate, key, serverName);

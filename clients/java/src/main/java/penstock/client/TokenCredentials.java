@@ -7,7 +7,9 @@ import java.util.concurrent.Executor;
 import java.util.function.Supplier;
 import java.util.regex.Pattern;
 
-/** Sends the bearer token of every call, asked for again each time because tokens expire. */
+/**
+ * Sends the bearer token with each call. The supplier is called each time, because tokens expire.
+ */
 final class TokenCredentials extends CallCredentials {
   private static final Metadata.Key<String> AUTHORIZATION =
       Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER);
@@ -21,7 +23,7 @@ final class TokenCredentials extends CallCredentials {
 
   @Override
   public void applyRequestMetadata(RequestInfo call, Executor executor, MetadataApplier applier) {
-    // The source may ask a client else for it, and must not hold up gRPC's own threads.
+    // The supplier may block, and must not block gRPC's threads.
     executor.execute(() -> apply(applier));
   }
 
@@ -40,7 +42,7 @@ final class TokenCredentials extends CallCredentials {
       return;
     }
     if (value == null || !SENDABLE.matcher(value).matches()) {
-      // The token is not quoted: where this is shown is not known here.
+      // The token is not quoted, because the error may be logged.
       String why = "token: must be printable ASCII without a space, and not empty";
       applier.fail(Status.UNAUTHENTICATED.withDescription(why));
       return;

@@ -6,31 +6,31 @@ import java.util.HexFormat;
 import java.util.Objects;
 
 /**
- * Places a call in a distributed trace: the headers of W3C Trace Context.
+ * The trace to which a call belongs: the headers of W3C Trace Context.
  *
- * @param traceparent the header of this name
- * @param tracestate the header of this name; empty for none
+ * @param traceparent the header with this name
+ * @param tracestate the header with this name; empty for none
  */
 public record TraceContext(String traceparent, String tracestate) {
-  /** The trailer with the trace id of a refused call. */
+  /** The trailer with the trace id of a rejected call. */
   public static final Metadata.Key<String> TRACE_ID = key("x-trace-id");
 
   private static final Metadata.Key<String> TRACEPARENT = key("traceparent");
   private static final Metadata.Key<String> TRACESTATE = key("tracestate");
   private static final SecureRandom RANDOM = new SecureRandom();
 
-  /** Refuses null; what the headers state is the server's to judge. */
+  /** Rejects null. The server checks the content of the headers. */
   public TraceContext {
     Objects.requireNonNull(traceparent, "traceparent");
     Objects.requireNonNull(tracestate, "tracestate");
   }
 
-  /** Without a tracestate. */
+  /** Creates a trace context without a tracestate. */
   public TraceContext(String traceparent) {
     this(traceparent, "");
   }
 
-  /** Begins a trace that is to be recorded, for programs without a tracer. */
+  /** Starts a trace that is sampled, for programs without a tracer. */
   public static TraceContext begin() {
     byte[] ids = new byte[24];
     RANDOM.nextBytes(ids);

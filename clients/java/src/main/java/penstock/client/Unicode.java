@@ -6,16 +6,16 @@ import java.util.List;
 import java.util.Map;
 
 /**
- * Refuses texts that have no UTF-8: protobuf would send half a surrogate pair as a question mark,
- * and log a stack trace.
+ * Rejects texts that cannot be encoded in UTF-8. Protobuf would send an unpaired surrogate as a
+ * question mark, and log a stack trace.
  */
 final class Unicode {
   private Unicode() {}
 
   /**
-   * Looks at all strings of a request.
+   * Checks all strings of a request.
    *
-   * @throws IllegalArgumentException naming the field, by its path in the request
+   * @throws IllegalArgumentException which names the field by its path in the request
    */
   static void require(Message request) {
     require(request, "");
@@ -31,7 +31,7 @@ final class Unicode {
       }
       FieldDescriptor.JavaType type = field.getJavaType();
       if (type != FieldDescriptor.JavaType.STRING && type != FieldDescriptor.JavaType.MESSAGE) {
-        continue; // token ids are many
+        continue;  // Token ids are not checked, because there are many.
       }
       List<?> values = (List<?>) each.getValue();
       for (int index = 0; index < values.size(); index++) {
@@ -44,8 +44,8 @@ final class Unicode {
     if (value instanceof Message message) {
       require(message, path + ".");
     } else if (value instanceof String text && hasHalfPair(text)) {
-      // The text is not quoted: prompts may be private.
-      throw new IllegalArgumentException(path + ": has half a surrogate pair");
+      // The text is not quoted, because prompts may be private.
+      throw new IllegalArgumentException(path + ": has an unpaired surrogate");
     }
   }
 

@@ -5,6 +5,9 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import dev.penstock.v1.GenerateRequest;
+import dev.penstock.v1.GenerateResponse;
+import dev.penstock.v1.GenerationServiceGrpc;
 import io.grpc.Grpc;
 import io.grpc.InsecureServerCredentials;
 import io.grpc.Metadata;
@@ -28,11 +31,8 @@ import java.util.stream.Collectors;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
-import dev.penstock.v1.GenerateRequest;
-import dev.penstock.v1.GenerateResponse;
-import dev.penstock.v1.GenerationServiceGrpc;
 
-/** Addresses, TLS and tokens; over a socket where that is the point. */
+/** Addresses, TLS and tokens; over a socket where needed. */
 @Timeout(60)
 class ConnectionTest {
   private static final char[] PASSWORD = "changeit".toCharArray();
@@ -48,21 +48,21 @@ class ConnectionTest {
   }
 
   private static final class Ear implements ServerInterceptor {
-    private final CompletableFuture<Metadata> heard = new CompletableFuture<>();
+    private final CompletableFuture<Metadata> received = new CompletableFuture<>();
 
     @Override
     public <R, M> ServerCall.Listener<R> interceptCall(
         ServerCall<R, M> call, Metadata headers, ServerCallHandler<R, M> next) {
-      heard.complete(headers);
+      received.complete(headers);
       return next.startCall(call, headers);
     }
 
     String header(String name) throws Exception {
-      return heard.get().get(Metadata.Key.of(name, Metadata.ASCII_STRING_MARSHALLER));
+      return received.get().get(Metadata.Key.of(name, Metadata.ASCII_STRING_MARSHALLER));
     }
   }
 
-  /** A certificate for 127.0.0.1, signed by itself, and its key; made by the JDK's own tool. */
+  /** A self-signed certificate for 127.0.0.1 and its key, created by the JDK's keytool. */
   private void makeCertificate() throws Exception {
     Path store = folder.resolve("store.p12");
     Process keytool =

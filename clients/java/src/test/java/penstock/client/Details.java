@@ -3,7 +3,7 @@ package penstock.client;
 import com.google.protobuf.Any;
 import com.google.protobuf.MessageLite;
 
-/** Packs google.rpc details under the names that they travel with. */
+/** Packs google.rpc details under their type names. */
 final class Details {
   private Details() {}
 

@@ -21,7 +21,9 @@ import dev.penstock.v1.GenerateRequest;
 import dev.penstock.v1.GenerateResponse;
 import dev.penstock.v1.TokenDelta;
 
-/** A service of the test's own within the process, a client of it, and what services send. */
+/**
+ * A service within the process of the test, a client of it, and the messages that services send.
+ */
 final class FakeServer implements AutoCloseable {
   static final String ID = "request-1";
 
@@ -60,7 +62,7 @@ final class FakeServer implements AutoCloseable {
         .build();
   }
 
-  /** One token. */
+  /** Returns one token. */
   static GenerateResponse token(long sequence) {
     TokenDelta tokens = TokenDelta.newBuilder().setText("t" + sequence + " ").setNumTokens(1).build();
     return GenerateResponse.newBuilder().setSequence(sequence).setTokens(tokens).build();
@@ -73,7 +75,7 @@ final class FakeServer implements AutoCloseable {
         .build();
   }
 
-  /** Everything of a stream with so many tokens. */
+  /** Returns all messages of a stream with this number of tokens. */
   static void answer(StreamObserver<GenerateResponse> observer, int numTokens) {
     observer.onNext(accepted());
     for (int each = 1; each <= numTokens; each++) {
@@ -83,7 +85,7 @@ final class FakeServer implements AutoCloseable {
     observer.onCompleted();
   }
 
-  /** A refusal with a reason of the contract. */
+  /** Returns an error with a reason of the API. */
   static StatusRuntimeException refusal(Status.Code code, String reason) {
     ErrorInfo info = ErrorInfo.newBuilder().setDomain("penstock.dev").setReason(reason).build();
     com.google.rpc.Status status = com.google.rpc.Status.newBuilder()

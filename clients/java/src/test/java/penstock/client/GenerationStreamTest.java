@@ -5,6 +5,13 @@ import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import dev.penstock.v1.CancelRequest;
+import dev.penstock.v1.CancelResponse;
+import dev.penstock.v1.GenerateRequest;
+import dev.penstock.v1.GenerateResponse;
+import dev.penstock.v1.GenerationServiceGrpc;
+import dev.penstock.v1.ResumeRequest;
+import dev.penstock.v1.ResumeResponse;
 import io.grpc.Context;
 import io.grpc.Status;
 import io.grpc.stub.ServerCallStreamObserver;
@@ -16,13 +23,6 @@ import java.util.concurrent.atomic.AtomicInteger;
 import java.util.stream.Collectors;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
-import dev.penstock.v1.CancelRequest;
-import dev.penstock.v1.CancelResponse;
-import dev.penstock.v1.GenerateRequest;
-import dev.penstock.v1.GenerateResponse;
-import dev.penstock.v1.GenerationServiceGrpc;
-import dev.penstock.v1.ResumeRequest;
-import dev.penstock.v1.ResumeResponse;
 
 @Timeout(20)
 class GenerationStreamTest {
@@ -30,7 +30,7 @@ class GenerationStreamTest {
   private static final RetryPolicy QUICK =
       new RetryPolicy(3, Duration.ofNanos(1), 1, Duration.ofNanos(1), 0);
 
-  /** Refuses so often, then answers two tokens. */
+  /** Rejects this number of calls, then sends two tokens. */
   private static final class Refusing extends GenerationServiceGrpc.GenerationServiceImplBase {
     private final int numRefusals;
     private final AtomicInteger numCalls = new AtomicInteger();
@@ -50,7 +50,7 @@ class GenerationStreamTest {
     }
   }
 
-  /** Loses every stream after two messages; Resume brings the rest. */
+  /** Loses each stream after two messages; Resume sends the others. */
   private static final class Losing extends GenerationServiceGrpc.GenerationServiceImplBase {
     private final CompletableFuture<ResumeRequest> resumed = new CompletableFuture<>();
     private final CompletableFuture<String> cancelled = new CompletableFuture<>();
@@ -82,7 +82,7 @@ class GenerationStreamTest {
     }
   }
 
-  /** Answers one token, then nothing. */
+  /** Sends one token, then nothing. */
   private static final class Waiting extends GenerationServiceGrpc.GenerationServiceImplBase {
     private final CompletableFuture<Void> ended = new CompletableFuture<>();
 
@@ -110,7 +110,7 @@ class GenerationStreamTest {
   }
 
   @Test
-  void tellsTheRefusalWhenAttemptsEnd() throws Exception {
+  void returnsTheRejectionWhenAttemptsEnd() throws Exception {
     Refusing service = new Refusing(5);
     try (FakeServer server = new FakeServer(service, QUICK);
          GenerationStream stream = server.client().generate(FakeServer.request(Duration.ZERO))) {
@@ -165,7 +165,7 @@ class GenerationStreamTest {
         stream.detach();
         assertEquals(Status.Code.CANCELLED, failureOf(stream).code());
       }
-      server.client().close(); // it waits for Cancel calls
+      server.client().close();  // It waits for Cancel calls.
       assertFalse(service.cancelled.isDone());
     }
   }
@@ -214,7 +214,7 @@ class GenerationStreamTest {
   }
 
   @Test
-  void aClosedClientIsToldAsSuch() throws Exception {
+  void aClosedClientIsReportedAsSuch() throws Exception {
     try (FakeServer server = new FakeServer(new Waiting(), QUICK)) {
       GenerationStream stream = server.client().generate(FakeServer.request(GRACE));
       stream.next();

@@ -4,6 +4,14 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import dev.penstock.v1.ErrorReason;
+import dev.penstock.v1.GenerateRequest;
+import dev.penstock.v1.GenerateResponse;
+import dev.penstock.v1.GenerationServiceGrpc;
+import dev.penstock.v1.MultiplexEvent;
+import dev.penstock.v1.MultiplexRequest;
+import dev.penstock.v1.MultiplexResponse;
+import dev.penstock.v1.MultiplexSubmit;
 import io.grpc.Metadata;
 import io.grpc.Status;
 import io.grpc.stub.StreamObserver;
@@ -13,20 +21,12 @@ import java.util.concurrent.LinkedBlockingQueue;
 import java.util.stream.Collectors;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
-import dev.penstock.v1.ErrorReason;
-import dev.penstock.v1.GenerateRequest;
-import dev.penstock.v1.GenerateResponse;
-import dev.penstock.v1.GenerationServiceGrpc;
-import dev.penstock.v1.MultiplexEvent;
-import dev.penstock.v1.MultiplexRequest;
-import dev.penstock.v1.MultiplexResponse;
-import dev.penstock.v1.MultiplexSubmit;
 
 @Timeout(20)
 class MultiplexTest {
   private static final GenerateRequest REQUEST = FakeServer.request(Duration.ZERO);
 
-  /** Hands all calls and commands to the test, which answers. */
+  /** Passes all calls and commands to the test, which responds. */
   private static final class ByHand extends GenerationServiceGrpc.GenerationServiceImplBase {
     private final BlockingQueue<StreamObserver<MultiplexResponse>> calls =
         new LinkedBlockingQueue<>();
@@ -94,7 +94,7 @@ class MultiplexTest {
   }
 
   @Test
-  void leavingCancelsByKeyAndTheCallGoesOn() throws Exception {
+  void leavingCancelsByKeyAndTheCallContinues() throws Exception {
     try (FakeServer server = new FakeServer(service, RetryPolicy.NONE);
          Multiplex multiplex = multiplex(server, 2);
          GenerationStream left = multiplex.generate(REQUEST)) {
@@ -104,7 +104,7 @@ class MultiplexTest {
       try (GenerationStream stream = multiplex.generate(REQUEST)) {
         long next = service.submitted().getKey();
         StreamObserver<MultiplexResponse> answers = service.calls.take();
-        answers.onNext(event(key, FakeServer.accepted())); // it was on its way
+        answers.onNext(event(key, FakeServer.accepted()));  // It was already sent.
         answers.onNext(event(next, FakeServer.accepted()));
         answers.onNext(event(next, FakeServer.finished(1)));
         stream.forEachRemaining(each -> {});
@@ -150,12 +150,12 @@ class MultiplexTest {
       service.calls.take().onNext(MultiplexResponse.newBuilder().addEvents(event).build());
       assertTrue(failureOf(refused).hasReason(ErrorReason.ERROR_REASON_DRAINING));
       multiplex.generate(REQUEST).close();
-      service.calls.take(); // another call
+      service.calls.take();  // Another call.
     }
   }
 
   @Test
-  void anEventOfNobodyBreaksTheCall() throws Exception {
+  void anEventOfAnUnknownKeyBreaksTheCall() throws Exception {
     try (FakeServer server = new FakeServer(service, RetryPolicy.NONE);
          Multiplex multiplex = multiplex(server, 2);
          GenerationStream stream = multiplex.generate(REQUEST)) {

@@ -13,7 +13,7 @@ import java.util.Map;
 import java.util.concurrent.atomic.AtomicLong;
 import org.junit.jupiter.api.Test;
 
-/** Retries and recoveries: when, how long, how often. */
+/** Retries and recoveries: when, after what delay, how often. */
 class PatienceTest {
   private static final ResumePoint POINT =
       new ResumePoint(FakeServer.ID, 5, List.of(4), Duration.ofSeconds(10));
@@ -32,11 +32,11 @@ class PatienceTest {
   }
 
   @Test
-  void waitsAsLongAsTheServerSaysOrLongerEachTime() {
+  void waitsForRetryAfterOrLongerEachTime() {
     RetryPolicy policy = RetryPolicy.STANDARD;
-    PenstockException told = failure(Status.Code.UNAVAILABLE, "", Duration.ofSeconds(10));
-    assertEquals(Duration.ofSeconds(10), policy.delay(told, 1, 0));
-    assertEquals(Duration.ofSeconds(11), policy.delay(told, 1, 0.5));
+    PenstockException rejected = failure(Status.Code.UNAVAILABLE, "", Duration.ofSeconds(10));
+    assertEquals(Duration.ofSeconds(10), policy.delay(rejected, 1, 0));
+    assertEquals(Duration.ofSeconds(11), policy.delay(rejected, 1, 0.5));
     PenstockException bare = failure(Status.Code.UNAVAILABLE, "");
     assertEquals(Duration.ofMillis(100), policy.delay(bare, 1, 0));
     assertEquals(Duration.ofMillis(400), policy.delay(bare, 3, 0));
@@ -105,7 +105,7 @@ class PatienceTest {
   }
 
   @Test
-  void aStreamThatWentOnHasANewGracePeriod() {
+  void progressRestartsTheGracePeriod() {
     Recovery recovery = new Recovery(POINT.gracePeriod(), nowNs::get);
     PenstockException lost = failure(Status.Code.UNAVAILABLE, "");
     recovery.delayAfter(lost, POINT);
@@ -115,7 +115,7 @@ class PatienceTest {
   }
 
   @Test
-  void whatIsNoLossIsTold() {
+  void otherFailuresAreReturnedUnchanged() {
     Recovery recovery = new Recovery(POINT.gracePeriod(), nowNs::get);
     PenstockException invalid = failure(Status.Code.INVALID_ARGUMENT, "");
     assertTrue(recovery.delayAfter(invalid, POINT).isEmpty());
@@ -126,7 +126,7 @@ class PatienceTest {
   }
 
   @Test
-  void aForgottenRequestIsToldAsItsLoss() {
+  void aForgottenRequestIsReportedAsLost() {
     Recovery recovery = new Recovery(POINT.gracePeriod(), nowNs::get);
     PenstockException lost = failure(Status.Code.UNAVAILABLE, "");
     recovery.delayAfter(lost, POINT);

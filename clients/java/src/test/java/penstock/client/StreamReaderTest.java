@@ -6,12 +6,12 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import dev.penstock.v1.GenerateResponse;
+import dev.penstock.v1.TokenDelta;
 import java.time.Duration;
 import java.util.List;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
-import dev.penstock.v1.GenerateResponse;
-import dev.penstock.v1.TokenDelta;
 
 class StreamReaderTest {
   private final StreamReader reader = new StreamReader(Duration.ofSeconds(3));
@@ -22,7 +22,7 @@ class StreamReaderTest {
   }
 
   @Test
-  void tellsFinishedOnlyAtTheEnd() {
+  void returnsFinishedOnlyAtTheEnd() {
     reader.receive(FakeServer.accepted());
     assertFalse(reader.hasOutput());
     reader.receive(FakeServer.token(1));

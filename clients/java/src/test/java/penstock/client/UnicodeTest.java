@@ -23,7 +23,7 @@ import dev.penstock.v1.TokenizeRequest;
 class UnicodeTest {
   private static final String HALF = "private \ud83d";
 
-  /** Counts what reaches it. */
+  /** Counts the calls that reach it. */
   private static final class Counting extends GenerationServiceGrpc.GenerationServiceImplBase {
     private final AtomicInteger numRequests = new AtomicInteger();
 
@@ -61,11 +61,11 @@ class UnicodeTest {
       GenerateRequest.Builder bad = dialogue.build().toBuilder();
       ChatMessage.Builder broken = bad.getChatPromptBuilder().addMessagesBuilder();
       broken.setRole("user").addPartsBuilder().setText(half);
-      assertEquals("chat_prompt.messages[1].parts[0].text: has half a surrogate pair",
+      assertEquals("chat_prompt.messages[1].parts[0].text: has an unpaired surrogate",
           refusalOf(() -> Unicode.require(bad.build())));
     }
     dialogue.getStoppingBuilder().addStopStrings("a").addStopStrings(HALF);
-    assertEquals("stopping.stop_strings[1]: has half a surrogate pair",
+    assertEquals("stopping.stop_strings[1]: has an unpaired surrogate",
         refusalOf(() -> Unicode.require(dialogue.build())));
   }
 
@@ -89,9 +89,9 @@ class UnicodeTest {
               -> multiplex.generateWithCredit(bad, 1, CallSettings.NONE),
           () -> client.tokenize(words.build(), CallSettings.NONE));
       for (Executable call : calls) {
-        assertEquals("text_prompt.text: has half a surrogate pair", refusalOf(call));
+        assertEquals("text_prompt.text: has an unpaired surrogate", refusalOf(call));
       }
-      assertEquals("request_id: has half a surrogate pair", refusalOf(() -> client.cancel(HALF)));
+      assertEquals("request_id: has an unpaired surrogate", refusalOf(() -> client.cancel(HALF)));
       assertEquals(0, service.numRequests.get());
       try (GenerationStream stream = client.generate(request("\ud83d\ude80"))) {
         stream.forEachRemaining(each -> {});
@@ -105,7 +105,7 @@ class UnicodeTest {
     try (FakeServer server = new FakeServer(new Counting(), RetryPolicy.NONE)) {
       ResumePoint point = new ResumePoint(HALF, 1, List.of(), Duration.ofSeconds(1));
       assertEquals(
-          "request_id: has half a surrogate pair", refusalOf(() -> server.client().resume(point)));
+          "request_id: has an unpaired surrogate", refusalOf(() -> server.client().resume(point)));
     }
   }
 }

@@ -1,0 +1,476 @@
+"""Simple variants of complex parts of the scheduler, to measure the benefit of the complexity.
+
+A variant replaces a class of the scheduler at run time, so the scheduler needs no option for it;
+`policies.py --variant` compares policies with a variant.
+
+- Step fitting: least squares over the last observed steps instead of recursive least squares.
+- Sums of the waiting requests: columns that are added up for each forecast.
+- Damping: every rise of the step budget at once, instead of longer waits after failed ones.
+- Eviction: a fixed value of a cached block, its uses less its age, instead of one that is learned
+  from hits; and the scheduler's own order by last use, `lru`. On made-up traffic, and on a trace.
+
+Wait attribution has no variant, because it is already simple.
+"""
+
+import argparse
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cached_traffic import cached_traffic
+from latency_plants import PLANTS, Plant
+from latency_run import drive, turns
+from penstock.scheduler import hit_density, latency_target, step_sizing, waiting_queue
+from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
+from penstock.scheduler.forecast import QueuedAhead
+from penstock.scheduler.hit_density import NUM_BINS, HitDensity, bin_of
+from penstock.scheduler.latency_target import Probes
+from penstock.scheduler.request import Request, RequestSpec
+from penstock.scheduler.step_fit import StepFit
+from penstock.scheduler.use_history import MAX_USES
+from penstock.scheduler.waiting_sums import WaitingSums
+from penstock.server.observe.recording.trace import TraceRequest
+from penstock.tools.simulation.settings import SimulationConfig
+from penstock.tools.simulation.simulate import simulate
+from penstock.tools.simulation.summary import summarise
+from penstock.tools.simulation.trace_files import read_trace
+from penstock.tools.simulation.transform import TransformConfig, transformed
+from report import (
+    Check,
+    arguments,
+    at_least,
+    at_most,
+    print_checks,
+    print_table,
+    progress,
+    write_json,
+)
+from scheduler_step import Requests
+
+_RIDGE = 1e-3
+_NUM_WAITING = (1000, 10_000)
+_CACHE_TOKENS = (1_000_000, 2_000_000)
+"""For the trace."""
+_MADE_UP_CASES = (
+    ("conversations", 500_000),
+    ("conversations", 1_000_000),
+    ("system prompts", 500_000),
+    ("documents", 500_000),
+)
+_MADE_UP_REQUESTS = (3000, 10_000)
+"""In the quick run and in the long one."""
+_MADE_UP_RATE_PER_S = 5.0
+_BLOCK_SIZE = 32
+_QUICK_END_S = 600.0
+_LOAD = 0.3
+_POOLS_TO_HALF = 64
+"""The half-life of hit counts, in pools."""
+_MIN_PREFILL_RATIO = 0.985
+"""Minimum prefill rate relative to the variant; a smaller loss is irrelevant."""
+_MAX_LOSS_POINTS = 1.0
+"""A smaller difference of prefix hits, in % of prompt tokens, is irrelevant."""
+
+
+class WindowFit(StepFit):
+    """Least squares over the last `num_kept` observed steps.
+
+    Relative residuals as in `StepFit`, one Huber pass, a small ridge towards the last coefficients;
+    negative coefficients are left out. A step's weight falls by `decay` with each later one.
+    """
+
+    num_kept = 128
+    decay = 1.0
+
+    def _learn(
+        self, features: list[float], residual: float, limit: float, memory_steps: float
+    ) -> None:
+        del memory_steps
+        if not hasattr(self, "_window"):
+            self._window: deque[list[float]] = deque(maxlen=self.num_kept)
+        # Relative to the prediction.
+        self._window.append([*features, 1.0 + residual])
+        rows: NDArray[np.float64] = np.array(self._window)
+        weights = self.decay ** np.arange(len(rows) - 1, -1, -1, dtype=np.float64)
+        scales: NDArray[np.float64] = np.array(self._scales)
+        values = _least_squares(rows, weights, np.array(self._prices) / scales)
+        errors = np.abs(rows[:, -1] - rows[:, :-1] @ values)
+        weights *= limit / np.maximum(limit, errors)
+        self._prices = (_least_squares(rows, weights, values) * scales).tolist()
+
+    def _affects_all_steps(self, factor: float) -> bool:
+        """Return False: no jump is needed, because the window forgets old steps."""
+        del factor
+        return False
+
+
+def _least_squares(
+    rows: NDArray[np.float64], weights: NDArray[np.float64], last: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return coefficients that are not negative; `rows` [n, 5]: four features and the target."""
+    is_used = np.ones(last.shape, dtype=np.bool_)
+    values = np.zeros_like(last)
+    while is_used.any():
+        features = rows[:, :-1][:, is_used]
+        matrix = (features * weights[:, None]).T @ features + _RIDGE * np.eye(features.shape[1])
+        right = (features * weights[:, None]).T @ rows[:, -1] + _RIDGE * last[is_used]
+        values = np.zeros_like(last)
+        values[is_used] = np.linalg.solve(matrix, right)
+        if values.min() >= 0.0:
+            break
+        is_used &= values > 0.0
+    return values
+
+
+class UndampedProbes(Probes):
+    """Allows every rise, also to a level that failed before."""
+
+    def may_rise(self, level: int) -> bool:
+        """Return True."""
+        del level
+        return True
+
+
+class ColumnSums(WaitingSums):
+    """Sums over the whole queue for each forecast, from one column per quantity."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__(config)
+        # Priority, tenant, deadline bucket; requests, prefill tokens, blocks, output tokens.
+        self._columns: NDArray[np.int64] = np.zeros((1024, 7), dtype=np.int64)
+        self._keys: list[int] = []
+        self._place_of: dict[int, int] = {}
+        self._tenants: dict[str, int] = {}
+
+    def add(self, request: Request, due_s: float) -> None:
+        """Add a request that enters the order."""
+        place, spec = len(self._keys), request.spec
+        if place == len(self._columns):
+            self._columns = np.concatenate((self._columns, np.zeros_like(self._columns)))
+        self._columns[place] = (
+            spec.priority,
+            self._tenants.setdefault(spec.tenant, len(self._tenants)),
+            self._bucket(request, due_s),
+            1,
+            request.num_uncached_tokens,
+            request.num_blocks,
+            request.num_expected_tokens,
+        )
+        self._keys.append(spec.key)
+        self._place_of[spec.key] = place
+
+    def remove(self, request: Request) -> None:
+        """Remove a request that leaves the order; a no-op if it is not in it."""
+        place = self._place_of.pop(request.spec.key, None)
+        if place is None:
+            return
+        last = self._keys.pop()
+        if place < len(self._keys):
+            self._columns[place] = self._columns[len(self._keys)]
+            self._keys[place] = last
+            self._place_of[last] = place
+
+    def ahead_of(
+        self, request: Request, due_s: float, num_prefill: int, *, is_light: bool = False
+    ) -> QueuedAhead:
+        """Return the sum of the requests likely to go before one that is not in the order yet."""
+        rows, spec = self._columns[: len(self._keys)], request.spec
+        tenant = self._tenants.get(spec.tenant, -1)
+        is_mine = rows[:, 0] == spec.priority
+        is_own = is_mine & (rows[:, 1] == tenant) & (rows[:, 2] <= self._bucket(request, due_s))
+        own = rows[is_own, 3:].sum(axis=0)
+        total = rows[rows[:, 0] > spec.priority, 3:].sum(axis=0) + own
+        others = rows[is_mine & (rows[:, 1] != tenant)]
+        num_others = int(others[:, 4].sum())
+        if num_others and not is_light:
+            names = list(self._tenants)
+            weight = sum(self._weight_of(names[number]) for number in np.unique(others[:, 1]))
+            served = (int(own[1]) + num_prefill) * weight / self._weight_of(spec.tenant)
+            times = min(1.0, served / num_others)
+            share = times * others[:, 3:].sum(axis=0)
+            total = total + np.array([np.ceil(share[0]), *share[1:]], dtype=np.int64)
+        num_requests, num_prefill_tokens, num_blocks, num_output_tokens = total.tolist()
+        return QueuedAhead(
+            num_requests=num_requests,
+            num_prefill_tokens=num_prefill_tokens,
+            num_blocks=num_blocks,
+            num_output_tokens=num_output_tokens,
+        )
+
+
+class AgedUses(HitDensity):
+    """A fixed value of a block: its number of uses minus its age (least frequently used, with
+    ageing).
+
+    Uses before an eviction count. `pools_per_use`: a block loses one use while this many times the
+    pool's blocks are released. `max_uses`: more do not count.
+    """
+
+    pools_per_use = 1.0
+    max_uses = MAX_USES
+
+    def __init__(self, num_classes: int, half_life: int) -> None:
+        super().__init__(num_classes, half_life)
+        age_of_use = self.pools_per_use * half_life / _POOLS_TO_HALF
+        starts = [0.0] * NUM_BINS
+        for octave in range(1, 28):
+            for age in (2 << octave, 3 << octave):
+                starts[bin_of(age)] = age / age_of_use
+        self.table = [
+            [min(kind, self.max_uses) - start for start in starts] for kind in range(num_classes)
+        ]
+
+    def refit(self) -> None:
+        """Do nothing: the values are fixed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Variant:
+    """`base` with `attributes`, instead of the class `name` of `module`."""
+
+    module: ModuleType
+    name: str
+    base: type
+    attributes: dict[str, float]
+
+
+VARIANTS = {
+    "window-64": _Variant(step_sizing, "StepFit", WindowFit, {"num_kept": 64}),
+    "window-128": _Variant(step_sizing, "StepFit", WindowFit, {"num_kept": 128}),
+    "window-256": _Variant(step_sizing, "StepFit", WindowFit, {"num_kept": 256, "decay": 0.98}),
+    "column-sums": _Variant(waiting_queue, "WaitingSums", ColumnSums, {}),
+    "undamped": _Variant(latency_target, "Probes", UndampedProbes, {}),
+    "aged-uses-2": _Variant(hit_density, "HitDensity", AgedUses, {"pools_per_use": 2.0}),
+    "reused-1": _Variant(
+        hit_density, "HitDensity", AgedUses, {"pools_per_use": 1.0, "max_uses": 2}
+    ),
+    "reused-last": _Variant(
+        hit_density, "HitDensity", AgedUses, {"pools_per_use": 1e6, "max_uses": 2}
+    ),
+}
+_RECURSIVE, _UNDAMPED, _LEARNED, _LRU = "recursive", "undamped", "hit density", "lru"
+_WINDOWS = tuple(name for name in VARIANTS if name.startswith("window"))
+_STEP_VARIANTS = (*_WINDOWS, _UNDAMPED)
+_SUMS = {"running sums": WaitingSums, "column-sums": ColumnSums}
+_PARTS = ("steps", "sums", "eviction")
+_ORDERS = (_LEARNED, _LRU, *(name for name in VARIANTS if VARIANTS[name].base is AgedUses))
+
+
+def use(variant: str | None) -> None:
+    """Replace the scheduler's class in this process by a variant; None: do nothing."""
+    setattr(step_sizing, "StepFit", StepFit)  # noqa: B010
+    setattr(latency_target, "Probes", Probes)  # noqa: B010
+    setattr(waiting_queue, "WaitingSums", WaitingSums)  # noqa: B010
+    setattr(hit_density, "HitDensity", HitDensity)  # noqa: B010
+    if variant is not None:
+        chosen = VARIANTS[variant]
+        replacement = type(chosen.base.__name__, (chosen.base,), chosen.attributes)
+        setattr(chosen.module, chosen.name, replacement)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FitRow:
+    """The results of one machine with one fit: prefill tokens per second, p99 ITL divided by the
+    target, and direction changes of the step budget.
+    """
+
+    plant: str
+    fit: str
+    prefill_per_s: float
+    p99_ratio: float
+    num_turns: int
+
+
+def fit_row(plant: Plant, fit: str, duration_s: float) -> FitRow:
+    """Run a machine with the scheduler's fit or that of a variant."""
+    use(None if fit == _RECURSIVE else fit)
+    run = drive(plant, SchedulerConfig(target_itl_s=plant.target_s), duration_s)
+    return FitRow(
+        plant=plant.name,
+        fit=fit,
+        prefill_per_s=run.prefill_per_s,
+        p99_ratio=run.itl_percentile_s(99.0) / plant.target_s,
+        num_turns=sum(turns(run.budget[run.within(*span)]) for span in plant.steady),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SumsRow:
+    """The time that the sums take for an arrival."""
+
+    num_waiting: int
+    kind: str
+    arrival_us: float
+
+
+def sums_row(num_waiting: int, kind: str) -> SumsRow:
+    """Time the forecast of new requests, with their addition and removal."""
+    sums = _SUMS[kind](SchedulerConfig())
+    requests = Requests(seed=1)
+    waiting = [_waiting(requests.make_any(), number) for number in range(num_waiting + 1000)]
+    for request in waiting[:num_waiting]:
+        sums.add(request, request.spec.deadline_s)
+    times_us: list[float] = []
+    for request in waiting[num_waiting:]:
+        start_ns = time.perf_counter_ns()
+        sums.ahead_of(request, request.spec.deadline_s, request.num_uncached_tokens)
+        sums.add(request, request.spec.deadline_s)
+        sums.remove(request)
+        times_us.append((time.perf_counter_ns() - start_ns) / 1e3)
+    return SumsRow(num_waiting=num_waiting, kind=kind, arrival_us=float(np.median(times_us)))
+
+
+def _waiting(spec: RequestSpec, sequence: int) -> Request:
+    num_tokens = len(spec.prompt_ids)
+    return Request(
+        spec=spec,
+        sequence=sequence,
+        tokens=spec.prompt_ids,
+        block_hashes=[],
+        num_uncached_tokens=num_tokens,
+        num_blocks=-(-num_tokens // _BLOCK_SIZE),
+        num_expected_tokens=spec.max_tokens,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionRow:
+    """Prefix hits as a share of all prompt tokens."""
+
+    traffic: str
+    num_cache_tokens: int
+    eviction: str
+    hits: float
+
+
+def eviction_row(
+    name: str, traffic: Sequence[TraceRequest], num_cache_tokens: int, eviction: str
+) -> EvictionRow:
+    """Run the engine on some traffic with an eviction order of the scheduler or a variant."""
+    use(eviction if eviction in VARIANTS else None)
+    policy = EvictionPolicy.LRU if eviction == _LRU else EvictionPolicy.HIT_DENSITY
+    base = SimulationConfig(
+        num_blocks=num_cache_tokens // _BLOCK_SIZE, block_size=_BLOCK_SIZE, max_tokens=2048
+    )
+    scheduler = dataclasses.replace(base.scheduler, eviction=policy)
+    config = dataclasses.replace(base, scheduler=scheduler)
+    summary = summarise(simulate(traffic, config))
+    progress(f"{name}, {num_cache_tokens:,} tokens, {eviction}: {summary.prefix_hit_rate:.2%}")
+    return EvictionRow(
+        traffic=name,
+        num_cache_tokens=num_cache_tokens,
+        eviction=eviction,
+        hits=summary.prefix_hit_rate,
+    )
+
+
+def checks_of(fits: Sequence[FitRow], evictions: Sequence[EvictionRow]) -> list[Check]:
+    """Return the checks that each complex part is better than its variants."""
+    checks: list[Check] = []
+    recursive = {row.plant: row for row in fits if row.fit == _RECURSIVE}
+    for fit in _STEP_VARIANTS if fits else ():
+        rows = [row for row in fits if row.fit == fit]
+        least = min(recursive[row.plant].prefill_per_s / row.prefill_per_s for row in rows)
+        num_turns = sum(recursive[row.plant].num_turns for row in rows)
+        checks += [
+            at_least(f"prefill over {fit}, worst machine", least, _MIN_PREFILL_RATIO, "times"),
+            at_most(f"budget changes against {fit}", num_turns, sum(r.num_turns for r in rows)),
+        ]
+    learned = {
+        (row.traffic, row.num_cache_tokens): row.hits
+        for row in evictions
+        if row.eviction == _LEARNED
+    }
+    for order in _ORDERS[1:]:
+        gains = [
+            100 * (learned[row.traffic, row.num_cache_tokens] - row.hits)
+            for row in evictions
+            if row.eviction == order
+        ]
+        if gains:
+            name = f"prefix hits of hit density less those of {order}"
+            checks += [
+                at_least(f"{name}, worst case", min(gains), -_MAX_LOSS_POINTS, "points"),
+                at_least(f"{name}, best case", max(gains), _MAX_LOSS_POINTS, "points"),
+            ]
+    return checks
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="with prefix ids, for eviction")
+    parser.add_argument("--duration-s", type=float, default=60.0, help="of each machine, virtual")
+    parser.add_argument("--part", action="append", choices=_PARTS, help="only this part")
+    names = [plant.name for plant in PLANTS]
+    parser.add_argument("--plant", action="append", choices=names, help="only this machine")
+    options = parser.parse_args()
+    parts: Sequence[str] = options.part or _PARTS
+    fits = _fits(options) if "steps" in parts else []
+    sums = _sums() if "sums" in parts else []
+    evictions = _evictions(options) if "eviction" in parts else []
+    checks = checks_of(fits, evictions)
+    print_checks(checks)
+    raw = {
+        "fits": [dataclasses.asdict(row) for row in fits],
+        "sums": [dataclasses.asdict(row) for row in sums],
+        "evictions": [dataclasses.asdict(row) for row in evictions],
+    }
+    write_json(options.json, raw, checks)
+
+
+def _fits(options: argparse.Namespace) -> list[FitRow]:
+    plants = [one for one in PLANTS if not options.plant or one.name in options.plant]
+    fits = [
+        fit_row(plant, fit, options.duration_s)
+        for plant in plants
+        for fit in (_RECURSIVE, *_STEP_VARIANTS)
+    ]
+    print_table(
+        f"Step fitting and damping, {options.duration_s:.0f} virtual seconds",
+        ("machine", "variant", "prefill/s", "p99 over target", "budget changes"),
+        [dataclasses.astuple(row) for row in fits],
+    )
+    return fits
+
+
+def _sums() -> list[SumsRow]:
+    rows = [sums_row(num_waiting, kind) for num_waiting in _NUM_WAITING for kind in _SUMS]
+    print_table(
+        "Requests ahead of a new one, median microseconds of an arrival: forecast, add, remove",
+        ("waiting", "variant", "us"),
+        [dataclasses.astuple(row) for row in rows],
+    )
+    return rows
+
+
+def _evictions(options: argparse.Namespace) -> list[EvictionRow]:
+    num_requests = _MADE_UP_REQUESTS[options.full]
+    cases = [
+        (kind, cached_traffic(kind, num_requests, _MADE_UP_RATE_PER_S), num_tokens)
+        for kind, num_tokens in _MADE_UP_CASES
+    ]
+    if options.trace is not None:
+        end_s = TransformConfig().end_s if options.full else _QUICK_END_S
+        config = TransformConfig(end_s=end_s, load=_LOAD)
+        trace = list(transformed(read_trace(options.trace), config))
+        cases += [("trace", trace, num_tokens) for num_tokens in _CACHE_TOKENS]
+    evictions = [eviction_row(*case, order) for case in cases for order in _ORDERS]
+    hits = {(row.traffic, row.num_cache_tokens, row.eviction): row.hits for row in evictions}
+    print_table(
+        "Eviction: prefix hits, % of prompt tokens",
+        ("traffic", "requests", "tokens of cache", *_ORDERS),
+        [
+            (name, len(traffic), size, *(100 * hits[name, size, order] for order in _ORDERS))
+            for name, traffic, size in cases
+        ],
+    )
+    return evictions
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Converts an int8 weight to the model's dtype, for products of more rows than the kernel
+`split_projection` supports.
+
+A weight is converted immediately before its product, so all layers share the memory of the
+converted weight.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from penstock.executor.torch.cuda.fixed_kernel import FixedKernel
+from penstock.executor.torch.cuda.kernels.eight_bit import widen_weight
+from penstock.executor.torch.fused_weights import LayerWeights, Projection
+
+_PART = 2048
+"""Elements of a weight's row per program."""
+
+
+def with_wide_memory(
+    layers: Sequence[LayerWeights], dtype: torch.dtype
+) -> tuple[LayerWeights, ...]:
+    """Return the int8 `layers` with a shared `wide` buffer in their projections.
+
+    The buffer has the size of the largest weight in `dtype`.
+    """
+    first = layers[0]
+    projections = (first.qkv, first.out, first.gate_up, first.down)
+    num_elements = max(one.weight.numel() for one in projections)
+    memory = torch.empty(num_elements, dtype=dtype, device=first.qkv.weight.device)
+
+    def wide(projection: Projection) -> Projection:
+        weight = projection.weight
+        return replace(projection, wide=memory[: weight.numel()].view(weight.shape))
+
+    return tuple(
+        replace(
+            layer,
+            qkv=wide(layer.qkv),
+            out=wide(layer.out),
+            gate_up=wide(layer.gate_up),
+            down=wide(layer.down),
+        )
+        for layer in layers
+    )
+
+
+class WeightWidener:
+    """Converts the weights of one model on the current stream."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[int, FixedKernel] = {}
+
+    def widen(self, projection: Projection) -> Tensor:
+        """Queue the conversion of a weight times its scales; return [in, out], valid until the next
+        call. Raises ValueError without scales or a `wide` buffer.
+        """
+        weight, scale, wide = projection.weight, projection.scale, projection.wide
+        if scale is None or wide is None:
+            raise ValueError("the weight has no memory for another number format")
+        num_out, num_in = weight.shape
+        kernel = self._kernels.get(num_in)
+        if kernel is None:
+            kernel = FixedKernel(widen_weight, num_in=num_in, part=_PART, num_warps=4)
+            self._kernels[num_in] = kernel
+        kernel.launch((num_out, -(-num_in // _PART), 1), (weight, scale, wide))
+        return wide.t()

@@ -1,0 +1,98 @@
+"""A real service under attack, with a well-behaved client that runs all the time.
+
+Contains that client, the checks of what the attack left behind, and the front's memory use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+import grpc
+import psutil
+
+from penstock.client import OperationsClient, ServerStats
+from support.observation import is_quiet, until_stats
+from support.service import Service, simulated, started, stream
+
+
+@dataclass
+class Probe:
+    """The calls of the well-behaved client: their statuses and durations."""
+
+    outcomes: list[grpc.StatusCode] = field(default_factory=list[grpc.StatusCode])
+    seconds: list[float] = field(default_factory=list[float])
+
+    @property
+    def num_errors(self) -> int:
+        return sum(code is not grpc.StatusCode.OK for code in self.outcomes)
+
+
+@dataclass
+class Siege:
+    """A service with one front, and its operations port."""
+
+    service: Service
+    operations: OperationsClient
+    front_pid: int
+
+    @property
+    def address(self) -> str:
+        return self.service.address
+
+    def rss_mib(self) -> float:
+        return float(psutil.Process(self.front_pid).memory_info().rss) / 2**20
+
+    @contextlib.asynccontextmanager
+    async def probed(self) -> AsyncGenerator[Probe]:
+        """Run short generations one after another on one connection during the block."""
+        probe, is_over = Probe(), asyncio.Event()
+        clock = asyncio.get_running_loop().time
+
+        async def run(channel: grpc.aio.Channel) -> None:
+            while not is_over.is_set():
+                began_s = clock()
+                probe.outcomes.append(await stream(channel, 3).outcome())
+                probe.seconds.append(clock() - began_s)
+
+        async with self.service.channel() as channel:
+            task = asyncio.create_task(run(channel))
+            try:
+                yield probe
+            finally:
+                is_over.set()
+                await task
+
+    async def until(self, is_so: Callable[[ServerStats], bool]) -> ServerStats:
+        """Watch the operations statistics until the condition holds."""
+        return await until_stats(self.operations, is_so)
+
+    async def until_calm(self) -> None:
+        """Wait until no call, request or block is left."""
+        await self.until(
+            lambda stats: is_quiet(stats) and not any(front.num_streams for front in stats.fronts)
+        )
+
+    async def until_nothing_runs(self) -> None:
+        """Wait until no request is live and no block is held; calls may still be open."""
+        await self.until(is_quiet)
+
+    async def until_within(self, max_mib: float) -> None:
+        """Wait until the front's memory is at most `max_mib`."""
+        await self.until(lambda _: self.rss_mib() <= max_mib)
+
+
+@contextlib.asynccontextmanager
+async def besieged(*arguments: str) -> AsyncGenerator[Siege]:
+    """Start a service on the simulated executor; check at the end that it stops cleanly."""
+    options = ("--operations-port", "0", "--fronts", "1", "--drain-grace-s", "1")
+    async with started(*simulated(), *options, *arguments) as service:
+        front_pid = await service.next_pid("front")
+        async with OperationsClient(await service.door("operations")) as operations:
+            yield Siege(service, operations, front_pid)
+        assert service.process.returncode is None, "the service ended"
+        assert "Traceback" not in "".join(service.stderr)
+        errors = [line for line in service.stderr if " ERROR " in line]
+        assert not errors, errors[0]

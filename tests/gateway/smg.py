@@ -1,0 +1,203 @@
+"""Starts the unmodified smg gateway of PyPI in front of workers that tests start.
+
+Contains the process and its output. Progress is read from its log line by line, not polled. Only
+that process is ever signalled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import socket
+import sys
+import urllib.request
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from support.patience import PATIENCE_S
+
+CONTRACT = "smg_grpc_proto"
+PACKAGES = ("smg", CONTRACT, "openai")
+_MAX_LINES = 20_000
+_NUM_TRIES = 3
+
+
+def missing_packages() -> list[str]:
+    """Return which of the gateway, its protocol and a client for it are not installed."""
+    return [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+
+
+class Gateway:
+    """`async with gateway(...) as made`: the gateway is up inside, with its workers and
+    tokenizer.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int, metrics_port: int) -> None:
+        self.process = process
+        self.port = port
+        self._metrics_url = f"http://127.0.0.1:{metrics_port}"
+        self.lines: list[str] = []
+        self._news = asyncio.Condition()
+        self._is_over = False
+        self._reader = asyncio.create_task(self._read())
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def num_lines(self, text: str) -> int:
+        """Return the number of log lines with `text`."""
+        return sum(text in line for line in self.lines)
+
+    async def until_logged(self, text: str, num: int = 1) -> None:
+        """Wait for `num` log lines with `text`; raise AssertionError with the log if it exits."""
+        async with asyncio.timeout(PATIENCE_S), self._news:
+            while self.num_lines(text) < num:
+                assert not self._is_over, "".join(self.lines[-20:])
+                await self._news.wait()
+
+    async def until_workers(self, num: int) -> None:
+        """Wait for `num` registrations since the start, and for the tokenizer."""
+        await self.until_logged("Activated 1 of 1 worker(s)", num)
+        await self.until_logged("Successfully loaded tokenizer")
+
+    async def add_worker(self, address: str) -> None:
+        num = self.num_lines("Activated 1 of 1 worker(s)")
+        await self.post("/workers", {"url": f"grpc://{address}"})
+        await self.until_logged("Activated 1 of 1 worker(s)", num + 1)
+
+    async def post(self, path: str, body: dict[str, Any]) -> Any:
+        """Send a POST request on its own connection; return the JSON response."""
+        data = json.dumps(body).encode()
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(f"{self.url}{path}", data=data, headers=headers)
+        return await asyncio.to_thread(_answer, request)
+
+    async def get(self, path: str) -> Any:
+        """Send a GET request on its own connection; return the JSON response."""
+        return await asyncio.to_thread(_answer, urllib.request.Request(f"{self.url}{path}"))
+
+    async def until_healthy(self) -> None:
+        """Wait until the gateway's periodic health checks find all its workers healthy."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not all(one["is_healthy"] for one in (await self.get("/workers"))["workers"]):
+                pass
+
+    async def until_metric(self, name: str, least: float, **labels: str) -> None:
+        """Poll its metrics until one of them, with these labels, is at least this large."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                text = await asyncio.to_thread(_text_of, f"{self._metrics_url}/metrics")
+                values = [
+                    float(line.rpartition(" ")[2])
+                    for line in text.splitlines()
+                    if line.startswith(f"{name}{{") and all(label in line for label in wanted)
+                ]
+                if values and max(values) >= least:
+                    return
+
+    async def ended(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.process.wait()
+            await self._reader
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        async for raw in self.process.stdout:
+            assert len(self.lines) < _MAX_LINES, "the log does not end"
+            async with self._news:
+                self.lines.append(raw.decode(errors="replace"))
+                self._news.notify_all()
+        async with self._news:
+            self._is_over = True
+            self._news.notify_all()
+
+
+@contextlib.asynccontextmanager
+async def gateway(
+    *addresses: str, arguments: Sequence[str] = (), policy: str = "round_robin"
+) -> AsyncGenerator[Gateway]:
+    """Start the gateway in front of the workers at `addresses`, ready to serve."""
+    async with launched_gateway(*addresses, arguments=(*arguments, "--policy", policy)) as made:
+        await made.until_workers(len(addresses))
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def launched_gateway(
+    *addresses: str, arguments: Sequence[str] = ()
+) -> AsyncGenerator[Gateway]:
+    """Start the gateway without waiting for its workers."""
+    made = await _launched(addresses, arguments)
+    try:
+        yield made
+    finally:
+        if made.process.returncode is None:
+            made.process.kill()
+        await made.ended()
+
+
+@contextlib.asynccontextmanager
+async def openai_client(made: Gateway) -> AsyncGenerator[Any]:
+    """Provide OpenAI's own client without retries; untyped, because it need not be installed."""
+    async with openai().AsyncOpenAI(
+        base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+    ) as client:
+        yield client
+
+
+def openai() -> Any:
+    return importlib.import_module("openai")
+
+
+async def _launched(addresses: Sequence[str], arguments: Sequence[str]) -> Gateway:
+    """Start the process. Retry: it does not accept port 0, and free ports may be taken
+    meanwhile.
+    """
+    for _ in range(_NUM_TRIES):
+        port, metrics_port = _free_ports(2)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)),
+            *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)),
+            *("--worker-urls", *(f"grpc://{address}" for address in addresses)),
+            *("--worker-startup-check-interval", "1", "--health-check-interval-secs", "1"),
+            *("--log-level", "info", "--log-json"),
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            limit=1 << 20,
+            env={key: value for key, value in os.environ.items() if key[:5] != "OTEL_"},
+        )
+        made = Gateway(process, port, metrics_port)
+        try:
+            await made.until_logged("Workers initialized")
+        except AssertionError:
+            if not made.num_lines("Address already in use"):
+                raise
+            continue
+        return made
+    raise AssertionError("no port was free")
+
+
+def _free_ports(num: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(num)]
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in held]
+
+
+def _text_of(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as response:
+        return str(response.read(), "utf-8")
+
+
+def _answer(request: urllib.request.Request) -> Any:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+        return json.loads(response.read())

@@ -1,0 +1,77 @@
+"""A full queue shared by two fronts: the tenant with the most waiting requests is displaced."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from penstock.scheduler.config import SchedulerConfig
+from penstock.server.front.admission_estimate import AdmissionEstimate
+from penstock.server.front.config import FrontConfig
+from penstock.server.text.model_text import ModelText
+from support.overload_calls import Calls, fill_slots
+from support.shown_queue import ShownQueue
+from support.stepped_service import SteppedService, another_front, request, stepped
+
+MAX_WAITING = 32
+KEY = "x-tenant"
+
+
+@pytest.fixture
+async def service(text: ModelText) -> AsyncIterator[SteppedService]:
+    scheduler = SchedulerConfig(max_num_waiting=MAX_WAITING)
+    front = FrontConfig(tenant_metadata_key=KEY)
+    async with stepped(text, front=front, scheduler=scheduler) as service:
+        yield service
+
+
+def live_of(service: SteppedService) -> Counter[str]:
+    """Return the engine's requests by tenant, queued or running."""
+    return Counter(live.spec.tenant for live in service.engine.requests.values())
+
+
+async def until_live(service: SteppedService, tenant: str, count: int) -> None:
+    """Wait until the engine has `count` requests of a tenant, and has reported the displaced
+    ones.
+    """
+
+    def is_so() -> bool:
+        service.hear()
+        return live_of(service)[tenant] == count
+
+    await service.until(is_so)
+    service.step()
+
+
+async def test_the_tenant_with_the_most_waiting_gives_way_across_fronts(
+    service: SteppedService,
+) -> None:
+    """The flood is at one front, the quiet tenants at the other, which does not see it."""
+    shown = ShownQueue(service.engine)
+    flood, quiet = Calls(), Calls()
+    async with another_front(service, tenant_metadata_key=KEY) as other:
+        for each in (service, other):
+            each.front.admission = AdmissionEstimate(shown.view, 2, waiting=each.front.table)
+        await fill_slots(service, Calls(), 8, 400)
+        for _ in range(2):
+            shown.turned()  # what was sent is seen by now
+        for _ in range(MAX_WAITING):
+            flood.send(service, request(), "hog")
+        await service.until_live(8 + MAX_WAITING)
+        shown.turned()
+        for tenant in ("a", "b"):
+            for num in (1, 2, 3):
+                quiet.send(other, request(), tenant)
+                await until_live(service, tenant, num)
+                shown.turned()
+        await service.until(lambda: len(flood.done) == 6)
+
+        assert live_of(service) == {"": 8, "hog": MAX_WAITING - 6, "a": 3, "b": 3}
+        assert not quiet.refused
+        assert {error.code for error in flood.refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        flood.send(service, request(), "hog")
+        await service.until(lambda: len(flood.done) == 7)
+        assert live_of(service) == {"": 8, "hog": MAX_WAITING - 6, "a": 3, "b": 3}

@@ -1,0 +1,208 @@
+"""One front and engines that die, in one process, stepped by the test.
+
+Contains the deaths: after which turn, and how many steps whose events no client received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.scheduler.config import SchedulerConfig
+from penstock.scheduler.engine import Engine
+from penstock.scheduler.executor import Executor
+from penstock.server.front.config import FrontConfig
+from penstock.server.front.front import Front
+from penstock.server.front.generation import GenerationSpec
+from penstock.server.front.live_request import LiveRequest
+from penstock.server.front.submission import CallTimes
+from penstock.server.rpc.mapping_out import ResponseEncoder, encoder_for
+from penstock.server.text.model_text import ModelText
+from penstock.v1 import generation_service_pb2 as pb
+from support.link import EngineLink, hello
+from support.resumed import unbroken
+
+MAX_TURNS = 5000
+_MAX_STEPS_UNTIL_IDLE = 4
+
+
+@dataclass(frozen=True)
+class Death:
+    """`num_turns` after the last death; the events of the `num_unheard_steps` before it are
+    lost.
+    """
+
+    num_turns: int
+    num_unheard_steps: int = 0
+
+
+@dataclass
+class Told:
+    """All messages of one request's stream. `refused`: the reason of its failure, "" if it did not
+    fail.
+    """
+
+    messages: list[pb.GenerateResponse] = field(default_factory=list[pb.GenerateResponse])
+    refused: str = ""
+
+    def check_order(self) -> None:
+        """Check sequence numbers without a gap, one acceptance first, and one end last."""
+        if self.refused:
+            assert [one.sequence for one in self.messages] == list(range(len(self.messages)))
+            assert self.messages[0].HasField("accepted")
+        else:
+            assert unbroken(self.messages)
+
+    def texts(self) -> dict[int, str]:
+        """Return the text of each output; key -1: of the prompt."""
+        texts: dict[int, str] = {}
+        for index, piece in self._pieces():
+            texts[index] = texts.get(index, "") + piece.text
+        return texts
+
+    def content(self) -> object:
+        """Return what must not depend on deaths: prompt, tokens, ends; not message bounds or
+        times.
+        """
+        records: dict[int, list[str]] = {}
+        for index, piece in self._pieces():
+            records.setdefault(index, []).extend(map(str, piece.records))
+        num_tokens = Counter[int]()
+        for message in self.messages:
+            num_tokens[message.tokens.output_index] += message.tokens.num_tokens
+        finished = self.messages[-1].finished
+        usage = (finished.usage.num_prompt_tokens, finished.usage.num_completion_tokens)
+        ends = [str(end) for end in finished.outputs]
+        return (self.texts(), records, num_tokens, ends, usage, self.refused)
+
+    def _pieces(self) -> Iterator[tuple[int, Any]]:
+        for message in self.messages:
+            if message.HasField("prompt"):
+                yield -1, message.prompt
+            elif message.HasField("tokens"):
+                yield message.tokens.output_index, message.tokens
+
+
+class MortalService:
+    """A front whose engines come from `make_executor`, a new one after each death."""
+
+    def __init__(
+        self,
+        text: ModelText,
+        make_executor: Callable[[], Executor],
+        scheduler: SchedulerConfig,
+        config: FrontConfig | None = None,
+    ) -> None:
+        self.front = Front(text, config or FrontConfig(max_replays=1000))
+        self._make_executor = make_executor
+        self._scheduler = scheduler
+        self._epoch = 0
+        self._told: dict[LiveRequest, tuple[Told, ResponseEncoder]] = {}
+
+    async def begin_life(self) -> None:
+        """Start another engine, connect the front, and transfer the waiting requests."""
+        self._epoch += 1
+        executor = self._make_executor()
+        self._core = Engine(executor, self._scheduler, time.monotonic)
+        self._link = EngineLink(self._core, hello(self._epoch, executor.info, self._scheduler))
+        self._port = self._link.port(self.front.config.front_id)
+        self.front.port = self._port
+        await self._link.connect(self._port, self.front)
+        await self._settle()
+
+    async def open(self, generation: GenerationSpec) -> Told:
+        """Open a request; return the record of its stream."""
+        request = await self.front.open(generation, CallTimes(arrival_s=time.monotonic()))
+        told = Told()
+        encoder = encoder_for(generation.output.chunks, self.front.config)
+        self._told[request] = (told, encoder)
+        await self._settle()
+        return told
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._told
+
+    async def turn(self) -> None:
+        """Run one step, and read its events."""
+        self._link.pump(1)
+        self._core.check_integrity()
+        await self._settle()
+        self._read()
+
+    async def die(self, num_unheard_steps: int) -> None:
+        """Close the engine after steps whose events are not sent; start another."""
+        for _ in range(num_unheard_steps):
+            if self._core.has_work:
+                self._core.step()
+        await self._lose_engine()
+        self._read()
+        await self.begin_life()
+
+    async def close(self) -> None:
+        """Close the last engine; check that nothing is left."""
+        for _ in range(_MAX_STEPS_UNTIL_IDLE):
+            self._link.pump(1)
+        assert not self._core.has_work
+        self._core.check_integrity()
+        await self._lose_engine()
+
+    async def _lose_engine(self) -> None:
+        self._link.close()
+        self._core.close()
+        while self._port.is_up:  # noqa: ASYNC110 - it has read what was sent before
+            await asyncio.sleep(0)
+        await self._port.close()
+
+    async def _settle(self) -> None:
+        """Run until each side has received what the other has sent."""
+        for _ in range(4):
+            self._link.pump(0)
+            await asyncio.sleep(0)
+
+    def _read(self) -> None:
+        for request, (told, encoder) in list(self._told.items()):
+            batch = request.stream.take_due()
+            for data in encoder.encode(batch):
+                told.messages.append(pb.GenerateResponse.FromString(data))
+            if request.stream.is_drained:
+                refusal = request.stream.refusal
+                told.refused = "" if refusal is None else refusal.reason.value
+                self.front.release(request)
+                del self._told[request]
+
+
+async def play(
+    service: MortalService,
+    generations: Sequence[GenerationSpec],
+    deaths: Sequence[Death],
+    *,
+    turns_between: int = 0,
+) -> list[Told]:
+    """Run all requests to their end, submitted `turns_between` turns apart; return what each
+    received.
+    """
+    await service.begin_life()
+    told: list[Told] = []
+    waiting, dying = list(generations), list(deaths)
+    num_turns = 0
+    for turn in range(MAX_TURNS):
+        while waiting and turn >= len(told) * turns_between:
+            told.append(await service.open(waiting.pop(0)))
+        await service.turn()
+        num_turns += 1
+        if dying and num_turns > dying[0].num_turns:
+            await service.die(dying.pop(0).num_unheard_steps)
+            num_turns = 0
+        if service.is_idle and not waiting:
+            break
+    else:
+        raise AssertionError("the requests do not end")
+    await service.close()
+    for one in told:
+        one.check_order()
+    return told

@@ -1,0 +1,35 @@
+"""Requests that tests send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from penstock.v1 import generation_service_pb2 as pb
+from penstock.v1.prompt_pb2 import TextPrompt
+
+
+def text_request(text: str = "hello", **fields: Any) -> pb.GenerateRequest:
+    """Return a request with a text prompt and these fields of the message."""
+    return pb.GenerateRequest(text_prompt=TextPrompt(text=text), **fields)
+
+
+def limited(
+    text: str = "hello", *, max_tokens: int = 20, request_id: str | None = None
+) -> pb.GenerateRequest:
+    """Return a text request of at most `max_tokens`, with a seed."""
+    return text_request(
+        text, request_id=request_id, stopping={"max_tokens": max_tokens}, sampling={"seed": 1}
+    )
+
+
+def greedy(
+    num_tokens: int = 3, prompt: Iterable[int] = (5, 6, 7, 8), **fields: Any
+) -> pb.GenerateRequest:
+    """Return a greedy request of exactly `num_tokens` output tokens, with these fields."""
+    given: dict[str, Any] = {
+        "token_prompt": {"ids": prompt},
+        "sampling": {"temperature": 0.0},
+        "stopping": {"max_tokens": num_tokens, "ignore_eos": True},
+    }
+    return pb.GenerateRequest(**given | fields)

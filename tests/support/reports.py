@@ -1,0 +1,294 @@
+"""What fronts and engines report, for tests of code that reads it: each with every value that a
+test does not care about.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar, get_type_hints
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.scheduler.events import Stay, Wait
+from penstock.scheduler.live_view import LiveView
+from penstock.scheduler.state import RequestState
+from penstock.server.link.frames import EngineHello
+from penstock.server.observe.flight.layout import STEP, EventKind, FlightFacts
+from penstock.server.observe.flight.memory import (
+    EVENT_RING,
+    REQUEST_RING,
+    STEP_RING,
+    RingMemory,
+    create_memory,
+)
+from penstock.server.observe.flight.reader import FlightReader
+from penstock.server.observe.frames import FrontView, Heartbeat, OutcomeCount
+from penstock.server.observe.request_record import (
+    RequestOptions,
+    RequestRecord,
+    Segment,
+    SegmentKind,
+    TraceParent,
+)
+from support.link import INFO, hello
+from support.snapshots import NOW_UNIX_S
+
+T = TypeVar("T")
+
+GENERATE = "penstock.v1.GenerationService/Generate"
+WAIT = Wait(blocks_s=0.3, slots_s=0.05, token_budget_s=0.1, other_s=0.05, num_passed_by=2)
+STAY = Stay(num_chunks=3, num_steps=20, min_batch_size=4, max_batch_size=9)
+_ZEROS: dict[Any, Any] = {int: 0, float: 0.0, str: "", bool: False}
+
+
+def blank(kind: type[T], /, **given: Any) -> T:
+    """Return a value with the given fields; the others that it must have are zero or empty."""
+    hints = get_type_hints(kind)
+    parameters = inspect.signature(kind).parameters.values()
+    needed = (one.name for one in parameters if one.default is one.empty)
+    return kind(**{name: _ZEROS.get(hints[name], ()) for name in needed} | given)
+
+
+def engine_hello(epoch: int = 1, num_blocks: int = 40) -> EngineHello:
+    return hello(epoch, replace(INFO, block_size=16, num_blocks=num_blocks, max_num_seqs=8))
+
+
+def outcome(num: int = 1, **settings: Any) -> OutcomeCount:
+    given = {"method": GENERATE, "finish_reason": "STOP", "num": num}
+    return blank(OutcomeCount, **given | settings)
+
+
+def beat(front_id: int = 1, *outcomes: OutcomeCount, **settings: Any) -> Heartbeat:
+    """Return a report of a front that has nothing to do."""
+    given = {"front_id": front_id, "pid": 100 + front_id, "epoch": 1, "is_engine_up": True}
+    return blank(Heartbeat, outcomes=outcomes, **given | settings)
+
+
+def record(*segments: Segment, **settings: Any) -> RequestRecord:
+    """Return the record of a successful request that counts nothing."""
+    given: dict[str, Any] = {
+        "front_id": 1,
+        "method": GENERATE,
+        "trace": TraceParent(b"t" * 16, b"s" * 8),
+        "arrival_s": 100.0,
+        "end_s": 101.0,
+        "finish_reasons": ("STOP",),
+        "options": RequestOptions(),
+        "ttft_s": math.nan,
+        "num_ahead": -1,
+        "estimated_queue_s": math.nan,
+    }
+    return blank(RequestRecord, segments=segments, **given | settings)
+
+
+def trace_parent(number: int = 1, **changes: Any) -> TraceParent:
+    """Return the context of a new trace."""
+    parent = TraceParent(
+        trace_id=(0xA11CE << 64 | number).to_bytes(16, "big"),
+        span_id=(0xB0B << 32 | number).to_bytes(8, "big"),
+    )
+    return msgspec.structs.replace(parent, **changes)
+
+
+def segments_of(arrival_s: float = 100.0) -> tuple[Segment, ...]:
+    """Return the segments of an undisturbed request: half a second queued, two in total."""
+    return (
+        Segment(SegmentKind.PREPARE, arrival_s, arrival_s + 0.01),
+        Segment(SegmentKind.QUEUE, arrival_s + 0.01, arrival_s + 0.51, wait=WAIT),
+        Segment(SegmentKind.PREFILL, arrival_s + 0.51, arrival_s + 0.7, num_cached_tokens=32),
+        Segment(SegmentKind.DECODE, arrival_s + 0.7, arrival_s + 1.95, stay=STAY, num_tokens=17),
+        Segment(SegmentKind.DELIVER, arrival_s + 1.95, arrival_s + 2.0),
+    )
+
+
+def request_record(number: int = 1, **changes: Any) -> RequestRecord:
+    """Return the record of a successful request, with `changes`."""
+    arrival_s: float = changes.get("arrival_s", 100.0)
+    record = RequestRecord(
+        sequence=number,
+        front_id=3,
+        request_id=f"request-{number}",
+        method=GENERATE,
+        model="tiny",
+        tenant="acme",
+        peer="ipv4:127.0.0.1:50123",
+        trace=trace_parent(number),
+        arrival_s=arrival_s,
+        end_s=arrival_s + 2.0,
+        code=0,
+        reason="",
+        finish_reasons=("STOP",),
+        options=RequestOptions(max_tokens=64, temperature=0.7, top_p=0.9, top_k=40, seed=7),
+        segments=segments_of(arrival_s),
+        num_prompt_tokens=96,
+        num_cached_tokens=32,
+        num_completion_tokens=17,
+        ttft_s=0.7,
+        num_ahead=5,
+        estimated_queue_s=0.4,
+        num_preemptions=0,
+        num_messages=18,
+        stalled_s=0.0,
+        num_stalls=0,
+    )
+    return msgspec.structs.replace(record, **changes)
+
+
+def refused_record(code: int, reason: str, **changes: Any) -> RequestRecord:
+    """Return the record of a request that ended in preparation."""
+    told: dict[str, Any] = {
+        "code": code,
+        "reason": reason,
+        "finish_reasons": (),
+        "end_s": 100.002,
+        "segments": (Segment(SegmentKind.PREPARE, 100.0, 100.002),),
+        "num_cached_tokens": 0,
+        "num_completion_tokens": 0,
+        "ttft_s": math.nan,
+        "num_ahead": -1,
+        "estimated_queue_s": math.nan,
+        "num_messages": 0,
+    }
+    return request_record(**(told | changes))
+
+
+def preempted_record(**changes: Any) -> RequestRecord:
+    """Return the record of a request that was preempted once, while it decoded."""
+    kinds = SegmentKind
+    segments = (
+        Segment(kinds.PREPARE, 100.0, 100.1),
+        Segment(kinds.QUEUE, 100.1, 100.2, wait=Wait(slots_s=0.1)),
+        Segment(kinds.PREFILL, 100.2, 100.3),
+        Segment(kinds.DECODE, 100.3, 100.8, stay=STAY, num_tokens=9),
+        Segment(kinds.QUEUE, 100.8, 101.2, wait=Wait(blocks_s=0.4)),
+        Segment(kinds.PREFILL, 101.2, 101.3, num_cached_tokens=64),
+        Segment(kinds.DECODE, 101.3, 101.9, stay=Stay(num_chunks=1, num_steps=9), num_tokens=8),
+        Segment(kinds.DELIVER, 101.9, 102.0),
+    )
+    told: dict[str, Any] = {"segments": segments, "num_preemptions": 1}
+    return request_record(**(told | changes))
+
+
+def steps(*rows: dict[str, Any]) -> NDArray[Any]:
+    """Return rows of STEP; a step takes 8 ms and 1 ms more of planning unless overridden."""
+    array = np.zeros(len(rows), dtype=STEP)
+    for index, row in enumerate(rows):
+        begun_s = 10.0 + index
+        defaults = {
+            "step": index,
+            "begun_s": begun_s,
+            "launched_s": begun_s + 2**-11,
+            "collected_s": begun_s + 2**-11 + 2**-7,
+            "updated_s": begun_s + 2**-10 + 2**-7,
+            "itl_s": math.nan,
+            "predicted_s": math.nan,
+        }
+        for name, value in {**defaults, **row}.items():
+            array[name][index] = value
+    return array
+
+
+def steps_at(num_steps: int, at_s: Callable[[int], float], **values: Any) -> NDArray[Any]:
+    """Return steps of 10 ms whose results arrived at `at_s` of their index."""
+    before_s = {"begun_s": 0.01, "launched_s": 0.008, "collected_s": 0.002, "updated_s": 0.0}
+    return steps(
+        *(
+            {name: at_s(index) - early_s for name, early_s in before_s.items()} | values
+            for index in range(num_steps)
+        )
+    )
+
+
+def live_view(key: int, request_id: str = "mine", **changes: Any) -> LiveView:
+    """Return the engine's view of a running output."""
+    given: dict[str, Any] = {
+        "state": RequestState.PROCESSING,
+        "arrival_s": 50.0,
+        "deadline_s": math.inf,
+        "num_prompt_tokens": 10,
+        "num_output_tokens": 3,
+        "num_computed_tokens": 12,
+        "num_blocks": 2,
+        "slot": 0,
+    }
+    return blank(LiveView, key=key, request_id=request_id, **given | changes)
+
+
+def front_view(keys: list[int], request_id: str = "mine", **changes: Any) -> FrontView:
+    """Return the front's view of the request of these outputs."""
+    given: dict[str, Any] = {
+        "front_id": 1,
+        "trace_id": "ab" * 16,
+        "arrival_s": 50.0,
+        "phase": "decode",
+        "history": (("prepare", 50.0), ("queue", 50.1), ("prefill", 50.2), ("decode", 50.3)),
+        "num_prompt_tokens": 10,
+        "num_cached_tokens": 4,
+        "num_output_tokens": 2,
+        "num_backlog_tokens": 1,
+    }
+    return blank(FrontView, keys=tuple(keys), request_id=request_id, **given | changes)
+
+
+def make_facts(**changed: Any) -> FlightFacts:
+    values: dict[str, Any] = {
+        "model": "demo",
+        "executor": "simulated",
+        "epoch": 3,
+        "max_num_seqs": 8,
+        "num_blocks": 60,
+        "block_size": 16,
+        "max_num_batched_tokens": 2048,
+        "pipeline_depth": 1,
+        "is_self_paced": False,
+        "clock_s": 1000.0,
+        "unix_s": 1.8e9,
+        "version": "0.1.0",
+    }
+    return FlightFacts(**{**values, **changed})
+
+
+def small_recording(num_steps: int = 6) -> bytes:
+    """Return a flight recording: in each step a request of tenant acme arrives and one ends."""
+    fd = create_memory(64, "test")
+    memory = RingMemory(fd, make_facts(num_blocks=100, unix_s=NOW_UNIX_S))
+    rows = steps_at(
+        num_steps,
+        lambda index: 1000.0 + index,
+        predicted_s=0.5,
+        num_prefill_tokens=20,
+        num_prefill_rows=1,
+        num_decodes=2,
+        num_running=3,
+        num_waiting=1,
+        waits_for=2,
+        num_used_blocks=40,
+        num_cached_blocks=10,
+        num_free_blocks=50,
+        num_admitted=1,
+        num_finished=1,
+    )
+    # Each request has the number of the step that it came in for a key, and in its name.
+    for key, row in enumerate(rows):
+        at_s = float(row["updated_s"])
+        names = (f"r{key}".encode(), b"acme")
+        numbers = (math.inf, math.inf, 20, 64, 0, 0)
+        memory.append(REQUEST_RING, key, at_s, *numbers, bytes(16), *names)
+        memory.append(STEP_RING, *row.item())
+        for kind, of_key in ((EventKind.CHUNK, key), (EventKind.ADMITTED, key)):
+            memory.append(EVENT_RING, at_s, key, of_key, 0, 20, kind, 0)
+        if key:
+            memory.append(EVENT_RING, at_s, key, key - 1, 0, 5, EventKind.FINISHED, 1)
+    reader = FlightReader(fd)
+    try:
+        return reader.copy(1000.0 + num_steps)
+    finally:
+        reader.close()
+        memory.close()
+        os.close(fd)

@@ -1,0 +1,109 @@
+"""Errors while the fused step is built; no kernel runs before them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import torch
+
+from penstock.executor.config import ExecutorConfig
+from penstock.executor.torch.cuda.fused_loading import build_fused
+from penstock.executor.torch.loading import load_model
+from penstock.executor.torch.module_tree import NotFused
+from support.quantised_folders import save_quantised_model
+from support.torch_models import save_tiny_model
+from unit.executor.host_queue import HostQueue
+
+CUDA = "penstock.executor.torch.cuda"
+
+
+@pytest.fixture(autouse=True)
+def has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
+
+
+def build_failing(
+    part: str,
+    error: Exception,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    dtype: str = "bfloat16",
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    config = ExecutorConfig(
+        model_path=save_tiny_model("llama", folder), device="cuda:1", dtype=dtype, num_blocks=8
+    )
+    model = load_model(folder, device="cpu", dtype=dtype)
+    monkeypatch.setattr(part, fail)
+    build_fused(config, model, HostQueue())
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "penstock.executor.torch.structure_check._Check.judge_logits",
+        "penstock.executor.torch.trial_reference.module_logits",
+        f"{CUDA}.fused_loading.fuse_weights",
+        f"{CUDA}.fused_loading.make_rotary_table",
+        f"{CUDA}.fused_loading.KVPages",
+        f"{CUDA}.fused_loading.trial_logits",
+    ],
+)
+@pytest.mark.parametrize(
+    ("dtype", "settings"),
+    [("float32", "dtype bfloat16, a device"), ("bfloat16", "a device")],
+)
+def test_a_lack_of_memory_next_to_the_weights_names_the_settings(
+    part: str, dtype: str, settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(
+        ValueError, match=f"more memory than cuda:1 has: set {settings} .*: CUDA out of memory$"
+    ):
+        build_failing(part, error, tmp_path, monkeypatch, dtype=dtype)
+
+
+def test_a_kernel_that_does_not_run_leaves_the_model_to_the_eager_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = f"{CUDA}.fused_loading.trial_logits"
+
+    with pytest.raises(NotFused, match=r"^its kernels do not run here: no compiler$"):
+        build_failing(part, RuntimeError("no compiler"), tmp_path, monkeypatch)
+
+
+class _CheckedError(Exception):
+    """Ends the build after its comparisons."""
+
+
+def test_a_checkpoint_in_eight_bits_passes_both_comparisons_without_another_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Weights with a scale per tensor, quantised again with one per channel, would differ."""
+    folder = save_quantised_model(
+        "llama", tmp_path, form="modelopt", kind="int8", num_hidden_layers=1
+    )
+    model = load_model(folder, device="cpu", dtype="float32", is_narrow=True)
+    config = ExecutorConfig(
+        model_path=folder, device="cuda", dtype="float32", quantization="int8", num_blocks=8
+    )
+
+    def stop(*_: object, **__: object) -> None:
+        raise _CheckedError
+
+    monkeypatch.setattr(f"{CUDA}.fused_loading.DeviceSampler", stop)
+    caplog.set_level("INFO")
+
+    with pytest.raises(_CheckedError):
+        build_fused(config, model, HostQueue())
+
+    (told,) = [record.getMessage() for record in caplog.records if "in 8 bits" in record.message]
+    assert float(told.split()[-1]) < 1e-4

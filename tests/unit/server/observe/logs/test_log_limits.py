@@ -1,0 +1,113 @@
+"""Log lines that are left out: those beyond the rate limit, and a known harmless error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import pytest
+
+from penstock.server.observe.logs.limits import (
+    ALWAYS,
+    BURST,
+    LEFT_OUT,
+    MAX_PLACES,
+    NoFault,
+    RateLimit,
+)
+from support.core import FakeClock
+
+CORE = "grpc._cython.cygrpc"
+
+
+class ExecuteBatchError(Exception):
+    """Named like gRPC's error."""
+
+
+def _finish_handler_with_unary_response(error: Exception) -> None:
+    raise error
+
+
+def _handler_of_ours(error: Exception) -> None:
+    raise error
+
+
+def passes(name: str, error: Exception | None, *, is_sending: bool = True) -> bool:
+    record = logging.LogRecord(name, logging.ERROR, "", 1, "raised in core", None, None)
+    if error is not None:
+        try:
+            (_finish_handler_with_unary_response if is_sending else _handler_of_ours)(error)
+        except type(error):
+            record.exc_info = sys.exc_info()
+    return NoFault().filter(record)
+
+
+def test_an_answer_that_nobody_took_is_no_line() -> None:
+    assert not passes(CORE, ExecuteBatchError())
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "is_sending"),
+    [
+        (CORE, ExecuteBatchError(), False),
+        (CORE, ValueError(), True),
+        (CORE, None, True),
+        ("penstock.server.rpc.handlers", ExecuteBatchError(), True),
+    ],
+)
+def test_all_others_are(name: str, error: Exception | None, is_sending: bool) -> None:
+    assert passes(name, error, is_sending=is_sending)
+
+
+def record(line: int = 1, level: int = logging.ERROR, name: str = "a") -> logging.LogRecord:
+    return logging.LogRecord(name, level, "f.py", line, "message", (), None)
+
+
+def test_a_place_has_a_burst_and_then_one_a_second() -> None:
+    clock = FakeClock()
+    limit = RateLimit(clock)
+    assert sum(limit.filter(record()) for _ in range(1000)) == BURST
+    clock.now_s += 3.0
+    assert sum(limit.filter(record()) for _ in range(1000)) == 3
+    clock.now_s += 1e6
+    assert sum(limit.filter(record()) for _ in range(1000)) == BURST
+
+
+def test_the_next_that_passes_says_how_many_did_not() -> None:
+    clock = FakeClock()
+    limit = RateLimit(clock)
+    for _ in range(BURST + 5):
+        limit.filter(record())
+    clock.now_s += 2.0
+    first, second = record(), record()
+    assert limit.filter(first)
+    assert limit.filter(second)
+    assert getattr(first, LEFT_OUT) == 5
+    assert not hasattr(second, LEFT_OUT)
+
+
+@pytest.mark.parametrize("other", [{"line": 2}, {"name": "b"}])
+def test_places_do_not_take_from_each_other(other: dict[str, Any]) -> None:
+    limit = RateLimit(FakeClock())
+    for _ in range(BURST + 1):
+        limit.filter(record())
+    assert not limit.filter(record())
+    assert limit.filter(record(**other))
+
+
+def test_starts_and_ends_are_never_left_out() -> None:
+    limit = RateLimit(FakeClock())
+    for _ in range(BURST * 3):
+        assert limit.filter(record(level=logging.CRITICAL))
+        marked = record()
+        for name, fact in ALWAYS.items():
+            setattr(marked, name, fact)
+        assert limit.filter(marked)
+
+
+def test_places_that_are_made_up_take_no_memory() -> None:
+    limit = RateLimit(FakeClock())
+    for line in range(3 * MAX_PLACES):
+        assert limit.filter(record(line))
+    assert len(limit._buckets) <= MAX_PLACES  # pyright: ignore[reportPrivateUsage]

@@ -1,0 +1,104 @@
+"""Records of ended requests: counted, and sent between processes whole or not at all."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.server.observe.frames import OutcomeCount
+from penstock.server.observe.request_record import (
+    NO_ROOM,
+    UNREADABLE,
+    RequestRecord,
+    RequestRecorder,
+    decode_record,
+    encode_record,
+)
+from support.frame_draws import drawn
+from support.reports import refused_record, request_record
+
+RECORDS: st.SearchStrategy[RequestRecord] = drawn(RequestRecord)
+
+
+@given(RECORDS)
+def test_what_is_read_is_what_was_written(record: RequestRecord) -> None:
+    assert decode_record(encode_record(record)) == record
+
+
+def test_unknown_times_stay_unknown() -> None:
+    assert math.isnan(decode_record(encode_record(request_record(ttft_s=math.nan))).ttft_s)
+
+
+@given(RECORDS, st.data())
+def test_a_part_of_a_record_is_none(record: RequestRecord, data: st.DataObject) -> None:
+    whole = encode_record(record)
+    for broken in (whole[: data.draw(st.integers(0, len(whole) - 1))], whole + whole[:1]):
+        with pytest.raises(ValueError, match="no record"):
+            decode_record(broken)
+
+
+@given(RECORDS, st.data())
+def test_a_record_that_is_damaged_is_a_record_or_refused(
+    record: RequestRecord, data: st.DataObject
+) -> None:
+    damaged = bytearray(encode_record(record))
+    at = data.draw(st.integers(0, len(damaged)))
+    damaged[at : at + data.draw(st.integers(0, 4))] = data.draw(st.binary(max_size=4))
+    try:
+        decode_record(bytes(damaged))
+    except ValueError:
+        return
+
+
+METHOD = "penstock.v1.GenerationService/Generate"
+
+
+def test_every_record_is_counted_and_offered_once() -> None:
+    offered: list[bytes] = []
+
+    def take(data: bytes) -> bool:
+        offered.append(data)
+        return len(offered) != 2
+
+    recorder = RequestRecorder(take)
+    for sequence in range(3):
+        recorder.note(request_record(sequence))
+    recorder.note(refused_record(8, "QUEUE_FULL", sequence=3))
+    assert [decode_record(data).sequence for data in offered] == [0, 1, 2, 3]
+    assert recorder.num_records == 4
+    assert recorder.dropped_records == {NO_ROOM: 1}
+    assert recorder.outcomes() == (
+        OutcomeCount(method=METHOD, code=0, reason="", finish_reason="STOP", num=3),
+        OutcomeCount(method=METHOD, code=8, reason="QUEUE_FULL", finish_reason="", num=1),
+    )
+
+
+def test_nobody_listens_and_all_are_counted() -> None:
+    recorder = RequestRecorder()
+    recorder.note(request_record(0))
+    assert (recorder.num_records, recorder.dropped_records) == (1, {})
+
+
+def test_a_number_is_given_once() -> None:
+    recorder = RequestRecorder()
+    recorder.note(request_record(0))
+    with pytest.raises(ValueError, match="sequence must be 1, not 0"):
+        recorder.note(request_record(0))
+
+
+def test_a_record_that_cannot_be_made_counts_and_is_missed() -> None:
+    offered: list[bytes] = []
+
+    def take(data: bytes) -> bool:
+        offered.append(data)
+        return True
+
+    recorder = RequestRecorder(take)
+    recorder.note_unreadable(METHOD, 13, "INTERNAL")
+    recorder.note(request_record(1))
+    assert recorder.dropped_records == {UNREADABLE: 1}
+    assert [decode_record(data).sequence for data in offered] == [1], "the gap shows"
+    assert sum(outcome.num for outcome in recorder.outcomes()) == 2

@@ -1,0 +1,84 @@
+"""The event loop runs between the parts of a response, and large messages take turns."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+import pytest
+
+from penstock.server.rpc.generation_service import LoopTurns
+from penstock.server.rpc.large_messages import LargeMessageTurns
+
+
+async def test_the_loop_turns_between_batches_that_are_short_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count(0.0, 0.0005)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    turns = LoopTurns()
+    num_turns = 0
+
+    def count() -> None:
+        nonlocal num_turns
+        num_turns += 1
+        asyncio.get_running_loop().call_soon(count)
+
+    count()
+    for _ in range(40):
+        assert await turns.make(iter((b"part",))) == [b"part"]
+    assert num_turns >= 5
+
+
+NUM_ITERATIONS = 20
+
+
+class House:
+    """Turns, and a clock that the handling of a message advances."""
+
+    def __init__(self, message_s: float = 0.0) -> None:
+        self.now_s = 100.0
+        self.message_s = message_s
+        self.turns = LargeMessageTurns(lambda: self.now_s)
+        self.handled: list[str] = []
+
+    def send(self, *callers: str) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(self._handle(caller)) for caller in callers]
+
+    async def _handle(self, caller: str) -> None:
+        await self.turns.take(caller)
+        self.handled.append(caller)
+        self.now_s += self.message_s
+
+
+async def iterate() -> None:
+    """Run everything that does not wait for a clock."""
+    for _ in range(NUM_ITERATIONS):
+        await asyncio.sleep(0)
+
+
+async def test_callers_take_turns() -> None:
+    house = House()
+    await asyncio.gather(*house.send("a", "a", "a", "b", "c", "b"))
+    assert house.handled == ["a", "b", "c", "a", "b", "a"]
+
+
+async def test_after_a_message_the_loop_has_time_for_all_else() -> None:
+    house = House(message_s=3600.0)
+    tasks = house.send("a", "b")
+    await iterate()
+    assert house.handled == ["a"], "the next waits as long as the last one took"
+    assert tasks[0].done()
+    tasks[1].cancel()
+
+
+async def test_who_leaves_takes_no_turn() -> None:
+    house = House()
+    first, gone, last = house.send("a", "a", "b")
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.gather(first, last)
+    assert house.handled == ["a", "b"]
+    await asyncio.gather(*house.send("c"))
+    assert house.handled[-1] == "c"

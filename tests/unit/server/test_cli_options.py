@@ -1,0 +1,230 @@
+"""The flags of generate and chat, the suggested commands, and the connection of a command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import grpc
+import pytest
+
+from penstock.client import (
+    DEFAULT_OPERATIONS_ADDRESS,
+    Adapter,
+    ChoiceConstraint,
+    GrammarConstraint,
+    JsonSchemaConstraint,
+    RegexConstraint,
+    TlsConfig,
+)
+from penstock.client.errors import Failure, error_of
+from penstock.server.cli.connection import (
+    UsageError,
+    default_address,
+    default_operations_address,
+    describe_error,
+)
+from penstock.server.cli.connection_options import (
+    add_connection_options,
+    client_options,
+    wait_to_retry,
+)
+from penstock.server.cli.generation_options import add_generation_options, options_of
+from penstock.server.cli.serve import banner_lines
+from penstock.server.processes.supervisor import ServiceReady
+
+
+def parse(*flags: str) -> dict[str, Any]:
+    parser = argparse.ArgumentParser()
+    add_generation_options(parser)
+    return dict(options_of(parser.parse_args(flags)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "constraint"),
+    [
+        ((), None),
+        (("--json-schema", "{}"), JsonSchemaConstraint(schema="{}")),
+        (("--regex", ""), RegexConstraint(pattern="")),
+        (("--grammar", "root ::= 'a'"), GrammarConstraint(ebnf="root ::= 'a'")),
+        (("--choice", "b", "--choice", "a"), ChoiceConstraint(choices=("b", "a"))),
+    ],
+)
+def test_a_form_is_asked_for_by_one_flag(flags: tuple[str, ...], constraint: object) -> None:
+    assert parse(*flags)["constraint"] == constraint
+
+
+def test_two_forms_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--regex", "a", "--choice", "a")
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_an_adapter_is_asked_for_by_name() -> None:
+    assert parse()["adapter"] is None
+    assert parse("--adapter", "poet")["adapter"] == Adapter(name="poet")
+
+
+READY = ServiceReady(
+    address="127.0.0.1:50051",
+    model="demo",
+    executor="simulated",
+    num_fronts=1,
+    start_s=1.0,
+    resources="",
+    has_tls=False,
+    operations_address="127.0.0.1:50052",
+    metrics_url=None,
+)
+
+
+def test_penstock_top_is_suggested_only_where_rich_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("rich", reason="needs the extra top")
+    assert "penstock top" in "\n".join(banner_lines(READY))
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert "penstock top" not in "\n".join(banner_lines(READY))
+
+
+@pytest.mark.parametrize(
+    ("environment", "address"),
+    [
+        ({}, "127.0.0.1:50051"),
+        ({"PENSTOCK_PORT": "7000"}, "127.0.0.1:7000"),
+        ({"PENSTOCK_PORT": "tcp://10.0.0.1:50051"}, "127.0.0.1:50051"),
+        # No port: the command reports that.
+        ({"PENSTOCK_PORT": "many"}, "127.0.0.1:many"),
+        ({"PENSTOCK_PORT": "7000", "PENSTOCK_ADDRESS": "there:1"}, "there:1"),
+    ],
+)
+def test_it_is_where_serve_would_listen(environment: dict[str, str], address: str) -> None:
+    assert default_address(environment) == address
+
+
+@pytest.mark.parametrize(
+    ("environment", "address"),
+    [
+        ({}, DEFAULT_OPERATIONS_ADDRESS),
+        ({"PENSTOCK_PORT": "7000"}, "127.0.0.1:7001"),
+        ({"PENSTOCK_PORT": "tcp://10.0.0.1:50051"}, "127.0.0.1:50052"),
+        ({"PENSTOCK_PORT": "7000", "PENSTOCK_OPERATIONS_PORT": "9000"}, "127.0.0.1:9000"),
+        ({"PENSTOCK_OPERATIONS_PORT": "off"}, "127.0.0.1:50052"),
+        ({"PENSTOCK_PORT": "7000", "PENSTOCK_OPERATIONS": "there:1"}, "there:1"),
+    ],
+)
+def test_operations_are_one_port_above(environment: dict[str, str], address: str) -> None:
+    assert default_operations_address(environment) == address
+
+
+def tls_of(*flags: str) -> object:
+    parser = argparse.ArgumentParser()
+    add_connection_options(parser)
+    return client_options(parser.parse_args(flags))["tls"]
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "tls"),
+    [
+        (None, (), False),
+        ("on", (), TlsConfig()),
+        ("off", (), False),
+        ("off", ("--tls",), TlsConfig()),
+        # As in the settings, a flag overrides its variable, which is not read then.
+        ("yes", ("--tls",), TlsConfig()),
+    ],
+)
+def test_tls_is_a_flag_or_a_variable(
+    monkeypatch: pytest.MonkeyPatch, text: str | None, flags: tuple[str, ...], tls: object
+) -> None:
+    monkeypatch.delenv("PENSTOCK_TLS", raising=False)
+    if text is not None:
+        monkeypatch.setenv("PENSTOCK_TLS", text)
+    assert tls_of(*flags) == tls
+
+
+@pytest.mark.parametrize("text", ["yes", "1", "true", "ON", " on", ""])
+def test_another_value_of_the_tls_variable_is_no_plain_text(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_TLS", text)
+    with pytest.raises(UsageError) as raised:
+        tls_of()
+    assert str(raised.value) == f"PENSTOCK_TLS must be one of on, off, not {text!r}"
+
+
+def test_a_refused_deadline_says_what_it_takes_and_when_to_come_back() -> None:
+    error = error_of(
+        Failure(
+            code=grpc.StatusCode.DEADLINE_EXCEEDED,
+            reason="DEADLINE_UNREACHABLE",
+            message="the deadline cannot be met",
+            retry_after_s=2.5,
+            metadata={"estimate_ms": "1750"},
+            request_id="r",
+        )
+    )
+    assert describe_error(error) == (
+        "DEADLINE_EXCEEDED (DEADLINE_UNREACHABLE): the deadline cannot be met;"
+        " estimated time 1.75 s; retry in 2.5 s [request r]"
+    )
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    error = error_of(Failure(code=grpc.StatusCode.UNAVAILABLE, message="gone"))
+    assert describe_error(error) == "UNAVAILABLE: gone"
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        (
+            "ipv4:127.0.0.1:9: Failed to connect to remote host: Connection refused",
+            "no service at 127.0.0.1:9: is `penstock serve` running? (UNAVAILABLE: ",
+        ),
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:9: Failed to"
+            " connect to remote host: Connection refused",
+            "no service at 127.0.0.1:9: is `penstock serve` running?"
+            " (UNAVAILABLE: Connection refused)",
+        ),
+        (
+            "ipv6:%5B::1%5D:9: Failed to connect to remote host: Connection refused",
+            "no service at [::1]:9: is ",
+        ),
+        (
+            "unix:/run/p.sock: Failed to connect to remote host: No such file or directory",
+            "no service at /run/p.sock: is ",
+        ),
+        (
+            "ipv4:127.0.0.1:9: Failed parsing HTTP/2 (Expected SETTINGS frame)",
+            "127.0.0.1:9 is not a gRPC port: ",
+        ),
+        (
+            "Method not found!",
+            "wrong port: `OperationsClient` and `penstock top` need the operations port"
+            " (default 50052), all others the main port (default 50051) (UNAVAILABLE: ",
+        ),
+        ("Tls handshake failed (TSI_PROTOCOL_FAILURE)", "only one side uses TLS"),
+    ],
+)
+def test_where_no_service_answers_the_line_says_what_to_look_for(said: str, hint: str) -> None:
+    error = error_of(Failure(code=grpc.StatusCode.UNAVAILABLE, message=said))
+    assert describe_error(error).startswith(hint)
+
+    of_service = Failure(code=grpc.StatusCode.UNAVAILABLE, reason="ENGINE_DOWN", message=said)
+    assert hint not in describe_error(error_of(of_service)).replace(said, "")
+
+
+@pytest.mark.parametrize("duration_s", [0.4, 60.2])
+def test_a_long_wait_before_a_retry_is_reported(
+    duration_s: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slept_s: list[float] = []
+    monkeypatch.setattr("time.sleep", slept_s.append)
+
+    wait_to_retry(duration_s)
+
+    assert slept_s == [duration_s]
+    assert ("trying again in 60 s" in capsys.readouterr().err) is (duration_s > 1)

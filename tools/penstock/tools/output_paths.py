@@ -1,0 +1,37 @@
+"""Checks output paths of a command before its work starts, so that no result is lost.
+
+Does not create or write files.
+"""
+
+import os
+from pathlib import Path
+
+from penstock.server.cli.connection import UsageError
+
+
+def check_output_file(option: str, path: Path | None) -> None:
+    """Raise UsageError if the file at `path`, given by the flag `option`, cannot be written. None:
+    no file.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{option}: {path} is a folder; name a file")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{option}: folder {path.parent} does not exist")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise UsageError(f"{option}: {path} cannot be written: permission denied")
+
+
+def check_output_folder(option: str, folder: Path | None) -> None:
+    """Raise UsageError if files cannot be written to `folder`, given by the flag `option`, or if it
+    does not exist and cannot be created. None: no folder.
+    """
+    if folder is None:
+        return
+    path = folder.absolute()
+    existing = next(each for each in (path, *path.parents) if each.exists())
+    if not existing.is_dir():
+        raise UsageError(f"{option}: {existing} is not a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UsageError(f"{option}: folder {existing} cannot be written: permission denied")
