@@ -37,9 +37,9 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	"$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
 	2>/dev/null && echo "$$python" && break; done)
 # What the contract must stay compatible with: the last release, or before the first one the commit
-# of the breaking pass before 1.0 (docs/decisions/0027).
+# of the last breaking pass before 1.0 (docs/decisions/0032).
 BASE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || \
-	git log --diff-filter=A --format=%H -- docs/decisions/0027-the-contract-before-1.0.md 2>/dev/null | tail -n 1)
+	git log --diff-filter=A --format=%H -- docs/decisions/0032-counts-and-rejections.md 2>/dev/null | tail -n 1)
 # The grammar compilers of TensorRT-LLM 1.2 and of today, held against our check of constraints.
 XGRAMMARS := 0.1.25 0.2.8
 PYTEST_ARGS ?=

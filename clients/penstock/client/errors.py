@@ -7,7 +7,7 @@ Defines the exception tree. `status.py` reads the status of a call.
     |   +-- PromptTooLong          the prompt, with max_tokens, exceeds the model's context
     |   +-- ExceedsKVCache         the request would not fit into the KV cache even alone
     |   +-- MalformedRequest       the server could not parse the message
-    |   +-- ExecutorRefused        the executor cannot run it, e.g. an invalid constraint
+    |   +-- ExecutorRejected        the executor cannot run it, e.g. an invalid constraint
     +-- NotFound
     |   +-- ModelNotFound
     |   +-- AdapterNotFound
@@ -95,7 +95,7 @@ class Failure:
         reason: Name of the reason, e.g. "QUEUE_FULL"; "" if there is none, e.g. because a proxy,
             the network or gRPC caused the failure.
         retry_after_s: Seconds after which the server suggests a retry; None for no suggestion.
-        is_retry_refused: Whether the server requested that the call is not retried.
+        is_retry_forbidden: Whether the server requested that the call is not retried.
         field_violations: The invalid fields of a request.
         request_id: The id of the request; "" if unknown.
         metadata: Additional values for the reason, from `google.rpc.ErrorInfo`.
@@ -105,7 +105,7 @@ class Failure:
     message: str
     reason: str = ""
     retry_after_s: float | None = None
-    is_retry_refused: bool = False
+    is_retry_forbidden: bool = False
     field_violations: tuple[FieldViolation, ...] = ()
     request_id: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -224,7 +224,7 @@ class MalformedRequest(InvalidArgument):
     """The server could not parse the message."""
 
 
-class ExecutorRefused(InvalidArgument):
+class ExecutorRejected(InvalidArgument):
     """The executor cannot run this request, e.g. because its constraint does not compile."""
 
 
@@ -411,7 +411,7 @@ _BY_REASON: Mapping[tuple[grpc.StatusCode, str], type[PenstockError]] = {
     (grpc.StatusCode.INVALID_ARGUMENT, "PROMPT_TOO_LONG"): PromptTooLong,
     (grpc.StatusCode.INVALID_ARGUMENT, "EXCEEDS_KV_CACHE"): ExceedsKVCache,
     (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST"): MalformedRequest,
-    (grpc.StatusCode.INVALID_ARGUMENT, "EXECUTOR_REFUSED"): ExecutorRefused,
+    (grpc.StatusCode.INVALID_ARGUMENT, "EXECUTOR_REJECTED"): ExecutorRejected,
     (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"): ModelNotFound,
     (grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND"): AdapterNotFound,
     (grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND"): RequestNotFound,

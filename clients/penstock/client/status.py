@@ -36,7 +36,7 @@ class _Details:
     reason: str = ""
     metadata: dict[str, str] | None = None
     retry_after_s: float | None = None
-    is_retry_refused: bool = False
+    is_retry_forbidden: bool = False
     field_violations: tuple[FieldViolation, ...] = ()
     request_id: str = ""
 
@@ -99,7 +99,7 @@ def _error(
             message=message,
             reason=details.reason,
             retry_after_s=details.retry_after_s,
-            is_retry_refused=details.is_retry_refused,
+            is_retry_forbidden=details.is_retry_forbidden,
             field_violations=details.field_violations,
             request_id=details.request_id or request_id,
             metadata=details.metadata or {},
@@ -123,14 +123,14 @@ def _read_trailers(trailers: Iterable[tuple[str, str | bytes]]) -> _Details:
 def _read_pushback(value: str, details: _Details) -> None:
     """Read the retry push-back of gRFC A6 into `details`, unless they already have a longer delay.
 
-    `value` has the milliseconds to wait. A negative or invalid value sets `is_retry_refused`.
+    `value` has the milliseconds to wait. A negative or invalid value sets `is_retry_forbidden`.
     """
     try:
         pushback_ms = int(value)
     except ValueError:
         pushback_ms = -1
     if pushback_ms < 0:
-        details.is_retry_refused = True
+        details.is_retry_forbidden = True
     else:
         details.retry_after_s = max(details.retry_after_s or 0.0, pushback_ms / 1e3)
 

@@ -155,7 +155,7 @@ class PolicyFile:
                 " exclude each other"
             )
         if not policy.has_credentials:
-            return "contains no credentials, so every call would be refused"
+            return "contains no credentials, so every call would be rejected"
         if policy.certificates and not self._has_client_certificates:
             tenant = next(iter(policy.certificates.values()))
             return f"tenants.{tenant}.certificates requires --tls-client-ca"
