@@ -44,8 +44,8 @@ type Error struct {
 	// RetryAfter is the delay that the server suggests before a retry; 0 for no suggestion.
 	RetryAfter time.Duration
 	// IsRetryForbidden is true if the server requested that the call is not retried.
-	IsRetryForbidden  bool
-	FieldViolations []FieldViolation
+	IsRetryForbidden bool
+	FieldViolations  []FieldViolation
 	// RequestID is the id of the request; "" if the server has not reported it.
 	RequestID string
 }
