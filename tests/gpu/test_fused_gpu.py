@@ -259,7 +259,7 @@ def test_a_lack_of_memory_at_load_names_the_setting(
 
     monkeypatch.setattr(f"penstock.executor.torch.cuda.fused_loading.{part}", fail)
 
-    with pytest.raises(ValueError, match=f"^{setting} asks for more memory"):
+    with pytest.raises(ValueError, match=f"^{setting} requires more memory"):
         make_executor(llama, num_blocks=None)
 
 
@@ -359,6 +359,8 @@ def test_a_checkpoint_in_eight_bits_never_is_wide_on_the_device(
         hidden_size=1024,
         intermediate_size=4096,
         num_hidden_layers=24,
+        # Larger random weights amplify rounding in 24 layers to a fifth of the logits.
+        initializer_range=0.02,
     )
     stored = load_tensors(tmp_path)
     num_weights = sum(one.numel() for name, one in stored.items() if "_proj.weight" in name)

@@ -35,7 +35,7 @@ def save_quantised_model(
     form: str,
     kind: str = "fp8",
     dtype: torch.dtype = torch.float32,
-    **changes: int,
+    **changes: float,
 ) -> Path:
     """Write the model of `save_tiny_model` with its layers' linears in 8 bits: in the form of
     compressed-tensors with a scale per channel, in ModelOpt's with a scale per tensor.

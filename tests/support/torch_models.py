@@ -131,7 +131,7 @@ HIDDEN_DIFFERENCES = {
 
 
 def save_tiny_model(
-    name: str, folder: Path, dtype: torch.dtype = torch.float32, **changes: int
+    name: str, folder: Path, dtype: torch.dtype = torch.float32, **changes: float
 ) -> Path:
     """Write a model of the architecture to `folder`, the same every time.
 

@@ -17,6 +17,7 @@ from penstock.executor.torch.module_tree import NotFused
 from support.quantised_folders import save_quantised_model
 from support.torch_models import save_tiny_model
 from unit.executor.host_queue import HostQueue
+from unit.executor.triton_device import IS_INTERPRETED
 
 CUDA = "penstock.executor.torch.cuda"
 
@@ -84,6 +85,9 @@ class _CheckedError(Exception):
     """Ends the build after its comparisons."""
 
 
+@pytest.mark.skipif(
+    not IS_INTERPRETED, reason="the kernels read the host's memory only when interpreted"
+)
 def test_a_checkpoint_in_eight_bits_passes_both_comparisons_without_another_rounding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
