@@ -215,7 +215,7 @@ check-protos: $(READY) $(PROTOS_READY)
 	$(BIN)/buf format protos --diff --exit-code
 	@work="$$(mktemp -d)"; trap 'rm -rf "$$work"' EXIT; \
 	TOOLS=$(PROTOS_VENV)/bin protos/generate.sh "$$work/new"; \
-	diff -rq -x '*.proto' -x __init__.py -x py.typed -x __pycache__ "$$work/new/penstock" protos/penstock \
+	diff -rq -x '*.proto' -x __init__.py -x py.typed -x __pycache__ "$$work/new/penstock/v1" protos/penstock/v1 \
 		|| { echo "Generated code is stale: run make protos" >&2; exit 1; }; \
 	git cat-file -e "$(BASE):protos/buf.yaml" \
 		|| { echo "No contract at BASE=$(BASE) to compare with: a full clone has one" >&2; exit 1; }; \

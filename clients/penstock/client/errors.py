@@ -50,8 +50,7 @@ from urllib.parse import unquote
 
 import grpc
 
-ERROR_DOMAIN = "penstock.dev"
-"""`google.rpc.ErrorInfo.domain` of the reasons in the table below."""
+from penstock.conventions import DEFAULT_PORT, OPERATIONS_OFFSET
 
 STREAM_BROKEN = "STREAM_BROKEN"
 """Reason of `StreamBroken`, which the client raises and no server sends."""
@@ -63,7 +62,8 @@ _HINTS = {
     "No such file or directory": "no service at {address}: is `penstock serve` running?",
     "Failed parsing HTTP/2": "{address} is not a gRPC port: `penstock serve` prints its ports",
     "Method not found": "wrong port: `OperationsClient` and `penstock top` need the operations port"
-    " (default 50052), all others the main port (default 50051)",
+    f" (default {DEFAULT_PORT + OPERATIONS_OFFSET}), all others the main port (default"
+    f" {DEFAULT_PORT})",
     "handshake failed": "only one side uses TLS, or the certificate is not trusted",
     "Domain name not found": "no such host",
     "Deadline Exceeded": "the deadline passed before the server responded",

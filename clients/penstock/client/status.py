@@ -15,16 +15,13 @@ from google.rpc.status_pb2 import Status
 
 from google.rpc import error_details_pb2, status_pb2
 from penstock.client.errors import (
-    ERROR_DOMAIN,
     Failure,
     FieldViolation,
     PenstockError,
     error_of,
 )
 from penstock.client.own_failures import unless_asked
-
-DETAILS_KEY = "grpc-status-details-bin"
-PUSHBACK_KEY = "grpc-retry-pushback-ms"
+from penstock.conventions import ERROR_DOMAIN, PUSHBACK_KEY, STATUS_DETAILS_KEY
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -111,7 +108,7 @@ def _read_trailers(trailers: Iterable[tuple[str, str | bytes]]) -> _Details:
     details = _Details()
     pushback: str | None = None
     for key, value in trailers:
-        if key == DETAILS_KEY and isinstance(value, bytes):
+        if key == STATUS_DETAILS_KEY and isinstance(value, bytes):
             _read_status(value, details)
         elif key == PUSHBACK_KEY:
             pushback = value if isinstance(value, str) else value.decode("ascii", "replace")
