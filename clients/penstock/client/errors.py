@@ -61,9 +61,9 @@ _HINTS = {
     "Connection refused": "no service at {address}: is `penstock serve` running?",
     "No such file or directory": "no service at {address}: is `penstock serve` running?",
     "Failed parsing HTTP/2": "{address} is not a gRPC port: `penstock serve` prints its ports",
-    "Method not found": "wrong port: `OperationsClient` and `penstock top` need the operations port"
-    f" (default {DEFAULT_PORT + OPERATIONS_OFFSET}), all others the main port (default"
-    f" {DEFAULT_PORT})",
+    "Method not found": "wrong port, {address}: `OperationsClient` and `penstock top` need the"
+    f" operations port (default {DEFAULT_PORT + OPERATIONS_OFFSET}), all others the main port"
+    f" (default {DEFAULT_PORT})",
     "handshake failed": "only one side uses TLS, or the certificate is not trusted",
     "Domain name not found": "no such host",
     "Deadline Exceeded": "the deadline passed before the server responded",
@@ -99,6 +99,7 @@ class Failure:
         field_violations: The invalid fields of a request.
         request_id: The id of the request; "" if unknown.
         metadata: Additional values for the reason, from `google.rpc.ErrorInfo`.
+        address: The address that was called, or several separated by commas; "" if unknown.
     """
 
     code: grpc.StatusCode
@@ -109,6 +110,7 @@ class Failure:
     field_violations: tuple[FieldViolation, ...] = ()
     request_id: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    address: str = ""
 
 
 class PenstockError(Exception):
@@ -146,7 +148,7 @@ class PenstockError(Exception):
         if self.reason:
             return ""
         found = _ADDRESS.search(self.message)
-        address = unquote(found[1]) if found else "the address"
+        address = unquote(found[1]) if found else self.failure.address or "the address"
         hint = next((hint for words, hint in _HINTS.items() if words in self.message), "")
         return hint.format(address=address)
 

@@ -38,22 +38,29 @@ class _Details:
     request_id: str = ""
 
 
-def error_from_call(call: grpc.RpcError, *, request_id: str = "") -> PenstockError:
+def error_from_call(
+    call: grpc.RpcError, *, request_id: str = "", address: str = ""
+) -> PenstockError:
     """Return the typed error for a call that ended with a status other than OK.
 
-    `request_id` is the id of the request if known, in case the status does not have it. Details
-    that cannot be parsed are left out, so that they do not hide the status.
+    `request_id` is the id of the request if known, in case the status does not have it. `address`
+    is that of the server. Details that cannot be parsed are left out, so that they do not hide the
+    status.
     """
     if not isinstance(call, grpc.Call | grpc.aio.AioRpcError):
         return error_of(
             Failure(code=grpc.StatusCode.UNKNOWN, message=str(call), request_id=request_id)
         )
     details = _read_trailers(call.trailing_metadata() or ())
-    return _error(call.code(), call.details() or "", details, request_id)
+    return _error(call.code(), call.details() or "", details, request_id, address)
 
 
 def as_error(
-    failed: grpc.RpcError | PenstockError, *, request_id: str = "", is_asked: bool = False
+    failed: grpc.RpcError | PenstockError,
+    *,
+    request_id: str = "",
+    is_asked: bool = False,
+    address: str = "",
 ) -> PenstockError:
     """Return the typed error for a failed attempt; a PenstockError is returned unchanged.
 
@@ -63,7 +70,7 @@ def as_error(
     """
     if isinstance(failed, PenstockError):
         return failed
-    error = error_from_call(failed, request_id=request_id)
+    error = error_from_call(failed, request_id=request_id, address=address)
     return error if is_asked or request_id else unless_asked(error)
 
 
@@ -88,7 +95,7 @@ def error_from_status(status: Status, *, request_id: str = "") -> PenstockError:
 
 
 def _error(
-    code: grpc.StatusCode, message: str, details: _Details, request_id: str
+    code: grpc.StatusCode, message: str, details: _Details, request_id: str, address: str = ""
 ) -> PenstockError:
     return error_of(
         Failure(
@@ -100,6 +107,7 @@ def _error(
             field_violations=details.field_violations,
             request_id=details.request_id or request_id,
             metadata=details.metadata or {},
+            address=address,
         )
     )
 
