@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+import msgspec
+
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.summary import Summary
 from policy_bench import FAIR, FCFS, PENSTOCK, Bench, Contender
@@ -24,7 +26,7 @@ FLOOD = "flood"
 
 def quiet_tenant(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
     """Return every tenth request of the trace."""
-    return [dataclasses.replace(request, tenant=QUIET) for request in trace[::10]]
+    return [msgspec.structs.replace(request, tenant=QUIET) for request in trace[::10]]
 
 
 def quiet_with_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
@@ -36,13 +38,13 @@ def busy_with_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
     """Return the requests of a tenant with the whole trace, and of a tenant with ten times as
     many.
     """
-    busy = [dataclasses.replace(request, tenant="busy") for request in trace]
+    busy = [msgspec.structs.replace(request, tenant="busy") for request in trace]
     return heapq.merge(busy, _flood(trace), key=attrgetter("arrival_s"))
 
 
 def _flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
     for request in trace:
-        flooding = dataclasses.replace(request, tenant=FLOOD)
+        flooding = msgspec.structs.replace(request, tenant=FLOOD)
         for _ in range(NUM_FLOODS):
             yield flooding
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.scheduler.config import AdmissionPolicy
@@ -163,8 +164,10 @@ def test_requests_that_do_not_meet_take_the_lower_bound() -> None:
 
 def test_the_lower_bound_counts_shared_blocks_as_cached() -> None:
     target = PlanTarget(ttft_p99_s=1.5, itl_p99_s=1.5)
-    own = dataclasses.replace(asks(0.0, num_prompt=32), prefix_ids=(1, 2), prefix_block_tokens=16)
-    trace = [own, dataclasses.replace(own, arrival_s=50.0, prefix_ids=(1, 3))]
+    own = msgspec.structs.replace(
+        asks(0.0, num_prompt=32), prefix_ids=(1, 2), prefix_block_tokens=16
+    )
+    trace = [own, msgspec.structs.replace(own, arrival_s=50.0, prefix_ids=(1, 3))]
     run = run_of(trace, target)
 
     assert lower_bound(trace, run.config.replica, target).ttft_p99_s == pytest.approx(2.6)
@@ -175,7 +178,7 @@ def test_the_lower_bound_counts_shared_blocks_as_cached() -> None:
 
 def test_a_cancelled_request_bounds_no_gap() -> None:
     target = PlanTarget(ttft_p99_s=9.0, itl_p99_s=0.9)
-    trace = [dataclasses.replace(asks(0.0, 5), deadline_s=1.7)]
+    trace = [msgspec.structs.replace(asks(0.0, 5), deadline_s=1.7)]
     run = run_of(trace, target)
 
     assert judge(run, target).smooth_share == 1.0
@@ -183,7 +186,7 @@ def test_a_cancelled_request_bounds_no_gap() -> None:
 
 
 def test_who_never_gets_a_token_has_missed_everything() -> None:
-    trace = [asks(0.0, 20), dataclasses.replace(asks(0.1, 3), deadline_s=0.5)]
+    trace = [asks(0.0, 20), msgspec.structs.replace(asks(0.1, 3), deadline_s=0.5)]
     target = PlanTarget(ttft_p99_s=100.0, itl_p99_s=2.0)
 
     # One place, and the first has it for 20 steps.
