@@ -86,7 +86,7 @@ def measure_streams(model: ModelText, num_repeats: int) -> Rows:
         "with 16 stop strings": per_token_us(
             lambda: model.new_stream(stops=SIXTEEN_STOPS), prose, num_repeats
         ),
-        "the detokeniser alone": median_us(alone, num_repeats) / len(prose),
+        "the detokenizer alone": median_us(alone, num_repeats) / len(prose),
         "the library's DecodeStream": median_us(library, num_repeats) / len(prose),
     }
 

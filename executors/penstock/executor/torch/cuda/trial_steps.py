@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.executor.torch.cuda.device_queue import DeviceQueue
-from penstock.executor.torch.cuda.fused_forward import FusedForward, empty_row_tokens
+from penstock.executor.torch.cuda.fused_forward import CudaFusedForward, empty_row_tokens
 from penstock.executor.torch.cuda.row_staging import RowStaging
 from penstock.executor.torch.whole_sequence import trial_arrays, trial_batch
 from penstock.scheduler.batch import Batch
@@ -21,7 +21,7 @@ _NUM_CHUNK_TOKENS = 18
 """Tokens of the trial chunk: more than a block of the usual size, and not a multiple of it."""
 
 
-def trial_logits(model: FusedForward, queue: DeviceQueue, block_size: int) -> Tensor:
+def trial_logits(model: CudaFusedForward, queue: DeviceQueue, block_size: int) -> Tensor:
     """Return logits [NUM_TRIAL_TOKENS, vocabulary] of `trial_tokens`, computed in slot 0, in the
     blocks from 0 on.
 
@@ -50,7 +50,7 @@ def trial_logits(model: FusedForward, queue: DeviceQueue, block_size: int) -> Te
 
 
 def run_widest_step(
-    model: FusedForward,
+    model: CudaFusedForward,
     queue: DeviceQueue,
     *,
     num_tokens: int,
