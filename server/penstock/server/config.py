@@ -55,7 +55,7 @@ GROUPS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Settings of one service: one model, one engine, and the fronts (front-end processes) on one
+    """Settings of one service: one model, one engine, and the fronts (gRPC server processes) on one
     port.
 
     `tokenizer_path` is the folder with the tokenizer and the chat template; None means the model's

@@ -1,4 +1,4 @@
-"""Takes over streams that the engine keeps for Resume (attaches them to this front, the front-end
+"""Takes over streams that the engine keeps for Resume (attaches them to this front, the gRPC server
 process), and detaches them.
 
 When the engine has responded, the front starts the request like a new one, and then applies its

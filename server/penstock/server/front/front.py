@@ -1,4 +1,4 @@
-"""The front (front-end process), independent of its transport: opens requests, and passes the
+"""The front (gRPC server process), independent of its transport: opens requests, and passes the
 engine's events to their streams.
 
 Owns the live requests and makes the calls of the engine port. Uses neither gRPC nor protobuf. All

@@ -2,7 +2,7 @@
 
 Converts a resumable request to a `KeptRequest`, for its first engine and for later engines. For a
 later engine it includes the history (the tokens and ends so far), from which another front
-(front-end process) can resume the request. Also keeps the results of ended requests, for later
+(gRPC server process) can resume the request. Also keeps the results of ended requests, for later
 engines.
 """
 

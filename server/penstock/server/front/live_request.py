@@ -1,4 +1,4 @@
-"""One request at a front (front-end process): its outputs, merged into one stream, and its usage.
+"""One request at a front (gRPC server process): its outputs, merged into one stream, and its usage.
 
 Handles the engine's events of one request. Uses neither gRPC nor the engine port. Never blocks. All
 methods must be called on the event loop; times are seconds on the engine's clock.

@@ -2,7 +2,7 @@
 
 The order of the checks matters. A prompt that can be rejected by its number of bytes or ids is
 rejected first. Then the prompt is charged to its tenant, and then it is tokenised. Each tenant has
-a quota account for requests and tokens per minute in this front (front-end process). Every prompt
+a quota account for requests and tokens per minute in this front (gRPC server process). Every prompt
 is charged to it, even if it is rejected afterwards or if the call only tokenises or detokenises. It
 is refunded if too much text of its tenant waits, or if other requests displace it from the engine's
 queue. The engine has separate accounts, shared by all fronts, which it charges for admitted

@@ -1,5 +1,5 @@
-"""Status boards in shared memory: written by the engine and the fronts (front-end processes), read
-by other processes.
+"""Status boards in shared memory: written by the engine and the fronts (gRPC server processes),
+read by other processes.
 
 Defines two layouts of 8-byte words. The engine's board has a heartbeat, the state of the queue, the
 load, and the requests of the current step. The fronts' board has one heartbeat per row. The memory

@@ -1,4 +1,4 @@
-"""The two interfaces between a front (front-end process) and the engine.
+"""The two interfaces between a front (gRPC server process) and the engine.
 
 A front calls an `EnginePort` and implements `EnginePortListener`. The engine may run in this
 process (in tests) or behind a Unix socket. `AttachCalls` holds the pending attach calls of a port;

@@ -1,7 +1,7 @@
 """One child process of the supervisor.
 
-Starts it, holds its control connection, and handles its end. Other modules decide whether it is
-restarted.
+Starts it, exchanges messages with it over its control connection, and waits for its end. Other
+modules decide whether it is restarted.
 """
 
 import asyncio
@@ -99,7 +99,8 @@ class Child:
         return self._process.pid
 
     async def started(self) -> dict[str, Any]:
-        """Wait until the child is ready and return its startup report. Raises ChildFailed."""
+        """Wait until the child is ready and return its startup report. Raises ChildFailed if the
+        child reports a failure, ends first, or sends an invalid report."""
         match await self._first_frame():
             case Ready(facts=facts):
                 return dict(facts)
