@@ -60,7 +60,8 @@ class Child:
         environment: Mapping[str, str],
         inherited_fds: Sequence[int] = (),
     ) -> "Child":
-        """Start `python -m module <control fd>` and send it its launch parameters. Raises OSError.
+        """Start `python -m module <control fd>` and send it its launch parameters. Raises
+        OSError if the process cannot be started.
 
         The child's stdout is redirected to this process's stderr, because the stdout of the service
         has only the ready line. The child gets its own process group, so that Ctrl-C in a terminal

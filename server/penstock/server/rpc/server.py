@@ -150,11 +150,12 @@ class FrontServer:
         if self._gateway is not None:
             timely.add_generic_rpc_handlers((self._gateway.handlers(self._wrapper),))
         # The annotation requires a concrete server, but a wrapper of one is accepted.
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, cast(Any, timely)) # Untyped
-        upstream. add_channelz = cast(Any, channelz_pb2_grpc.add_ChannelzServicer_to_server)  #
-        pyright: ignore[reportUnknownMemberType] add_channelz(channelz.aio.ChannelzServicer(),
-        timely) reflection.add_reflection(timely, (*self._services, health.SERVICE_NAME,
-        _CHANNELZ_SERVICE)) try:
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, cast(Any, timely))
+        # Untyped upstream.
+        add_channelz = cast(Any, channelz_pb2_grpc.add_ChannelzServicer_to_server)  # pyright: ignore[reportUnknownMemberType]
+        add_channelz(channelz.aio.ChannelzServicer(), timely)
+        reflection.add_reflection(timely, (*self._services, health.SERVICE_NAME, _CHANNELZ_SERVICE))
+        try:
             bound_port = add_port(server, address, self._tls)
         except RuntimeError as error:
             await server.stop(None)
