@@ -328,7 +328,8 @@ class LiveRequest:
         )
 
     def on_failed(self, output: OwnOutput, end: Failed) -> None:
-        """Fail the whole request, because the engine rejected or failed one output."""
+        """Fail the request with all its outputs, because the engine rejected or failed one of
+        them."""
         self._note_engine_end(output, end)
         if not output.is_live:
             return

@@ -232,8 +232,8 @@ class Prompts:
     ) -> tuple[TokenisedPrompt, str]:
         """Return the prompt as ids with block hashes, and its text if echo is requested.
 
-        A prompt that does not fit the KV cache is returned without both; `check_prompt_fits` then
-        rejects it. Raises RequestError.
+        A prompt that does not fit the KV cache is returned without hashes and text;
+        `check_prompt_fits` then rejects it. Raises the errors of `encode`.
         """
         if isinstance(generation.prompt, TokenInput | LongTokenInput):
             # Reject the prompt by its number of ids, before the ids are converted or decoded.
@@ -273,7 +273,8 @@ class Prompts:
     async def detokenise(
         self, ids: TokenInput | LongTokenInput, *, tenant: str, skip_special_tokens: bool
     ) -> str:
-        """Return the text of token ids, for the Detokenize method. Raises RequestError."""
+        """Return the text of token ids, for the Detokenize method. Raises RequestError if an id is
+        outside the vocabulary, or if a limit of the tenant is exceeded."""
         self.quotas.charge(tenant, ids.num_tokens)
         try:
             read = await self._read(

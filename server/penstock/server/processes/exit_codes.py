@@ -1,7 +1,7 @@
 """Exit codes of the service and of its processes.
 
 `penstock serve` ends with
-  0        stopped on request: all gRPC server processes (fronts) drained, or were never ready
+  0        stopped on request: all fronts (gRPC server processes) drained, or were never ready
   1        failed: a process crashed repeatedly, or crashed or hung during the drain
   2        could not start; one line on stderr has the reason
   128 + n  signal n arrived a second time: streams were interrupted
