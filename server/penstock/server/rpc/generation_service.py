@@ -184,7 +184,8 @@ class ResumeService:
 
     async def resume(self, data: bytes, context: Context, caller: Caller) -> None:
         """Deliver the remaining stream of a request, after the tokens that the client has received.
-        Raises RequestError or CallFailed."""
+        Raises RequestError if Resume is disabled or the message is malformed, and CallFailed, with
+        the id of the request, for other errors."""
         front = self._front
         if not front.config.max_resume_grace_s:
             raise refuse_feature("resume")
