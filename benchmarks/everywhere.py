@@ -19,8 +19,16 @@ from typing import Any, cast
 
 import everywhere_gateway
 import everywhere_ray
-from report import Check, arguments, at_least, print_checks, print_table, progress, write_json
-from services import RunFailed
+from report import (
+    Check,
+    RunFailed,
+    arguments,
+    at_least,
+    print_checks,
+    print_table,
+    progress,
+    write_json,
+)
 
 TABLE = Path(__file__).resolve().parents[1] / "tests" / "conformance" / "table.py"
 LIMIT_S = 3600.0

@@ -30,8 +30,17 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from penstock.v1 import generation_service_pb2 as pb
-from report import Check, arguments, at_least, at_most, print_checks, print_table, write_json
-from services import MEASURED, RunFailed, capacity, free_port, request, service, simulated
+from report import (
+    Check,
+    RunFailed,
+    arguments,
+    at_least,
+    at_most,
+    print_checks,
+    print_table,
+    write_json,
+)
+from services import MEASURED, capacity, free_port, request, service, simulated
 
 NATIVE, RAY = "native", "Ray Serve"
 NUM_STREAMS = 32

@@ -16,7 +16,8 @@ import urllib.request
 from collections import deque
 from collections.abc import AsyncGenerator
 
-from services import RunFailed, free_port
+from report import RunFailed
+from services import free_port
 
 _PATIENCE_S = 60.0
 _WORKER = "Activated 1 of 1 worker(s)"

@@ -22,10 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import native_build
-from report import arguments, at_least, conclude, print_table, progress
+from report import RunFailed, arguments, at_least, conclude, print_table, progress
 from services import (
     MEASURED,
-    RunFailed,
     Service,
     capacity,
     line_of,

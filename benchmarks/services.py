@@ -29,6 +29,7 @@ import psutil
 import native_build
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import options_pb2, prompt_pb2
+from report import RunFailed
 
 PATIENCE_S = 60.0
 ALL_CORES = os.sched_getaffinity(0)
@@ -39,10 +40,6 @@ _PLACE = re.compile(r"penstock (ready|operations|metrics) on (\S+)")
 _CHILD = re.compile(r"supervised_process: (engine|front) ?\d* is ready: pid=(\d+)")
 _SAMPLE = re.compile(r"^(?P<name>[a-z_]+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
-
-
-class RunFailed(Exception):
-    """A measurement failed; the message is the output of its processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,8 @@ from typing import Any
 
 from load import Seen
 from picture_svg import seconds
-from services import PATIENCE_S, RunFailed, free_port
+from report import RunFailed
+from services import PATIENCE_S, free_port
 from slow_cases import Case
 
 MARK, MARK_END = "<!-- run: {} -->", "<!-- end of run -->"

@@ -32,6 +32,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 
 from report import (
     Check,
+    RunFailed,
     arguments,
     at_least,
     at_most,
@@ -40,7 +41,7 @@ from report import (
     progress,
     write_json,
 )
-from services import RunFailed, Service, service, simulated
+from services import Service, service, simulated
 from span_audit import Audit, AuditedSpan, audit
 from trace_audit_load import Answers, drive, make_requests
 from tracing_peers import EXPORT_SERVICE

@@ -37,6 +37,7 @@ import numpy as np
 import native_build
 from report import (
     Check,
+    RunFailed,
     arguments,
     at_least,
     at_most,
@@ -45,7 +46,6 @@ from report import (
     progress,
     write_json,
 )
-from services import RunFailed
 from tracing_record_path import RecordPath, measure_record_path
 from tracing_sides import (
     CONTRIB,

@@ -40,7 +40,8 @@ from penstock.server.observe.trace_context import TraceIds, trace_metadata
 from penstock.server.rpc.handlers import CallAccounts
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import options_pb2, prompt_pb2
-from services import RunFailed, expect_ready, process
+from report import RunFailed
+from services import expect_ready, process
 
 _NUM_BATCH = 500
 _NUM_TOKENS = 16

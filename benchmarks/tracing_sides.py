@@ -24,11 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loop_ticks import FOLDER_VARIABLE, TickReader
-from report import progress
+from report import RunFailed, progress
 from services import (
     ALL_CORES,
     MEASURED,
-    RunFailed,
     Service,
     capacity,
     cpu_s,
