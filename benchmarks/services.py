@@ -267,10 +267,14 @@ def client_command(role: str, options: dict[str, object]) -> list[str]:
 
 
 @contextlib.contextmanager
-def process(*command: str) -> Generator[subprocess.Popen[str]]:
+def process(
+    *command: str, environment: Mapping[str, str] | None = None
+) -> Generator[subprocess.Popen[str]]:
     """Start a process on all cores; terminate it at the end, then kill it if it does not exit."""
     os.sched_setaffinity(0, ALL_CORES)
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=environment
+    )
     try:
         yield started
     finally:
@@ -280,8 +284,9 @@ def process(*command: str) -> Generator[subprocess.Popen[str]]:
         except subprocess.TimeoutExpired:
             started.kill()
             started.wait()
-        if started.stdout is not None:
-            started.stdout.close()
+        for stream in (started.stdin, started.stdout):
+            if stream is not None:
+                stream.close()
 
 
 def line_of(process: subprocess.Popen[str]) -> str:
