@@ -4,7 +4,7 @@ The packaged demo model is trained, so its perplexity is meaningful. Windows of 
 as prompts with log probabilities (perplexity, and the change of each token's log probability).
 Prefixes of the windows are continued greedily (number of equal tokens before the first difference).
 
-    python benchmarks/eight_bit.py [--device cuda] [--text FILE] [--model DIR] [--json FILE]
+    python benchmarks/eight_bit.py [--device cuda] [--full] [--json FILE]
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed
 from penstock.scheduler.request import RequestSpec, SamplingParams
-from report import Outcome, RunFailed, arguments, at_most, print_rows, progress, run
+from report import Outcome, arguments, at_most, print_rows, progress, run
 
 WINDOW = 256
 NUM_WINDOWS = {False: 40, True: 400}
@@ -66,18 +66,9 @@ class _Outcome:
 
 def measure(args: Namespace) -> Outcome:
     """Measure all settings of the device."""
-    model = resolve_model(args.model)
+    model = resolve_model("demo")
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    if args.text is None:
-        windows = _drawn(model, tokenizer, NUM_WINDOWS[args.full])
-    else:
-        ids = tokenizer.encode(args.text.read_text()).ids
-        windows = [
-            np.array(ids[first : first + WINDOW], dtype=np.int32)
-            for first in range(0, len(ids) - WINDOW, WINDOW)
-        ][: NUM_WINDOWS[args.full]]
-    if not windows:
-        raise RunFailed(f"--text: fewer than {WINDOW} tokens")
+    windows = _drawn(model, tokenizer, NUM_WINDOWS[args.full])
     found: list[Quality] = []
     base: _Outcome | None = None
     for quantization, kv_cache_dtype in SETTINGS[args.device.partition(":")[0]]:
@@ -185,6 +176,4 @@ def _quality(config: ExecutorConfig, outcome: _Outcome, base: _Outcome) -> Quali
 if __name__ == "__main__":
     parser = arguments(__doc__)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--text", type=Path, help="a file instead of what the model draws")
     run(parser, measure)

@@ -6,7 +6,8 @@ A variant replaces a class of the scheduler at run time, so the scheduler needs 
 - Sums of the waiting requests: columns that are added up for each forecast.
 - Damping: every rise of the step budget at once, instead of longer waits after failed ones.
 - Eviction: a fixed value of a cached block, its uses less its age, instead of one that is learned
-  from hits; and the scheduler's own order by last use, `lru`. On made-up traffic, and on a trace.
+  from hits; and the scheduler's own order by last use, `lru`. On made-up traffic, and on a trace;
+  beside LRU and Belady's rule with ideal conditions (`optimal_cache.py`).
 
 Wait attribution has no variant, because it is already simple.
 """
@@ -15,7 +16,7 @@ import dataclasses
 import time
 from argparse import Namespace
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from cached_traffic import cached_traffic
 from latency_plants import PLANTS, Plant
 from latency_run import drive, turns
+from optimal_cache import least_recent_hit_rate, optimal_hit_rate
 from penstock.scheduler import hit_density, latency_target, step_sizing, waiting_queue
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
 from penstock.scheduler.forecast import QueuedAhead
@@ -386,9 +388,17 @@ def eviction(options: Namespace) -> Outcome:
         config = TransformConfig(end_s=end_s, load=_LOAD)
         trace = list(transformed(read_trace(options.trace), config))
         cases += [("trace", trace, num_tokens) for num_tokens in _CACHE_TOKENS]
+
+    def ideal(rate: Callable[..., float], traffic: Sequence[TraceRequest], size: int) -> float:
+        return 100 * rate(traffic, num_cache_tokens=size, block_size=_BLOCK_SIZE)
+
     rows = [
         {"traffic": name, "requests": len(traffic), "tokens of cache": size}
         | {order: hit_percent(name, traffic, size, order) for order in _ORDERS}
+        | {
+            "ideal LRU": ideal(least_recent_hit_rate, traffic, size),
+            "Belady": ideal(optimal_hit_rate, traffic, size),
+        }
         for name, traffic, size in cases
     ]
     print_rows("Eviction: prefix hits, % of prompt tokens", rows)

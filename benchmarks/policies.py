@@ -4,8 +4,8 @@ In-flight FCFS is the reference: load 1 is the highest load at which it meets th
 of the requests. `fair` is the fair order alone; `penstock` also uses the targets: every request has
 the TTFT target as its deadline, so late requests are predicted, and steps are sized for the ITL
 target. Further sections: a tight ITL target, a low-rate tenant next to a flood, two tenants that
-overload the server, deadlines, the prefix cache compared with an optimal one (traces with prefix
-ids), and the run time of the simulation. All runs are in virtual time, in parallel processes.
+overload the server, deadlines, and the run time of the simulation. All runs are in virtual time, in
+parallel processes.
 """
 
 import argparse
@@ -33,7 +33,6 @@ from policy_sections import (
     Section,
     deadlines,
     neighbour,
-    prefix_reuse,
     rising_load,
     served_shares,
     slowdown,
@@ -119,10 +118,7 @@ def _cost(text: str) -> CostModel:
 def _sections(bench: Bench, trace: Sequence[TraceRequest]) -> list[Section]:
     hours = (trace[-1].arrival_s - trace[0].arrival_s) / 3600.0
     kinds = (rising_load, tight_itl, neighbour, served_shares, deadlines)
-    sections = [kind(bench) for kind in kinds]
-    if any(request.prefix_ids for request in trace):
-        sections.append(prefix_reuse(bench, trace))
-    return [*sections, speed(bench, hours)]
+    return [*(kind(bench) for kind in kinds), speed(bench, hours)]
 
 
 def _run_sections(runs: Sweep, sections: Sequence[Section]) -> dict[str, list[Raw]]:
@@ -172,14 +168,6 @@ def checks_of(results: Mapping[str, Sequence[Raw]]) -> list[Check]:
             if row["policy"] != "fcfs"
         ),
         at_most("KV waste, worst load", 100 * max(waste), 4.0, "%"),
-    ]
-    checks += [
-        at_least(
-            f"hits over Belady's, {row['num_cache_tokens']:,} tokens",
-            row["hits"] / row["belady_all"],
-            *(0.95, "times"),
-        )
-        for row in results.get("prefix_reuse", ())
     ]
     slowest_s = max(row["cpu_s_per_hour"] for row in results["speed"])
     return [*checks, at_most("an hour as recorded, CPU time", slowest_s, 30.0, "s")]

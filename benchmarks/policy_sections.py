@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeAlias
 
-from optimal_cache import least_recent_hit_rate, optimal_hit_rate
 from penstock.scheduler.config import EvictionPolicy
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, BatchingPolicy, SimulationConfig
@@ -28,7 +27,6 @@ _TIGHT_LOADS = (0.8, 1.0, 1.2)
 _TIGHT_ITL_S = 0.040
 _FIXED_BUDGETS = (512, 1024)
 _TOTAL_S = 20.0
-_CACHE_TOKENS = (1_000_000, 2_000_000, 4_000_000)
 _NUM_FLOODS = 10
 _CROWD_WINDOW_S = 600.0
 _QUIET, _FLOOD = "quiet", "flood"
@@ -325,61 +323,6 @@ def served_shares(bench: Bench) -> Section:
             for one in (FCFS, FAIR, PENSTOCK)
         ],
         columns={**_GOOD, "most over least": lambda row: row["served_ratio"]},
-    )
-
-
-def prefix_reuse(bench: Bench, trace: Sequence[TraceRequest]) -> Section:
-    """Compare hits of the prefix cache at three memory sizes with those of Belady's rule, which
-    caches a prompt on arrival: in all memory, and (free) in what running requests leave.
-    """
-    block_size = bench.base.block_size
-
-    def server(num_tokens: int, eviction: EvictionPolicy) -> SimulationConfig:
-        scheduler = dataclasses.replace(bench.base.scheduler, eviction=eviction)
-        num_blocks = num_tokens // block_size
-        return dataclasses.replace(bench.base, num_blocks=num_blocks, scheduler=scheduler)
-
-    def best(num_tokens: int) -> float:
-        return optimal_hit_rate(trace, num_cache_tokens=num_tokens, block_size=block_size)
-
-    def raw(labels: Sequence[Raw], results: Sequence[TrialResult]) -> list[Raw]:
-        rows: list[Raw] = []
-        for label, learned, lru in zip(labels[::2], results[::2], results[1::2], strict=True):
-            num_tokens, used = label["num_cache_tokens"], learned.summary.kv_utilisation
-            ideal = least_recent_hit_rate(trace, num_cache_tokens=num_tokens, block_size=block_size)
-            rows.append(
-                {
-                    **label,
-                    "kv_utilisation": used,
-                    "hits": learned.summary.prefix_hit_rate,
-                    "hits_least_recent": lru.summary.prefix_hit_rate,
-                    "least_recent_all": ideal,
-                    "belady_all": best(num_tokens),
-                    "belady_free": best(int(num_tokens * (1.0 - used))),
-                }
-            )
-        return rows
-
-    return Section(
-        key="prefix_reuse",
-        title="Prefix hits at half the capacity, beside Belady's rule",
-        trials=[
-            ({"num_cache_tokens": size}, bench.trial(FAIR, 0.5, base=server(size, eviction)))
-            for size in _CACHE_TOKENS
-            for eviction in (EvictionPolicy.HIT_DENSITY, EvictionPolicy.LRU)
-        ],
-        raw=raw,
-        columns={
-            "tokens": lambda row: f"{row['num_cache_tokens']:,}",
-            "running %": lambda row: 100 * row["kv_utilisation"],
-            "hits %": lambda row: 100 * row["hits"],
-            "by LRU %": lambda row: 100 * row["hits_least_recent"],
-            "ideal LRU %": lambda row: 100 * row["least_recent_all"],
-            "Belady %": lambda row: 100 * row["belady_all"],
-            "share": lambda row: row["hits"] / row["belady_all"],
-            "free %": lambda row: 100 * row["belady_free"],
-            "share of free": lambda row: row["hits"] / row["belady_free"],
-        },
     )
 
 

@@ -238,9 +238,3 @@ def over(runs: Sequence[Any], base: Sequence[Any], figure: str) -> float:
     return float(
         statistics.median(value(one) / value(other) for one, other in zip(runs, base, strict=True))
     )
-
-
-def conclude(options: argparse.Namespace, results: Any, checks: Sequence[Check]) -> None:
-    """Print the checks; write results and checks as JSON if the options request it."""
-    print_checks(checks)
-    write_json(options.json, results, checks)

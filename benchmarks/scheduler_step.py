@@ -1,12 +1,12 @@
 """The cost of the scheduler per step without a model: schedule + update, host microseconds.
 
-Measures three loads: decode only; decode with a 512-token prefill chunk in every step; a closed
-loop in which every finished request is replaced (prompts 64-512 tokens, outputs 64-192, budget
-2048). Prefix caching is always enabled; prompt lengths differ, so that in every step some requests
-need a new block. Then compares, for the closed loop with a queue that is never empty, first come,
-first served with the fair order including tenants, priorities, ageing, predicted deadlines and an
-ITL target (the fit of the cost model is part of the step). Both run in one process, alternating
-step by step. Finally the same with increasing queue lengths.
+Measures two loads: decode only; a closed loop in which every finished request is replaced (prompts
+64-512 tokens, outputs 64-192, budget 2048). Prefix caching is always enabled; prompt lengths
+differ, so that in every step some requests need a new block. Then compares, for the closed loop
+with a queue that is never empty, first come, first served with the fair order including tenants,
+priorities, ageing, predicted deadlines and an ITL target (the fit of the cost model is part of the
+step). Both run in one process, alternating step by step. Finally the same with increasing queue
+lengths.
 """
 
 import gc
@@ -194,18 +194,6 @@ def decode(num_running: int, num_steps: int, depth: int) -> list[Turn]:
     return bench.measure(num_steps)
 
 
-def mixed(num_running: int, num_steps: int, depth: int) -> list[Turn]:
-    """Run a load in which all slots decode except four, which prefill long prompts 512 tokens per
-    step."""
-    bench, requests = Bench(num_running, num_running + 512, 4096, depth), Requests(2)
-    for _ in range(num_running - 4):
-        bench.engine.submit_at((requests.make(requests.between(40, 80), 3900),), 0.0)
-    _fill(bench, num_running - 4)
-    for _ in range(num_steps // 3 + 8):
-        bench.engine.submit_at((requests.make(1600, 2),), 0.0)
-    return bench.measure(num_steps)
-
-
 def closed_loop(num_running: int, num_steps: int, depth: int) -> list[Turn]:
     """Run a load in which every finished request is replaced, so that steps have admissions,
     prefill chunks and ends.
@@ -310,9 +298,9 @@ def _fill(bench: Bench, num_running: int) -> None:
 
 
 def measure(options: Namespace) -> Outcome:
-    """Run the three loads at every size, then compare the orders."""
+    """Run both loads at every size, then compare the orders."""
     num_steps = 3000 if options.full else 600
-    loads = {"decode": decode, "decode + 512 prefill": mixed, "closed loop": closed_loop}
+    loads = {"decode": decode, "closed loop": closed_loop}
     rows: list[dict[str, Any]] = []
     for depth, load, num_running in itertools.product((1, 2), loads, (32, 128, 256, 512, 1024)):
         found = step_us(loads[load](num_running, num_steps, depth))

@@ -6,10 +6,7 @@ settings and a cost model calibrated on all other parts. The result is compared 
 measurements. An error is the ratio of simulated to real, minus one; median over the parts of a
 load.
 
-Other programs may slow down some of the parts, so their CPU use is reported. To distinguish a
-change of the machine's speed from an error of the simulator, two more figures are reported: the
-error of the cost model for the steps of the part itself, and the errors with a cost model fitted to
-that part.
+Other programs may slow down some of the parts, so their CPU use is reported.
 
     python benchmarks/simulation_check.py [--full] [--json FILE]
 """
@@ -80,21 +77,16 @@ class Part:
 class Comparison:
     """The comparison of one part: figures by name, milliseconds or tokens per second.
 
-    `simulated`: with a cost model fitted to the other parts; `own`: with one fitted to this part.
+    `simulated`: with a cost model fitted to the other parts.
     """
 
     load: float
     real: Mapping[str, float]
     simulated: Mapping[str, float]
-    own: Mapping[str, float]
 
     def error(self, name: str) -> float:
         """Return simulated over real, minus one."""
         return self.simulated[name] / self.real[name] - 1.0
-
-    def own_error(self, name: str) -> float:
-        """Return simulated over real, minus one, with a cost model fitted to this part."""
-        return self.own[name] / self.real[name] - 1.0
 
 
 def poisson(rate_per_s: float, duration_s: float, seed: int) -> list[LoadRequest]:
@@ -172,18 +164,13 @@ def compare(parts: list[Part], counts: Counts, seconds: Seconds) -> list[Compari
         is_others = np.zeros(len(seconds), dtype=np.bool_)
         for other in parts:
             is_others[other.steps] = other is not part
-        own = counts[part.steps], seconds[part.steps]
-        front_s = front_without(part, parts)
-        simulated, by_itself = (
-            simulated_figures(part, fit.cost, front_s) | {STEP: mean_step_ms(fit.cost, own[0])}
-            for fit in (fit_cost(counts[is_others], seconds[is_others]), fit_cost(*own))
-        )
+        fit = fit_cost(counts[is_others], seconds[is_others])
+        simulated = simulated_figures(part, fit.cost, front_without(part, parts))
         comparisons.append(
             Comparison(
                 load=LOADS[index % len(LOADS)],
-                real={**real_figures(part), STEP: float(own[1].mean()) * 1e3},
-                simulated=simulated,
-                own=by_itself,
+                real={**real_figures(part), STEP: float(seconds[part.steps].mean()) * 1e3},
+                simulated=simulated | {STEP: mean_step_ms(fit.cost, counts[part.steps])},
             )
         )
     return comparisons
@@ -263,7 +250,6 @@ def report(comparisons: list[Comparison]) -> list[Check]:
         for name in runs[0].real:
             errors = [one.error(name) for one in runs]
             error = statistics.median(errors)
-            own = statistics.median(one.own_error(name) for one in runs)
             rows.append(
                 {
                     "figure": name,
@@ -271,7 +257,6 @@ def report(comparisons: list[Comparison]) -> list[Check]:
                     "simulated": statistics.median(one.simulated[name] for one in runs),
                     "error": f"{error:+.1%}",
                     "of the runs": f"{min(errors):+.0%} .. {max(errors):+.0%}",
-                    "own prices": f"{own:+.1%}",
                 }
             )
             if name in GOALS:

@@ -1,4 +1,4 @@
-"""Sweeps in one or several processes, and the values that the policy comparison adds to a run."""
+"""Requests that ask for more than they generate, and what a summary adds to a run."""
 
 import dataclasses
 import math
