@@ -57,13 +57,13 @@ class Level:
     offered_per_s: float
     served_per_s: float
     goodput_per_s: float
-    refused_per_s: float
-    refusal_p50_ms: float
-    refusal_p99_ms: float
+    rejected_per_s: float
+    rejection_p50_ms: float
+    rejection_p99_ms: float
     health_p99_ms: float
     health_max_ms: float
     client_lag_p99_ms: float
-    num_untold: int
+    num_without_retry_time: int
     num_not_serving: int
     num_other_ends: int
 
@@ -120,20 +120,20 @@ def level_of(
     ended = [
         one for one in seen if one.code == "OK" and WARM_UP_S <= one.ended_s - begun_s < duration_s
     ]
-    refused = [one for one in seen if one.code == "RESOURCE_EXHAUSTED"]
-    refused_s = [one.total_s for one in refused] or [0.0]
+    rejected = [one for one in seen if one.code == "RESOURCE_EXHAUSTED"]
+    rejected_s = [one.total_s for one in rejected] or [0.0]
     return Level(
         load=load,
         offered_per_s=len(seen) / duration_s,
         served_per_s=len(ended) / span_s,
         goodput_per_s=sum((one.ttft_s or 0.0) <= MAX_TTFT_S for one in ended) / span_s,
-        refused_per_s=len(refused) / duration_s,
-        refusal_p50_ms=percentile_ms(refused_s, 50),
-        refusal_p99_ms=percentile_ms(refused_s, 99),
+        rejected_per_s=len(rejected) / duration_s,
+        rejection_p50_ms=percentile_ms(rejected_s, 50),
+        rejection_p99_ms=percentile_ms(rejected_s, 99),
         health_p99_ms=percentile_ms(probe.took_s, 99),
         health_max_ms=percentile_ms(probe.took_s, 100),
         client_lag_p99_ms=percentile_ms(probe.lag_s or [0.0], 99),
-        num_untold=sum(not one.has_retry_time for one in refused),
+        num_without_retry_time=sum(not one.has_retry_time for one in rejected),
         num_not_serving=probe.num_not_serving,
         num_other_ends=sum(one.code not in ("OK", "RESOURCE_EXHAUSTED") for one in seen),
     )
@@ -169,7 +169,7 @@ def checks_of(levels: list[Level]) -> list[Check]:
     health_ms = max(level.health_p99_ms for level in overloaded)
     counts = (
         ("health checks that were not SERVING", sum(level.num_not_serving for level in levels)),
-        ("rejections without a time to come back", sum(level.num_untold for level in levels)),
+        ("rejections without a retry time", sum(level.num_without_retry_time for level in levels)),
         ("other ends than served and rejected", sum(level.num_other_ends for level in levels)),
     )
     return [
@@ -179,7 +179,7 @@ def checks_of(levels: list[Level]) -> list[Check]:
         *(
             at_most(name, value_ms, goal_ms, "ms", is_settled=is_quiet or value_ms <= goal_ms)
             for name, value_ms, goal_ms in (
-                ("p99 of a rejection at 5x", most.refusal_p99_ms, 5.0),
+                ("p99 of a rejection at 5x", most.rejection_p99_ms, 5.0),
                 ("p99 of a health check", health_ms, 50.0),
             )
         ),
@@ -193,7 +193,7 @@ def draw(levels: list[Level], path: Path) -> None:
     names = (
         ("offered", [level.offered_per_s for level in levels]),
         ("served in time", [level.goodput_per_s for level in levels]),
-        ("refused", [level.refused_per_s for level in levels]),
+        ("rejected", [level.rejected_per_s for level in levels]),
     )
     chart = Chart(
         name="overload",

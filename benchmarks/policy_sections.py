@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeAlias
 
+import msgspec
+
 from penstock.scheduler.config import EvictionPolicy
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, BatchingPolicy, SimulationConfig
@@ -144,7 +146,7 @@ _GOOD: dict[str, Callable[[Raw], object]] = {
     "policy": lambda row: row["policy"],
     "good/s": lambda row: row["goodput_per_s"],
     "good %": lambda row: 100 * row["good_share"],
-    "refused %": _of_all("num_refused"),
+    "rejected %": _of_all("num_rejected"),
 }
 
 
@@ -238,7 +240,7 @@ def deadlines(bench: Bench) -> Section:
 
 def quiet_tenant(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
     """Return every tenth request of the trace."""
-    return [dataclasses.replace(request, tenant=_QUIET) for request in trace[::10]]
+    return [msgspec.structs.replace(request, tenant=_QUIET) for request in trace[::10]]
 
 
 def quiet_with_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
@@ -250,13 +252,13 @@ def busy_with_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
     """Return the requests of a tenant with the whole trace, and of a tenant with ten times as
     many.
     """
-    busy = [dataclasses.replace(request, tenant="busy") for request in trace]
+    busy = [msgspec.structs.replace(request, tenant="busy") for request in trace]
     return heapq.merge(busy, _flood(trace), key=attrgetter("arrival_s"))
 
 
 def _flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
     for request in trace:
-        flooding = dataclasses.replace(request, tenant=_FLOOD)
+        flooding = msgspec.structs.replace(request, tenant=_FLOOD)
         for _ in range(_NUM_FLOODS):
             yield flooding
 

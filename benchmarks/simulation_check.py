@@ -21,10 +21,11 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -216,7 +217,9 @@ def front_without(part: Part, parts: list[Part]) -> float:
 def simulated_figures(part: Part, cost: CostModel, front_s: float) -> dict[str, float]:
     """Simulate the same requests; return their figures."""
     start_s = part.requests[0].arrival_s
-    trace = [replace(one, arrival_s=one.arrival_s - start_s) for one in part.requests]
+    trace = [
+        msgspec.structs.replace(one, arrival_s=one.arrival_s - start_s) for one in part.requests
+    ]
     config = SimulationConfig(
         policy=BatchingPolicy.FAIR,
         cost=cost,

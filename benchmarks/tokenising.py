@@ -184,7 +184,7 @@ CALLS: dict[str, Call] = {
     ),
     "prompt logprobs": lambda: ("Generate", _generate(_MIB, prompt_logprobs=1)),
     "a prompt of 1 Mi token ids, served": lambda: ("Generate", _token_ids(_NUM_IDS)),
-    "a prompt of 1 Mi token ids, refused": lambda: ("Generate", _token_ids(_NUM_IDS + 1)),
+    "a prompt of 1 Mi token ids, rejected": lambda: ("Generate", _token_ids(_NUM_IDS + 1)),
     "a chat of 1 MiB": lambda: ("Generate", _chat(*[_MIB[: (1 << 16) - 64]] * 16)),
     "Tokenize, 1 MiB": lambda: ("Tokenize", _tokenize()),
     "Detokenize, 256 Ki tokens": lambda: (
@@ -324,7 +324,7 @@ def flood(options: Namespace) -> Outcome:
     print_rows("Time to first token of another tenant", rows)
     print(f"\nthe flood: {ends}; the front's loop was late by {lags_ms.max():.1f} ms at most")
     ratio = ttft_ms(flooded, 99) / ttft_ms(quiet, 99)
-    name = "TTFT p99 of another tenant beside 64 refused prompts of 1 MB, to quiet"
+    name = "TTFT p99 of another tenant beside 64 rejected prompts of 1 MB, to quiet"
     return rows, [
         at_most(name, ratio, GOAL_RATIO, "x"),
         at_most("fronts killed", num_killed, 0),

@@ -33,7 +33,7 @@ _EXTRAS: Mapping[str, tuple[Collection[str], Sequence[str]]] = {
             "grpc_reflection",
         ),
     ),
-    "bench": (("bench",), ("numpy", "hdrh")),
+    "bench": (("bench",), ("numpy", "msgspec", "hdrh")),
 }
 """For each extra: the commands that need it, and the packages, installed by it, that are
 checked.

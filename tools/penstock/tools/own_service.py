@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from penstock.server.settings.table import ENVIRONMENT_PREFIX
+
 _READY = re.compile(r"^penstock ready on (\S+) ")
 _STOP_S = 15.0
 _KILL_S = 5.0
@@ -230,4 +232,6 @@ async def started_together(*services: OwnService) -> AsyncGenerator[None]:
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the variables that set Penstock's settings (PENSTOCK_...)."""
-    return {key: value for key, value in environment.items() if not key.startswith("PENSTOCK_")}
+    return {
+        key: value for key, value in environment.items() if not key.startswith(ENVIRONMENT_PREFIX)
+    }

@@ -5,8 +5,9 @@
 
 import math
 import random
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 MAX_TOKENS = 2**24
 """Maximum length of a prompt or output, tokens; rejects mistakes, since no current model has such a
@@ -15,8 +16,7 @@ context.
 _MAX_SIGMA = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixedLength:
+class FixedLength(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A fixed length of `num_tokens`."""
 
     num_tokens: int
@@ -35,8 +35,7 @@ class FixedLength:
         return self.num_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UniformLength:
+class UniformLength(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Uniform distribution from `min_tokens` to `max_tokens`, inclusive."""
 
     min_tokens: int
@@ -56,8 +55,7 @@ class UniformLength:
         return chance.randint(self.min_tokens, self.max_tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogNormalLength:
+class LogNormalLength(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Lognormal distribution, rounded and clipped to 1 .. `max_tokens`.
 
     `sigma` is the standard deviation of the logarithm, 0 to 10. `mean_tokens` is the mean before
