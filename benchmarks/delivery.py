@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import importlib.util
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -47,8 +47,8 @@ from report import (
     Check,
     Outcome,
     RunFailed,
-    Sense,
     arguments,
+    at_least,
     at_most,
     medians,
     over,
@@ -78,27 +78,27 @@ _FULL: dict[Load, tuple[str, ...]] = {
     **{(num, step_ms): SIDES for num in (1, 64, 256, 1000) for step_ms in (20.0, 5.0)},
     OVERLOAD: SIDES,
 }
-Goal: TypeAlias = tuple[str, Load, str, str, str, Sense, float, str]
-"""Name, load, figure, side, the side of the same rounds that it is divided by ("": none), sense,
-goal, unit.
+Goal: TypeAlias = tuple[str, Load, str, str, str, Callable[..., Check], float, str]
+"""Name, load, figure, side, the side of the same rounds that it is divided by ("": none), kind of
+check, goal, unit.
 """
 _GOALS: tuple[Goal, ...] = (
-    ("CPU per message over grpc.aio", BASE, "message_us", GENERATE, AIO, "at most", 1.25, "x"),
+    ("CPU per message over grpc.aio", BASE, "message_us", GENERATE, AIO, at_most, 1.25, "x"),
     *(
         goal
         for load, share, p99_ms in ((BASE, 0.99, 20.0), (BUSY, 0.99, 40.0), (OVERLOAD, 0.95, 100.0))
         for goal in (
-            ("delivered", load, "delivered", GENERATE, "", "at least", share, "share"),
-            ("p99 delay", load, "delay_p99_ms", GENERATE, "", "at most", p99_ms, "ms"),
+            ("delivered", load, "delivered", GENERATE, "", at_least, share, "share"),
+            ("p99 delay", load, "delay_p99_ms", GENERATE, "", at_most, p99_ms, "ms"),
         )
     ),
-    ("CPU per message over one", BUSY, "message_us", TWO_FRONTS, GENERATE, "at most", 1.2, "x"),
-    ("CPU per token", BASE, "server_us", MULTIPLEX, "", "at most", 4.0, "us"),
-    ("CPU per token", BUSY, "server_us", MULTIPLEX, "", "at most", 4.0, "us"),
-    ("tokens per core over grpc.aio", BASE, "per_core", MULTIPLEX, AIO, "at least", 6.0, "x"),
-    ("CPU per token over C++ gRPC", BASE, "server_us", MULTIPLEX, CORE, "at most", 2.0, "x"),
-    ("delivered", MANY, "delivered", GENERATE, "", "at least", 0.99, "share"),
-    ("delivered", MANY, "delivered", MULTIPLEX, "", "at least", 0.99, "share"),
+    ("CPU per message over one", BUSY, "message_us", TWO_FRONTS, GENERATE, at_most, 1.2, "x"),
+    ("CPU per token", BASE, "server_us", MULTIPLEX, "", at_most, 4.0, "us"),
+    ("CPU per token", BUSY, "server_us", MULTIPLEX, "", at_most, 4.0, "us"),
+    ("tokens per core over grpc.aio", BASE, "per_core", MULTIPLEX, AIO, at_least, 6.0, "x"),
+    ("CPU per token over C++ gRPC", BASE, "server_us", MULTIPLEX, CORE, at_most, 2.0, "x"),
+    ("delivered", MANY, "delivered", GENERATE, "", at_least, 0.99, "share"),
+    ("delivered", MANY, "delivered", MULTIPLEX, "", at_least, 0.99, "share"),
 )
 
 
@@ -172,22 +172,14 @@ def checks_of(runs: Sequence[Seen], engine: EngineCost) -> list[Check]:
     """Return the checks; figures that were not measured are left out."""
     by_side = _by_side(runs)
     checks: list[Check] = []
-    for name, load, figure, side, base, sense, goal, unit in _GOALS:
+    for name, load, figure, side, base, judge, goal, unit in _GOALS:
         wanted = [(load, each) for each in (side, base) if each]
         if not all(each in by_side for each in wanted):
             continue
         mine, *others = undisturbed(*(by_side[each] for each in wanted))
         value = over(mine, others[0], figure) if base else getattr(medians(mine, "side")[0], figure)
-        checks.append(
-            Check(
-                name=f"{side}, {load[0]} x {load[1]:g} ms: {name}",
-                value=value,
-                goal=goal,
-                unit=unit,
-                sense=sense,
-                is_settled=len(mine) >= MIN_RUNS,
-            )
-        )
+        title = f"{side}, {load[0]} x {load[1]:g} ms: {name}"
+        checks.append(judge(title, value, goal, unit, is_settled=len(mine) >= MIN_RUNS))
     name = f"engine process, {engine.num_streams} streams: link and events per token"
     return [*checks, at_most(name, engine.delivery_us, 1.0, "us")]
 

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -392,7 +393,7 @@ def eviction(options: Namespace) -> Outcome:
     def ideal(rate: Callable[..., float], traffic: Sequence[TraceRequest], size: int) -> float:
         return 100 * rate(traffic, num_cache_tokens=size, block_size=_BLOCK_SIZE)
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"traffic": name, "requests": len(traffic), "tokens of cache": size}
         | {order: hit_percent(name, traffic, size, order) for order in _ORDERS}
         | {

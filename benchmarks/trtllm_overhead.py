@@ -89,10 +89,16 @@ class Side:
         print(json.dumps(asdict(load)), file=self.sender.stdin, flush=True)
         seen = Seen(**json.loads(answer_of(self.sender)))
         spent = {
-            f"{name}_us": (sum(map(cpu_s, pids)) - before[name]) * 1e6 / seen.num_tokens
+            name: (sum(map(cpu_s, pids)) - before[name]) * 1e6 / seen.num_tokens
             for name, pids in self.servers.items()
         }
-        return Run(side=self.name, in_flight=load.concurrency, **asdict(seen), **spent)
+        return Run(
+            side=self.name,
+            in_flight=load.concurrency,
+            engine_us=spent.get("engine", 0.0),
+            front_us=spent.get("front", 0.0),
+            **asdict(seen),
+        )
 
 
 def answer_of(process: subprocess.Popen[str]) -> str:
