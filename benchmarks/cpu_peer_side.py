@@ -107,17 +107,25 @@ class OpenVino:
                 yield key, num_new, is_done
 
 
+def _torch(threads: int) -> Any:
+    """Load torch with this number of threads."""
+    # Sets how threads wait for each other before it loads torch, so it must be the first.
+    import_module("engine_cpu")
+    torch: Any = import_module("torch")
+    torch.set_num_threads(threads)
+    return torch
+
+
 def penstock(model: str, threads: int, options: dict[str, Any], *, is_eager: bool = False) -> Any:
     """Return Penstock's scheduler and torch executor, without the service."""
     from pathlib import Path
 
-    # Sets how threads wait for each other, then loads torch; so it must be the first.
-    import engine_cpu
+    _torch(threads)
+    from engine_cpu import EngineRun
     from penstock.executor.config import ExecutorConfig
     from penstock.executor.torch.create import create_torch_executor
     from penstock.executor.torch.executor import TorchExecutor
 
-    engine_cpu.torch.set_num_threads(threads)
     config = ExecutorConfig(
         model_path=Path(model),
         max_num_seqs=NUM_SLOTS,
@@ -126,7 +134,7 @@ def penstock(model: str, threads: int, options: dict[str, Any], *, is_eager: boo
         **options,
     )
     executor = TorchExecutor(config) if is_eager else create_torch_executor(config)
-    return engine_cpu.EngineRun(executor, BUDGET)
+    return EngineRun(executor, BUDGET)
 
 
 class WholeBatch:
@@ -135,10 +143,7 @@ class WholeBatch:
     """
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
-        import engine_cpu  # loads torch as above
-
-        engine_cpu.torch.set_num_threads(threads)
-        self._torch: Any = engine_cpu.torch
+        self._torch = _torch(threads)
         transformers, dense = import_module("transformers"), import_module("dense_llama")
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             model, dtype=self._torch.bfloat16, attn_implementation="sdpa"
