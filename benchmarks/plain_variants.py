@@ -7,7 +7,7 @@ A variant replaces a class of the scheduler at run time, so the scheduler needs 
 - Damping: every rise of the step budget at once, instead of longer waits after failed ones.
 - Eviction: a fixed value of a cached block, its uses less its age, instead of one that is learned
   from hits; and the scheduler's own order by last use, `lru`. On made-up traffic, and on a trace;
-  beside LRU and Belady's rule with ideal conditions (`optimal_cache.py`).
+  compared with LRU and Belady's rule under ideal conditions (`optimal_cache.py`).
 
 Wait attribution has no variant, because it is already simple.
 """
