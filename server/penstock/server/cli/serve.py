@@ -43,6 +43,9 @@ Run a service. Each option can also be set by PENSTOCK_<OPTION>, and in a TOML f
 names: docs/settings.md has its keys. Flags override variables, which override the file.
 """
 _PROMPT = "Once upon a time"
+READY_LINE = re.compile(r"^penstock ready on (\S+) ")
+OPERATIONS_LINE = re.compile(r"^penstock operations on (\S+)")
+"""The beginnings of two `script_lines`, with the addresses."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
