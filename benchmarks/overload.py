@@ -38,7 +38,7 @@ WARM_UP_S = 1.0
 _PATIENCE_S = 60.0
 _PROBE_EVERY_S = 0.05
 _HEADER = (
-    *("load", "offered/s", "served/s", "in time/s", "refused/s", "refusal p50 ms", "p99 ms"),
+    *("load", "offered/s", "served/s", "in time/s", "rejected/s", "rejection p50 ms", "p99 ms"),
     *("health p99 ms", "max ms", "client's lag p99 ms"),
 )
 
@@ -51,13 +51,13 @@ class Level:
     offered_per_s: float
     served_per_s: float
     goodput_per_s: float
-    refused_per_s: float
-    refusal_p50_ms: float
-    refusal_p99_ms: float
+    rejected_per_s: float
+    rejection_p50_ms: float
+    rejection_p99_ms: float
     health_p99_ms: float
     health_max_ms: float
     client_lag_p99_ms: float
-    num_untold: int
+    num_without_retry_time: int
     num_not_serving: int
     num_other_ends: int
 
@@ -114,21 +114,21 @@ def level_of(
     ended = [
         one for one in seen if one.code == "OK" and WARM_UP_S <= one.ended_s - begun_s < duration_s
     ]
-    refused = [one for one in seen if one.code == "RESOURCE_EXHAUSTED"]
-    refused_ms = 1e3 * np.array([one.total_s for one in refused] or [0.0])
+    rejected = [one for one in seen if one.code == "RESOURCE_EXHAUSTED"]
+    rejected_ms = 1e3 * np.array([one.total_s for one in rejected] or [0.0])
     probe_ms = 1e3 * np.array(probe.took_s or [0.0])
     return Level(
         load=load,
         offered_per_s=len(seen) / duration_s,
         served_per_s=len(ended) / span_s,
         goodput_per_s=sum((one.ttft_s or 0.0) <= MAX_TTFT_S for one in ended) / span_s,
-        refused_per_s=len(refused) / duration_s,
-        refusal_p50_ms=float(np.percentile(refused_ms, 50)),
-        refusal_p99_ms=float(np.percentile(refused_ms, 99)),
+        rejected_per_s=len(rejected) / duration_s,
+        rejection_p50_ms=float(np.percentile(rejected_ms, 50)),
+        rejection_p99_ms=float(np.percentile(rejected_ms, 99)),
         health_p99_ms=float(np.percentile(probe_ms, 99)),
         health_max_ms=float(probe_ms.max()),
         client_lag_p99_ms=1e3 * float(np.percentile(probe.lag_s or [0.0], 99)),
-        num_untold=sum(not one.has_retry_time for one in refused),
+        num_without_retry_time=sum(not one.has_retry_time for one in rejected),
         num_not_serving=probe.num_not_serving,
         num_other_ends=sum(one.code not in ("OK", "RESOURCE_EXHAUSTED") for one in seen),
     )
@@ -160,7 +160,7 @@ def checks_of(levels: list[Level]) -> list[Check]:
     health_ms = max(level.health_p99_ms for level in overloaded)
     counts = (
         ("health checks that were not SERVING", sum(level.num_not_serving for level in levels)),
-        ("rejections without a time to come back", sum(level.num_untold for level in levels)),
+        ("rejections without a retry time", sum(level.num_without_retry_time for level in levels)),
         ("other ends than served and rejected", sum(level.num_other_ends for level in levels)),
     )
     return [
@@ -170,7 +170,7 @@ def checks_of(levels: list[Level]) -> list[Check]:
         *(
             at_most(name, value_ms, goal_ms, "ms", is_settled=is_quiet or value_ms <= goal_ms)
             for name, value_ms, goal_ms in (
-                ("p99 of a rejection at 5x", most.refusal_p99_ms, 5.0),
+                ("p99 of a rejection at 5x", most.rejection_p99_ms, 5.0),
                 ("p99 of a health check", health_ms, 50.0),
             )
         ),
@@ -184,7 +184,7 @@ def draw(levels: list[Level], path: Path) -> None:
     names = (
         ("offered", [level.offered_per_s for level in levels]),
         ("served in time", [level.goodput_per_s for level in levels]),
-        ("refused", [level.refused_per_s for level in levels]),
+        ("rejected", [level.rejected_per_s for level in levels]),
     )
     chart = Chart(
         name="overload",
@@ -210,9 +210,9 @@ def main() -> None:
             level.offered_per_s,
             level.served_per_s,
             level.goodput_per_s,
-            level.refused_per_s,
-            level.refusal_p50_ms,
-            level.refusal_p99_ms,
+            level.rejected_per_s,
+            level.rejection_p50_ms,
+            level.rejection_p99_ms,
             level.health_p99_ms,
             level.health_max_ms,
             level.client_lag_p99_ms,

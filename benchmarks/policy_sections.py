@@ -42,8 +42,8 @@ class RisingLoad:
             f"Policies at rising load; load 1 is {self.bench.capacity:.2f} times the trace's",
             f"Good: first token within {targets.ttft_s:g} s and 99 % of the gaps within"
             f" {1e3 * targets.itl_s:g} ms. Goodput and shares are of all requests that were"
-            " offered: who is refused or expires is not good. TTFT is of those who got a token;"
-            " penstock turns away whom it could not serve in time, so its TTFT is of fewer"
+            " offered: rejected and expired requests are not good. TTFT is of requests with a"
+            " token; penstock rejects what it could not serve in time, so its TTFT is of fewer"
             " requests than the others'. fair is penstock's order alone, without deadlines and"
             " without the target between tokens.",
             raw,
@@ -52,7 +52,7 @@ class RisingLoad:
                 "policy": lambda row: row["policy"],
                 "good/s": lambda row: row["goodput_per_s"],
                 "good %": lambda row: 100 * row["good_share"],
-                "refused %": lambda row: 100 * row["num_refused"] / row["num_requests"],
+                "rejected %": lambda row: 100 * row["num_rejected"] / row["num_requests"],
                 "expired %": lambda row: 100 * row["num_expired"] / row["num_requests"],
                 "TTFT p50 s": lambda row: row["ttft"]["p50_s"],
                 "p99 s": lambda row: row["ttft"]["p99_s"],
@@ -118,7 +118,7 @@ class TightItl:
                 "policy": lambda row: row["policy"],
                 "good/s": lambda row: row["goodput_per_s"],
                 "good %": lambda row: 100 * row["good_share"],
-                "refused %": lambda row: 100 * row["num_refused"] / row["num_requests"],
+                "rejected %": lambda row: 100 * row["num_rejected"] / row["num_requests"],
                 "TTFT p99 s": lambda row: row["ttft"]["p99_s"],
                 "ITL p99 ms": lambda row: 1e3 * row["itl"]["p99_s"],
             },
@@ -178,7 +178,7 @@ class Deadlines:
                 "policy": lambda row: row["policy"],
                 "in time/s": lambda row: row["requests_per_s"],
                 "in time %": lambda row: 100 * row["num_completed"] / row["num_requests"],
-                "refused %": lambda row: 100 * row["num_refused"] / row["num_requests"],
+                "rejected %": lambda row: 100 * row["num_rejected"] / row["num_requests"],
                 "expired %": lambda row: 100 * row["num_expired"] / row["num_requests"],
                 "lost prefill %": lambda row: 100 * row["prefill_waste"],
                 "good/s": lambda row: row["goodput_per_s"],

@@ -141,6 +141,6 @@ class ServedShares:
                 "most over least": lambda row: row["served_ratio"],
                 "good/s": lambda row: row["goodput_per_s"],
                 "good %": lambda row: 100 * row["good_share"],
-                "refused %": lambda row: 100 * row["num_refused"] / row["num_requests"],
+                "rejected %": lambda row: 100 * row["num_rejected"] / row["num_requests"],
             },
         )

@@ -175,7 +175,7 @@ def calls_of(channel: grpc.aio.Channel) -> dict[str, Callable[[], Awaitable[str]
         "a prompt of 1 MiB, served": served,
         **echoing(channel),
         "a prompt of 1 Mi token ids, served": listed,
-        "a prompt of 1 Mi token ids, refused": listed_over,
+        "a prompt of 1 Mi token ids, rejected": listed_over,
         "a chat of 1 MiB": chat,
         "Tokenize, 1 MiB": tokenized,
         "Detokenize, 256 Ki tokens": detokenized,
@@ -399,7 +399,7 @@ def checks_of_flood(flooded: dict[str, Any]) -> list[Check]:
     ratio = flooded["flooded"]["p99_ms"] / flooded["quiet"]["p99_ms"]
     return [
         at_most(
-            "TTFT p99 of another tenant beside 64 refused prompts of 1 MB, to quiet",
+            "TTFT p99 of another tenant beside 64 rejected prompts of 1 MB, to quiet",
             ratio,
             GOAL_RATIO,
             "x",

@@ -113,7 +113,7 @@ def test_who_expires_is_late_and_waited_for_ever() -> None:
 
     summary = summarise(simulate(late_pair("b"), config))
 
-    assert (summary.num_expired, summary.num_refused, summary.num_good) == (1, 0, 1)
+    assert (summary.num_expired, summary.num_rejected, summary.num_good) == (1, 0, 1)
     a, b = summary.tenants
     assert (a.num_late, b.num_late) == (0, 1)
     assert a.ttft_p99_of_all_s == 1.0
@@ -129,7 +129,7 @@ def test_who_is_refused_for_a_full_queue_is_told_apart() -> None:
 
     summary = summarise(simulate([*late_pair("a"), third], config))
 
-    assert (summary.num_expired, summary.num_refused) == (1, 1)
+    assert (summary.num_expired, summary.num_rejected) == (1, 1)
 
 
 def test_a_table_is_escaped_and_marks_what_does_not_hold() -> None:

@@ -120,7 +120,10 @@ SMALL = ("--synthetic", '{"duration_s": 1, "rate_per_s": 5}')
         (("--cost", PRICES.replace("1", "1e300")), "--cost.step_s must be in 0..3600"),
         (("--cost", "[1]"), "--cost must be an object, not a list"),
         (("--scheduler", '{"aging_s": 0}'), "--scheduler: aging_s must be above 0"),
-        (("--scheduler", '{"x": 1}'), "--scheduler: x is unknown; known are admission_policy, "),
+        (
+            ("--scheduler", '{"x": 1}'),
+            "--scheduler: x is unknown; known are max_lookahead, max_overtake_s, ",
+        ),
         (
             ("--max-num-batched-tokens", "512", "--scheduler", '{"max_num_batched_tokens": 512}'),
             "--scheduler: max_num_batched_tokens is given by its own flag too",

@@ -127,7 +127,7 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
     ErrorReason.STREAM_SUPERSEDED: StatusRule(
         code=_C.ABORTED, message="another stream resumed the request"
     ),
-    ErrorReason.EXECUTOR_REFUSED: StatusRule(
+    ErrorReason.EXECUTOR_REJECTED: StatusRule(
         code=_C.INVALID_ARGUMENT, message="the executor does not support this request"
     ),
     ErrorReason.NOT_POSSIBLE_NOW: StatusRule(

@@ -50,7 +50,7 @@ REJECTIONS: Final = frozenset(
         ErrorReason.ENGINE_DOWN,
         ErrorReason.MODEL_NOT_READY,
         ErrorReason.EXCEEDS_KV_CACHE,
-        ErrorReason.EXECUTOR_REFUSED,
+        ErrorReason.EXECUTOR_REJECTED,
     )
 )
 """Reasons to reject a valid request because of the state of the service."""
