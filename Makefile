@@ -4,7 +4,7 @@
 #   make test      install, check, run the tests
 #   make quick     the tests of the scheduler, the front, the contract's mapping, text and the link: seconds
 #   make unit      the tests of the serving path that only compute
-#   make tools     the tests of tools/ and benchmarks/; make gateways: those of gateways/ but for Ray
+#   make tools     the tests of tools/; make gateways: those of gateways/ but for Ray
 #   make nightly   the proofs that take minutes, each property with many more examples; make sanitize
 #   make sanitize  the tests of the CPU kernels, compiled with GCC's sanitizers: a minute
 #   make check     format, lint, types, layers, words, contract, generated code, Dockerfiles
@@ -37,9 +37,9 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	"$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
 	2>/dev/null && echo "$$python" && break; done)
 # What the contract must stay compatible with: the last release, or before the first one the commit
-# of the breaking pass before 1.0 (docs/decisions/0027).
+# of the last breaking pass before 1.0 (docs/decisions/0032).
 BASE ?= $(shell git describe --tags --abbrev=0 2>/dev/null || \
-	git log --diff-filter=A --format=%H -- docs/decisions/0027-the-contract-before-1.0.md 2>/dev/null | tail -n 1)
+	git log --diff-filter=A --format=%H -- docs/decisions/0032-counts-and-rejections.md 2>/dev/null | tail -n 1)
 # The grammar compilers of TensorRT-LLM 1.2 and of today, held against our check of constraints.
 XGRAMMARS := 0.1.25 0.2.8
 PYTEST_ARGS ?=
@@ -50,8 +50,8 @@ PURE := tests/architecture tests/contract tests/fuzz tests/gpu tests/property te
 CHAOS := tests/chaos
 CLIENTS := tests/conformance
 QUICK := $(addprefix tests/unit/,scheduler $(addprefix server/,engine front link rpc text))
-UNIT := tests/property $(filter-out $(addprefix tests/unit/,benchmarks deploy docs gateways tools __pycache__),$(wildcard tests/unit/*))
-TOOLS := tests/unit/tools tests/unit/benchmarks $(wildcard $(addprefix tests/integration/test_,\
+UNIT := tests/property $(filter-out $(addprefix tests/unit/,deploy docs gateways tools __pycache__),$(wildcard tests/unit/*))
+TOOLS := tests/unit/tools $(wildcard $(addprefix tests/integration/test_,\
 	verify*.py demo*.py bench*.py record_service.py simulate*.py plan*.py timeline*.py))
 # Workers that share what only computes, what waits for processes and sockets, and what kills processes;
 # "0" runs it in one process, for a debugger.
@@ -80,6 +80,7 @@ install: $(READY)
 
 $(READY):
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed" >&2; exit 1; }
+	@echo "Compiling the CPU kernels, then fetching and installing packages into $(VENV): several minutes, silent"
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python $(PIP) install "$(TORCH)" --editable ".[torch,dev]"
 	@# Without what they ask for: triton alone is 200 MB, and only apache-tvm-ffi is missing.
@@ -98,12 +99,17 @@ $(PROTOS_READY): protos/requirements.txt
 	@rm -f $(PROTOS_VENV)/.ready-*
 	@touch $@
 
-# What the demo needs, without the tools of development.
+# What the demo needs, without the tools of development. Without its hook, which pip runs silently and
+# first, the package is installed without kernels; then they are compiled.
 $(DEMO_READY):
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed" >&2; exit 1; }
-	@echo "Installing into $(VENV): 260 MB to fetch with the CPU's build of torch, several GB with that for CUDA; a C compiler then takes up to two minutes for the CPU kernels."
-	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python -m pip --disable-pip-version-check install "$(TORCH)" --editable ".[torch,bench,top]"
+	@echo "1/3 Making the environment $(VENV)"
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@echo "2/3 Fetching and installing packages: 260 MB with the CPU build of torch, several GB with the CUDA build"
+	@HATCH_BUILD_NO_HOOKS=true $(BIN)/python -m pip --disable-pip-version-check install \
+		"$(TORCH)" "hatchling>=1.27,<2" --editable ".[torch,bench,top]"
+	@echo "3/3 Compiling the CPU kernels, up to two minutes"
+	@$(BIN)/python hatch_build.py || echo "Without them the demo uses PyTorch's operators"
 	@touch $@
 
 demo: $(or $(wildcard $(READY)),$(DEMO_READY))
@@ -209,7 +215,7 @@ check-protos: $(READY) $(PROTOS_READY)
 	$(BIN)/buf format protos --diff --exit-code
 	@work="$$(mktemp -d)"; trap 'rm -rf "$$work"' EXIT; \
 	TOOLS=$(PROTOS_VENV)/bin protos/generate.sh "$$work/new"; \
-	diff -rq -x '*.proto' -x __init__.py -x py.typed -x __pycache__ "$$work/new/penstock" protos/penstock \
+	diff -rq -x '*.proto' -x __init__.py -x py.typed -x __pycache__ "$$work/new/penstock/v1" protos/penstock/v1 \
 		|| { echo "Generated code is stale: run make protos" >&2; exit 1; }; \
 	git cat-file -e "$(BASE):protos/buf.yaml" \
 		|| { echo "No contract at BASE=$(BASE) to compare with: a full clone has one" >&2; exit 1; }; \

@@ -10,9 +10,10 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -51,12 +52,12 @@ class CustomBuildHook(BuildHookInterface[Any]):
         try:
             # A wheel is always compiled. An editable install reuses kernels that are up to date.
             if version == "standard" or not is_built(_TARGET):
+                self.app.display_info("compiling the CPU kernels")
                 compile_kernels(_TARGET)
         except (OSError, subprocess.CalledProcessError) as error:
             if version == "standard":
                 _TARGET.unlink(missing_ok=True)  # otherwise the wheel would contain the old one
-            detail = getattr(error, "stderr", None) or error
-            self.app.display_warning(f"the CPU kernels are not built: {detail}")
+            self.app.display_warning(_failure(error))
             return
         machine = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
@@ -95,8 +96,11 @@ def _find_compiler() -> str:
     return compiler
 
 
-def compile_kernels(target: Path = _TARGET, flags: Sequence[str] = ()) -> None:
-    """Write the shared object, compiled and linked with additional `flags`.
+def compile_kernels(
+    target: Path = _TARGET, flags: Sequence[str] = (), report: Callable[[str], None] | None = None
+) -> None:
+    """Write the shared object, compiled and linked with additional `flags`; call `report` with a
+    line for each object file.
 
     Raises OSError or CalledProcessError; then an existing shared object is not replaced.
     """
@@ -113,7 +117,11 @@ def compile_kernels(target: Path = _TARGET, flags: Sequence[str] = ()) -> None:
         stamp = f'-DSOURCE_DIGEST="{_stamp(compiler, flags)}"'
         commands.append([*common, stamp, "-c", "support.c", "-o", "support.o"])
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            list(pool.map(partial(_compile, compiler, Path(folder)), commands))
+            for number, name in enumerate(
+                pool.map(partial(_compile, compiler, Path(folder)), commands), 1
+            ):
+                if report is not None:
+                    report(f"[{number:2}/{len(commands)}] {name}")
         # Without -fopenmp: OpenMP's functions are resolved in the runtime that torch has loaded,
         # whatever its file name, so that there is only one thread pool.
         objects = [path.name for path in Path(folder).glob("*.o")]
@@ -124,12 +132,29 @@ def compile_kernels(target: Path = _TARGET, flags: Sequence[str] = ()) -> None:
         made.replace(target)
 
 
-def _compile(compiler: str, folder: Path, arguments: list[str]) -> None:
-    """Run the compiler in `folder`; names of C sources are converted to paths."""
+def _compile(compiler: str, folder: Path, arguments: list[str]) -> str:
+    """Run the compiler in `folder`; names of C sources are converted to paths. Return the name of
+    the output, which is the last argument."""
     completed = [str(_CSRC / name) if name.endswith(".c") else name for name in arguments]
     command = [*shlex.split(compiler), *completed]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return arguments[-1]
+
+
+def main() -> int:
+    """Compile what is not up to date and print each object file; return 1 after an error."""
+    try:
+        if not is_built(_TARGET):
+            compile_kernels(report=partial(print, flush=True))
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(_failure(error), file=sys.stderr)
+        return 1
+    return 0
+
+
+def _failure(error: OSError | subprocess.CalledProcessError) -> str:
+    return f"the CPU kernels are not built: {getattr(error, 'stderr', None) or error}"
 
 
 if __name__ == "__main__":
-    compile_kernels()
+    raise SystemExit(main())

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import statistics
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -232,25 +232,25 @@ IN_PROCESS: dict[str, Callable[[Results, Executor, str], None]] = {
 }
 
 
-def _service(folder: Path, budget: int) -> AbstractContextManager[Service]:
-    """Start a service without prefix caching; all other settings are the defaults for a GPU."""
+def _service(folder: Path, settings: Sequence[str]) -> AbstractContextManager[Service]:
+    """Start a service without prefix caching; settings not given are the defaults for a GPU."""
     return service(
         *("--model", str(folder), "--device", "cuda"),
         *("--prefix-caching", "off", "--max-seq-len", "8192"),
-        *("--max-num-batched-tokens", str(budget)),
+        *settings,
         num_fronts=8,
     )
 
 
 def measure_served(
-    results: Results, folder: Path, shape: str, *, num_waves: int, budget: int
+    results: Results, folder: Path, shape: str, settings: Sequence[str], *, num_waves: int
 ) -> None:
     """Measure the service; report the best wave of streams, because the first wave also warms up
     the clients.
     """
 
     async def run() -> tuple[list[Wave], list[float]]:
-        with _service(folder, budget) as serving:
+        with _service(folder, settings) as serving:
             return await served(serving, LOAD, 256, num_waves=num_waves)
 
     waves, singles = asyncio.run(run())
@@ -270,11 +270,11 @@ def measure_served(
         results.add(f"{shape} served over offline", best.tokens_per_s / offline, "x")
 
 
-def measure_curve(results: Results, folder: Path, shape: str, *, budget: int) -> None:
+def measure_curve(results: Results, folder: Path, shape: str, settings: Sequence[str]) -> None:
     """Measure the service by number of streams."""
 
     async def run() -> dict[int, Wave]:
-        with _service(folder, budget) as serving:
+        with _service(folder, settings) as serving:
             return await curve(serving, LOAD, STREAMS)
 
     found = asyncio.run(run())
@@ -317,17 +317,21 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/gpu.py needs a CUDA device")
     sections = options.only or SECTIONS
+    settings = (
+        *("--quantization", options.quantization, "--kv-cache-dtype", options.kv_cache_dtype),
+        *("--max-num-batched-tokens", str(options.budget)),
+    )
     results = Results()
     with models_in(options.models) as parent:
         for shape in options.shapes.split(","):
             folder = model_folder(parent, shape)
+            label = _label(shape, options.quantization, options.kv_cache_dtype)
             if inside := [name for name in SECTIONS if name in sections and name in IN_PROCESS]:
                 executor = engine.build(
                     folder,
                     quantization=options.quantization,
                     kv_cache_dtype=options.kv_cache_dtype,
                 )
-                label = _label(shape, options.quantization, options.kv_cache_dtype)
                 print(f"{label}: {executor.info.resources or executor.info}", flush=True)
                 for name in inside:
                     IN_PROCESS[name](results, executor, label)
@@ -336,9 +340,9 @@ def main() -> None:
                 torch.cuda.empty_cache()
             if "served" in sections:
                 num_waves = 4 if options.full else 2
-                measure_served(results, folder, shape, num_waves=num_waves, budget=options.budget)
+                measure_served(results, folder, label, settings, num_waves=num_waves)
             if "curve" in sections:
-                measure_curve(results, folder, shape, budget=options.budget)
+                measure_curve(results, folder, label, settings)
     results.print()
     checks = results.checks()
     print_checks(checks)

@@ -43,9 +43,9 @@ type Error struct {
 	Metadata map[string]string
 	// RetryAfter is the delay that the server suggests before a retry; 0 for no suggestion.
 	RetryAfter time.Duration
-	// IsRetryRefused is true if the server requested that the call is not retried.
-	IsRetryRefused  bool
-	FieldViolations []FieldViolation
+	// IsRetryForbidden is true if the server requested that the call is not retried.
+	IsRetryForbidden bool
+	FieldViolations  []FieldViolation
 	// RequestID is the id of the request; "" if the server has not reported it.
 	RequestID string
 }
@@ -139,7 +139,7 @@ func (e *Error) readDetails(s *status.Status) {
 func (e *Error) readPushback(value string) {
 	milliseconds, err := strconv.ParseInt(value, 10, 32)
 	if err != nil || milliseconds < 0 {
-		e.IsRetryRefused = true
+		e.IsRetryForbidden = true
 		return
 	}
 	if retryAfter := time.Duration(milliseconds) * time.Millisecond; retryAfter > e.RetryAfter {

@@ -18,7 +18,7 @@ import (
 //
 // A call is retried only if all of these conditions hold: none of its output was delivered; its
 // status is UNAVAILABLE, or RESOURCE_EXHAUSTED for a full queue, a quota or with a retry delay; the
-// server did not refuse retries; attempts are left; and the wait ends before the deadline. The wait
+// server did not forbid retries; attempts are left; and the wait ends before the deadline. The wait
 // is the server's retry delay plus up to PushbackJitter of it. Without a retry delay it is between
 // half and all of InitialBackoff, which grows by Multiplier up to MaxBackoff. As in gRFC A6
 // (client-side retry).
@@ -71,7 +71,7 @@ func (p RetryPolicy) delay(err *Error, attempt int, jitter float64) time.Duratio
 // isPassing returns whether the same call may succeed soon. Without details, RESOURCE_EXHAUSTED
 // usually means a message over a size limit, which is permanent.
 func isPassing(err *Error) bool {
-	if err.IsRetryRefused || err.HasReason(pb.ErrorReason_ERROR_REASON_READER_STALLED) {
+	if err.IsRetryForbidden || err.HasReason(pb.ErrorReason_ERROR_REASON_READER_STALLED) {
 		return false
 	}
 	if err.Code == codes.ResourceExhausted {

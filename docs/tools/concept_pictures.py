@@ -59,39 +59,41 @@ def tokens_of_step(step: int) -> int:
 
 
 def life() -> Canvas:
-    """Draw the path of a request through the processes."""
-    lanes = ("client", "front", "engine process", "scheduler", "executor", "observer")
+    """Draw the path of a request through the processes: one row for each arrow. The numbers are
+    those of the page's list.
+    """
+    lanes = ("client", "front", "engine\nprocess", "scheduler", "executor", "observer")
     steps = (
-        (0, 1, "1  Generate(request), deadline in metadata", False),
-        (1, 1, "2  parse, validate, tokenise, hash blocks", False),
-        (1, 2, "3  one frame over a Unix socket", False),
-        (2, 3, "4  step: drain the inbox", False),
-        (3, 3, "5  schedule(now): admit, page, choose", False),
-        (3, 4, "6  launch(batch), collect()", False),
-        (4, 3, "7  update(result): advance, finish, free", False),
-        (2, 1, "8  one frame per front and step", False),
-        (1, 0, "text, stop strings, coalesce, write", False),
-        (1, 5, "the ended request, as one record: its trace", True),
-        (2, 5, "each step, in shared memory: metrics, flight recorder", True),
+        (0, 1, "1", "Generate(request), deadline in metadata", False),
+        (1, 1, "2", "parse, validate, tokenise, hash blocks", False),
+        (1, 2, "3", "one frame over a Unix socket", False),
+        (2, 3, "", "step: drain the inbox", False),
+        (3, 3, "4", "schedule(now): admit, page, choose", False),
+        (3, 4, "", "launch(batch), collect()", False),
+        (4, 3, "", "update(result): advance, finish, free", False),
+        (2, 1, "5", "one frame per front and step", False),
+        (1, 0, "", "text, stop strings, coalesce, write", False),
+        (1, 5, "6", "the ended request, as one record: its trace", True),
+        (2, 5, "", "each step, in shared memory: metrics, flight recorder", True),
     )
-    width, gap, top, pitch = 960, 160, 24, 40
+    width, gap, top, pitch = 960, 98, 12, 36
     bottom = top + 40 + pitch * len(steps) + 16
     canvas = Canvas("The life of a request", width, bottom + 8)
-    centres = [80 + gap * number for number in range(len(lanes))]
+    centres = [418 + gap * number for number in range(len(lanes))]
     for centre, lane in zip(centres, lanes, strict=True):
-        canvas.line((centre, top + 34), (centre, bottom), faint=True)
-        canvas.box(centre - 62, top, 124, 34, lane, GREY if lane == "observer" else BLUE)
-    for number, (source, target, words, dashed) in enumerate(steps):
-        y = top + 70 + pitch * number
+        canvas.line((centre, top + 40), (centre, bottom), faint=True)
+        canvas.box(centre - 44, top, 88, 40, lane, GREY if lane == "observer" else BLUE)
+    for row, (source, target, number, words, dashed) in enumerate(steps):
+        y = top + 40 + pitch * (row + 0.7)
         start, end = centres[source], centres[target]
+        canvas.text(12, y + 4, number)
+        canvas.text(30, y + 4, words)
         if source == target:
             canvas.arrow(
-                (start, y - 8), (start + 26, y - 8), (start + 26, y + 6), (start + 2, y + 6)
+                (start, y - 7), (start + 26, y - 7), (start + 26, y + 7), (start + 2, y + 7)
             )
-            canvas.text(start + 34, y + 3, words, covers=True)
         else:
             canvas.arrow((start, y), (end, y), dashed=dashed)
-            canvas.text(min(start, end) + 8, y - 7, words, covers=True)
     return canvas
 
 

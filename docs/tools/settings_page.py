@@ -1,9 +1,13 @@
 """Writes docs/settings.md from the declarations of the settings of `penstock serve`."""
 
+from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 
 from penstock.server.config import GROUPS, SETTINGS
 from penstock.server.settings.table import Declared
+from penstock.tools.plan.candidates import ROUTER_KEYS, SCHEDULER_KEYS, SERVER_KEYS
+from penstock.tools.simulation.synthetic import SyntheticConfig, TenantShare
 
 PAGE = Path(__file__).parents[1] / "settings.md"
 
@@ -30,6 +34,14 @@ the others follow it. Relative paths start at the working directory.
 """
 
 
+_SIMULATION_HEAD = """
+## Keys of `penstock simulate` and `penstock plan`
+
+| Object | Keys |
+|---|---|
+"""
+
+
 def settings_page() -> str:
     """Return the page, in Markdown."""
     parts = [_HEAD]
@@ -37,7 +49,23 @@ def settings_page() -> str:
         parts.append(f"\n## {heading[0].upper()}{heading[1:]}: `[{name}]`\n\n")
         parts.append("| Flag, key | Values | Default | What it sets |\n|---|---|---|---|\n")
         parts += [_row(item) for item in SETTINGS if item.setting.group == name]
-    return "".join(parts)
+    return "".join([*parts, _simulation_keys()])
+
+
+def _simulation_keys() -> str:
+    """Return the section with the keys of the JSON objects that `simulate` and `plan` read."""
+    rows = {
+        "`--scheduler`": SCHEDULER_KEYS,
+        "a candidate: those of `--scheduler`, and": {"name", "price", *SERVER_KEYS, *ROUTER_KEYS},
+        "`--synthetic`": {field.name for field in fields(SyntheticConfig)},
+        "an object of `tenants` in `--synthetic`": {field.name for field in fields(TenantShare)},
+    }
+    lines = [f"| {name} | {_listed(keys)} |\n" for name, keys in rows.items()]
+    return "".join([_SIMULATION_HEAD, *lines])
+
+
+def _listed(keys: Iterable[str]) -> str:
+    return ", ".join(f"`{key}`" for key in sorted(keys))
 
 
 def _row(item: Declared) -> str:

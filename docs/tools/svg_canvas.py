@@ -48,15 +48,9 @@ class Canvas:
         *,
         anchor: str = "start",
         bold: bool = False,
-        covers: bool = False,
     ) -> None:
-        """Draw one line of text; `anchor` sets which part of it is at x: start, middle, end.
-
-        `covers`: the text has a background that hides lines drawn before.
-        """
+        """Draw one line of text; `anchor` sets which part of it is at x: start, middle, end."""
         style = " font-weight='bold'" if bold else ""
-        if covers:
-            style += f" stroke='{PAPER}' stroke-width='6' paint-order='stroke'"
         self._parts.append(
             f"<text x='{x:g}' y='{y:g}' text-anchor='{anchor}' fill='{INK}'{style}>"
             f"{escape(text)}</text>"

@@ -10,18 +10,18 @@ import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 PORTIONS = {
-    "protos": "v1",
-    "scheduler": "scheduler",
-    "executors": "executor",
-    "server": "server",
-    "clients": "client",
-    "tools": "tools",
-    "gateways": "gateway",
+    "protos": ("conventions", "v1"),
+    "scheduler": ("scheduler",),
+    "executors": ("executor",),
+    "server": ("server",),
+    "clients": ("client",),
+    "tools": ("tools",),
+    "gateways": ("gateway",),
 }
 
 
 @pytest.mark.parametrize("root", PORTIONS)
-def test_namespace_holds_exactly_its_portion(root: str) -> None:
+def test_namespace_holds_exactly_its_portions(root: str) -> None:
     entries = {
         entry.name
         for entry in (REPOSITORY / root / "penstock").iterdir()
@@ -29,10 +29,12 @@ def test_namespace_holds_exactly_its_portion(root: str) -> None:
     }
 
     # An __init__.py here would hide the other roots.
-    assert entries == {PORTIONS[root]}
+    assert entries == set(PORTIONS[root])
 
 
-@pytest.mark.parametrize(("root", "portion"), PORTIONS.items())
+@pytest.mark.parametrize(
+    ("root", "portion"), [(root, portion) for root in PORTIONS for portion in PORTIONS[root]]
+)
 def test_portion_is_a_typed_package(root: str, portion: str) -> None:
     folder = REPOSITORY / root / "penstock" / portion
 

@@ -202,7 +202,7 @@ EVIDENCE: Mapping[str, Evidence] = {
         _answered(RESUMED_TOKENS),
         num_made_tokens=2 * RESUMED_TOKENS,
     ),
-    "retry_after_refusal": _left(
+    "retry_after_rejection": _left(
         _QUEUE_FULL,
         Trail(methods=(_STREAM,), num_asked_tokens=300, num=8),
         Trail(code="OK", finish="length", num_tokens=1),

@@ -127,7 +127,7 @@ async def queue_full(talk: Talk) -> None:
     require(wait_s is not None and wait_s > 0, f"RetryInfo has {wait_s} s")
 
 
-async def retry_after_refusal(talk: Talk) -> None:
+async def retry_after_rejection(talk: Talk) -> None:
     """Check that the client retries by itself, and is served."""
     is_refused = asyncio.Event()
 
@@ -155,6 +155,6 @@ CHECKS: dict[str, Check] = {
         unimplemented_feature,
         duplicate_request_id,
         queue_full,
-        retry_after_refusal,
+        retry_after_rejection,
     )
 }

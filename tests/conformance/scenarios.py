@@ -44,7 +44,7 @@ SCENARIOS = (
     Scenario(name="metadata", holds="traceparent sent, the trace id answered; the request id kept"),
     Scenario(name="multiplex", holds="nine requests on one stream: errors, cancel, credit by key"),
     Scenario(name="resume", holds="cut after 20 tokens, whole on a new connection"),
-    Scenario(name="retry_after_refusal", holds="rejected for a full queue, served in the end"),
+    Scenario(name="retry_after_rejection", holds="rejected for a full queue, served in the end"),
     Scenario(
         name="engine_killed", holds="the engine killed: no error, no gap", act=Act.KILL_ENGINE
     ),

@@ -67,13 +67,13 @@ async def test_case_15_ten_times_as_many_as_may_wait(text: ModelText, is_shown: 
         num_steps, num_sent = service.num_steps, 10 * MAX_WAITING
         for _ in range(num_sent):
             burst.send(service, request(NUM_TOKENS))
-        num_refused = num_sent - MAX_WAITING
+        num_rejected = num_sent - MAX_WAITING
         if not is_shown:
             await service.until(lambda: num_heard(service) == SLOTS + num_sent)
             service.step()
-        await service.until(lambda: len(burst.done) == num_refused)
+        await service.until(lambda: len(burst.done) == num_rejected)
         assert service.num_steps == num_steps + (not is_shown)
-        assert len(burst.refused) == num_refused
+        assert len(burst.refused) == num_rejected
         for error in burst.refused:
             assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert error.info.reason == "QUEUE_FULL"
@@ -225,7 +225,7 @@ async def test_case_19_retries_respect_the_push_back_and_make_no_storm(text: Mod
                 *(_ask(client) for _ in range(num_calls)), return_exceptions=True
             )
         assert all(isinstance(end, QueueFull) for end in ends)
-        num_offered = service.front.admission.num_refused
+        num_offered = service.front.admission.num_rejected
         assert num_offered == num_calls + len(slept_s)
         assert num_calls < num_offered <= 1.2 * num_calls
         assert min(slept_s) >= told_s

@@ -29,7 +29,7 @@ from support.trtllm_engine import (
 )
 
 FAILED = FailureReason.EXECUTOR_REQUEST_FAILED
-REFUSED = FailureReason.CONSTRAINT_REFUSED
+REFUSED = FailureReason.CONSTRAINT_REJECTED
 END_ID = 2
 FAIL_TOKEN = 7
 BAD_FORMS = [

@@ -98,7 +98,7 @@ async def test_stats_are_values_in_seconds(each_operator: Face) -> None:
     assert model.wait_reason is WaitReason.BLOCKS
     cache, totals = model.cache, model.totals
     assert (cache.num_free_blocks, cache.num_used_blocks, cache.num_total_blocks) == (25, 40, 100)
-    assert (totals.num_refused, totals.num_completed) == (2, 11)
+    assert (totals.num_rejected, totals.num_completed) == (2, 11)
     assert totals.num_cached_prompt_tokens == 1250
     assert (model.decode_tokens_per_s, model.prefill_tokens_per_s) == (900.0, 120.5)
     fronts = [(front.index, front.pid, front.num_live_requests) for front in stats.fronts]

@@ -36,10 +36,9 @@ async def test_the_flight_record_as_steps(operations: ServedDesk) -> None:
     assert list(last.admitted_request_ids) == ["r5"]
     assert list(last.ended_request_ids) == ["r4"]
     assert [(share.request_id, share.num_tokens) for share in last.shares] == [("r5", 20)]
-    (waiting,) = last.waiting
-    assert (waiting.reason, waiting.num_requests) == (state_pb2.WAIT_REASON_SLOTS, 1)
+    assert (last.num_waiting, last.wait_reason) == (1, state_pb2.WAIT_REASON_SLOTS)
     assert (last.cache.num_total_blocks, last.cache.block_size_tokens) == (100, 16)
-    assert (last.num_running, last.num_decode_requests, last.num_finished) == (3, 2, 1)
+    assert (last.num_running, last.num_decode_outputs, last.num_finished) == (3, 2, 1)
 
 
 async def test_the_flight_record_as_files(

@@ -157,7 +157,7 @@ async def test_case_46_tokens_are_in_nothing_that_is_let_out(premises: Premises)
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
     everything = "".join((*secured.told, *service.stdout, *service.stderr))
-    assert "caller refused: an unknown token" in everything
+    assert "caller rejected: an unknown token" in everything
     assert not [secret for secret in (*ALL_TOKENS, NEW, WRONG) if secret in everything]
     assert "Bearer" not in everything
 

@@ -150,8 +150,8 @@ def test_sampling_params_are_never_used_twice(build: Houses) -> None:
     ("message", "reason"),
     [
         ("forward failed", FailureReason.EXECUTOR_REQUEST_FAILED),
-        ("Token ID out of range", FailureReason.EXECUTOR_REFUSED),
-        ("The prompt length (9) exceeds max_seq_len (8)", FailureReason.EXECUTOR_REFUSED),
+        ("Token ID out of range", FailureReason.EXECUTOR_REJECTED),
+        ("The prompt length (9) exceeds max_seq_len (8)", FailureReason.EXECUTOR_REJECTED),
     ],
 )
 def test_a_request_error_out_of_iteration_is_that_requests_alone(
@@ -198,7 +198,7 @@ def test_an_error_that_is_everyones_fails_who_ran_and_nobody_else(build: Houses)
     ("kind", "text", "reason"),
     [
         ("RequestError", "no", FailureReason.EXECUTOR_REQUEST_FAILED),
-        ("RequestError", "Token ID out of range", FailureReason.EXECUTOR_REFUSED),
+        ("RequestError", "Token ID out of range", FailureReason.EXECUTOR_REJECTED),
         ("ValueError", "no", FailureReason.EXECUTOR_REQUEST_FAILED),
         ("TypeError", "unexpected keyword", FailureReason.EXECUTOR_REQUEST_FAILED),
     ],

@@ -1,6 +1,6 @@
 """One architecture through the real engine, compared with its own eager forward.
 
-Determines the verdict on a type: exact, wrong, refused or not buildable. Requests are chunked,
+Determines the verdict on a type: exact, wrong, rejected or not buildable. Requests are chunked,
 share prefixes and are preempted; every log probability of prompts and outputs is compared.
 """
 
@@ -28,7 +28,7 @@ from support.core import ends, make_spec
 from support.torch_differential import run_mixed
 from support.torch_models import NaiveModel
 
-Outcome = Literal["exact", "wrong", "refused", "not buildable"]
+Outcome = Literal["exact", "wrong", "rejected", "not buildable"]
 
 TOLERANCE = 0.01
 """Tolerance of a float32 log probability; a wrong position or a lost key differs by far more."""
@@ -81,7 +81,7 @@ def check_architecture(
                 executor = _build(folder, device, num_blocks)
         except (UnsupportedModel, ModelLoadError) as error:
             detail = str(error).replace(f"{folder}: ", "")
-            return Verdict(model_type=model_type, outcome="refused", detail=detail)
+            return Verdict(model_type=model_type, outcome="rejected", detail=detail)
         return _compared(model_type, executor, naive)
 
 

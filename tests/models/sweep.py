@@ -65,7 +65,7 @@ def work(model_type: str, device: str, sender: Connection) -> None:
     try:
         sender.send(check_architecture(model_type, device=device))
     except Exception as error:
-        # Neither refused nor exact: the load or a step failed unexpectedly.
+        # Neither rejected nor exact: the load or a step failed unexpectedly.
         detail = f"{type(error).__name__}: {error}"[:160]
         sender.send(Verdict(model_type=model_type, outcome="wrong", detail=detail))
 
@@ -81,7 +81,7 @@ torch {torch}, device {device}.
 Each type is built tiny with random weights in float32 and runs through the real engine: chunked
 prompts, prefix hits, preemption, decodes and chunks in one step. *Exact*: no log probability of
 prompt or output differs by more than {tolerance} from the model's own eager forward of the sequence
-(at most {largest:.0e}). *Wrong* would be an error of the executor. Models are refused at load. The
+(at most {largest:.0e}). *Wrong* would be an error of the executor. Models are rejected at load. The
 load probe decides, not this page: a checkpoint may differ from its type's default configuration.
 
 | | model types |
@@ -92,9 +92,9 @@ load probe decides, not this page: a checkpoint may differ from its type's defau
 
 {exact}.
 
-{limited}## Refused
+{limited}## Rejected
 
-{refused}
+{rejected}
 
 ## Not buildable
 
@@ -120,7 +120,7 @@ By the modules of transformers: {eager}.
 def page_of(verdicts: Sequence[Verdict], device: str) -> str:
     found: dict[str, list[Verdict]] = {
         outcome: [verdict for verdict in verdicts if verdict.outcome == outcome]
-        for outcome in ("exact", "refused", "not buildable", "wrong")
+        for outcome in ("exact", "rejected", "not buildable", "wrong")
     }
     limited = [f"`{one.model_type}` ({one.detail})" for one in found["exact"] if one.detail]
     return _PAGE.format(
@@ -130,7 +130,7 @@ def page_of(verdicts: Sequence[Verdict], device: str) -> str:
         counts="\n".join(f"| {outcome} | {len(some)} |" for outcome, some in found.items()),
         exact=_names(found["exact"]),
         limited=f"Only up to a length: {', '.join(limited)}.\n\n" if limited else "",
-        refused=_table(found["refused"]),
+        rejected=_table(found["rejected"]),
         not_buildable=_table(found["not buildable"]),
         wrong=f"\n## Wrong\n\n{_table(found['wrong'])}\n" if found["wrong"] else "",
     )

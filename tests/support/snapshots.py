@@ -34,7 +34,7 @@ MODEL = ModelSnapshot(
         num_free_blocks=25,
     ),
     num_accepted=20,
-    num_refused=2,
+    num_rejected=2,
     num_completed=11,
     num_cancelled=1,
     num_failed=1,

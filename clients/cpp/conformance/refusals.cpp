@@ -77,7 +77,7 @@ void queue_full(const Talk& talk) {
   require(failure.retry_after > 0ns, "RetryInfo has no wait");
 }
 
-void retry_after_refusal(const Talk& talk) {
+void retry_after_rejection(const Talk& talk) {
   auto client = talk.client();
   auto blockers = full_queue(talk, client, kBlockingTokens);
   penstock::Client patient(talk.address, {.retry = {.max_attempts = 10}});
@@ -99,7 +99,7 @@ Checks refusals() {
           {"unimplemented_feature", unimplemented_feature},
           {"duplicate_request_id", duplicate_request_id},
           {"queue_full", queue_full},
-          {"retry_after_refusal", retry_after_refusal}};
+          {"retry_after_rejection", retry_after_rejection}};
 }
 
 }  // namespace conformance

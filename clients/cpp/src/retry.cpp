@@ -36,7 +36,7 @@ bool RetryBudget::take() {
 }
 
 bool is_passing(const Failure& failure) {
-  if (failure.is_retry_refused || failure.reason == "READER_STALLED") return false;
+  if (failure.is_retry_forbidden || failure.reason == "READER_STALLED") return false;
   if (failure.code == grpc::StatusCode::RESOURCE_EXHAUSTED) {
     // Without details, RESOURCE_EXHAUSTED usually means a message over a size limit, which is
     // permanent.

@@ -50,7 +50,7 @@ void read_pushback(const std::string& value, Failure& failure) {
   // Limited to a day, which is longer than any client waits, so that nanoseconds do not overflow.
   constexpr std::int64_t kMostMs = 86'400'000;
   if (error != std::errc() || stop != end || pushback_ms < 0) {
-    failure.is_retry_refused = true;
+    failure.is_retry_forbidden = true;
     return;
   }
   const std::chrono::nanoseconds pushback =

@@ -66,7 +66,7 @@ void retries_stop_at_output_deadline_and_refusal() {
   CHECK(!Attempts({}, budget, {}, kNow).delay_after(unavailable(), true, kNow, 0.0).has_value());
   CHECK(!Attempts({}, budget, 1s, kNow).delay_after(queue_full(1s), false, kNow, 0.0).has_value());
   Failure refused = queue_full(1s);
-  refused.is_retry_refused = true;
+  refused.is_retry_forbidden = true;
   CHECK(!Attempts({}, budget, {}, kNow).delay_after(refused, false, kNow, 0.0).has_value());
   CHECK(!is_passing({.code = grpc::StatusCode::RESOURCE_EXHAUSTED}));
   CHECK(!is_passing({.code = grpc::StatusCode::INTERNAL}));
@@ -188,12 +188,12 @@ void details_are_read() {
 void pushback_is_read() {
   Failure failure = queue_full(1s);
   read_pushback("1500", failure);
-  CHECK(failure.retry_after == 1500ms && !failure.is_retry_refused);
+  CHECK(failure.retry_after == 1500ms && !failure.is_retry_forbidden);
   read_pushback("-1", failure);
-  CHECK(failure.is_retry_refused);
+  CHECK(failure.is_retry_forbidden);
   Failure odd = queue_full();
   read_pushback("1 s", odd);
-  CHECK(odd.is_retry_refused && !odd.retry_after.has_value());
+  CHECK(odd.is_retry_forbidden && !odd.retry_after.has_value());
   CHECK(unless_asked({.code = grpc::StatusCode::CANCELLED}).code == grpc::StatusCode::UNAVAILABLE);
 }
 

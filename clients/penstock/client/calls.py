@@ -197,7 +197,10 @@ class Calls:
                             yield event
                 except (grpc.RpcError, PenstockError) as failed:
                     error = as_error(
-                        failed, request_id=reader.request_id, is_asked=self._is_asked(canceller)
+                        failed,
+                        request_id=reader.request_id,
+                        is_asked=self._is_asked(canceller),
+                        address=self.pool.addresses,
                     )
                     is_unavailable = self._is_unserved(index, error, reader.request_id)
                     delay_s = logical.delay_after(error)
@@ -238,7 +241,7 @@ class Calls:
             try:
                 return await call
             except grpc.RpcError as failed:
-                error = as_error(failed, is_asked=self.pool.is_closed)
+                error = self._error_of(failed)
                 is_unavailable = self._is_unserved(index, error, error.request_id)
                 delay_s = attempts.delay_after(error)
                 if delay_s is None:
@@ -269,7 +272,7 @@ class Calls:
                 async for response in call:
                     yield response
             except grpc.RpcError as failed:
-                raise as_error(failed, is_asked=self.pool.is_closed) from failed
+                raise self._error_of(failed) from failed
             except asyncio.CancelledError:
                 self._explain_cancellation()
                 raise
@@ -286,6 +289,10 @@ class Calls:
             yield channel
         finally:
             self.pool.release(index)
+
+    def _error_of(self, failed: grpc.RpcError) -> PenstockError:
+        """Return the typed error for a call that cannot be cancelled but by closing the client."""
+        return as_error(failed, is_asked=self.pool.is_closed, address=self.pool.addresses)
 
     def _is_unserved(self, index: int, error: PenstockError, request_id: str) -> bool:
         """Return True if the error of an attempt shows that no server responds on its channel."""

@@ -11,12 +11,12 @@ from numbers import Integral, Real
 
 from penstock.client.argument_types import require_number, require_type
 from penstock.client.service_config import default_service_config
+from penstock.conventions import DEFAULT_HOST, DEFAULT_PORT, MAX_PORT, OPERATIONS_OFFSET
 
-DEFAULT_PORT = 50051
-DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
+DEFAULT_ADDRESS = f"{DEFAULT_HOST}:{DEFAULT_PORT}"
 """The address and port on which `penstock serve` listens by default."""
-DEFAULT_OPERATIONS_PORT = DEFAULT_PORT + 1
-DEFAULT_OPERATIONS_ADDRESS = f"127.0.0.1:{DEFAULT_OPERATIONS_PORT}"
+DEFAULT_OPERATIONS_PORT = DEFAULT_PORT + OPERATIONS_OFFSET
+DEFAULT_OPERATIONS_ADDRESS = f"{DEFAULT_HOST}:{DEFAULT_OPERATIONS_PORT}"
 """The address and port of the operations service of `penstock serve`, by default."""
 
 _TARGET_SCHEMES = ("dns", "unix", "unix-abstract", "vsock", "ipv4", "ipv6", "xds", "google-c2p")
@@ -56,8 +56,8 @@ def grpc_target(address: str, default_port: int = DEFAULT_PORT) -> str:
         return f"{parts['host']}:{default_port}"
     if not parts["port"]:
         raise ValueError(f"address: there is no port after the colon of {address!r}")
-    if not 1 <= int(parts["port"]) <= 65535:
-        raise ValueError(f"address: the port must be from 1 to 65535, not {parts['port']}")
+    if not 1 <= int(parts["port"]) <= MAX_PORT:
+        raise ValueError(f"address: the port must be from 1 to {MAX_PORT}, not {parts['port']}")
     return address
 
 

@@ -7,7 +7,7 @@ Defines the exception tree. `status.py` reads the status of a call.
     |   +-- PromptTooLong          the prompt, with max_tokens, exceeds the model's context
     |   +-- ExceedsKVCache         the request would not fit into the KV cache even alone
     |   +-- MalformedRequest       the server could not parse the message
-    |   +-- ExecutorRefused        the executor cannot run it, e.g. an invalid constraint
+    |   +-- ExecutorRejected        the executor cannot run it, e.g. an invalid constraint
     +-- NotFound
     |   +-- ModelNotFound
     |   +-- AdapterNotFound
@@ -50,8 +50,7 @@ from urllib.parse import unquote
 
 import grpc
 
-ERROR_DOMAIN = "penstock.dev"
-"""`google.rpc.ErrorInfo.domain` of the reasons in the table below."""
+from penstock.conventions import DEFAULT_PORT, OPERATIONS_OFFSET
 
 STREAM_BROKEN = "STREAM_BROKEN"
 """Reason of `StreamBroken`, which the client raises and no server sends."""
@@ -62,8 +61,9 @@ _HINTS = {
     "Connection refused": "no service at {address}: is `penstock serve` running?",
     "No such file or directory": "no service at {address}: is `penstock serve` running?",
     "Failed parsing HTTP/2": "{address} is not a gRPC port: `penstock serve` prints its ports",
-    "Method not found": "wrong port: `OperationsClient` and `penstock top` need the operations port"
-    " (default 50052), all others the main port (default 50051)",
+    "Method not found": "wrong port, {address}: `OperationsClient` and `penstock top` need the"
+    f" operations port (default {DEFAULT_PORT + OPERATIONS_OFFSET}), all others the main port"
+    f" (default {DEFAULT_PORT})",
     "handshake failed": "only one side uses TLS, or the certificate is not trusted",
     "Domain name not found": "no such host",
     "Deadline Exceeded": "the deadline passed before the server responded",
@@ -95,20 +95,22 @@ class Failure:
         reason: Name of the reason, e.g. "QUEUE_FULL"; "" if there is none, e.g. because a proxy,
             the network or gRPC caused the failure.
         retry_after_s: Seconds after which the server suggests a retry; None for no suggestion.
-        is_retry_refused: Whether the server requested that the call is not retried.
+        is_retry_forbidden: Whether the server requested that the call is not retried.
         field_violations: The invalid fields of a request.
         request_id: The id of the request; "" if unknown.
         metadata: Additional values for the reason, from `google.rpc.ErrorInfo`.
+        address: The address that was called, or several separated by commas; "" if unknown.
     """
 
     code: grpc.StatusCode
     message: str
     reason: str = ""
     retry_after_s: float | None = None
-    is_retry_refused: bool = False
+    is_retry_forbidden: bool = False
     field_violations: tuple[FieldViolation, ...] = ()
     request_id: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict[str, str])
+    address: str = ""
 
 
 class PenstockError(Exception):
@@ -146,7 +148,7 @@ class PenstockError(Exception):
         if self.reason:
             return ""
         found = _ADDRESS.search(self.message)
-        address = unquote(found[1]) if found else "the address"
+        address = unquote(found[1]) if found else self.failure.address or "the address"
         hint = next((hint for words, hint in _HINTS.items() if words in self.message), "")
         return hint.format(address=address)
 
@@ -224,7 +226,7 @@ class MalformedRequest(InvalidArgument):
     """The server could not parse the message."""
 
 
-class ExecutorRefused(InvalidArgument):
+class ExecutorRejected(InvalidArgument):
     """The executor cannot run this request, e.g. because its constraint does not compile."""
 
 
@@ -411,7 +413,7 @@ _BY_REASON: Mapping[tuple[grpc.StatusCode, str], type[PenstockError]] = {
     (grpc.StatusCode.INVALID_ARGUMENT, "PROMPT_TOO_LONG"): PromptTooLong,
     (grpc.StatusCode.INVALID_ARGUMENT, "EXCEEDS_KV_CACHE"): ExceedsKVCache,
     (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST"): MalformedRequest,
-    (grpc.StatusCode.INVALID_ARGUMENT, "EXECUTOR_REFUSED"): ExecutorRefused,
+    (grpc.StatusCode.INVALID_ARGUMENT, "EXECUTOR_REJECTED"): ExecutorRejected,
     (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"): ModelNotFound,
     (grpc.StatusCode.NOT_FOUND, "ADAPTER_NOT_FOUND"): AdapterNotFound,
     (grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND"): RequestNotFound,

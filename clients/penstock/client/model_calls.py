@@ -139,7 +139,7 @@ class ModelCalls:
             try:
                 response = await method(request, timeout=deadline_s)
             except grpc.RpcError as failed:
-                raise error_from_call(failed) from failed
+                raise error_from_call(failed, address=self._calls.pool.addresses) from failed
         return decode_health(response.status)
 
     async def wait_until_serving(self, service: str = "", *, deadline_s: float) -> None:
@@ -161,7 +161,7 @@ class ModelCalls:
                     if decode_health(response.status) is HealthStatus.SERVING:
                         return
             except grpc.RpcError as failed:
-                raise error_from_call(failed) from failed
+                raise error_from_call(failed, address=self._calls.pool.addresses) from failed
             finally:
                 call.cancel()
         raise Unavailable(

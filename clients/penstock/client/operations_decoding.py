@@ -84,7 +84,6 @@ def decode_live_request(message: pb.LiveRequest) -> LiveRequest:
 
 def decode_step(message: pb.StepRecord) -> StepRecord:
     """Convert one step of a flight record."""
-    reason = message.waiting[0].reason if message.waiting else pb.WaitReason.Value(_NO_REASON)
     return StepRecord(
         step=message.step,
         launch_s=_moment_s(message.launch_time),
@@ -92,10 +91,10 @@ def decode_step(message: pb.StepRecord) -> StepRecord:
         executor_s=decode_seconds(message.executor_duration),
         predicted_s=decode_optional_s(message, "predicted_duration"),
         inter_token_s=decode_optional_s(message, "inter_token_duration"),
-        num_inter_token=message.num_inter_token,
+        num_inter_token_outputs=message.num_inter_token_outputs,
         num_prefill_tokens=message.num_prefill_tokens,
-        num_prefill_requests=message.num_prefill_requests,
-        num_decode_requests=message.num_decode_requests,
+        num_prefill_outputs=message.num_prefill_outputs,
+        num_decode_outputs=message.num_decode_outputs,
         num_context_tokens=message.num_context_tokens,
         num_tokens=message.num_tokens,
         num_running=message.num_running,
@@ -105,7 +104,7 @@ def decode_step(message: pb.StepRecord) -> StepRecord:
         num_preempted=message.num_preempted,
         num_finished=message.num_finished,
         num_failed=message.num_failed,
-        wait_reason=decode_enum(WaitReason, reason),
+        wait_reason=decode_enum(WaitReason, message.wait_reason),
         shares=tuple(
             StepShare(
                 request_id=share.request_id,
@@ -121,9 +120,6 @@ def decode_step(message: pb.StepRecord) -> StepRecord:
     )
 
 
-_NO_REASON = "WAIT_REASON_UNSPECIFIED"
-
-
 def _model_stats(message: pb.ModelStats) -> ModelStats:
     totals = message.totals
     return ModelStats(
@@ -136,7 +132,7 @@ def _model_stats(message: pb.ModelStats) -> ModelStats:
         cache=_cache(message.cache),
         totals=ModelTotals(
             num_accepted=totals.num_accepted,
-            num_refused=totals.num_refused,
+            num_rejected=totals.num_rejected,
             num_completed=totals.num_completed,
             num_cancelled=totals.num_cancelled,
             num_failed=totals.num_failed,

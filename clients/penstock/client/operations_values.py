@@ -110,7 +110,7 @@ class ModelTotals:
 
     Attributes:
         num_accepted: Requests sent to the engine.
-        num_refused: Requests rejected as invalid or for lack of capacity.
+        num_rejected: Requests rejected as invalid or for lack of capacity.
         num_completed: Requests that ended without an error, including cancelled ones.
         num_cancelled: Requests that ended by cancellation.
         num_failed: Requests that ended with an error.
@@ -122,7 +122,7 @@ class ModelTotals:
     """
 
     num_accepted: int
-    num_refused: int
+    num_rejected: int
     num_completed: int
     num_cancelled: int
     num_failed: int
@@ -140,9 +140,9 @@ class ModelStats:
     Attributes:
         model: The model's name.
         state: Its state.
-        num_pending: Requests in the queue.
-        num_processing: Requests in the running batch.
-        max_num_seqs: Maximum size of the running batch, in sequences.
+        num_pending: Outputs in the queue; a request with n outputs counts n times.
+        num_processing: Outputs in the running batch.
+        max_num_seqs: Maximum number of outputs in the running batch.
         max_num_batched_tokens: Maximum number of tokens of one step.
         cache: The KV cache.
         totals: Counts since the server started.
@@ -303,10 +303,10 @@ class StepRecord:
         executor_s: From launch to result.
         predicted_s: Predicted `executor_s`; None: no prediction.
         inter_token_s: Time since the previous step, for outputs with a token in both.
-        num_inter_token: Number of outputs with a token in both steps.
+        num_inter_token_outputs: Outputs with a token in both steps.
         num_prefill_tokens: Prompt tokens computed.
-        num_prefill_requests: Outputs whose prompt was computed.
-        num_decode_requests: Outputs with a new token.
+        num_prefill_outputs: Outputs whose prompt was computed.
+        num_decode_outputs: Outputs with a new token.
         num_context_tokens: Total context length of the outputs with a new token, in tokens.
         num_tokens: Tokens generated.
         num_running: Outputs in the running batch.
@@ -331,10 +331,10 @@ class StepRecord:
     executor_s: float
     predicted_s: float | None
     inter_token_s: float | None
-    num_inter_token: int
+    num_inter_token_outputs: int
     num_prefill_tokens: int
-    num_prefill_requests: int
-    num_decode_requests: int
+    num_prefill_outputs: int
+    num_decode_outputs: int
     num_context_tokens: int
     num_tokens: int
     num_running: int

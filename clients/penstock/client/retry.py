@@ -5,7 +5,7 @@ sleep: the clock and the random numbers are arguments.
 
 A call is retried only if all of these conditions hold: none of its output was delivered; the status
 is UNAVAILABLE, or RESOURCE_EXHAUSTED for a transient reason (see `is_passing`); the server did not
-refuse retries; attempts are left, and retries in the client's budget (retry_budget.py); and the
+forbid retries; attempts are left, and retries in the client's budget (retry_budget.py); and the
 wait ends before the call's deadline. A deadline that cannot be met is raised immediately, although
 its status has a retry time, because the deadline would have passed by then.
 """
@@ -62,9 +62,9 @@ def is_passing(error: PenstockError) -> bool:
 
     UNAVAILABLE is transient. RESOURCE_EXHAUSTED is transient if its reason is a full queue or a
     quota, or if it has a retry time; otherwise it usually means a message over a size limit. An
-    error is permanent if the server refused retries or ended a stream that was not read.
+    error is permanent if the server forbade retries or ended a stream that was not read.
     """
-    if error.failure.is_retry_refused or isinstance(error, ReaderStalled):
+    if error.failure.is_retry_forbidden or isinstance(error, ReaderStalled):
         return False
     if error.code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return isinstance(error, QueueFull | QuotaExceeded) or error.retry_after_s is not None

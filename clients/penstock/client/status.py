@@ -15,16 +15,13 @@ from google.rpc.status_pb2 import Status
 
 from google.rpc import error_details_pb2, status_pb2
 from penstock.client.errors import (
-    ERROR_DOMAIN,
     Failure,
     FieldViolation,
     PenstockError,
     error_of,
 )
 from penstock.client.own_failures import unless_asked
-
-DETAILS_KEY = "grpc-status-details-bin"
-PUSHBACK_KEY = "grpc-retry-pushback-ms"
+from penstock.conventions import ERROR_DOMAIN, PUSHBACK_KEY, STATUS_DETAILS_KEY
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -36,27 +33,34 @@ class _Details:
     reason: str = ""
     metadata: dict[str, str] | None = None
     retry_after_s: float | None = None
-    is_retry_refused: bool = False
+    is_retry_forbidden: bool = False
     field_violations: tuple[FieldViolation, ...] = ()
     request_id: str = ""
 
 
-def error_from_call(call: grpc.RpcError, *, request_id: str = "") -> PenstockError:
+def error_from_call(
+    call: grpc.RpcError, *, request_id: str = "", address: str = ""
+) -> PenstockError:
     """Return the typed error for a call that ended with a status other than OK.
 
-    `request_id` is the id of the request if known, in case the status does not have it. Details
-    that cannot be parsed are left out, so that they do not hide the status.
+    `request_id` is the id of the request if known, in case the status does not have it. `address`
+    is that of the server. Details that cannot be parsed are left out, so that they do not hide the
+    status.
     """
     if not isinstance(call, grpc.Call | grpc.aio.AioRpcError):
         return error_of(
             Failure(code=grpc.StatusCode.UNKNOWN, message=str(call), request_id=request_id)
         )
     details = _read_trailers(call.trailing_metadata() or ())
-    return _error(call.code(), call.details() or "", details, request_id)
+    return _error(call.code(), call.details() or "", details, request_id, address)
 
 
 def as_error(
-    failed: grpc.RpcError | PenstockError, *, request_id: str = "", is_asked: bool = False
+    failed: grpc.RpcError | PenstockError,
+    *,
+    request_id: str = "",
+    is_asked: bool = False,
+    address: str = "",
 ) -> PenstockError:
     """Return the typed error for a failed attempt; a PenstockError is returned unchanged.
 
@@ -66,7 +70,7 @@ def as_error(
     """
     if isinstance(failed, PenstockError):
         return failed
-    error = error_from_call(failed, request_id=request_id)
+    error = error_from_call(failed, request_id=request_id, address=address)
     return error if is_asked or request_id else unless_asked(error)
 
 
@@ -91,7 +95,7 @@ def error_from_status(status: Status, *, request_id: str = "") -> PenstockError:
 
 
 def _error(
-    code: grpc.StatusCode, message: str, details: _Details, request_id: str
+    code: grpc.StatusCode, message: str, details: _Details, request_id: str, address: str = ""
 ) -> PenstockError:
     return error_of(
         Failure(
@@ -99,10 +103,11 @@ def _error(
             message=message,
             reason=details.reason,
             retry_after_s=details.retry_after_s,
-            is_retry_refused=details.is_retry_refused,
+            is_retry_forbidden=details.is_retry_forbidden,
             field_violations=details.field_violations,
             request_id=details.request_id or request_id,
             metadata=details.metadata or {},
+            address=address,
         )
     )
 
@@ -111,7 +116,7 @@ def _read_trailers(trailers: Iterable[tuple[str, str | bytes]]) -> _Details:
     details = _Details()
     pushback: str | None = None
     for key, value in trailers:
-        if key == DETAILS_KEY and isinstance(value, bytes):
+        if key == STATUS_DETAILS_KEY and isinstance(value, bytes):
             _read_status(value, details)
         elif key == PUSHBACK_KEY:
             pushback = value if isinstance(value, str) else value.decode("ascii", "replace")
@@ -123,14 +128,14 @@ def _read_trailers(trailers: Iterable[tuple[str, str | bytes]]) -> _Details:
 def _read_pushback(value: str, details: _Details) -> None:
     """Read the retry push-back of gRFC A6 into `details`, unless they already have a longer delay.
 
-    `value` has the milliseconds to wait. A negative or invalid value sets `is_retry_refused`.
+    `value` has the milliseconds to wait. A negative or invalid value sets `is_retry_forbidden`.
     """
     try:
         pushback_ms = int(value)
     except ValueError:
         pushback_ms = -1
     if pushback_ms < 0:
-        details.is_retry_refused = True
+        details.is_retry_forbidden = True
     else:
         details.retry_after_s = max(details.retry_after_s or 0.0, pushback_ms / 1e3)
 

@@ -31,7 +31,7 @@ const CHECKS: Readonly<Record<string, (talk: Talk) => Promise<void>>> = {
   metadata: answers.metadata,
   multiplex,
   resume: lives.resume,
-  retry_after_refusal: refusals.retryAfterRefusal,
+  retry_after_rejection: refusals.retryAfterRejection,
   engine_killed: lives.engineKilled,
   drain: lives.drain,
 };

@@ -83,7 +83,7 @@ export async function queueFull(talk: Talk): Promise<void> {
   await patient.generateOnce(greedy(1));
 }
 
-export async function retryAfterRefusal(talk: Talk): Promise<void> {
+export async function retryAfterRejection(talk: Talk): Promise<void> {
   let reportLeft = (): void => undefined;
   const haveLeft = new Promise<void>((resolve) => {
     reportLeft = resolve;

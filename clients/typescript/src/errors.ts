@@ -21,7 +21,7 @@ export interface Failure {
   readonly message: string;
   readonly reason?: Reason;
   readonly retryAfterMs?: number | undefined;
-  readonly isRetryRefused?: boolean;
+  readonly isRetryForbidden?: boolean;
   readonly fieldViolations?: readonly FieldViolation[];
   readonly requestId?: string;
   readonly info?: Readonly<Record<string, string>>;
@@ -40,7 +40,7 @@ export class PenstockError extends Error {
   /** Milliseconds after which the server suggests a retry (RetryInfo, push-back). */
   readonly retryAfterMs: number | undefined;
   /** True if the server requested that the call is not retried. */
-  readonly isRetryRefused: boolean;
+  readonly isRetryForbidden: boolean;
   /** The invalid fields, for INVALID_ARGUMENT. */
   readonly fieldViolations: readonly FieldViolation[];
   /** The id of the request; "" if unknown. */
@@ -62,7 +62,7 @@ export class PenstockError extends Error {
     this.code = code;
     this.reason = reason;
     this.retryAfterMs = failure.retryAfterMs;
-    this.isRetryRefused = failure.isRetryRefused ?? false;
+    this.isRetryForbidden = failure.isRetryForbidden ?? false;
     this.fieldViolations = fieldViolations;
     this.requestId = failure.requestId ?? "";
     this.info = failure.info ?? {};

@@ -57,7 +57,7 @@ export function retryPolicy(changes: Partial<RetryPolicy> = {}): RetryPolicy {
 
 /** Returns whether the same call may succeed soon. */
 export function isPassing(error: PenstockError): boolean {
-  if (error.isRetryRefused || error.reason === "READER_STALLED") return false;
+  if (error.isRetryForbidden || error.reason === "READER_STALLED") return false;
   // Without details, RESOURCE_EXHAUSTED usually means a message over a size limit, which is
   // permanent.
   if (error.code === Codes.RESOURCE_EXHAUSTED) {

@@ -77,7 +77,7 @@ function isServiceError(failed: unknown): failed is ServiceError {
  */
 function readPushback(value: string, found: Found): void {
   const pushbackMs = /^\d+$/.test(value) ? Number(value) : -1;
-  if (pushbackMs < 0) found.isRetryRefused = true;
+  if (pushbackMs < 0) found.isRetryForbidden = true;
   else found.retryAfterMs = Math.max(found.retryAfterMs ?? 0, pushbackMs);
 }
 

@@ -65,7 +65,7 @@ test("what may succeed a little later", () => {
   assert.ok(isPassing(failed(Codes.RESOURCE_EXHAUSTED, "", 5)));
   assert.ok(!isPassing(failed(Codes.RESOURCE_EXHAUSTED)));
   assert.ok(!isPassing(failed(Codes.RESOURCE_EXHAUSTED, "READER_STALLED", 5)));
-  assert.ok(!isPassing(failed(Codes.UNAVAILABLE, "DRAINING").with({ isRetryRefused: true })));
+  assert.ok(!isPassing(failed(Codes.UNAVAILABLE, "DRAINING").with({ isRetryForbidden: true })));
   assert.ok(!isPassing(failed(Codes.DEADLINE_EXCEEDED, "DEADLINE_UNREACHABLE", 5)));
 });
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.executor.fault import Fault
-from penstock.executor.trtllm.config import TrtllmConfig
+from penstock.executor.trtllm.config import DTYPES, TrtllmConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.setting import SettingError, check, made_by, setting
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "fp8", "int8")
 KV_CACHE_DTYPES = ("auto", "fp8", "int8")
 _EXIT_SLACK_S = 15.0

@@ -149,7 +149,6 @@ from penstock.v1.stats_pb2 import (
     ServerStats,
     StepRecord,
     StepShare,
-    WaitCount,
 )
 
 __all__ = [
@@ -265,7 +264,6 @@ __all__ = [
     "UnloadAdapterResponse",
     "UnloadModelRequest",
     "UnloadModelResponse",
-    "WaitCount",
     "WaitReason",
     "WatchModelsRequest",
     "WatchModelsResponse",

@@ -124,7 +124,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """ALREADY_EXISTS. LoadModel names a model that is already loaded."""
     ERROR_REASON_STREAM_SUPERSEDED: _ErrorReason.ValueType  # 24
     """ABORTED. Another stream resumed the request, which continues there."""
-    ERROR_REASON_EXECUTOR_REFUSED: _ErrorReason.ValueType  # 25
+    ERROR_REASON_EXECUTOR_REJECTED: _ErrorReason.ValueType  # 25
     """INVALID_ARGUMENT. The executor cannot run this request, now or later, for example because its
     constraint does not compile. BadRequest may be missing, because the field is not always known.
     """
@@ -240,7 +240,7 @@ ERROR_REASON_MODEL_EXISTS: ErrorReason.ValueType  # 23
 """ALREADY_EXISTS. LoadModel names a model that is already loaded."""
 ERROR_REASON_STREAM_SUPERSEDED: ErrorReason.ValueType  # 24
 """ABORTED. Another stream resumed the request, which continues there."""
-ERROR_REASON_EXECUTOR_REFUSED: ErrorReason.ValueType  # 25
+ERROR_REASON_EXECUTOR_REJECTED: ErrorReason.ValueType  # 25
 """INVALID_ARGUMENT. The executor cannot run this request, now or later, for example because its
 constraint does not compile. BadRequest may be missing, because the field is not always known.
 """

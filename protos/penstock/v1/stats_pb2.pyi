@@ -133,11 +133,11 @@ class ModelStats(google.protobuf.message.Message):
     state: penstock.v1.model_pb2.ModelState.ValueType
     """Its state."""
     num_pending: builtins.int
-    """Requests in the queue."""
+    """Outputs in the queue; a request with n outputs counts n times."""
     num_processing: builtins.int
-    """Requests in the running batch."""
+    """Outputs in the running batch."""
     max_num_seqs: builtins.int
-    """Maximum number of requests in the running batch."""
+    """Maximum number of outputs in the running batch."""
     max_num_batched_tokens: builtins.int
     """Maximum number of tokens of one step."""
     prefill_tokens_per_second: builtins.float
@@ -292,7 +292,7 @@ class ModelTotals(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUM_ACCEPTED_FIELD_NUMBER: builtins.int
-    NUM_REFUSED_FIELD_NUMBER: builtins.int
+    NUM_REJECTED_FIELD_NUMBER: builtins.int
     NUM_COMPLETED_FIELD_NUMBER: builtins.int
     NUM_CANCELLED_FIELD_NUMBER: builtins.int
     NUM_FAILED_FIELD_NUMBER: builtins.int
@@ -303,7 +303,7 @@ class ModelTotals(google.protobuf.message.Message):
     NUM_COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
     num_accepted: builtins.int
     """Requests sent to the engine."""
-    num_refused: builtins.int
+    num_rejected: builtins.int
     """Requests rejected, as invalid or for lack of capacity."""
     num_completed: builtins.int
     """Requests that ended as COMPLETED, including cancelled ones."""
@@ -325,7 +325,7 @@ class ModelTotals(google.protobuf.message.Message):
         self,
         *,
         num_accepted: builtins.int = ...,
-        num_refused: builtins.int = ...,
+        num_rejected: builtins.int = ...,
         num_completed: builtins.int = ...,
         num_cancelled: builtins.int = ...,
         num_failed: builtins.int = ...,
@@ -335,7 +335,7 @@ class ModelTotals(google.protobuf.message.Message):
         num_cached_prompt_tokens: builtins.int = ...,
         num_completion_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["num_accepted", b"num_accepted", "num_cached_prompt_tokens", b"num_cached_prompt_tokens", "num_cancelled", b"num_cancelled", "num_completed", b"num_completed", "num_completion_tokens", b"num_completion_tokens", "num_failed", b"num_failed", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_refused", b"num_refused", "num_steps", b"num_steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_accepted", b"num_accepted", "num_cached_prompt_tokens", b"num_cached_prompt_tokens", "num_cancelled", b"num_cancelled", "num_completed", b"num_completed", "num_completion_tokens", b"num_completion_tokens", "num_failed", b"num_failed", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_rejected", b"num_rejected", "num_steps", b"num_steps"]) -> None: ...
 
 Global___ModelTotals: typing_extensions.TypeAlias = ModelTotals
 
@@ -511,17 +511,17 @@ class StepRecord(google.protobuf.message.Message):
     SCHEDULER_DURATION_FIELD_NUMBER: builtins.int
     EXECUTOR_DURATION_FIELD_NUMBER: builtins.int
     NUM_PREFILL_TOKENS_FIELD_NUMBER: builtins.int
-    NUM_DECODE_REQUESTS_FIELD_NUMBER: builtins.int
+    NUM_DECODE_OUTPUTS_FIELD_NUMBER: builtins.int
     SHARES_FIELD_NUMBER: builtins.int
     ADMITTED_REQUEST_IDS_FIELD_NUMBER: builtins.int
     PREEMPTED_REQUEST_IDS_FIELD_NUMBER: builtins.int
     ENDED_REQUEST_IDS_FIELD_NUMBER: builtins.int
-    WAITING_FIELD_NUMBER: builtins.int
+    WAIT_REASON_FIELD_NUMBER: builtins.int
     CACHE_FIELD_NUMBER: builtins.int
     PREDICTED_DURATION_FIELD_NUMBER: builtins.int
     INTER_TOKEN_DURATION_FIELD_NUMBER: builtins.int
-    NUM_INTER_TOKEN_FIELD_NUMBER: builtins.int
-    NUM_PREFILL_REQUESTS_FIELD_NUMBER: builtins.int
+    NUM_INTER_TOKEN_OUTPUTS_FIELD_NUMBER: builtins.int
+    NUM_PREFILL_OUTPUTS_FIELD_NUMBER: builtins.int
     NUM_CONTEXT_TOKENS_FIELD_NUMBER: builtins.int
     NUM_TOKENS_FIELD_NUMBER: builtins.int
     NUM_RUNNING_FIELD_NUMBER: builtins.int
@@ -535,11 +535,13 @@ class StepRecord(google.protobuf.message.Message):
     """Its number since the engine started."""
     num_prefill_tokens: builtins.int
     """Prompt tokens computed."""
-    num_decode_requests: builtins.int
+    num_decode_outputs: builtins.int
     """Outputs with a new token."""
-    num_inter_token: builtins.int
+    wait_reason: penstock.v1.state_pb2.WaitReason.ValueType
+    """What the first request of the queue waits for. Unspecified if the queue is empty."""
+    num_inter_token_outputs: builtins.int
     """Outputs with a token in both steps."""
-    num_prefill_requests: builtins.int
+    num_prefill_outputs: builtins.int
     """Outputs whose prompt was computed."""
     num_context_tokens: builtins.int
     """Context of the outputs with a new token, in tokens."""
@@ -592,10 +594,6 @@ class StepRecord(google.protobuf.message.Message):
         """Ids of requests that ended in this step."""
 
     @property
-    def waiting(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WaitCount]:
-        """Requests that were not admitted: one entry, with what the first request of the queue waits for."""
-
-    @property
     def cache(self) -> Global___CacheStats:
         """The KV cache after the step."""
 
@@ -615,17 +613,17 @@ class StepRecord(google.protobuf.message.Message):
         scheduler_duration: google.protobuf.duration_pb2.Duration | None = ...,
         executor_duration: google.protobuf.duration_pb2.Duration | None = ...,
         num_prefill_tokens: builtins.int = ...,
-        num_decode_requests: builtins.int = ...,
+        num_decode_outputs: builtins.int = ...,
         shares: collections.abc.Iterable[Global___StepShare] | None = ...,
         admitted_request_ids: collections.abc.Iterable[builtins.str] | None = ...,
         preempted_request_ids: collections.abc.Iterable[builtins.str] | None = ...,
         ended_request_ids: collections.abc.Iterable[builtins.str] | None = ...,
-        waiting: collections.abc.Iterable[Global___WaitCount] | None = ...,
+        wait_reason: penstock.v1.state_pb2.WaitReason.ValueType = ...,
         cache: Global___CacheStats | None = ...,
         predicted_duration: google.protobuf.duration_pb2.Duration | None = ...,
         inter_token_duration: google.protobuf.duration_pb2.Duration | None = ...,
-        num_inter_token: builtins.int = ...,
-        num_prefill_requests: builtins.int = ...,
+        num_inter_token_outputs: builtins.int = ...,
+        num_prefill_outputs: builtins.int = ...,
         num_context_tokens: builtins.int = ...,
         num_tokens: builtins.int = ...,
         num_running: builtins.int = ...,
@@ -637,7 +635,7 @@ class StepRecord(google.protobuf.message.Message):
         num_failed: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["cache", b"cache", "executor_duration", b"executor_duration", "inter_token_duration", b"inter_token_duration", "launch_time", b"launch_time", "predicted_duration", b"predicted_duration", "scheduler_duration", b"scheduler_duration"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["admitted_request_ids", b"admitted_request_ids", "cache", b"cache", "ended_request_ids", b"ended_request_ids", "executor_duration", b"executor_duration", "inter_token_duration", b"inter_token_duration", "launch_time", b"launch_time", "num_admitted", b"num_admitted", "num_context_tokens", b"num_context_tokens", "num_decode_requests", b"num_decode_requests", "num_failed", b"num_failed", "num_finished", b"num_finished", "num_inter_token", b"num_inter_token", "num_preempted", b"num_preempted", "num_prefill_requests", b"num_prefill_requests", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_tokens", b"num_tokens", "num_waiting", b"num_waiting", "num_waiting_tokens", b"num_waiting_tokens", "predicted_duration", b"predicted_duration", "preempted_request_ids", b"preempted_request_ids", "scheduler_duration", b"scheduler_duration", "shares", b"shares", "step", b"step", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["admitted_request_ids", b"admitted_request_ids", "cache", b"cache", "ended_request_ids", b"ended_request_ids", "executor_duration", b"executor_duration", "inter_token_duration", b"inter_token_duration", "launch_time", b"launch_time", "num_admitted", b"num_admitted", "num_context_tokens", b"num_context_tokens", "num_decode_outputs", b"num_decode_outputs", "num_failed", b"num_failed", "num_finished", b"num_finished", "num_inter_token_outputs", b"num_inter_token_outputs", "num_preempted", b"num_preempted", "num_prefill_outputs", b"num_prefill_outputs", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_tokens", b"num_tokens", "num_waiting", b"num_waiting", "num_waiting_tokens", b"num_waiting_tokens", "predicted_duration", b"predicted_duration", "preempted_request_ids", b"preempted_request_ids", "scheduler_duration", b"scheduler_duration", "shares", b"shares", "step", b"step", "wait_reason", b"wait_reason"]) -> None: ...
 
 Global___StepRecord: typing_extensions.TypeAlias = StepRecord
 
@@ -666,25 +664,3 @@ class StepShare(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["num_tokens", b"num_tokens", "output_index", b"output_index", "request_id", b"request_id"]) -> None: ...
 
 Global___StepShare: typing_extensions.TypeAlias = StepShare
-
-@typing.final
-class WaitCount(google.protobuf.message.Message):
-    """How many requests waited for one reason."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    REASON_FIELD_NUMBER: builtins.int
-    NUM_REQUESTS_FIELD_NUMBER: builtins.int
-    reason: penstock.v1.state_pb2.WaitReason.ValueType
-    """The reason."""
-    num_requests: builtins.int
-    """Requests that waited for this reason."""
-    def __init__(
-        self,
-        *,
-        reason: penstock.v1.state_pb2.WaitReason.ValueType = ...,
-        num_requests: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["num_requests", b"num_requests", "reason", b"reason"]) -> None: ...
-
-Global___WaitCount: typing_extensions.TypeAlias = WaitCount

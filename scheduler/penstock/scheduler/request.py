@@ -96,19 +96,19 @@ class FailureReason(enum.IntEnum):
     EXECUTOR_REQUEST_FAILED = 7
     ENGINE_DOWN = 8
     DRAINING = 9
-    EXECUTOR_REFUSED = 10
+    EXECUTOR_REJECTED = 10
     TENANT_OVER_QUOTA = 11
     TTFT_DEADLINE_UNREACHABLE = 12
     DEADLINE_UNREACHABLE = 13
-    CONSTRAINT_REFUSED = 14
+    CONSTRAINT_REJECTED = 14
     TOO_MANY_OUTPUTS = 15
 
 
 UNTRUSTED_ENDS = frozenset(
     {
         FailureReason.EXECUTOR_REQUEST_FAILED,
-        FailureReason.EXECUTOR_REFUSED,
-        FailureReason.CONSTRAINT_REFUSED,
+        FailureReason.EXECUTOR_REJECTED,
+        FailureReason.CONSTRAINT_REJECTED,
     }
 )
 """Executor failures, after which no block that the request wrote may be reused."""

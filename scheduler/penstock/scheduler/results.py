@@ -261,5 +261,5 @@ def _reason_of(failure: SlotFailure) -> FailureReason:
     if not failure.is_refusal:
         return FailureReason.EXECUTOR_REQUEST_FAILED
     if failure.is_of_constraint:
-        return FailureReason.CONSTRAINT_REFUSED
-    return FailureReason.EXECUTOR_REFUSED
+        return FailureReason.CONSTRAINT_REJECTED
+    return FailureReason.EXECUTOR_REJECTED

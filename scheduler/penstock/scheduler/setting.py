@@ -8,7 +8,7 @@ import functools
 import math
 import types
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, Field, dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -147,16 +147,18 @@ def check(config: object) -> None:
             raise SettingError("{} " + fault, name)
 
 
+def setting_of(item: "Field[Any]") -> Setting | None:
+    """Return the declaration of a dataclass field; None if it has none."""
+    return item.metadata.get(_KEY)
+
+
 @functools.cache
 def declarations(kind: Any) -> Mapping[str, tuple[Any, Setting | None]]:
     """Return the type of each field of a dataclass, without None, and its declaration if it has
     one.
     """
     hints = get_type_hints(kind)
-    return {
-        item.name: (without_none(hints[item.name]), item.metadata.get(_KEY))
-        for item in fields(kind)
-    }
+    return {item.name: (without_none(hints[item.name]), setting_of(item)) for item in fields(kind)}
 
 
 def without_none(hint: Any) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from penstock.conventions import DEFAULT_HOST, DEFAULT_PORT, MAX_PORT
 from penstock.executor.config import ExecutorConfig
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.setting import SettingError, check, made_by, required, setting
@@ -17,6 +18,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.gateways import NO_GATEWAY
 from penstock.server.observe.config import ObserverConfig
 from penstock.server.observe.logs import AUTO_FORMAT, LOG_FORMATS, LOG_LEVELS
+from penstock.server.observe.recording.recorder import DEFAULT_MAX_BYTES
 from penstock.server.security.config import SecurityConfig
 from penstock.server.settings.table import declared
 from penstock.server.usable_cores import num_usable_cores
@@ -92,13 +94,13 @@ class ServerConfig:
     front: FrontConfig = field(default_factory=FrontConfig)
     observer: ObserverConfig = field(default_factory=ObserverConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
-    host: str = setting("127.0.0.1", "network", "address to listen on", is_everyday=True)
+    host: str = setting(DEFAULT_HOST, "network", "address to listen on", is_everyday=True)
     port: int = setting(
-        50051,
+        DEFAULT_PORT,
         "network",
         "port to listen on, 0 for any free one",
         at_least=0,
-        at_most=65535,
+        at_most=MAX_PORT,
         is_everyday=True,
     )
     num_fronts: int = made_by(
@@ -150,7 +152,7 @@ class ServerConfig:
         shown="none",
     )
     record_max_bytes: int = setting(
-        256 * 1024 * 1024,
+        DEFAULT_MAX_BYTES,
         "recording",
         "largest size of each of the two recorded files, MiB",
         name="record_max_mib",

@@ -34,7 +34,7 @@ class ErrorReason(enum.StrEnum):
     MODEL_NOT_READY = "MODEL_NOT_READY"
     MODEL_EXISTS = "MODEL_EXISTS"
     STREAM_SUPERSEDED = "STREAM_SUPERSEDED"
-    EXECUTOR_REFUSED = "EXECUTOR_REFUSED"
+    EXECUTOR_REJECTED = "EXECUTOR_REJECTED"
     NOT_POSSIBLE_NOW = "NOT_POSSIBLE_NOW"
 
 
@@ -58,7 +58,7 @@ REFUSALS = frozenset(
         ErrorReason.SEQUENCE_UNAVAILABLE,
         ErrorReason.MODEL_NOT_READY,
         ErrorReason.MODEL_EXISTS,
-        ErrorReason.EXECUTOR_REFUSED,
+        ErrorReason.EXECUTOR_REJECTED,
     }
 )
 """A request that ends with one of these reasons is counted as rejected, not as failed."""

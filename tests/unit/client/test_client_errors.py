@@ -178,7 +178,7 @@ def test_longer_of_retry_info_and_pushback_counts(
 
     assert type(error) is QueueFull
     assert error.retry_after_s == pytest.approx(expected_s)
-    assert not error.failure.is_retry_refused
+    assert not error.failure.is_retry_forbidden
 
 
 def test_a_refused_deadline_tells_what_it_would_have_taken() -> None:
@@ -204,7 +204,7 @@ def test_an_estimate_that_is_none_is_not_made_up(told: dict[str, str]) -> None:
 def test_negative_or_unreadable_pushback_refuses_retries(value: str) -> None:
     call = failed_call(grpc.StatusCode.UNAVAILABLE, "m", ("grpc-retry-pushback-ms", value))
 
-    assert error_from_call(call).failure.is_retry_refused
+    assert error_from_call(call).failure.is_retry_forbidden
 
 
 def test_unreadable_details_do_not_hide_the_status() -> None:

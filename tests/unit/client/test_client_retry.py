@@ -22,7 +22,7 @@ def failure(
     code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE,
     reason: str = "",
     retry_after_s: float | None = None,
-    is_retry_refused: bool = False,
+    is_retry_forbidden: bool = False,
 ) -> PenstockError:
     return error_of(
         Failure(
@@ -30,7 +30,7 @@ def failure(
             message="m",
             reason=reason,
             retry_after_s=retry_after_s,
-            is_retry_refused=is_retry_refused,
+            is_retry_forbidden=is_retry_forbidden,
         )
     )
 
@@ -67,7 +67,7 @@ def test_only_unavailable_and_explained_exhaustion_pass(code: grpc.StatusCode) -
         (failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "", 1.0), True),
         (failure(grpc.StatusCode.DEADLINE_EXCEEDED, "", 1.0), False),
         (failure(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_UNREACHABLE", 1.0), False),
-        (failure(is_retry_refused=True), False),
+        (failure(is_retry_forbidden=True), False),
     ],
 )
 def test_what_passes(error: PenstockError, passes: bool) -> None:

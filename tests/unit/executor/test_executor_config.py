@@ -86,14 +86,23 @@ def test_fields_left_out_take_their_defaults() -> None:
     [
         ({"kind": "abacus"}, "ExecutorConfig.kind must be one of 'torch', 'simulated'"),
         ({"kind": "simulated", "sort": 1}, "ExecutorConfig.sort is unknown"),
-        ({"kind": "simulated", "block_size": "16"}, "block_size must be an integer, not '16'"),
-        ({"kind": "simulated", "block_size": True}, "block_size must be an integer, not true"),
+        (
+            {"kind": "simulated", "block_size": "16"},
+            "block_size must be an integer at least 1, not '16'",
+        ),
+        (
+            {"kind": "simulated", "block_size": True},
+            "block_size must be an integer at least 1, not true",
+        ),
         ({"kind": "simulated", "simulated": {"faults": [{}]}}, r"faults\[0\].kind is missing"),
         (
             {"kind": "simulated", "simulated": {"faults": {}}},
             "faults must be a list, not an object",
         ),
-        ({"kind": "simulated", "num_blocks": 1.5}, "num_blocks must be an integer, not 1.5"),
+        (
+            {"kind": "simulated", "num_blocks": 1.5},
+            "num_blocks must be an integer at least 1, not 1.5",
+        ),
         ({"kind": "simulated", "device": None}, "device must be a string, not null"),
         ({"kind": ["torch"]}, "kind must be one of 'torch', .*, not a list"),
         ({"kind": "x" * 999}, "kind must be one of .*, not '" + "x" * 79 + r"\.\.\.$"),
@@ -103,7 +112,7 @@ def test_fields_left_out_take_their_defaults() -> None:
         ),
         (
             {"kind": "simulated", "simulated": {"cost": {"step_s": "1"}}},
-            "simulated.cost.step_s must be a number, not '1'",
+            "simulated.cost.step_s must be a number in 0..3600, not '1'",
         ),
         ({"kind": "simulated", "simulated": {"cost": 3}}, "cost must be an object, not 3"),
         (

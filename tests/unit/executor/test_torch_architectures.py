@@ -30,7 +30,7 @@ def test_the_engine_computes_what_the_model_computes_alone(model_type: str) -> N
 def test_a_refusal_names_the_type_and_the_reason(model_type: str) -> None:
     verdict = check_architecture(model_type)
 
-    assert verdict.outcome == "refused"
+    assert verdict.outcome == "rejected"
     assert model_type in verdict.detail
     assert REFUSED[model_type] in verdict.detail
 

@@ -268,7 +268,7 @@ def test_a_failure_takes_the_tokens_of_its_step_along_and_keeps_its_words(
     assert len(result.slots) == 0
     (failure,) = result.failures
     assert failure.is_refusal
-    assert failure.detail == "the engine refused it"
+    assert failure.detail == "the engine rejected it"
     # They may quote the prompt.
     assert "xxx" not in caplog.text
 

@@ -203,15 +203,15 @@ def test_what_is_not_known_is_not_said() -> None:
         ),
         (
             "Method not found!",
-            "wrong port: `OperationsClient` and `penstock top` need the operations port"
-            " (default 50052), all others the main port (default 50051) (UNAVAILABLE: ",
+            "wrong port, 127.0.0.1:7: `OperationsClient` and `penstock top` need the operations"
+            " port (default 50052), all others the main port (default 50051) (UNAVAILABLE: ",
         ),
         ("Tls handshake failed (TSI_PROTOCOL_FAILURE)", "only one side uses TLS"),
     ],
 )
 def test_where_no_service_answers_the_line_says_what_to_look_for(said: str, hint: str) -> None:
-    error = error_of(Failure(code=grpc.StatusCode.UNAVAILABLE, message=said))
-    assert describe_error(error).startswith(hint)
+    failure = Failure(code=grpc.StatusCode.UNAVAILABLE, message=said, address="127.0.0.1:7")
+    assert describe_error(error_of(failure)).startswith(hint)
 
     of_service = Failure(code=grpc.StatusCode.UNAVAILABLE, reason="ENGINE_DOWN", message=said)
     assert hint not in describe_error(error_of(of_service)).replace(said, "")

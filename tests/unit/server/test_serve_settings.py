@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from penstock.executor.config import (
-    DTYPES,
     KV_CACHE_DTYPES,
     QUANTIZATIONS,
     ExecutorConfig,
@@ -19,6 +18,7 @@ from penstock.executor.config import (
     SimulatedPace,
 )
 from penstock.executor.fault import Fault, FaultKind
+from penstock.executor.trtllm.config import DTYPES
 from penstock.scheduler.config import (
     AdmissionPolicy,
     EvictionPolicy,

@@ -138,7 +138,10 @@ def test_the_section_comes_from_a_json_file_a_toml_file_or_the_environment(
     [
         ("{", "trtllm-config is not valid JSON"),
         ('{"a": ' + "[" * 99_999, "trtllm-config is not valid JSON: it is nested too deep"),
-        ('{"max_batch_size": ' + "[" * 400 + "]" * 400 + "}", "must be an integer, not a list"),
+        (
+            '{"max_batch_size": ' + "[" * 400 + "]" * 400 + "}",
+            "must be an integer in 1..65536, not a list",
+        ),
         (
             '{"max_batch_size": ' + "9" * 5000 + "}",
             "trtllm-config is not valid JSON: Exceeds the limit",
@@ -149,7 +152,10 @@ def test_the_section_comes_from_a_json_file_a_toml_file_or_the_environment(
         ),
         ("nowhere.json", "trtllm-config: nowhere.json cannot be read: No such file"),
         ('{"max_batch": 3}', "--trtllm-config.max_batch is unknown; did you mean max_batch_size?"),
-        ('{"max_batch_size": "8"}', "trtllm-config.max_batch_size must be an integer, not '8'"),
+        (
+            '{"max_batch_size": "8"}',
+            "trtllm-config.max_batch_size must be an integer in 1..65536, not '8'",
+        ),
         ('{"kv_cache_config": {"size": 3}}', "trtllm-config.kv_cache_config.size is unknown"),
         (
             '{"kv_cache_config": {"tokens_per_block": 24}}',

@@ -46,7 +46,7 @@ def test_a_frame_holds_what_an_operator_asks_first() -> None:
     for part in (
         "here:50052 tiny READY  up 2h03m  engine 2 (1 restarts)",
         "running 5/8  waiting 3 for blocks (~750 ms)  tokens/s 900 out, 120 in",
-        "completed 11  cancelled 1  failed 1  refused 2  preempted 4  prefix hits 25%",
+        "completed 11  cancelled 1  failed 1  rejected 2  preempted 4  prefix hits 25%",
         "TTFT            50 ms    100 ms    200 ms",
         "100 blocks of 16 tokens: 40 used, 35 cached, 25 free",
         "2 requests by age",

@@ -13,11 +13,11 @@ from penstock.server.settings.sources import BadSetting
 from penstock.tools.bench.figures import figures_of
 from penstock.tools.bench.fleet import LoadRun, merged_run
 from penstock.tools.bench.options import check_options, plans_for, plans_of, sender_of
+from penstock.tools.bench.pipe import WorkerDone
 from penstock.tools.bench.plan import Arrivals, LoadPlan
 from penstock.tools.bench.recorder import LoadRecorder
 from penstock.tools.bench.report import document_of, sweep_lines
 from penstock.tools.bench.sender import SenderConfig
-from penstock.tools.bench.worker import WorkerDone
 from penstock.tools.command_line import build_parser
 from support.load_events import finished, plan
 
@@ -54,7 +54,7 @@ def plans(*arguments: object, **limits: Any) -> list[LoadPlan]:
 
 
 def measured(made: LoadPlan, ttft_s: float) -> LoadRun:
-    recorder = LoadRecorder(made)
+    recorder = LoadRecorder.of(made)
     for due_s in (1.0, 2.0):
         record = recorder.begin(due_s, due_s, 2)
         record.tokens(due_s + ttft_s, 1)
@@ -184,7 +184,7 @@ def test_the_table_of_several_loads_fits_a_terminal() -> None:
 
 def test_json_has_null_for_what_was_not_measured() -> None:
     made = plan()
-    idle = LoadRecorder(made)
+    idle = LoadRecorder.of(made)
     run = merged_run(made, [WorkerDone(recorder=idle, cpu_share=0.0, was_sending_at_end=True)])
     document = document_of(SenderConfig(address="localhost"), model(), [run], [figures_of(run)])
 

@@ -1,8 +1,7 @@
 """The counts of a recorder, their start, and the sum of several recorders."""
 
-import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,9 +10,9 @@ from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.bench.figures import figures_of, warnings_of
 from penstock.tools.bench.fleet import IdleCores, merged_run
 from penstock.tools.bench.latency_histogram import LatencyHistogram
+from penstock.tools.bench.pipe import WorkerDone, decode, encode
 from penstock.tools.bench.plan import Arrivals
 from penstock.tools.bench.recorder import LoadRecorder
-from penstock.tools.bench.worker import WorkerDone
 from penstock.tools.targets import Targets
 from support.load_events import finished, plan
 
@@ -57,7 +56,7 @@ def test_what_a_histogram_cannot_hold_is_still_counted() -> None:
 
 def test_histograms_merge_after_a_journey_between_processes() -> None:
     one, two = histogram_of(0.1, 0.2), histogram_of(0.3, 0.4, 4.0)
-    one.merge(pickle.loads(pickle.dumps(two)))
+    one.merge(LatencyHistogram.of(*two.state()))
 
     assert len(one) == 5
     assert one.percentile_s(50.0) == pytest.approx(0.3, rel=1e-3)
@@ -66,7 +65,7 @@ def test_histograms_merge_after_a_journey_between_processes() -> None:
 
 
 def test_durations_count_from_when_a_request_was_due() -> None:
-    recorder = LoadRecorder(plan())
+    recorder = LoadRecorder.of(plan())
 
     served(recorder, 1.0, 3.5, 3.6, sent_s=3.0)
 
@@ -78,7 +77,7 @@ def test_durations_count_from_when_a_request_was_due() -> None:
 
 
 def test_a_message_of_several_tokens_is_one_gap_and_all_of_them_count() -> None:
-    recorder = LoadRecorder(plan())
+    recorder = LoadRecorder.of(plan())
     record = recorder.begin(0.0, 0.0, 5)
     record.tokens(1.0, 1)
     record.tokens(1.4, 0)
@@ -93,7 +92,7 @@ def test_a_message_of_several_tokens_is_one_gap_and_all_of_them_count() -> None:
 
 
 def test_warm_up_is_not_counted_but_rates_are_of_the_window() -> None:
-    recorder = LoadRecorder(plan(warm_up_s=1.0, duration_s=2.0))
+    recorder = LoadRecorder.of(plan(warm_up_s=1.0, duration_s=2.0))
 
     served(recorder, 0.9, 0.95, 1.1)  # due too early, ends in the window
     served(recorder, 2.9, 2.95, 3.0)  # due in it, ends after it
@@ -105,7 +104,7 @@ def test_warm_up_is_not_counted_but_rates_are_of_the_window() -> None:
 
 
 def test_good_is_a_first_token_in_time_and_nearly_all_gaps() -> None:
-    recorder = LoadRecorder(plan(targets=Targets(ttft_s=1.0, itl_s=0.1), duration_s=60.0))
+    recorder = LoadRecorder.of(plan(targets=Targets(ttft_s=1.0, itl_s=0.1), duration_s=60.0))
 
     served(recorder, 0.0, 1.0, 1.09)
     served(recorder, 0.0, 1.01, 1.09)
@@ -119,7 +118,7 @@ def test_good_is_a_first_token_in_time_and_nearly_all_gaps() -> None:
 
 
 def test_an_output_that_is_not_what_was_asked_for_is_told() -> None:
-    recorder = LoadRecorder(plan())
+    recorder = LoadRecorder.of(plan())
     for num_sent, reason in (
         (2, FinishReason.LENGTH),
         (1, FinishReason.LENGTH),
@@ -135,7 +134,7 @@ def test_an_output_that_is_not_what_was_asked_for_is_told() -> None:
 
 
 def test_processes_add_up() -> None:
-    parts = [LoadRecorder(plan()), LoadRecorder(plan())]
+    parts = [LoadRecorder.of(plan()), LoadRecorder.of(plan())]
     served(parts[0], 0.0, 0.1, 0.15)
     parts[0].begin(1.0, 1.0, 1).failed(1.1, "RESOURCE_EXHAUSTED", "QUEUE_FULL")
     served(parts[1], 0.0, 0.3, 0.35)
@@ -144,7 +143,7 @@ def test_processes_add_up() -> None:
     parts[1].begin(1.0, 1.0, 1).abandoned(70.0)
     parts[1].drop(2.0)
 
-    received = [pickle.loads(pickle.dumps(done(part))) for part in parts]
+    received = [cast("WorkerDone", decode(encode(done(part)))) for part in parts]
     figures = figures_of(merged_run(plan(), received))
 
     assert figures.num_due == 7
@@ -176,7 +175,7 @@ def test_a_run_that_has_sent_enough_is_as_long_as_that_took(
     settings: dict[str, Any], is_full: bool, window_s: float
 ) -> None:
     made = plan(**settings)
-    recorder = LoadRecorder(made)
+    recorder = LoadRecorder.of(made)
     served(recorder, 0.0, 0.1, 0.2)
 
     assert merged_run(made, [done(recorder, is_full=is_full)]).window_s == window_s
@@ -185,14 +184,14 @@ def test_a_run_that_has_sent_enough_is_as_long_as_that_took(
 def test_a_replayed_trace_ends_with_its_last_request() -> None:
     rows = (TraceRequest(arrival_s=0.0, num_prompt_tokens=1, num_output_tokens=2),)
     made = plan(arrivals=Arrivals.REPLAY, rows=rows)
-    recorder = LoadRecorder(made)
+    recorder = LoadRecorder.of(made)
     served(recorder, 0.0, 0.1, 0.5)
 
     assert merged_run(made, [done(recorder)]).window_s == 0.5
 
 
 def test_a_client_that_spoils_its_figures_says_so() -> None:
-    honest, late = LoadRecorder(plan()), LoadRecorder(plan())
+    honest, late = LoadRecorder.of(plan()), LoadRecorder.of(plan())
     served(honest, 0.0, 0.5, sent_s=0.01)
     served(late, 0.0, 0.5, sent_s=0.2)
 
@@ -214,7 +213,7 @@ def test_a_client_that_spoils_its_figures_says_so() -> None:
 def test_more_client_processes_are_advised_only_if_cores_are_idle(
     num_idle_cores: float | None, advice: str
 ) -> None:
-    recorder = LoadRecorder(plan())
+    recorder = LoadRecorder.of(plan())
     served(recorder, 0.0, 0.5, sent_s=0.2)
 
     run = merged_run(plan(), [done(recorder, cpu_share=0.95)], num_idle_cores)
@@ -235,7 +234,7 @@ def test_idle_cores_are_counted_from_the_start_of_the_run(tmp_path: Path) -> Non
 
 
 def test_nothing_measured_is_no_figure_and_no_fault() -> None:
-    figures = figures_of(merged_run(plan(), [done(LoadRecorder(plan()))]))
+    figures = figures_of(merged_run(plan(), [done(LoadRecorder.of(plan()))]))
 
     assert figures.num_due == 0
     assert figures.ttft.p99_s != figures.ttft.p99_s
@@ -243,7 +242,7 @@ def test_nothing_measured_is_no_figure_and_no_fault() -> None:
 
 
 def test_a_late_client_without_first_tokens_has_no_median_to_compare_with() -> None:
-    recorder = LoadRecorder(plan())
+    recorder = LoadRecorder.of(plan())
     recorder.begin(0.0, 0.2, 2).failed(0.3, "INTERNAL", "")
 
     [warning] = warnings_of(figures_of(merged_run(plan(), [done(recorder)])))

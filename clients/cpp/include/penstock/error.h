@@ -33,7 +33,7 @@ struct Failure {
   // The delay that the server suggests before a retry.
   std::optional<std::chrono::nanoseconds> retry_after{};
   // True if the server requested that the call is not retried.
-  bool is_retry_refused = false;
+  bool is_retry_forbidden = false;
   std::vector<FieldViolation> field_violations{};
   // Empty if the server has not reported it.
   std::string request_id{};

@@ -76,7 +76,7 @@ func scenarios() map[string]scenario {
 		"metadata":                 traceMetadata,
 		"multiplex":                multiplex,
 		"resume":                   resume,
-		"retry_after_refusal":      retryAfterRefusal,
+		"retry_after_rejection":    retryAfterRejection,
 		"engine_killed":            engineKilled,
 		"drain":                    drain,
 	}

@@ -145,7 +145,7 @@ func queueFull(ctx context.Context, t *talk) error {
 	return cancelAll(ctx, blockers)
 }
 
-func retryAfterRefusal(ctx context.Context, t *talk) error {
+func retryAfterRejection(ctx context.Context, t *talk) error {
 	client, err := dial(t)
 	if err != nil {
 		return err

@@ -4,12 +4,11 @@ engine.
 xgrammar holds the GIL while it compiles, and needs time and memory that depend on the constraint;
 both are limited here. A process that takes too long is killed; in one that allocates too much
 memory, the check fails or the process dies. This module run as a program (`python -m`) is such a
-process: it reads one line of JSON per constraint from stdin and writes one line of JSON with the
-error found, or an empty string, to stdout.
+process: it reads each `Constraint` from stdin and writes the error found, or an empty string, to
+stdout, one line of JSON each. The first line that it writes is `_READY`.
 """
 
 import contextlib
-import json
 import logging
 import os
 import resource
@@ -22,13 +21,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from penstock.executor.trtllm.constraint_check import (
     NOT_CHECKED,
     TOO_LARGE,
     fault_of,
     installed_grammar,
 )
-from penstock.scheduler.request import Constraint, ConstraintKind
+from penstock.scheduler.request import Constraint
 
 logger = logging.getLogger(__name__)
 
@@ -101,33 +102,30 @@ class _Process:
         """Check a constraint; return the reason to reject it, "" if there is none; NOT_CHECKED if
         the process does not start; None if the check took too long or the process died.
         """
-        if not self._is_ready and self._line(START_S) != _READY:
+        if not self._is_ready and self._answer(START_S) != _READY:
             logger.error("the constraint checker does not start")
             return NOT_CHECKED
         self._is_ready = True
         assert self._process.stdin is not None
-        question = {"kind": constraint.kind.value, "texts": constraint.texts}
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.write(_line_of(constraint))
             self._process.stdin.flush()
-        line = self._line(check_s)
-        return None if line is None else str(json.loads(line))
+        return self._answer(check_s)
 
     def end(self) -> None:
         self._process.kill()
         with self._process:
             pass  # closes its pipes and waits
 
-    def _line(self, timeout_s: float) -> str | None:
-        """Read one line of output, without its line end; return None if the process ends or
-        `timeout_s` passes first.
-        """
+    def _answer(self, timeout_s: float) -> str | None:
+        """Return the next answer; None if the process ends or `timeout_s` passes first."""
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             if not selector.select(timeout_s):
                 return None
-        return self._process.stdout.readline().decode().strip() or None
+        line = self._process.stdout.readline()
+        return msgspec.json.decode(line, type=str) if line else None
 
 
 def installed_checker() -> CheckProcesses | None:
@@ -149,24 +147,25 @@ def main() -> None:
     if grammar_class is None:
         sys.exit(1)
     # Prevents library output from mixing with the answers.
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with Path("/proc/self/statm").open(encoding="ascii") as statm:
         used = int(statm.read().split()[0]) * resource.getpagesize()
     limit = used + _CHECK_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    print(_READY, file=answers, flush=True)
-    for line in sys.stdin:
-        question = json.loads(line)
-        constraint = Constraint(
-            kind=ConstraintKind(question["kind"]), texts=tuple(question["texts"])
-        )
+    answers.write(_line_of(_READY))
+    for line in sys.stdin.buffer:
+        constraint = msgspec.json.decode(line, type=Constraint)
         # Ends this process even if its parent has ended.
         signal.alarm(round(2 * CHECK_S))
         fault = fault_of(grammar_class, constraint)
         signal.alarm(0)
-        print(json.dumps(fault), file=answers, flush=True)
+        answers.write(_line_of(fault))
+
+
+def _line_of(message: Constraint | str) -> bytes:
+    return msgspec.json.encode(message) + b"\n"
 
 
 if __name__ == "__main__":

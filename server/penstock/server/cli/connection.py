@@ -15,17 +15,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.conventions import DEFAULT_HOST, DEFAULT_PORT, OPERATIONS_OFFSET
 from penstock.server.cli.command import ExitCode
+from penstock.server.settings.table import variable_of
 
 if TYPE_CHECKING:
     from penstock.client import PenstockError
 
-ADDRESS_VARIABLE = "PENSTOCK_ADDRESS"
-PORT_VARIABLE = "PENSTOCK_PORT"
-DEFAULT_PORT = "50051"
-OPERATIONS_VARIABLE = "PENSTOCK_OPERATIONS"
-OPERATIONS_PORT_VARIABLE = "PENSTOCK_OPERATIONS_PORT"
-
+ADDRESS_VARIABLE = variable_of("address")
+OPERATIONS_VARIABLE = variable_of("operations")
+_PORT_VARIABLE = variable_of("port")
+_OPERATIONS_PORT_VARIABLE = variable_of("operations_port")
 
 _FIELD = re.compile(r"\b[a-z_]+\.(?:[a-z_]+\.)*([a-z_]+)(?:\[\d+\])?: ")
 _FLAGS = {"num_outputs": "n", "stop_strings": "stop", "total_timeout": "deadline"}
@@ -39,22 +39,22 @@ class UsageError(Exception):
 def default_address(environment: Mapping[str, str]) -> str:
     """Return PENSTOCK_ADDRESS; if unset, the address on which `serve` listens in the same
     environment."""
-    port = environment.get(PORT_VARIABLE, DEFAULT_PORT)
+    port = environment.get(_PORT_VARIABLE, str(DEFAULT_PORT))
     if port.startswith("tcp://"):
         # Kubernetes sets the variable to a URL for a service called penstock.
-        port = DEFAULT_PORT
-    return environment.get(ADDRESS_VARIABLE, f"127.0.0.1:{port}")
+        port = str(DEFAULT_PORT)
+    return environment.get(ADDRESS_VARIABLE, f"{DEFAULT_HOST}:{port}")
 
 
 def default_operations_address(environment: Mapping[str, str]) -> str:
     """Return PENSTOCK_OPERATIONS; if unset, this host at PENSTOCK_OPERATIONS_PORT or one port above
     that of the service."""
-    port = environment.get(OPERATIONS_PORT_VARIABLE, "")
+    port = environment.get(_OPERATIONS_PORT_VARIABLE, "")
     if not _is_number(port):
         # The variable may be unset, "off", or a URL from Kubernetes: tcp://...
-        main_port = environment.get(PORT_VARIABLE, DEFAULT_PORT)
-        port = str(int(main_port if _is_number(main_port) else DEFAULT_PORT) + 1)
-    return environment.get(OPERATIONS_VARIABLE, f"127.0.0.1:{port}")
+        main_port = environment.get(_PORT_VARIABLE, "")
+        port = str((int(main_port) if _is_number(main_port) else DEFAULT_PORT) + OPERATIONS_OFFSET)
+    return environment.get(OPERATIONS_VARIABLE, f"{DEFAULT_HOST}:{port}")
 
 
 def _is_number(text: str) -> bool:
@@ -71,7 +71,8 @@ def add_operations_option(parser: argparse.ArgumentParser) -> None:
         metavar="HOST[:PORT]",
         default=default_operations_address(os.environ),
         help=f"the service's operations port (default: ${OPERATIONS_VARIABLE}, or this host at"
-        f" ${OPERATIONS_PORT_VARIABLE} or one above ${PORT_VARIABLE}, {int(DEFAULT_PORT) + 1})",
+        f" ${_OPERATIONS_PORT_VARIABLE} or one above ${_PORT_VARIABLE},"
+        f" {DEFAULT_PORT + OPERATIONS_OFFSET})",
     )
 
 
@@ -81,7 +82,7 @@ def add_address_option(parser: argparse.ArgumentParser) -> None:
         "--address",
         metavar="HOST[:PORT]",
         default=default_address(os.environ),
-        help=f"the service (default: ${ADDRESS_VARIABLE}, or this host at ${PORT_VARIABLE} or"
+        help=f"the service (default: ${ADDRESS_VARIABLE}, or this host at ${_PORT_VARIABLE} or"
         f" {DEFAULT_PORT})",
     )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.scheduler.setting import Setting
 from penstock.server.cli.connection import UsageError
-from penstock.server.settings.table import Declared
+from penstock.server.settings.table import Declared, variable_of
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -36,12 +36,6 @@ _TLS: Final = Declared(
 _SERVER_NAME: Final = "server-name"
 _NAMES: Final = (*_FILES, _SERVER_NAME)
 _LONG_WAIT_S = 3.0
-
-
-def variable_of(flag: str) -> str:
-    """Return the environment variable from which a flag is also read. `flag` has no leading
-    dashes."""
-    return f"PENSTOCK_{flag.replace('-', '_').upper()}"
 
 
 CONNECTION_VARIABLES: Final = tuple(variable_of(name) for name in (*_NAMES, "tls"))

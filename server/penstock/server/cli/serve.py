@@ -5,51 +5,47 @@ the output on stdout: a banner on a terminal, otherwise lines for scripts. Impor
 only in `run`.
 """
 
-import contextlib
-import os
-import sys
-from typing import TYPE_CHECKING
-
-from penstock.server.cli.connection import default_address, default_operations_address
-from penstock.server.cli.installation import version_of
-from penstock.server.cli.report import printable
-from penstock.server.observe.logs import leave_out_banner_lines
-
-if TYPE_CHECKING:
-    from penstock.server.config import ServerConfig
-    from penstock.server.processes.supervisor import ServiceReady
 import argparse
 import asyncio
+import contextlib
 import logging
+import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.cli.command import Parser, Subparsers
-from penstock.server.cli.connection import ADDRESS_VARIABLE, OPERATIONS_VARIABLE
+from penstock.server.cli.connection import (
+    ADDRESS_VARIABLE,
+    OPERATIONS_VARIABLE,
+    default_address,
+    default_operations_address,
+)
 from penstock.server.cli.connection_options import CONNECTION_VARIABLES
+from penstock.server.cli.installation import version_of
+from penstock.server.cli.report import printable
+from penstock.server.observe.logs import leave_out_banner_lines
+from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_CODES_HELP
+from penstock.server.settings.table import ENVIRONMENT_PREFIX, add_flags, variable_of
 
 if TYPE_CHECKING:
     from penstock.server.config import ServerConfig
+    from penstock.server.processes.supervisor import ServiceReady
     from penstock.server.settings.sources import Sources
 
-
-CONFIG_VARIABLE = "PENSTOCK_CONFIG"
+_CONFIG_VARIABLE = variable_of("config")
 _DEFAULT_MODEL = "demo"
-_EXIT_CODES = """\
-exit codes:
-  0        stopped on request (SIGTERM or SIGINT), after draining
-  1        failed: a process crashed repeatedly, or during the drain
-  2        could not start; one line on stderr has the reason
-  128 + n  signal n arrived a second time: streams were interrupted
-"""
 _DESCRIPTION = """\
 Run a service. Each option can also be set by PENSTOCK_<OPTION>, and in a TOML file that --config
 names: docs/settings.md has its keys. Flags override variables, which override the file.
 """
 _PROMPT = "Once upon a time"
+READY_LINE = re.compile(r"^penstock ready on (\S+) ")
+OPERATIONS_LINE = re.compile(r"^penstock operations on (\S+)")
+"""The beginnings of two `script_lines`, with the addresses."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -59,14 +55,13 @@ def add_parser(subparsers: Subparsers) -> None:
         help="run a service",
         usage="%(prog)s [options]",
         description=_DESCRIPTION,
-        epilog=_EXIT_CODES,
+        epilog=EXIT_CODES_HELP,
     )
     parser.fill = _add_flags
 
 
 def _add_flags(parser: Parser) -> None:
     from penstock.server.config import GROUPS, SETTINGS
-    from penstock.server.settings.table import add_flags
 
     add_flags(parser, SETTINGS, GROUPS)
 
@@ -122,7 +117,7 @@ def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str])
     from penstock.server.config import SETTINGS
     from penstock.server.settings.sources import gather
 
-    file = arguments.get("config") or environment.get(CONFIG_VARIABLE)
+    file = arguments.get("config") or environment.get(_CONFIG_VARIABLE)
     return gather(SETTINGS, arguments, environment, Path(file).expanduser() if file else None)
 
 
@@ -137,21 +132,18 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     others = (ADDRESS_VARIABLE, OPERATIONS_VARIABLE, KERNELS_VARIABLE, *CONNECTION_VARIABLES)
     known = {*others, *_variables()}
     made_up = tuple(
-        f"PENSTOCK_{name}{kind}"
+        variable_of(name + kind)
         for name in ("", "METRICS_", "OPERATIONS_")
         for kind in ("SERVICE_", "PORT_")
     )
-    return sorted(
-        name
-        for name in environment
-        if name.startswith("PENSTOCK_") and name not in known and not name.startswith(made_up)
-    )
+    ours = {name for name in environment if name.startswith(ENVIRONMENT_PREFIX)}
+    return sorted(name for name in ours - known if not name.startswith(made_up))
 
 
 def _variables() -> list[str]:
     from penstock.server.config import SETTINGS
 
-    return [CONFIG_VARIABLE, *(item.variable for item in SETTINGS)]
+    return [_CONFIG_VARIABLE, *(item.variable for item in SETTINGS)]
 
 
 def build_config(sources: "Sources") -> "ServerConfig":
@@ -265,8 +257,6 @@ def by_flags(message: str) -> str:
 
 
 def _cannot_start(reason: str) -> int:
-    from penstock.server.processes.exit_codes import EXIT_CANNOT_START
-
     print(f"penstock serve: {reason}", file=sys.stderr, flush=True)
     return EXIT_CANNOT_START
 

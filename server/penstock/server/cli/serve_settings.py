@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.conventions import MAX_PORT, METRICS_OFFSET, OPERATIONS_OFFSET
 from penstock.executor.config import ExecutorKind, SimulatedConfig, SimulatedPace
 from penstock.executor.device_defaults import device_defaults
 from penstock.executor.torch.thread_environment import NUM_THREADS_VARIABLE, num_threads_of
@@ -67,9 +68,7 @@ _MEANINGLESS = {
         _OWN_CACHE,
     ),
 }
-_STEPS = {"operations_port": 1, "metrics_port": 2}
-"""Offset of a default port from the port of the service."""
-_MAX_PORT = 65535
+_OFFSETS = {"operations_port": OPERATIONS_OFFSET, "metrics_port": METRICS_OFFSET}
 _MAX_THREADS_PER_CORE = 4
 """With more threads per core the threads would only wait for each other."""
 _EXPORTER_VARIABLE = "OTEL_TRACES_EXPORTER"
@@ -248,10 +247,10 @@ def observer_settings(sources: Sources) -> dict[str, Any]:
     """Return the settings of the observer (the process with the operations and metrics ports) by
     field path. Raises ValueError for an invalid setting."""
     ports: dict[str, int | None] = {}
-    for name, step in _STEPS.items():
+    for name, offset in _OFFSETS.items():
         port = sources.value("port")
         # There is no port after the last one.
-        behind = port + step if 0 < port <= _MAX_PORT - step else 0
+        behind = port + offset if 0 < port <= MAX_PORT - offset else 0
         ports[name] = sources.get(name) if name in sources else behind
     if not any(port is not None for port in ports.values()):
         sources.refuse(["operations_host"], "requires a port")

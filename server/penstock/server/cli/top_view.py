@@ -129,7 +129,7 @@ def _totals_line(model: "ModelStats") -> Text:
         "completed": totals.num_completed,
         "cancelled": totals.num_cancelled,
         "failed": totals.num_failed,
-        "refused": totals.num_refused,
+        "rejected": totals.num_rejected,
         "preempted": totals.num_preemptions,
     }
     text = "  ".join(f"{name} {count(value)}" for name, value in parts.items())

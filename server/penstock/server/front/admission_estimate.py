@@ -72,7 +72,7 @@ class AdmissionEstimate:
         self._unseen: deque[_Sent] = deque()
         self._num_requests = 0
         self._num_tokens = 0
-        self.num_refused = 0
+        self.num_rejected = 0
 
     def check(
         self,
@@ -113,7 +113,7 @@ class AdmissionEstimate:
             return
         if self._may_displace(tenant, priority, num_requests, most):
             return
-        self.num_refused += 1
+        self.num_rejected += 1
         # A retry before the queue is processed would find it full again.
         queue_s = queue.estimated_queue_s
         raise RequestError(Refusal(reason=ErrorReason.QUEUE_FULL, retry_after_s=queue_s or None))

@@ -12,9 +12,9 @@ _MAX_WAIT_S = 86_400.0
 class TransportConfig:
     """Connection limits of one front process. Raises SettingError, which names the invalid field.
 
-    Connections beyond `max_connections` are refused, so that many connections cannot exhaust memory
-    and file descriptors. After `max_connection_age_s`, plus or minus 10 %, a connection accepts no
-    more calls; the client then opens another connection, possibly to another server.
+    Connections beyond `max_connections` are rejected, so that many connections cannot exhaust
+    memory and file descriptors. After `max_connection_age_s`, plus or minus 10 %, a connection
+    accepts no more calls; the client then opens another connection, possibly to another server.
     """
 
     max_connections: int = setting(

@@ -26,8 +26,8 @@ _REASONS: dict[FailureReason, ErrorReason] = {
     FailureReason.TTFT_DEADLINE_EXCEEDED: ErrorReason.DEADLINE_EXCEEDED,
     FailureReason.DEADLINE_EXCEEDED: ErrorReason.DEADLINE_EXCEEDED,
     FailureReason.EXECUTOR_REQUEST_FAILED: ErrorReason.EXECUTOR_REQUEST_FAILED,
-    FailureReason.EXECUTOR_REFUSED: ErrorReason.EXECUTOR_REFUSED,
-    FailureReason.CONSTRAINT_REFUSED: ErrorReason.EXECUTOR_REFUSED,
+    FailureReason.EXECUTOR_REJECTED: ErrorReason.EXECUTOR_REJECTED,
+    FailureReason.CONSTRAINT_REJECTED: ErrorReason.EXECUTOR_REJECTED,
     FailureReason.ENGINE_DOWN: ErrorReason.ENGINE_DOWN,
     FailureReason.DRAINING: ErrorReason.DRAINING,
     FailureReason.TOO_MANY_OUTPUTS: ErrorReason.INVALID_ARGUMENT,
@@ -224,7 +224,7 @@ def _violations(end: Failed, generation: GenerationSpec) -> tuple[FieldViolation
             if end.breach is not None:
                 limit = f"{_QUOTAS[end.breach.kind][0]}, which is {end.breach.limit}"
             path, description = "sampling.num_outputs", f"is more than {limit}"
-        case FailureReason.CONSTRAINT_REFUSED if generation.constraint is not None:
+        case FailureReason.CONSTRAINT_REJECTED if generation.constraint is not None:
             path, description = _CONSTRAINT_PATHS[generation.constraint.kind], _NOT_COMPILED
         case _:
             return ()

@@ -349,7 +349,7 @@ class Front:
         if num_known > self.limits.vocab_size:
             logger.warning(
                 "the tokenizer of %s has %d tokens and the model %d: prompts with one of the"
-                " others are refused",
+                " others are rejected",
                 self.text.files.path,
                 num_known,
                 self.limits.vocab_size,

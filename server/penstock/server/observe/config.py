@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from penstock.conventions import DEFAULT_HOST, MAX_PORT, METRICS_OFFSET, OPERATIONS_OFFSET
 from penstock.scheduler.setting import SettingError, check, setting
 
 MAX_METRICS_TENANTS = 256
@@ -125,23 +126,23 @@ class ObserverConfig:
         "observability",
         "port of the operations service, 0 for any free one",
         at_least=0,
-        at_most=65535,
+        at_most=MAX_PORT,
         may_be_off=True,
         is_everyday=True,
-        shown="the port + 1; any free port if the port is 0",
+        shown=f"the port + {OPERATIONS_OFFSET}; any free port if the port is 0",
     )
     metrics_port: int | None = setting(
         None,
         "observability",
         "port of Prometheus metrics and the status page",
         at_least=0,
-        at_most=65535,
+        at_most=MAX_PORT,
         may_be_off=True,
         is_everyday=True,
-        shown="the port + 2; any free port if the port is 0",
+        shown=f"the port + {METRICS_OFFSET}; any free port if the port is 0",
     )
     operations_host: str = setting(
-        "127.0.0.1", "observability", "address that operators connect to, on both ports"
+        DEFAULT_HOST, "observability", "address that operators connect to, on both ports"
     )
     metrics_tenants: tuple[str, ...] = setting(
         (),

@@ -95,10 +95,10 @@ class AccessControl:
         try:
             caller = self._identify(context)
         except Unknown as error:
-            logger.info("caller refused: %s (%s)", error, context.peer())
+            logger.info("caller rejected: %s (%s)", error, context.peer())
             raise refuse(ErrorReason.UNAUTHENTICATED) from None
         except NotListed as error:
-            logger.info("caller refused: %s (%s)", error, context.peer())
+            logger.info("caller rejected: %s (%s)", error, context.peer())
             raise refuse(ErrorReason.PERMISSION_DENIED) from None
         require(right, caller, context)
         return caller

@@ -25,11 +25,11 @@ from penstock.server.rpc.mapping_operations import (
     wait_reason_of,
 )
 from penstock.server.rpc.mapping_out import duration_of
-from penstock.v1 import stats_pb2
 from penstock.v1 import stats_pb2 as pb
+from penstock.v1.state_pb2 import WaitReason
 
 
-def record_steps(data: bytes, max_steps: int | None) -> list[stats_pb2.StepRecord]:
+def record_steps(data: bytes, max_steps: int | None) -> list[pb.StepRecord]:
     """Return the latest `max_steps` steps (None: all) of the encoded recording `data`, the oldest
     first."""
     return list(step_records(FlightReader(data).recording(), max_steps))
@@ -42,7 +42,7 @@ def perfetto_file(data: bytes, max_steps: int | None) -> bytes:
 
 
 @dataclass(slots=True)
-class _Happened:
+class _StepEvents:
     """The events of one step: token counts by request, and ids of admitted, preempted and ended
     requests."""
 
@@ -57,30 +57,30 @@ def step_records(rows: Recording, max_steps: int | None) -> Iterator[pb.StepReco
     steps = rows.steps if max_steps is None else rows.steps[-max_steps:]
     if not len(steps):
         return
-    happened = _happened_by_step(rows, int(steps[0]["step"]))
+    events = _events_by_step(rows, int(steps[0]["step"]))
     for step in steps:
-        yield _record_of(step, happened.get(int(step["step"]), _Happened()), rows)
+        yield _record_of(step, events.get(int(step["step"]), _StepEvents()), rows)
 
 
-def _record_of(step: Any, happened: _Happened, rows: Recording) -> pb.StepRecord:
+def _record_of(step: Any, events: _StepEvents, rows: Recording) -> pb.StepRecord:
     begun_s, launched_s = float(step["begun_s"]), float(step["launched_s"])
     collected_s, updated_s = float(step["collected_s"]), float(step["updated_s"])
-    record = pb.StepRecord(
+    return pb.StepRecord(
         step=int(step["step"]),
         launch_time=timestamp_of(rows.facts.unix_time_s(launched_s)),
         scheduler_duration=duration_of(launched_s - begun_s + updated_s - collected_s),
         executor_duration=duration_of(collected_s - launched_s),
         num_prefill_tokens=int(step["num_prefill_tokens"]),
-        num_decode_requests=int(step["num_decodes"]),
-        shares=happened.shares,
-        admitted_request_ids=happened.admitted,
-        preempted_request_ids=happened.preempted,
-        ended_request_ids=happened.ended,
+        num_decode_outputs=int(step["num_decodes"]),
+        shares=events.shares,
+        admitted_request_ids=events.admitted,
+        preempted_request_ids=events.preempted,
+        ended_request_ids=events.ended,
         cache=_cache_after(step, rows.facts.block_size),
         predicted_duration=duration_if_known(float(step["predicted_s"])),
         inter_token_duration=duration_if_known(float(step["itl_s"])),
-        num_inter_token=int(step["num_itl"]),
-        num_prefill_requests=int(step["num_prefill_rows"]),
+        num_inter_token_outputs=int(step["num_itl"]),
+        num_prefill_outputs=int(step["num_prefill_rows"]),
         num_context_tokens=int(step["num_context_tokens"]),
         num_tokens=int(step["num_tokens"]),
         num_running=int(step["num_running"]),
@@ -90,11 +90,12 @@ def _record_of(step: Any, happened: _Happened, rows: Recording) -> pb.StepRecord
         num_preempted=int(step["num_preempted"]),
         num_finished=int(step["num_finished"]),
         num_failed=int(step["num_failed"]),
+        wait_reason=_wait_reason(step),
     )
-    if record.num_waiting:
-        reason = wait_reason_of(wait_reason_name(int(step["waits_for"])))
-        record.waiting.add(reason=reason, num_requests=record.num_waiting)
-    return record
+
+
+def _wait_reason(step: Any) -> WaitReason.ValueType:
+    return wait_reason_of(wait_reason_name(int(step["waits_for"])) if step["num_waiting"] else "")
 
 
 def _cache_after(step: Any, block_size_tokens: int) -> pb.CacheStats:
@@ -111,16 +112,16 @@ def _cache_after(step: Any, block_size_tokens: int) -> pb.CacheStats:
     )
 
 
-def _happened_by_step(rows: Recording, first_step: int) -> dict[int, _Happened]:
+def _events_by_step(rows: Recording, first_step: int) -> dict[int, _StepEvents]:
     names = _names_by_key(rows.requests)
-    happened: defaultdict[int, _Happened] = defaultdict(_Happened)
+    by_step: defaultdict[int, _StepEvents] = defaultdict(_StepEvents)
     events = rows.events[rows.events["step"] >= np.uint64(first_step)]
     for event in events:
         name = names.get(int(event["key"]))
         if name is None:
             continue
         request_id, output_index = name
-        of_step = happened[int(event["step"])]
+        of_step = by_step[int(event["step"])]
         match int(event["kind"]):
             case EventKind.ADMITTED:
                 of_step.admitted.append(request_id)
@@ -138,7 +139,7 @@ def _happened_by_step(rows: Recording, first_step: int) -> dict[int, _Happened]:
                 )
             case _:
                 pass
-    return happened
+    return by_step
 
 
 def _names_by_key(requests: NDArray[Any]) -> dict[int, tuple[str, int]]:

@@ -110,7 +110,7 @@ def _model_stats_of(model: ModelSnapshot, snapshot: Snapshot) -> pb.ModelStats:
         cache=cache_of(model.cache),
         totals=pb.ModelTotals(
             num_accepted=model.num_accepted,
-            num_refused=model.num_refused,
+            num_rejected=model.num_rejected,
             num_completed=model.num_completed,
             num_cancelled=model.num_cancelled,
             num_failed=model.num_failed,

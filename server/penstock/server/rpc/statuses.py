@@ -22,9 +22,9 @@ from google.rpc.error_details_pb2 import (
 )
 from google.rpc.status_pb2 import Status
 
+from penstock.conventions import ERROR_DOMAIN, PUSHBACK_KEY, STATUS_DETAILS_KEY
 from penstock.server.front.errors import ErrorReason, QuotaViolation, Refusal
 
-DOMAIN: Final = "penstock.dev"
 MAX_MESSAGE_BYTES: Final = 1024
 MAX_VIOLATIONS: Final = 16
 """Maximum number of violations in one status. Details are sent in metadata, whose size peers
@@ -33,8 +33,6 @@ MAX_DETAIL_CHARS: Final = 256
 MAX_RETRY_SPREAD: Final = 0.25
 """Maximum share of the retry delay that is added at random."""
 _MAX_PUSHBACK_MS: Final = 2**31 - 1
-STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
-PUSHBACK_KEY: Final = "grpc-retry-pushback-ms"
 
 Trailers = tuple[tuple[str, str | bytes], ...]
 
@@ -129,7 +127,7 @@ STATUS_RULES: Final[Mapping[ErrorReason, StatusRule]] = {
     ErrorReason.STREAM_SUPERSEDED: StatusRule(
         code=_C.ABORTED, message="another stream resumed the request"
     ),
-    ErrorReason.EXECUTOR_REFUSED: StatusRule(
+    ErrorReason.EXECUTOR_REJECTED: StatusRule(
         code=_C.INVALID_ARGUMENT, message="the executor does not support this request"
     ),
     ErrorReason.NOT_POSSIBLE_NOW: StatusRule(
@@ -179,7 +177,7 @@ def status_of(
     num_untold = len(refusal.violations) - MAX_VIOLATIONS
     if num_untold > 0:
         metadata["num_more_violations"] = str(num_untold)
-    _add(status, ErrorInfo(reason=refusal.reason.value, domain=DOMAIN, metadata=metadata))
+    _add(status, ErrorInfo(reason=refusal.reason.value, domain=ERROR_DOMAIN, metadata=metadata))
     if refusal.violations:
         bad_request = BadRequest()
         for violation in refusal.violations[:MAX_VIOLATIONS]:

@@ -2,9 +2,9 @@
 when they change.
 
 An invalid file never replaces a valid one. The file is TOML and is parsed strictly: errors name the
-key (`tenants.acme.max_priority`) and quote no credential, and unknown keys are rejected, because a
-misspelt limit would have no effect. There is no timer: the caller must call `poll` about once per
-second.
+key (`tenants.acme.max_priority`) and the value, except a credential; unknown keys are rejected,
+because a misspelt limit would have no effect. There is no timer: the caller must call `poll` about
+once per second.
 """
 
 import datetime
@@ -27,6 +27,8 @@ from penstock.server.tenants import tenant_fault
 logger = logging.getLogger(__name__)
 VERSION: Final = 1
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_SECRET: Final = re.compile(r"\.tokens\b")
+"""Matches the paths of values that may be credentials, which errors must not quote."""
 _CERTIFICATE: Final = re.compile(r"(?:cn|dns|uri|email):\S(?:.*\S)?")
 
 
@@ -155,7 +157,7 @@ class PolicyFile:
                 " exclude each other"
             )
         if not policy.has_credentials:
-            return "contains no credentials, so every call would be refused"
+            return "contains no credentials, so every call would be rejected"
         if policy.certificates and not self._has_client_certificates:
             tenant = next(iter(policy.certificates.values()))
             return f"tenants.{tenant}.certificates requires --tls-client-ca"
@@ -186,9 +188,17 @@ class _Token:
 
     def __post_init__(self) -> None:
         if not _DIGEST.fullmatch(self.sha256):
-            raise SettingError("{} must be 64 of 0-9 and a-f: the hash, not the token", "sha256")
+            raise SettingError(
+                "{} must be 64 of 0-9 and a-f (the hash, not the token); it has"
+                f" {len(self.sha256)} characters",
+                "sha256",
+            )
         if self.expires is not None and self.expires.tzinfo is None:
-            raise SettingError("{} must be a time with its zone: 2027-01-31T00:00:00Z", "expires")
+            raise SettingError(
+                "{} must be a time with its zone, such as 2027-01-31T00:00:00Z, not"
+                f" {self.expires.isoformat()}",
+                "expires",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +211,8 @@ class _Tenant(TenantPolicy):
         for index, name in enumerate(self.certificates):
             if not _CERTIFICATE.fullmatch(name):
                 raise SettingError(
-                    f"{{}}[{index}] must be cn:, dns:, uri: or email: and a name", "certificates"
+                    f"{{}}[{index}] must be cn:, dns:, uri: or email: and a name, not {name!r}",
+                    "certificates",
                 )
 
 
@@ -214,21 +225,26 @@ class _File:
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
-            raise SettingError(f"{{}} must be {VERSION}: this release supports no other", "version")
+            raise SettingError(
+                f"{{}} must be {VERSION}, the only one of this release, not {self.version}",
+                "version",
+            )
 
 
 def parse_policy(text: str, folder: Path) -> Policy:
     """Parse a policy. `folder` is the base of relative paths in it. Raises BadPolicy if it is
     invalid."""
     try:
-        file = from_json_value(_File, _with_defaults(tomllib.loads(text)), "")
+        content = _with_defaults(tomllib.loads(text))
+        file = from_json_value(_File, content, "", page="docs/security.md")
     except tomllib.TOMLDecodeError as error:
         # The message has line and column, and quotes a single character at most.
         raise BadPolicy(f"is not TOML: {error}") from None
     except RecursionError:
         raise BadPolicy("is nested too deep") from None
     except WrongKind as error:
-        raise BadPolicy(error.unquoted) from None
+        is_secret = _SECRET.search(error.where)
+        raise BadPolicy(error.unquoted if is_secret else str(error)) from None
     except ValueError as error:
         raise BadPolicy(str(error)) from None
     tokens: dict[bytes, StaticToken] = {}

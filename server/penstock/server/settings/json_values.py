@@ -15,10 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from penstock.scheduler.setting import SettingError
+from penstock.scheduler.setting import SettingError, setting_of
 
 T = TypeVar("T")
 _MAX_VALUE_CHARS = 80
+_MAX_LISTED = 6
+_NUM_SIMILAR = 3
 
 
 _KIND_WORDS: Mapping[Any, str] = {
@@ -31,10 +33,20 @@ _KIND_WORDS: Mapping[Any, str] = {
 }
 
 
+class _UnknownKey(ValueError):
+    """`key` is none of `known`; `where` is its path."""
+
+    def __init__(self, where: str, key: str, known: Iterable[str]) -> None:
+        self.where, self.key, self.known = where, key, tuple(known)
+        super().__init__(f"{where} is unknown")
+
+
 class WrongKind(ValueError):
-    """A value has the wrong type. `unquoted` is the message without the value."""
+    """A value has the wrong type. `where` is its path; `unquoted` is the message without the
+    value."""
 
     def __init__(self, where: str, wanted: str, data: object) -> None:
+        self.where, self.wanted, self.data = where, wanted, data
         self.unquoted = f"{where} must be {wanted}"
         super().__init__(f"{self.unquoted}, not {_abbreviated(data)}")
 
@@ -63,11 +75,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], page: str) -> str:
     """Return `; did you mean NAME?` if a known name is similar, otherwise `; known are NAMES`, or
-    "" if there are none."""
+    "" if there are none. Of more than six names, only the three most similar are returned, and
+    `page`, which lists all."""
     names = sorted(known)
-    return nearest(name, names) or (f"; known are {', '.join(names)}" if names else "")
+    near = nearest(name, names)
+    if near or not names:
+        return near
+    if len(names) <= _MAX_LISTED:
+        return f"; known are {', '.join(names)}"
+    similar = difflib.get_close_matches(name, names, n=_NUM_SIMILAR, cutoff=0.0)
+    return f"; known are {', '.join(similar)} and {len(names) - _NUM_SIMILAR} more, see {page}"
 
 
 def to_json_value(value: object) -> Any:
@@ -91,15 +110,20 @@ def to_json_value(value: object) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def from_json_value(kind: type[T], data: object, where: str | None = None) -> T:
+def from_json_value(
+    kind: type[T], data: object, where: str | None = None, *, page: str = "docs/settings.md"
+) -> T:
     """Convert a value parsed from JSON or TOML to a value of `kind`. Missing fields get their
     defaults.
 
     Raises ValueError, which names the field, for an unknown field, a missing field without a
     default, a wrong type, or a value that the dataclass rejects, and TypeError for an unsupported
-    `kind`. `where` is the path to `data`, by default the name of the kind.
+    `kind`. `where` is the path to `data`, by default the name of the kind; `page` lists the fields.
     """
-    return cast(T, _decode(kind, data, kind.__name__ if where is None else where))
+    try:
+        return cast(T, _decode(kind, data, kind.__name__ if where is None else where))
+    except _UnknownKey as error:
+        raise ValueError(f"{error}{did_you_mean(error.key, error.known, page)}") from None
 
 
 def _decode(kind: Any, data: object, where: str) -> object:
@@ -192,7 +216,7 @@ def _decode_dataclass(kind: type[object], data: object, where: str) -> object:
     known = {field.name: field for field in dataclasses.fields(cast(Any, kind))}
     for name in values:
         if name not in known:
-            raise ValueError(f"{_at(where, name)} is unknown{did_you_mean(name, known)}")
+            raise _UnknownKey(_at(where, name), name, known)
     for name, field in known.items():
         is_required = (
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
@@ -200,7 +224,8 @@ def _decode_dataclass(kind: type[object], data: object, where: str) -> object:
         if is_required and name not in values:
             raise ValueError(f"{_at(where, name)} is missing")
     decoded = {
-        name: _decode(hints[name], value, _at(where, name)) for name, value in values.items()
+        name: _decode_field(hints[name], known[name], value, _at(where, name))
+        for name, value in values.items()
     }
     try:
         return kind(**decoded)
@@ -211,6 +236,17 @@ def _decode_dataclass(kind: type[object], data: object, where: str) -> object:
         raise ValueError(refusal.spelled(lambda name: path if name == first else name)) from None
     except ValueError as refusal:
         raise ValueError(f"{where}: {refusal}") from None
+
+
+def _decode_field(hint: Any, field: "dataclasses.Field[Any]", data: object, where: str) -> object:
+    """Decode the value of a field; its bounds are part of the error for a wrong type."""
+    try:
+        return _decode(hint, data, where)
+    except WrongKind as error:
+        setting = setting_of(field)
+        if error.where != where or setting is None or setting.choices or not setting.bounds:
+            raise
+        raise WrongKind(where, f"{error.wanted} {setting.bounds}", data) from None
 
 
 def _at(where: str, name: str) -> str:

@@ -17,6 +17,7 @@ from penstock.server.settings.json_values import did_you_mean, from_json_value, 
 from penstock.server.settings.table import OFF, ON, Declared
 
 T = TypeVar("T")
+_PAGE = "docs/settings.md"
 
 
 class BadSetting(ValueError):
@@ -160,7 +161,7 @@ def _suggestion(table: Sequence[Declared], name: str, known: Iterable[str]) -> s
     names = {item.key.rpartition(".")[2]: item.key for item in table}
     near = [names[word] for word in difflib.get_close_matches(name, names, n=2, cutoff=0.7)]
     likely = keys or near
-    return f"; did you mean {' or '.join(likely)}?" if likely else did_you_mean(name, known)
+    return f"; did you mean {' or '.join(likely)}?" if likely else did_you_mean(name, known, _PAGE)
 
 
 def _read(item: Declared, raw: object, spelling: str, *, is_text: bool = True) -> Given:
@@ -215,7 +216,7 @@ def _of_value(item: Declared, data: Any, spelling: str) -> Any:
     given = data
     if isinstance(data, dict):
         given = {**(item.setting.base or {}), **cast("dict[str, object]", data)}
-    value = from_json_value(item.kind, given, spelling)
+    value = from_json_value(item.kind, given, spelling, page="executors/README.md")
     if item.setting.needs_all:
         missing = [each.name for each in dataclasses.fields(item.kind) if each.name not in data]
         if missing:

@@ -20,6 +20,11 @@ ON, OFF = "on", "off"
 _METAVARS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "FILE", tuple: "NAME,..."}
 
 
+def variable_of(name: str) -> str:
+    """Return the environment variable of a setting or a flag. `name` has no leading dashes."""
+    return ENVIRONMENT_PREFIX + name.replace("-", "_").upper()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
     """A setting that a configuration declares.
@@ -48,7 +53,7 @@ class Declared:
     @property
     def variable(self) -> str:
         """The name of the environment variable."""
-        return ENVIRONMENT_PREFIX + self.name.upper()
+        return variable_of(self.name)
 
     @property
     def key(self) -> str:

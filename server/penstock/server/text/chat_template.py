@@ -154,8 +154,8 @@ class ChatTemplate:
         template.
         """
         if message and message in self._source:
-            return f"the model's chat template refuses this chat: {message[:200]}"
-        return "the model's chat template refuses this chat"
+            return f"the model's chat template rejects this chat: {message[:200]}"
+        return "the model's chat template rejects this chat"
 
 
 def _turn(message: ChatMessage) -> dict[str, object]:

@@ -44,7 +44,7 @@ def test_the_bound_on_requests_holds_for_all_outputs_of_one() -> None:
     assert error is not None
     assert error.reason is ErrorReason.QUEUE_FULL
     assert error.refusal.retry_after_s == 2.5
-    assert estimate.num_refused == 1
+    assert estimate.num_rejected == 1
 
 
 def test_the_bound_on_tokens_lets_small_ones_in() -> None:

@@ -67,7 +67,7 @@ CODES = {
     "MODEL_NOT_READY": grpc.StatusCode.FAILED_PRECONDITION,
     "MODEL_EXISTS": grpc.StatusCode.ALREADY_EXISTS,
     "STREAM_SUPERSEDED": grpc.StatusCode.ABORTED,
-    "EXECUTOR_REFUSED": grpc.StatusCode.INVALID_ARGUMENT,
+    "EXECUTOR_REJECTED": grpc.StatusCode.INVALID_ARGUMENT,
     "NOT_POSSIBLE_NOW": grpc.StatusCode.FAILED_PRECONDITION,
 }
 RETRYABLE = {"QUEUE_FULL", "QUOTA_EXCEEDED", "DEADLINE_UNREACHABLE", "DRAINING", "ENGINE_DOWN"}
@@ -163,7 +163,7 @@ def refused(end: Failed) -> Refusal:
 
 
 def test_a_constraint_that_the_executor_refuses_is_named_by_its_field() -> None:
-    refusal = refused(Failed(key=1, at_s=0.0, reason=FailureReason.CONSTRAINT_REFUSED))
+    refusal = refused(Failed(key=1, at_s=0.0, reason=FailureReason.CONSTRAINT_REJECTED))
     abort = abort_of(refusal)
     assert abort.code is grpc.StatusCode.INVALID_ARGUMENT
     bad = detail(status_of(refusal), BadRequest)

@@ -33,9 +33,9 @@ from penstock.tools.progress_line import ProgressLine
 if TYPE_CHECKING:
     from penstock.client import Model
     from penstock.tools.bench.fleet import Fleet, LoadRun
+    from penstock.tools.bench.pipe import WorkerProgress
     from penstock.tools.bench.plan import BenchOptions, LoadPlan
     from penstock.tools.bench.sender import SenderConfig
-    from penstock.tools.bench.worker import WorkerProgress
 
 _EXIT_CODES = """\
 exit codes:

@@ -69,7 +69,7 @@ class Driver:
         generate: Generate,
         clock: Callable[[], float],
     ) -> None:
-        self.recorder = LoadRecorder(plan)
+        self.recorder = LoadRecorder.of(plan)
         self.num_sent = 0
         self.num_ended = 0
         self.num_failed = 0

@@ -12,22 +12,25 @@ from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from penstock.tools.bench.pipe import MessagePipe
-from penstock.tools.bench.plan import Arrivals, LoadPlan
-from penstock.tools.bench.recorder import LoadRecorder
-from penstock.tools.bench.sender import SenderConfig
-from penstock.tools.bench.worker import (
-    REACH_S,
+import grpc
+
+from penstock.client.errors import Failure, PenstockError, error_of
+from penstock.tools.bench.pipe import (
+    Message,
+    MessagePipe,
     Prepare,
     Start,
     Unreachable,
     WorkerDone,
     WorkerProgress,
     WorkerReady,
-    run_worker,
 )
+from penstock.tools.bench.plan import Arrivals, LoadPlan
+from penstock.tools.bench.recorder import LoadRecorder
+from penstock.tools.bench.sender import SenderConfig
+from penstock.tools.bench.worker import REACH_S, run_worker
 
 _START_S = 60.0
 _LEAD_S = 0.1
@@ -159,7 +162,7 @@ class Fleet:
                 for worker in range(self._num_processes):
                     answer = await self._receive(worker)
                     if isinstance(answer, Unreachable):
-                        raise answer.error
+                        raise _error_of(answer)
                     if not isinstance(answer, WorkerReady):
                         raise FleetFailed(f"process {worker} of the load sent {answer!r}")
         except TimeoutError:
@@ -167,13 +170,13 @@ class Fleet:
                 f"the load generator's processes were not ready after {limit_s:g} s"
             ) from None
 
-    def _send(self, worker: int, message: object) -> None:
+    def _send(self, worker: int, message: Message) -> None:
         try:
             self._pipes[worker].send(message)
         except OSError:
             raise self._died(worker) from None
 
-    async def _receive(self, worker: int) -> Any:
+    async def _receive(self, worker: int) -> Message:
         try:
             return await self._pipes[worker].receive()
         except EOFError:
@@ -226,7 +229,7 @@ def merged_run(
     plan: LoadPlan, parts: list[WorkerDone], num_idle_cores: float | None = None
 ) -> LoadRun:
     """Merge the records of several processes into one run."""
-    recorder = LoadRecorder(plan)
+    recorder = LoadRecorder.of(plan)
     for part in parts:
         recorder.merge(part.recorder)
     # A run that reached its number of requests lasted until the last request was sent.
@@ -249,6 +252,11 @@ def _has_run_out(plan: LoadPlan, recorder: LoadRecorder) -> bool:
     if plan.max_requests is not None and recorder.num_due >= plan.max_requests:
         return True
     return plan.arrivals is Arrivals.REPLAY and plan.rows[-1].arrival_s < plan.end_s
+
+
+def _error_of(answer: Unreachable) -> PenstockError:
+    code = grpc.StatusCode[answer.code]
+    return error_of(Failure(code=code, message=answer.message, reason=answer.reason))
 
 
 def _summed(parts: list[WorkerProgress]) -> WorkerProgress:

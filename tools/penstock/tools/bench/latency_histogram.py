@@ -13,7 +13,7 @@ _DIGITS = 3
 class LatencyHistogram:
     """Counts durations. Percentiles are accurate to 0.1 %; count, mean and maximum are exact.
 
-    In percentiles, durations over an hour count as an hour. It can be pickled.
+    In percentiles, durations over an hour count as an hour.
     """
 
     def __init__(self) -> None:
@@ -70,14 +70,14 @@ class LatencyHistogram:
         found = self._counts.get_percentile_to_value_dict(range(101))
         return [min(found[percent] / _UNITS_PER_S, self._max_s) for percent in range(101)]
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            "encoded": self._counts.encode(),
-            "num": self._num,
-            "sum_s": self._sum_s,
-            "max_s": self._max_s,
-        }
+    def state(self) -> tuple[bytes, int, float, float]:
+        """Return the content as the arguments of `of`, for another process."""
+        return self._counts.encode(), self._num, self._sum_s, self._max_s
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._counts = HdrHistogram.decode(state["encoded"])  # pyright: ignore[reportUnknownMemberType]  # it has no types
-        self._num, self._sum_s, self._max_s = state["num"], state["sum_s"], state["max_s"]
+    @classmethod
+    def of(cls, counts: bytes, num: int, sum_s: float, max_s: float) -> "LatencyHistogram":
+        """Return the histogram with this `state`."""
+        made = cls()
+        made._counts = HdrHistogram.decode(counts)  # pyright: ignore[reportUnknownMemberType]  # it has no types
+        made._num, made._sum_s, made._max_s = num, sum_s, max_s
+        return made

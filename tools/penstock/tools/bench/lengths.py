@@ -5,18 +5,16 @@
 
 import math
 import random
-from dataclasses import dataclass
 from typing import TypeAlias
 
-MAX_TOKENS = 2**24
-"""Maximum length of a prompt or output, tokens; rejects mistakes, since no current model has such a
-context.
-"""
+import msgspec
+
+from penstock.server.observe.recording.trace import MAX_REQUEST_TOKENS
+
 _MAX_SIGMA = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixedLength:
+class FixedLength(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A fixed length of `num_tokens`."""
 
     num_tokens: int
@@ -35,8 +33,7 @@ class FixedLength:
         return self.num_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UniformLength:
+class UniformLength(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Uniform distribution from `min_tokens` to `max_tokens`, inclusive."""
 
     min_tokens: int
@@ -56,8 +53,7 @@ class UniformLength:
         return chance.randint(self.min_tokens, self.max_tokens)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogNormalLength:
+class LogNormalLength(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Lognormal distribution, rounded and clipped to 1 .. `max_tokens`.
 
     `sigma` is the standard deviation of the logarithm, 0 to 10. `mean_tokens` is the mean before
@@ -121,5 +117,5 @@ def lengths_text(lengths: Lengths) -> str:
 
 
 def _check_tokens(name: str, value: int) -> None:
-    if not 1 <= value <= MAX_TOKENS:
-        raise ValueError(f"{name} must be in 1 .. {MAX_TOKENS}, not {value}")
+    if not 1 <= value <= MAX_REQUEST_TOKENS:
+        raise ValueError(f"{name} must be in 1 .. {MAX_REQUEST_TOKENS}, not {value}")

@@ -235,10 +235,12 @@ def trace_changes(args: argparse.Namespace) -> "TransformConfig":
 def _wanted(
     args: argparse.Namespace, sources: "Sources", trace: "Iterator[TraceRequest]"
 ) -> "Iterator[TraceRequest]":
+    import msgspec
+
     end_s = sources.value("warm_up_s") + sources.value("duration_s")
     is_replay = args.rates is None and args.concurrency is None
     for request in trace:
         if is_replay and request.arrival_s >= end_s:
             return
         is_named = args.tenant_metadata_key and not args.tenant
-        yield request if is_named else dataclasses.replace(request, tenant="")
+        yield request if is_named else msgspec.structs.replace(request, tenant="")

@@ -1,27 +1,102 @@
-"""Messages between the processes of the load generator: a `multiprocessing` pipe for use on an
+"""Messages between the processes of the load generator, over a `multiprocessing` pipe for use on an
 event loop.
+
+Frames of `link.wire` are too small: a plan may have a million requests.
 """
 
 import asyncio
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeAlias
+
+import msgspec
+
+from penstock.server.link.wire import TaggedFrame
+from penstock.tools.bench.latency_histogram import LatencyHistogram
+from penstock.tools.bench.plan import LoadPlan
+from penstock.tools.bench.recorder import LoadRecorder
+
+
+class Prepare(TaggedFrame, frozen=True, kw_only=True):
+    """A command to prepare the part of this plan that process `worker` (from 0) of `num_workers`
+    executes.
+    """
+
+    plan: LoadPlan
+    worker: int
+    num_workers: int
+
+
+class Start(TaggedFrame, frozen=True, kw_only=True):
+    """A command to begin the prepared run when the monotonic clock, which all processes of a
+    machine share, is at `at_s`.
+    """
+
+    at_s: float
+
+
+class WorkerReady(TaggedFrame, frozen=True):
+    """Reports that the process is connected to the service or, after Prepare, ready for Start."""
+
+
+class Unreachable(TaggedFrame, frozen=True, kw_only=True):
+    """Reports that the process could not connect to the service, and exits. `code`: the name of the
+    gRPC status; the other fields are those of `Failure`.
+    """
+
+    code: str
+    message: str
+    reason: str
+
+
+class WorkerProgress(TaggedFrame, frozen=True, kw_only=True):
+    """The counts of one process since the start, including the warm-up."""
+
+    num_sent: int = 0
+    num_ended: int = 0
+    num_failed: int = 0
+
+
+class WorkerDone(TaggedFrame, frozen=True, kw_only=True):
+    """The record of one process. `cpu_share`: its CPU time during the run, as a share of one core.
+    `was_sending_at_end`: as in `Driver`.
+    """
+
+    recorder: LoadRecorder
+    cpu_share: float
+    was_sending_at_end: bool
+
+
+Message: TypeAlias = Prepare | Start | WorkerReady | Unreachable | WorkerProgress | WorkerDone
+
+
+def encode(message: Message) -> bytes:
+    """Encode a message."""
+    return msgspec.msgpack.encode(message, enc_hook=LatencyHistogram.state)
+
+
+def decode(data: bytes) -> Message:
+    """Decode a message of `encode`."""
+    message: Message = msgspec.msgpack.decode(data, type=Message, dec_hook=_histogram)
+    return message
+
+
+def _histogram(_: type, state: Any) -> LatencyHistogram:
+    return LatencyHistogram.of(*state)
 
 
 class MessagePipe:
-    """One end of a pipe between two processes. Values are pickled, which is safe because both ends
-    run this program.
-    """
+    """One end of a pipe between two processes."""
 
     def __init__(self, connection: "Connection[Any, Any]") -> None:
         self._connection = connection
 
-    def send(self, message: object) -> None:
+    def send(self, message: Message) -> None:
         """Send a message; blocks while the pipe is full. Raises OSError when the other end is
         closed.
         """
-        self._connection.send(message)
+        self._connection.send_bytes(encode(message))
 
-    async def receive(self) -> Any:
+    async def receive(self) -> Message:
         """Wait for the next message and return it. Raises EOFError when the other end is closed."""
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
@@ -32,7 +107,7 @@ class MessagePipe:
         finally:
             loop.remove_reader(number)
         try:
-            return self._connection.recv()
+            return decode(self._connection.recv_bytes())
         except ConnectionResetError:
             raise EOFError from None
 

@@ -7,27 +7,14 @@ server does not hide the wait of later requests (coordinated omission). Times ar
 from collections import Counter
 from dataclasses import dataclass
 
+import msgspec
+
 from penstock.client.events import Finished, FinishReason
 from penstock.tools.bench.latency_histogram import LatencyHistogram
 from penstock.tools.bench.plan import LoadPlan
-from penstock.tools.targets import SLOW_GAP_SHARE
+from penstock.tools.targets import SLOW_GAP_SHARE, Targets
 
 HISTOGRAMS = ("ttft", "itl", "tpot", "e2e", "queue", "lateness")
-_COUNTS = (
-    "num_due",
-    "num_completed",
-    "num_good",
-    "num_failed",
-    "num_dropped",
-    "num_unfinished",
-    "num_short",
-    "num_preemptions",
-    "num_window_completed",
-    "num_window_good",
-    "num_window_tokens",
-    "num_window_prompt_tokens",
-    "num_window_cached_tokens",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,39 +34,44 @@ class Window:
         return self.start_s <= at_s < self.end_s
 
 
-class LoadRecorder:
+class LoadRecorder(msgspec.Struct, kw_only=True):
     """Counts the requests of a run and measures their latencies. Times are seconds since the run's
-    start. Can be pickled.
+    start.
 
     Latencies, errors and all counts without `window` in their name cover the requests due in the
     window, whenever they end. Counts with `window` cover the tokens and completions that arrive in
-    the window, of any request; rates are computed from them.
+    the window, of any request; rates are computed from them. `errors`: numbers of failed requests
+    by gRPC status and error reason.
     """
 
-    def __init__(self, plan: LoadPlan) -> None:
-        self.window = Window.of(plan)
-        self.targets = plan.targets
-        self.ttft = LatencyHistogram()
-        self.itl = LatencyHistogram()
-        self.tpot = LatencyHistogram()
-        self.e2e = LatencyHistogram()
-        self.queue = LatencyHistogram()
-        self.lateness = LatencyHistogram()
-        self.errors: Counter[tuple[str, str]] = Counter()
-        self.num_due = 0
-        self.num_completed = 0
-        self.num_good = 0
-        self.num_failed = 0
-        self.num_dropped = 0
-        self.num_unfinished = 0
-        self.num_short = 0
-        self.num_preemptions = 0
-        self.num_window_completed = 0
-        self.num_window_good = 0
-        self.num_window_tokens = 0
-        self.num_window_prompt_tokens = 0
-        self.num_window_cached_tokens = 0
-        self.last_end_s = 0.0
+    window: Window
+    targets: Targets
+    ttft: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
+    itl: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
+    tpot: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
+    e2e: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
+    queue: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
+    lateness: LatencyHistogram = msgspec.field(default_factory=LatencyHistogram)
+    errors: dict[tuple[str, str], int] = {}
+    num_due: int = 0
+    num_completed: int = 0
+    num_good: int = 0
+    num_failed: int = 0
+    num_dropped: int = 0
+    num_unfinished: int = 0
+    num_short: int = 0
+    num_preemptions: int = 0
+    num_window_completed: int = 0
+    num_window_good: int = 0
+    num_window_tokens: int = 0
+    num_window_prompt_tokens: int = 0
+    num_window_cached_tokens: int = 0
+    last_end_s: float = 0.0
+
+    @classmethod
+    def of(cls, plan: LoadPlan) -> "LoadRecorder":
+        """Return an empty recorder for the runs of a plan."""
+        return cls(window=Window.of(plan), targets=plan.targets)
 
     def begin(self, due_s: float, sent_s: float, num_wanted_tokens: int) -> "OpenRequest":
         """Return the record of a request that was due at `due_s`, is sent at `sent_s` and asks for
@@ -101,9 +93,10 @@ class LoadRecorder:
         """Add the counts of another recorder of the same run."""
         for name in HISTOGRAMS:
             getattr(self, name).merge(getattr(other, name))
-        for name in _COUNTS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.errors += other.errors
+        for name in self.__struct_fields__:
+            if name.startswith("num_"):
+                setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.errors = dict(Counter(self.errors) + Counter(other.errors))
         self.last_end_s = max(self.last_end_s, other.last_end_s)
 
 
@@ -183,7 +176,7 @@ class OpenRequest:
         if self._is_counted:
             recorder = self._recorder
             recorder.num_failed += 1
-            recorder.errors[status, reason] += 1
+            recorder.errors[status, reason] = recorder.errors.get((status, reason), 0) + 1
             recorder.last_end_s = max(recorder.last_end_s, now_s)
 
     def abandoned(self, now_s: float) -> None:

@@ -10,73 +10,26 @@ import importlib
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 from penstock.client.errors import PenstockError
 from penstock.tools.bench.driver import Driver, Share
-from penstock.tools.bench.pipe import MessagePipe
-from penstock.tools.bench.plan import LoadPlan
-from penstock.tools.bench.recorder import LoadRecorder
+from penstock.tools.bench.pipe import (
+    MessagePipe,
+    Prepare,
+    Start,
+    Unreachable,
+    WorkerDone,
+    WorkerProgress,
+    WorkerReady,
+)
 from penstock.tools.bench.schedule import planned_requests, share_of
 from penstock.tools.bench.sender import ClientSender, SenderConfig
 
 REACH_S = 20.0
 """Time limit for a process to connect to the service, seconds."""
 _PROGRESS_S = 0.25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepare:
-    """A command to prepare the part of this plan that process `worker` (from 0) of `num_workers`
-    executes.
-    """
-
-    plan: LoadPlan
-    worker: int
-    num_workers: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """A command to begin the prepared run when the monotonic clock, which all processes of a
-    machine share, is at `at_s`.
-    """
-
-    at_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
-    """Reports that the process is connected to the service or, after Prepare, ready for Start."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unreachable:
-    """Reports that the process could not connect to the service, and exits."""
-
-    error: PenstockError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerProgress:
-    """The counts of one process since the start, including the warm-up."""
-
-    num_sent: int = 0
-    num_ended: int = 0
-    num_failed: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerDone:
-    """The record of one process. `cpu_share`: its CPU time during the run, as a share of one core.
-    `was_sending_at_end`: as in `Driver`.
-    """
-
-    recorder: LoadRecorder
-    cpu_share: float
-    was_sending_at_end: bool
 
 
 def run_worker(connection: "Connection[Any, Any]", config: SenderConfig) -> None:
@@ -101,7 +54,10 @@ async def _work(pipe: MessagePipe, config: SenderConfig) -> None:
         try:
             await sender.reach(REACH_S)
         except PenstockError as error:
-            pipe.send(Unreachable(error=error))
+            failure = error.failure
+            pipe.send(
+                Unreachable(code=failure.code.name, message=failure.message, reason=failure.reason)
+            )
             return
         pipe.send(WorkerReady())
         try:

@@ -31,6 +31,7 @@ async def flood_scene(fair: OwnService, fcfs: OwnService) -> int:
     """Measure on both running services and print the times; return the exit code. `fcfs` serves
     requests first come, first served.
     """
+    await asyncio.gather(_warm_up(fair), _warm_up(fcfs))
     async with Client(fair.address) as client:
         print("the quiet tenant alone ...", flush=True)
         alone = await _quiet(client)
@@ -62,6 +63,12 @@ class _Waits:
 
     started_answers_s: list[float]
     unfinished_s: float | None = None
+
+
+async def _warm_up(service: OwnService) -> None:
+    """Generate once: the first request of a service takes longer and is not measured."""
+    async with Client(service.address) as client:
+        await client.generate_once("ROMEO:\n", max_tokens=_QUIET_TOKENS)
 
 
 async def _next_to_a_flood(service: OwnService) -> _Waits:

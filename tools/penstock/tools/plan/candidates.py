@@ -14,10 +14,10 @@ from penstock.server.settings.json_values import did_you_mean, from_json_value, 
 from penstock.tools.simulation.routing import RoutingConfig
 from penstock.tools.simulation.settings import SimulationConfig
 
-_ROUTING = {field.name for field in fields(RoutingConfig)}
-_SCHEDULER = {field.name for field in fields(SchedulerConfig)} - {"order"}
-_SERVER = {field.name for field in fields(SimulationConfig)} - {"targets", "scheduler", "cost"}
-_REFUSED = {
+ROUTER_KEYS = frozenset(field.name for field in fields(RoutingConfig))
+SCHEDULER_KEYS = frozenset(field.name for field in fields(SchedulerConfig)) - {"order"}
+SERVER_KEYS = frozenset(field.name for field in fields(SimulationConfig)) - {"targets", "scheduler"}
+_REJECTED = {
     "order": "is set by policy",
     "targets": "are set for the plan",
     "scheduler": "write its fields directly into the candidate",
@@ -92,19 +92,19 @@ def _named(name: str, price: Any, values: dict[str, Any], base: Candidate, where
     routing: dict[str, Any] = to_json_value(base.routing)
     for key, value in values.items():
         place = f"{where}.{key}"
-        if key in _REFUSED:
-            raise ValueError(f"{place} {_REFUSED[key]}")
+        if key in _REJECTED:
+            raise ValueError(f"{place} {_REJECTED[key]}")
         if key == "cost":
             server["cost"] = {**server["cost"], **_object(value, place)}
-        elif key in _SCHEDULER:
+        elif key in SCHEDULER_KEYS:
             server["scheduler"][key] = value
-        elif key in _ROUTING:
+        elif key in ROUTER_KEYS:
             routing[key] = value
-        elif key in _SERVER:
+        elif key in SERVER_KEYS:
             server[key] = value
         else:
-            known = _SCHEDULER | _ROUTING | _SERVER
-            raise ValueError(f"{place} is unknown{did_you_mean(key, known)}")
+            known = SCHEDULER_KEYS | ROUTER_KEYS | SERVER_KEYS
+            raise ValueError(f"{place} is unknown{did_you_mean(key, known, 'docs/settings.md')}")
     replica = from_json_value(SimulationConfig, server, where)
     router = from_json_value(RoutingConfig, routing, where)
     try:

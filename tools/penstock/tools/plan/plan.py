@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
+import msgspec
+
 from penstock.scheduler.setting import check, setting
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.plan.candidates import Candidate
@@ -246,7 +248,7 @@ class _Planner:
         for load in CURVE_LOADS:
             offered_per_s = load * self._window.requests_per_s / num_replicas
             factor = offered_per_s / own_per_s
-            moved = [dataclasses.replace(r, arrival_s=r.arrival_s / factor) for r in requests]
+            moved = [msgspec.structs.replace(r, arrival_s=r.arrival_s / factor) for r in requests]
             what = f"{self._candidate.name}, one replica at {offered_per_s:.2f} requests/s"
             verdict = self._judged(what, moved, 1)
             points.append(LoadPoint(offered_per_s=offered_per_s, verdict=verdict))

@@ -5,7 +5,9 @@ requests many times.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from penstock.server.observe.recording.trace import TraceRequest
 
@@ -51,7 +53,7 @@ def busiest_window(trace: Sequence[TraceRequest], window_s: float) -> PlanWindow
     start_s = chosen[0].arrival_s
     is_whole = len(chosen) == len(trace)
     return PlanWindow(
-        requests=tuple(replace(r, arrival_s=r.arrival_s - start_s) for r in chosen),
+        requests=tuple(msgspec.structs.replace(r, arrival_s=r.arrival_s - start_s) for r in chosen),
         start_s=start_s,
         # Avoids division by zero: a single request counts as one second.
         end_s=max(last_s, start_s + 1.0) if is_whole else start_s + window_s,

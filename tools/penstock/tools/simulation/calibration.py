@@ -1,7 +1,6 @@
 """Fits the cost model to measured steps.
 
-Input: JSON lines with n_prefill, n_decode, n_context (a step's prefill tokens, decode rows, context
-tokens) and seconds (its duration). The fit minimises the squares of the relative residuals, so that
+Input: a `RecordedStep` per line. The fit minimises the squares of the relative residuals, so that
 long prefills do not dominate decode steps, over non-negative coefficients. The model has four
 coefficients, so there are only sixteen sets of non-zero ones, and all are tried. Steps that took
 far longer than predicted (the first steps, pauses of the machine) are excluded and counted: the
@@ -16,19 +15,18 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.cost_model import CostModel
-from penstock.tools.simulation.trace_formats import json_object
+from penstock.scheduler.step_fit import SIGMA_OF_MEDIAN
+from penstock.server.observe.recording.trace import RecordedStep
+from penstock.tools.simulation.trace_formats import decoded
 
-_COUNTS = ("n_prefill", "n_decode", "n_context")
 _PRICES = ("step_s", "prefill_token_s", "decode_slot_s", "context_token_s")
-_MAX_NUMBER = 1e12
 _NUM_ROUNDS = 12
 _MAX_SIGMAS = 6.0
-_SIGMA_OF_MEDIAN = 1.4826
-"""Ratio of the standard deviation of a normal distribution to the median of its absolute values."""
 _NEVER_LEFT_OUT = 0.5
 """A step is an outlier only if its relative error is above this, however small the errors of other
 steps.
@@ -76,7 +74,8 @@ def read_steps(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the steps in a file: counts [n, 3] (prefill tokens, decode rows, context tokens) and
     durations in seconds [n], float64. Raises CalibrationError and OSError.
     """
-    counts: list[tuple[float, ...]] = []
+    decoder = msgspec.json.Decoder(RecordedStep)
+    counts: list[tuple[float, float, float]] = []
     seconds: list[float] = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -86,12 +85,12 @@ def read_steps(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         if not line.strip():
             continue
         try:
-            *step, duration_s = _numbers(line)
+            step = decoded(decoder, line)
         except ValueError as error:
             raise CalibrationError(f"{path}:{number}: {error}") from error
-        counts.append(tuple(step))
-        seconds.append(duration_s)
-    return np.array(counts).reshape(-1, len(_COUNTS)), np.array(seconds)
+        counts.append((step.n_prefill, step.n_decode, step.n_context))
+        seconds.append(step.seconds)
+    return np.array(counts).reshape(-1, 3), np.array(seconds)
 
 
 def fit_cost(counts: NDArray[np.float64], seconds: NDArray[np.float64]) -> Calibration:
@@ -140,7 +139,7 @@ def _robust_fit(
         # A step with a predicted time of 0 would have infinite weight in the next round.
         expected = np.maximum(columns @ prices, 1e-3 * seconds)
         errors = (seconds - expected) / expected
-        sigma = _SIGMA_OF_MEDIAN * float(np.median(np.abs(errors)))
+        sigma = SIGMA_OF_MEDIAN * float(np.median(np.abs(errors)))
         was_kept, is_kept = is_kept, errors <= max(_MAX_SIGMAS * sigma, _NEVER_LEFT_OUT)
     return prices, was_kept
 
@@ -160,19 +159,3 @@ def _non_negative_fit(
                 prices = dict(zip(chosen, fitted.tolist(), strict=True))
                 best = [float(prices.get(column, 0.0)) for column in range(num_columns)]
     return np.array(best, dtype=np.float64)
-
-
-def _numbers(line: str) -> list[float]:
-    values = json_object(line)
-    numbers: list[float] = []
-    for name in (*_COUNTS, "seconds"):
-        value = values.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ValueError(f"{name} must be a number, not {value!r}")
-        # Compared before the conversion: an integer may be too large for a float.
-        if not 0 <= value < math.inf or value > _MAX_NUMBER:
-            raise ValueError(f"{name} must be finite and not negative, at most {_MAX_NUMBER:g}")
-        numbers.append(float(value))
-    if not numbers[-1] > 0.0:
-        raise ValueError("seconds must be positive")
-    return numbers

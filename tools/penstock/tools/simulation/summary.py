@@ -17,7 +17,7 @@ from penstock.tools.targets import SLOW_GAP_SHARE, Targets
 
 _EXPIRED = ("ttft_deadline_exceeded", "deadline_exceeded")
 _HOPELESS = ("ttft_deadline_unreachable", "deadline_unreachable")
-_REFUSED = (*_HOPELESS, "queue_full", "tenant_over_quota")
+_REJECTED = (*_HOPELESS, "queue_full", "tenant_over_quota")
 _COMPLETED = ("length", "stop")
 
 
@@ -36,7 +36,7 @@ class Durations:
 class TenantSummary:
     """The figures of one tenant. `num_served_tokens`: output tokens. `good_share`: share of its
     requests that were good (see `Summary.num_good`). `num_late`: requests counted in
-    `Summary.num_refused` or `num_expired`. `ttft` covers requests with a token; for
+    `Summary.num_rejected` or `num_expired`. `ttft` covers requests with a token; for
     `ttft_p99_of_all_s`, the TTFT of a request without a token is infinite.
     """
 
@@ -55,8 +55,8 @@ class Summary:
     """The figures of one run.
 
     Attributes:
-        num_refused: Requests rejected, or dropped from the queue, because of a deadline that cannot
-            be met, a full queue or a tenant's quota.
+        num_rejected: Requests rejected, or dropped from the queue, because of a deadline that
+            cannot be met, a full queue or a tenant's quota.
         num_expired: Requests whose deadline passed.
         duration_s: The time from the first arrival to the last end.
         num_good: Completed requests with the first token within the TTFT target and at least 99 %
@@ -79,7 +79,7 @@ class Summary:
     num_requests: int
     num_completed: int
     num_good: int
-    num_refused: int
+    num_rejected: int
     num_expired: int
     good_share: float
     outcomes: dict[str, int]
@@ -125,7 +125,7 @@ def summarise(run: SimulationRun) -> Summary:
         num_requests=num,
         num_completed=int(is_completed.sum()),
         num_good=int(is_good.sum()),
-        num_refused=int(has_outcome(table, _REFUSED).sum()),
+        num_rejected=int(has_outcome(table, _REJECTED).sum()),
         num_expired=int(has_outcome(table, _EXPIRED).sum()),
         good_share=_share(is_good.sum(), num),
         outcomes=_outcomes(table),
@@ -243,7 +243,7 @@ def _tenants(
     is_good: NDArray[np.bool_],
 ) -> tuple[TenantSummary, ...]:
     summaries: list[TenantSummary] = []
-    is_late = has_outcome(table, (*_EXPIRED, *_REFUSED))
+    is_late = has_outcome(table, (*_EXPIRED, *_REJECTED))
     for index, tenant in enumerate(table.tenants):
         is_its = table.counts("tenant") == index
         num = int(is_its.sum())

@@ -5,30 +5,17 @@ A parser raises ValueError with the reason for an invalid line; its caller adds 
 
 import csv
 import enum
-import json
-import math
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Protocol, cast
+from typing import Protocol, TypeVar
 
-from penstock.server.observe.recording.trace import (
-    DEFAULT_PREFIX_BLOCK_TOKENS,
-    MAX_REQUEST_TOKENS,
-    TraceRequest,
-)
+import msgspec
+
+from penstock.server.observe.recording.trace import TraceRequest, check_length
+
+T = TypeVar("T")
 
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_RECORDED_FIELDS = {
-    "arrival_s",
-    "prompt_tokens",
-    "output_tokens",
-    "tenant",
-    "priority",
-    "ttft_deadline_s",
-    "deadline_s",
-    "prefix_ids",
-    "prefix_block_tokens",
-}
 
 
 class TraceFormat(enum.StrEnum):
@@ -82,56 +69,44 @@ class AzureParser:
         )
 
 
+class _MooncakeLine(msgspec.Struct, frozen=True):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+
+
 class MooncakeParser:
     """Parses the Mooncake traces: JSON lines with timestamp (ms), lengths and one prefix id per 512
     prompt tokens.
     """
 
+    _decoder = msgspec.json.Decoder(_MooncakeLine)
+
     def parse(self, line: str) -> TraceRequest | None:
         """Return the request of a JSON line. Raises ValueError."""
-        values = json_object(line)
-        arrival_s = _number(values, "timestamp") / 1e3
-        num_prompt_tokens = _length("input_length", _integer(values, "input_length"))
-        num_output_tokens = _length("output_length", _integer(values, "output_length"))
-        hash_ids = _integers(values, "hash_ids")
+        read = decoded(self._decoder, line)
+        check_length("input_length", read.input_length)
+        check_length("output_length", read.output_length)
         try:
             return TraceRequest(
-                arrival_s=arrival_s,
-                num_prompt_tokens=num_prompt_tokens,
-                num_output_tokens=num_output_tokens,
-                prefix_ids=hash_ids,
+                arrival_s=read.timestamp / 1e3,
+                num_prompt_tokens=read.input_length,
+                num_output_tokens=read.output_length,
+                prefix_ids=read.hash_ids,
             )
         except ValueError as error:
             raise ValueError(str(error).replace("prefix_ids", "hash_ids")) from None
 
 
 class RecordedParser:
-    """Parses the traces that a service records: JSON lines with the fields in
-    `_RECORDED_FIELDS`.
-    """
+    """Parses the traces that a service records: JSON lines with the fields of `TraceRequest`."""
+
+    _decoder = msgspec.json.Decoder(TraceRequest)
 
     def parse(self, line: str) -> TraceRequest | None:
         """Return the request of a JSON line. Raises ValueError."""
-        values = json_object(line)
-        unknown = sorted(set(values) - _RECORDED_FIELDS)
-        if unknown:
-            raise ValueError(f"unknown field {', '.join(unknown)}")
-        tenant = values.get("tenant", "")
-        if not isinstance(tenant, str):
-            raise ValueError(f"tenant must be text, not {tenant!r}")
-        return TraceRequest(
-            arrival_s=_number(values, "arrival_s"),
-            num_prompt_tokens=_length("prompt_tokens", _integer(values, "prompt_tokens")),
-            num_output_tokens=_length("output_tokens", _integer(values, "output_tokens")),
-            tenant=tenant,
-            priority=_integer(values, "priority", 0),
-            ttft_deadline_s=_number(values, "ttft_deadline_s", math.inf),
-            deadline_s=_number(values, "deadline_s", math.inf),
-            prefix_ids=_integers(values, "prefix_ids") if "prefix_ids" in values else (),
-            prefix_block_tokens=_integer(
-                values, "prefix_block_tokens", DEFAULT_PREFIX_BLOCK_TOKENS
-            ),
-        )
+        return decoded(self._decoder, line)
 
 
 def parser_of(trace_format: TraceFormat) -> LineParser:
@@ -149,12 +124,10 @@ def format_of(first_line: str) -> TraceFormat:
     """Detect the format of a file from its first line. Raises ValueError if it is unknown."""
     if all(name in first_line for name in _AZURE_COLUMNS):
         return TraceFormat.AZURE
-    if first_line.lstrip().startswith("{"):
-        values = json_object(first_line)
-        if "timestamp" in values:
-            return TraceFormat.MOONCAKE
-        if "arrival_s" in values:
-            return TraceFormat.RECORDED
+    if '"timestamp"' in first_line:
+        return TraceFormat.MOONCAKE
+    if '"arrival_s"' in first_line:
+        return TraceFormat.RECORDED
     raise ValueError(f"the first line is of none of the formats {', '.join(TraceFormat)}")
 
 
@@ -169,65 +142,20 @@ def _count(name: str, cell: str) -> int:
         num = int(cell)
     except ValueError:
         raise ValueError(f"{name} must be a whole number, not {cell!r}") from None
-    return _length(name, num)
-
-
-def _length(name: str, num: int) -> int:
-    """Return `num`, a number of tokens, if it is in the valid range; else raise ValueError. `name`:
-    the field's name in the file.
-    """
-    if num < 1:
-        raise ValueError(f"{name} must be at least 1, not {num}")
-    if num > MAX_REQUEST_TOKENS:
-        raise ValueError(f"{name} must be at most {MAX_REQUEST_TOKENS}")
+    check_length(name, num)
     return num
 
 
-def json_object(line: str) -> dict[str, object]:
-    """Parse a line that contains a JSON object. Raises ValueError if it does not."""
+def decoded(decoder: msgspec.json.Decoder[T], line: str) -> T:
+    """Decode a line of JSON. Raises ValueError with the reason."""
     try:
-        values: object = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at column {error.colno}") from None
+        return decoder.decode(line)
     except RecursionError:
         raise ValueError("not JSON: it is nested too deep") from None
-    if not isinstance(values, dict):
-        raise ValueError("must be a JSON object")
-    return cast("dict[str, object]", values)
-
-
-def _integer(values: dict[str, object], name: str, default: int | None = None) -> int:
-    value = values.get(name, default)
-    if value is None:
-        raise ValueError(f"{name} is missing")
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{name} must be a whole number, not {value!r}")
-    return value
-
-
-def _number(values: dict[str, object], name: str, default: float | None = None) -> float:
-    value = values.get(name, default)
-    if value is None:
-        raise ValueError(f"{name} is missing")
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"{name} must be a number, not {value!r}")
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
-def _integers(values: dict[str, object], name: str) -> tuple[int, ...]:
-    if name not in values:
-        raise ValueError(f"{name} is missing")
-    value = values[name]
-    if not isinstance(value, list):
-        raise ValueError(f"{name} must be a list of whole numbers")
-    items = cast("list[object]", value)
-    # In Python, bool is a subclass of int.
-    if not all(type(item) is int for item in items):
-        raise ValueError(f"{name} must be a list of whole numbers")
-    return cast("tuple[int, ...]", tuple(items))
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        raise ValueError(f"not JSON: {error}") from error
 
 
 def check_unique(name: str, items: Iterable[str]) -> None:

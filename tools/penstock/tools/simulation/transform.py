@@ -7,8 +7,9 @@ changed one by one, so a trace can be read as a stream.
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from penstock.scheduler.setting import SettingError, check, setting
@@ -91,7 +92,7 @@ def transformed(trace: Iterable[TraceRequest], config: TransformConfig) -> Itera
                 f" {arrival_s:g} s, and {MAX_ARRIVAL_S:g} is the most",
                 "load",
             )
-        yield replace(
+        yield msgspec.structs.replace(
             capped,
             arrival_s=arrival_s,
             tenant=choose() if config.tenants else request.tenant,
@@ -117,7 +118,7 @@ def _capped(request: TraceRequest, config: TransformConfig) -> TraceRequest:
     if (num_prompt, num_output) == (request.num_prompt_tokens, request.num_output_tokens):
         return request
     num_ids = -(-num_prompt // request.prefix_block_tokens)
-    return replace(
+    return msgspec.structs.replace(
         request,
         num_prompt_tokens=num_prompt,
         num_output_tokens=num_output,

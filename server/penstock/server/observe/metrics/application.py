@@ -88,10 +88,10 @@ class MetricsAccess:
             # This port does not request client certificates.
             caller = self._authenticator.identify(shown, tuple)
         except Unknown as error:
-            logger.info("refused at the metrics port: %s", error)
+            logger.info("rejected at the metrics port: %s", error)
             return HTTPStatus.UNAUTHORIZED
         except NotListed as error:
-            logger.info("refused at the metrics port: %s", error)
+            logger.info("rejected at the metrics port: %s", error)
             return HTTPStatus.FORBIDDEN
         if Right.METRICS not in caller.rights:
             logger.info("tenant %s may not read metrics", caller.tenant)

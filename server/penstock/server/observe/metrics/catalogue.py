@@ -181,10 +181,14 @@ STALLED_SECONDS: Final = _histogram(
 )
 
 # The engine, computed from its steps.
-RUNNING: Final = _gauge("num_requests_running", "Requests in the running batch.")
-WAITING: Final = _gauge("num_requests_waiting", "Requests in the queue.")
+RUNNING: Final = _gauge(
+    "num_requests_running", "Outputs in the running batch; a request with n outputs counts n times."
+)
+WAITING: Final = _gauge(
+    "num_requests_waiting", "Outputs in the queue; a request with n outputs counts n times."
+)
 WAITING_TOKENS: Final = _gauge("num_tokens_waiting", "Tokens of the requests in the queue.")
-MAX_RUNNING: Final = _gauge("max_requests_running", "Maximum number of requests in the batch.")
+MAX_RUNNING: Final = _gauge("max_requests_running", "Maximum number of outputs in the batch.")
 KV_BLOCKS: Final = _gauge("kv_cache_blocks", "Blocks of the KV cache, by state.", "state")
 KV_TOTAL: Final = _gauge("kv_cache_total_blocks", "All blocks of the KV cache.")
 KV_BLOCK_SIZE: Final = _gauge("kv_cache_block_size_tokens", "Tokens of a block.")

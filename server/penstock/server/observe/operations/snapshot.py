@@ -48,7 +48,7 @@ class ModelSnapshot:
     """The state of the engine of one model. Rates are over the last ten seconds, totals since the
     start.
 
-    `num_refused` is the number of rejected requests. Cancelled requests are also counted in
+    `num_rejected` is the number of rejected requests. Cancelled requests are also counted in
     `num_completed`.
     """
 
@@ -61,7 +61,7 @@ class ModelSnapshot:
     max_num_batched_tokens: int = 0
     cache: CacheSnapshot = CacheSnapshot()
     num_accepted: int = 0
-    num_refused: int = 0
+    num_rejected: int = 0
     num_completed: int = 0
     num_cancelled: int = 0
     num_failed: int = 0

@@ -106,7 +106,7 @@ def _kinds(outcomes: Iterable[OutcomeCount]) -> Iterable[tuple[str, int]]:
         if is_cancelled or outcome.code == _OK:
             yield "completed", outcome.num
         elif outcome.reason in REFUSALS:
-            yield "refused", outcome.num
+            yield "rejected", outcome.num
         else:
             yield "failed", outcome.num
 
@@ -223,7 +223,7 @@ class SnapshotMaker(ServiceListener):
             max_num_batched_tokens=self._max_num_batched_tokens,
             cache=self._cache(),
             num_accepted=counts["accepted"],
-            num_refused=counts["refused"],
+            num_rejected=counts["rejected"],
             num_completed=counts["completed"],
             num_cancelled=counts["cancelled"],
             num_failed=counts["failed"],

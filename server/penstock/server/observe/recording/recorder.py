@@ -5,7 +5,6 @@ failure is logged once and ends the recording, not the service. Files have whole
 and limited size.
 """
 
-import json
 import logging
 import math
 import os
@@ -25,7 +24,7 @@ from penstock.scheduler.launched_step import PrefillChunk
 from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
 from penstock.server.observe.recording.request_log import RequestLog
-from penstock.server.observe.recording.trace import recorded_line
+from penstock.server.observe.recording.trace import RecordedStep, json_line
 
 _MAX_NUM_PAIRS = 100_000
 
@@ -249,13 +248,13 @@ class Recorder:
             item = self._inbox.popleft()
             if isinstance(item, _Iteration):
                 if item.measure is not None:
-                    steps.append(step_line(item.measure))
+                    steps.append(json_line(_recorded_step(item.measure)))
                 self._log.tokens(item.keys)
                 for end in item.ends:
                     self._log.end(end)
             else:
                 self._log.submit(item)
-        return steps, [recorded_line(request) for request in self._log.take()]
+        return steps, [json_line(request) for request in self._log.take()]
 
     def _write(self, steps: list[str], requests: list[str]) -> None:
         for file, lines in ((self._steps, steps), (self._requests, requests)):
@@ -267,16 +266,12 @@ class Recorder:
             self._stop("both files are full")
 
 
-def step_line(measure: StepMeasure) -> str:
-    """Return a step as a line in the format of `penstock simulate --calibrate-from`, without a
-    newline."""
-    return json.dumps(
-        {
-            "n_prefill": measure.num_prefill_tokens,
-            "n_decode": measure.num_decodes,
-            "n_context": measure.num_context_tokens,
-            "seconds": round(measure.seconds, 9),
-        }
+def _recorded_step(measure: StepMeasure) -> RecordedStep:
+    return RecordedStep(
+        n_prefill=measure.num_prefill_tokens,
+        n_decode=measure.num_decodes,
+        n_context=measure.num_context_tokens,
+        seconds=round(measure.seconds, 9),
     )
 
 

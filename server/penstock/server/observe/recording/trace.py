@@ -1,12 +1,12 @@
-"""One request of a trace: arrival, lengths, tenant. It has no text and no token ids.
+"""The two recorded values: a request of a trace, without text and token ids, and a measured step.
 
-Defines the value, and the line that represents it in a file.
+A file of them has one JSON object per line, as `msgspec.json` encodes these structs.
 """
 
-import json
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from penstock.server.tenants import MAX_PRIORITY
 
@@ -31,8 +31,27 @@ def check_text(name: str, text: str) -> None:
         raise ValueError(f"{name} must be Unicode text, not {text!a}") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceRequest:
+def check_length(name: str, num_tokens: int) -> None:
+    """Raise ValueError, which names the field, for a number of tokens outside the valid range."""
+    if num_tokens < 1:
+        raise ValueError(f"{name} must be at least 1, not {num_tokens}")
+    if num_tokens > MAX_REQUEST_TOKENS:
+        raise ValueError(f"{name} must be at most {MAX_REQUEST_TOKENS}")
+
+
+_FIELD_NAMES = {"num_prompt_tokens": "prompt_tokens", "num_output_tokens": "output_tokens"}
+"""Field -> its name in a file, where they differ. Errors have the name in a file."""
+_StepCount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+
+
+class TraceRequest(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    rename=_FIELD_NAMES,
+):
     """One request. Raises ValueError, which names the invalid field.
 
     `arrival_s` is in seconds since the start of the trace. `num_output_tokens` is the number of
@@ -68,15 +87,15 @@ class TraceRequest:
         if self.arrival_s > MAX_ARRIVAL_S:
             raise ValueError(f"arrival_s must be at most {MAX_ARRIVAL_S:g}, not {self.arrival_s:g}")
         for name in ("num_prompt_tokens", "num_output_tokens", "prefix_block_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-            if getattr(self, name) > MAX_REQUEST_TOKENS:
-                raise ValueError(f"{name} must be at most {MAX_REQUEST_TOKENS}")
+            check_length(_FIELD_NAMES.get(name, name), getattr(self, name))
         if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
             raise ValueError(f"priority must be in {-MAX_PRIORITY} .. {MAX_PRIORITY}")
         for name in ("ttft_deadline_s", "deadline_s"):
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+            if getattr(self, name) == math.inf:
+                # msgspec omits a float only if it is the same object as the default.
+                msgspec.structs.force_setattr(self, name, math.inf)
 
     def _check_prefix_ids(self) -> None:
         num_blocks = -(-self.num_prompt_tokens // self.prefix_block_tokens)
@@ -89,23 +108,15 @@ class TraceRequest:
             raise ValueError(f"prefix_ids must be in 0 .. {MAX_PREFIX_ID - 1}")
 
 
-def recorded_line(request: TraceRequest) -> str:
-    """Return a request as a line in the format of `RecordedParser`, without default values and
-    newline."""
-    values: dict[str, Any] = {
-        "arrival_s": request.arrival_s,
-        "prompt_tokens": request.num_prompt_tokens,
-        "output_tokens": request.num_output_tokens,
-    }
-    if request.tenant:
-        values["tenant"] = request.tenant
-    if request.priority:
-        values["priority"] = request.priority
-    for name in ("ttft_deadline_s", "deadline_s"):
-        if getattr(request, name) != math.inf:
-            values[name] = getattr(request, name)
-    if request.prefix_ids:
-        values["prefix_ids"] = request.prefix_ids
-        if request.prefix_block_tokens != DEFAULT_PREFIX_BLOCK_TOKENS:
-            values["prefix_block_tokens"] = request.prefix_block_tokens
-    return json.dumps(values)
+class RecordedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step: numbers of prefill tokens, decode rows and context tokens, and its duration."""
+
+    n_prefill: _StepCount
+    n_decode: _StepCount
+    n_context: _StepCount
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+
+
+def json_line(value: TraceRequest | RecordedStep) -> str:
+    """Return a value as a line of a file, without a newline."""
+    return msgspec.json.encode(value).decode()

@@ -173,7 +173,7 @@ def test_outcomes_are_sorted_into_their_kinds(maker: SnapshotMaker) -> None:
     model = model_of(maker)
 
     assert (model.num_completed, model.num_cancelled) == (15, 5)
-    assert (model.num_refused, model.num_failed, model.num_accepted) == (4, 5, 30)
+    assert (model.num_rejected, model.num_failed, model.num_accepted) == (4, 5, 30)
 
 
 def test_a_front_that_died_keeps_its_counts_and_loses_its_gauges(maker: SnapshotMaker) -> None:

@@ -111,7 +111,7 @@ class ModelView {
     const hits = prompt ? ` (${((100 * model.num_cached_prompt_tokens) / prompt).toFixed(0)} % cached)` : "";
     const totals = [
       ["Completed", whole(model.num_completed)], ["Cancelled", whole(model.num_cancelled)],
-      ["Failed", whole(model.num_failed)], ["Refused", whole(model.num_refused)],
+      ["Failed", whole(model.num_failed)], ["Rejected", whole(model.num_rejected)],
       ["Preemptions", whole(model.num_preemptions)], ["Steps", whole(model.num_steps)],
       ["Prompt tokens", whole(prompt) + hits], ["Generated tokens", whole(model.num_completion_tokens)],
       ["Engine restarts", whole(model.num_engine_restarts)],

@@ -34,7 +34,7 @@ public final class Main {
           Map.entry("cancel_by_id", Lives::cancelById), Map.entry("deadline", Lives::deadline),
           Map.entry("queue_full", Refusals::queueFull), Map.entry("metadata", Answers::metadata),
           Map.entry("multiplex", ManyOnOne::multiplex), Map.entry("resume", Lives::resume),
-          Map.entry("retry_after_refusal", Refusals::retryAfterRefusal),
+          Map.entry("retry_after_rejection", Refusals::retryAfterRejection),
           Map.entry("engine_killed", Lives::engineKilled), Map.entry("drain", Lives::drain));
 
   private final BufferedReader lines =

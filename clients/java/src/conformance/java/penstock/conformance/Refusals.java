@@ -103,7 +103,7 @@ final class Refusals {
     }
   }
 
-  static void retryAfterRefusal(Talk talk) throws Exception {
+  static void retryAfterRejection(Talk talk) throws Exception {
     FirstEnd firstEnd = new FirstEnd();
     RetryPolicy patience = RetryPolicy.STANDARD.withMaxAttempts(10);
     try (PenstockClient client = talk.client();

@@ -26,7 +26,7 @@ public final class PenstockException extends RuntimeException {
 
   /** The content of the status besides its code. */
   record Details(String reason, Map<String, String> metadata, Duration retryAfter,
-      boolean isRetryRefused, List<FieldViolation> fieldViolations, String requestId) {
+      boolean isRetryForbidden, List<FieldViolation> fieldViolations, String requestId) {
     static final Details NONE = new Details("", Map.of(), Duration.ZERO, false, List.of(), "");
 
     Details {
@@ -93,8 +93,8 @@ public final class PenstockException extends RuntimeException {
   }
 
   /** Returns whether the server requested that the call is not retried. */
-  public boolean isRetryRefused() {
-    return details().isRetryRefused;
+  public boolean isRetryForbidden() {
+    return details().isRetryForbidden;
   }
 
   /** Returns the invalid fields of the request. */
@@ -121,7 +121,7 @@ public final class PenstockException extends RuntimeException {
       return this;
     }
     Details known = new Details(details.reason, details.metadata, details.retryAfter,
-        details.isRetryRefused, details.fieldViolations, requestId);
+        details.isRetryForbidden, details.fieldViolations, requestId);
     return new PenstockException(code, getMessage(), known, this);
   }
 

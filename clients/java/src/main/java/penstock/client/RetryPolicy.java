@@ -9,7 +9,7 @@ import java.time.Duration;
  *
  * <p>A call is retried only if all of these conditions hold: none of its output was delivered; its
  * status is UNAVAILABLE, or RESOURCE_EXHAUSTED for a full queue, a quota or with a retry delay; the
- * server did not refuse retries; attempts are left; and the wait ends before the deadline. The wait
+ * server did not forbid retries; attempts are left; and the wait ends before the deadline. The wait
  * is the server's retry delay plus up to {@code pushbackJitter} of it. Without a retry delay it is
  * between half and all of {@code initialBackoff}, which grows by {@code multiplier} up to {@code
  * maxBackoff}. As in gRFC A6 (client-side retry).
@@ -61,7 +61,7 @@ public record RetryPolicy(int maxAttempts, Duration initialBackoff, double multi
    * means a message over a size limit, which is permanent.
    */
   static boolean isPassing(PenstockException failure) {
-    if (failure.isRetryRefused() || failure.hasReason(ErrorReason.ERROR_REASON_READER_STALLED)) {
+    if (failure.isRetryForbidden() || failure.hasReason(ErrorReason.ERROR_REASON_READER_STALLED)) {
       return false;
     }
     if (failure.code() == Status.Code.RESOURCE_EXHAUSTED) {

@@ -24,7 +24,7 @@ final class StatusReader {
   private String reason = "";
   private Map<String, String> metadata = Map.of();
   private Duration retryAfter = Duration.ZERO;
-  private boolean isRetryRefused;
+  private boolean isRetryForbidden;
   private final List<FieldViolation> fieldViolations = new ArrayList<>();
   private String requestId = "";
 
@@ -59,7 +59,7 @@ final class StatusReader {
 
   private PenstockException failure(Status.Code code, String message, Throwable cause) {
     PenstockException.Details details = new PenstockException.Details(
-        reason, metadata, retryAfter, isRetryRefused, fieldViolations, requestId);
+        reason, metadata, retryAfter, isRetryForbidden, fieldViolations, requestId);
     return new PenstockException(code, message, details, cause);
   }
 
@@ -111,10 +111,10 @@ final class StatusReader {
     }
     try {
       int pushbackMs = Integer.parseInt(milliseconds);
-      isRetryRefused = pushbackMs < 0;
+      isRetryForbidden = pushbackMs < 0;
       suggest(Duration.ofMillis(pushbackMs));
     } catch (NumberFormatException unreadable) {
-      isRetryRefused = true;
+      isRetryForbidden = true;
     }
   }
 

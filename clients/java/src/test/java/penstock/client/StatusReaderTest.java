@@ -87,7 +87,7 @@ class StatusReaderTest {
       Metadata trailers = new Metadata();
       trailers.put(PUSHBACK, pushback);
       PenstockException failure = read(Status.Code.UNAVAILABLE, trailers);
-      assertTrue(failure.isRetryRefused(), pushback);
+      assertTrue(failure.isRetryForbidden(), pushback);
       assertEquals(Duration.ZERO, failure.retryAfter());
     }
   }
