@@ -20,11 +20,11 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from penstock.server.cli.serve import READY_LINE
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support.generate_requests import greedy
 from support.patience import PATIENCE_S
 
-_READY = re.compile(r"^penstock ready on (\S+) ")
 # As text or as JSON.
 _CHILD_READY = re.compile(
     r'supervised_process(?:: |", "message": ")(engine|front|observer) ?\d* ?is ready: pid=(\d+)'
@@ -32,10 +32,12 @@ _CHILD_READY = re.compile(
 _MAX_LINES = 5000
 
 
-def simulated(**settings: Any) -> list[str]:
-    """Return arguments for a simulated executor with 10 ms steps, whatever their content."""
+def simulated(step_s: float = 0.01, **settings: Any) -> list[str]:
+    """Return arguments for a simulated executor whose steps take `step_s`, whatever their
+    content.
+    """
     cost = {
-        "step_s": 0.01,
+        "step_s": step_s,
         "prefill_token_s": 0.0,
         "decode_slot_s": 0.0,
         "context_token_s": 0.0,
@@ -120,7 +122,7 @@ class Service:
             async with self._news:
                 self.stdout.append(raw.decode())
                 self._news.notify_all()
-            ready = _READY.match(raw.decode())
+            ready = READY_LINE.match(raw.decode())
             if ready and not self._ready.done():
                 self._ready.set_result(ready.group(1))
 

@@ -49,7 +49,7 @@ _JUMP_WINDOW = 16
 and nearly half may be outliers.
 """
 _HUBER_SIGMAS = 2.5
-_SIGMA_OF_MEDIAN = 1.4826
+SIGMA_OF_MEDIAN = 1.4826
 """Standard deviation of a normal distribution over the median of its absolute values."""
 _MIN_SIGMA = 0.02
 """Minimum of sigma, so that a change of a few per cent is no outlier where step times hardly vary.
@@ -270,7 +270,7 @@ class StepFit:
             scales[2] * num_decodes / unit_s,
             scales[3] * num_context_tokens / unit_s,
         ]
-        limit = _HUBER_SIGMAS * max(_SIGMA_OF_MEDIAN * kind.median, _MIN_SIGMA)
+        limit = _HUBER_SIGMAS * max(SIGMA_OF_MEDIAN * kind.median, _MIN_SIGMA)
         memory_steps = self._memory_steps if kind.is_good else _MEMORY_WHILE_WRONG
         self._learn(features, residual, limit, memory_steps)
         factor = 1.0 + self._sorted_recent[_JUMP_WINDOW // 2]

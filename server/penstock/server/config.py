@@ -18,6 +18,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.gateways import NO_GATEWAY
 from penstock.server.observe.config import ObserverConfig
 from penstock.server.observe.logs import AUTO_FORMAT, LOG_FORMATS, LOG_LEVELS
+from penstock.server.observe.recording.recorder import DEFAULT_MAX_BYTES
 from penstock.server.security.config import SecurityConfig
 from penstock.server.settings.table import declared
 from penstock.server.usable_cores import num_usable_cores
@@ -152,7 +153,7 @@ class ServerConfig:
         shown="none",
     )
     record_max_bytes: int = setting(
-        256 * 1024 * 1024,
+        DEFAULT_MAX_BYTES,
         "recording",
         "largest size of each of the two recorded files, MiB",
         name="record_max_mib",

@@ -63,7 +63,7 @@ _MAX_TOKENS_DECODED_ON_LOOP = 1024
 _BYTES_PER_TOKEN: Final = 4
 """Approximate bytes of text per token id, used to schedule and limit token ids like texts."""
 _SALT_BYTES = 16
-_WINDOW_PATH = "chat_prompt.window_tokens"
+WINDOW_PATH = "chat_prompt.window_tokens"
 _TOOLS_PATH = "chat_prompt.tools"
 _ARGUMENTS_PATH = "chat_prompt.template_arguments"
 T = TypeVar("T")
@@ -381,7 +381,7 @@ def _refuse_text(error: TextError, path: str) -> RequestError:
         case BadTemplateArgument():
             return refuse_field(_ARGUMENTS_PATH, str(error))
         case WindowTooSmall():
-            return refuse_field(_WINDOW_PATH, str(error))
+            return refuse_field(WINDOW_PATH, str(error))
         case _:
             return refuse_field(path, str(error))
 

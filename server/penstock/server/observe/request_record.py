@@ -18,6 +18,8 @@ from penstock.scheduler.events import Stay, Wait
 from penstock.server.observe.frames import OutcomeCount
 
 _ENCODER = msgspec.msgpack.Encoder()
+ENGINE_LOST = "engine_lost"
+"""Wait reason: the engine of the request died, and no new engine was ready yet."""
 NO_ROOM = "no_room"
 """Drop reason: `offer` rejected the record."""
 UNREADABLE = "unreadable"
