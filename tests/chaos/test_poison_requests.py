@@ -1,4 +1,4 @@
-"""A request that kills every engine fails alone, on whichever front other requests are."""
+"""A request that crashes every engine fails alone, whichever front the other requests use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ POISON = 300
 
 
 def deadly(kind: str, at_output: int, **settings: object) -> list[str]:
-    """Return arguments for an executor that crashes on a prompt that contains POISON."""
+    """Return arguments of `serve` for an executor that crashes on a prompt that contains POISON.
+    `settings`: other fields of the fault.
+    """
     fault = {"kind": kind, "at_prompt_token": POISON, "at_output": at_output, "max_times": 1000}
     return simulated(faults=[{**fault, **settings}])
 
@@ -77,7 +79,7 @@ async def test_new_requests_do_not_wait_for_trials() -> None:
 
 
 async def _until_ok(channel: grpc.aio.Channel) -> None:
-    """Retry as a client does, a bounded number of times."""
+    """Send requests until one succeeds, at most 10,000."""
     for _ in range(10_000):
         if await stream(channel, 5, 60).outcome() is OK:
             return
