@@ -1,9 +1,9 @@
 """The processes that a service needs, the tasks that keep them alive, and the ordered shutdown.
 
 A process may be required or not: a process that was replaced may end without being counted as lost.
-In a shutdown the fronts (front-end processes) drain, then the engine ends, then the observer, each
-within its time limit. While a front has requests for an engine that restarts, the shutdown waits
-for that engine.
+In a shutdown the fronts (gRPC server processes) drain, then the engine ends, then the observer,
+each within its time limit. While a front has requests for an engine that restarts, the shutdown
+waits for that engine.
 """
 
 import asyncio
