@@ -25,7 +25,7 @@ async def test_case_09_deadline_while_the_engine_sleeps(text: ModelText) -> None
     next step.
     """
     async with stepped(text) as service:
-        call = service.stub.Generate(request(LONG), timeout=1.0)
+        call = service.stub.Generate(request(LONG), timeout=4.0)
         await service.until_live(1)
         service.step()
         assert service.num_used_blocks

@@ -19,11 +19,11 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from penstock.server.cli.serve import READY_LINE
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support.generate_requests import greedy
 from support.patience import PATIENCE_S
 
-_READY = re.compile(r"^penstock ready on (\S+) ")
 # In a log line as text or as JSON.
 _CHILD_READY = re.compile(
     r'supervised_process(?:: |", "message": ")(engine|front|observer) ?\d* ?is ready: pid=(\d+)'
@@ -31,12 +31,12 @@ _CHILD_READY = re.compile(
 _MAX_LINES = 5000
 
 
-def simulated(**settings: Any) -> list[str]:
-    """Return arguments for a simulated executor with steps of 10 ms in real time, independent of
-    the batch. `settings`: other fields of SimulatedConfig.
+def simulated(step_s: float = 0.01, **settings: Any) -> list[str]:
+    """Return arguments for a simulated executor whose steps take `step_s` of real time, independent
+    of the batch. `settings`: other fields of SimulatedConfig.
     """
     cost = {
-        "step_s": 0.01,
+        "step_s": step_s,
         "prefill_token_s": 0.0,
         "decode_slot_s": 0.0,
         "context_token_s": 0.0,
@@ -125,7 +125,7 @@ class Service:
             async with self._news:
                 self.stdout.append(raw.decode())
                 self._news.notify_all()
-            ready = _READY.match(raw.decode())
+            ready = READY_LINE.match(raw.decode())
             if ready and not self._ready.done():
                 self._ready.set_result(ready.group(1))
 

@@ -10,6 +10,7 @@ and circular references.
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn, cast
 from urllib.parse import unquote
@@ -72,7 +73,6 @@ _GRAMMAR_TOKEN: Final = re.compile(
 _FAR_CHARACTER: Final = re.compile(
     r"\\(?:[uUx]\{(?P<braced>[0-9A-Fa-f]*+)\}|U(?P<long>[0-9A-Fa-f]{8})|.)", re.DOTALL
 )
-_LAST_CODE_POINT: Final = 0x10FFFF
 _TOO_FAR: Final = "names a character beyond U+10FFFF"
 _REF_LOOP: Final = "has a $ref that leads to itself"
 _MOST_DIGITS: Final = 9
@@ -422,7 +422,7 @@ def _is_beyond_unicode(text: str) -> bool:
     empty character class."""
     for found in _FAR_CHARACTER.finditer(text):
         digits = (found["braced"] or found["long"] or "").lstrip("0")
-        if len(digits) > _MOST_DIGITS or int(digits or "0", 16) > _LAST_CODE_POINT:
+        if len(digits) > _MOST_DIGITS or int(digits or "0", 16) > sys.maxunicode:
             return True
     return False
 
