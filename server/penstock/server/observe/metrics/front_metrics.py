@@ -1,4 +1,4 @@
-"""Metrics from the heartbeats of fronts (front-end processes), and from records of ended requests.
+"""Metrics from the heartbeats of fronts (gRPC server processes) and records of ended requests.
 
 Requests are counted from heartbeats, because records may be lost, as totals over all fronts that
 have ever run. When a front dies, its counts are kept, including records newer than its last
@@ -60,7 +60,7 @@ class FrontMetrics:
             tables.counter(catalogue.REQUESTS).begin(generate, "OK", labels.NONE, finish_reason)
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """Store the outcomes, in case the front dies before its next heartbeat."""
+        """Count the outcomes, in case the front dies before its next heartbeat."""
         for record in records:
             end = OutcomeCount(
                 method=record.method,
