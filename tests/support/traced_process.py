@@ -41,7 +41,7 @@ def run_traced(
     before_close: Callable[[], object] = lambda: None,
 ) -> Outcome:
     """Trace `num_requests` requests in a child process with only these `OTEL_*` variables.
-    `before_close` is called before the process is told to close.
+    `before_close` is called before the process is asked to close.
     """
     environment = {key: text for key, text in os.environ.items() if not key.startswith("OTEL_")}
     environment["PYTHONPATH"] = os.pathsep.join([*(part for part in sys.path if part), str(TESTS)])
