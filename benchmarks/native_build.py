@@ -12,6 +12,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from report import RunFailed
+
 _HERE = Path(__file__).resolve().parent / "native"
 _PROTOS = Path(__file__).resolve().parent.parent / "protos"
 _FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra")
@@ -19,7 +21,7 @@ _CONTRACT = ("error", "generation_service", "options", "output", "prompt", "stat
 _COMPILE_S = 600.0
 
 
-class CannotBuild(Exception):
+class CannotBuild(RunFailed):
     """A program cannot be built on this machine; the message names the missing part."""
 
 

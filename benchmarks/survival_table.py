@@ -1,13 +1,14 @@
 """Writes the table of failures in docs/figures.md from the results of survival.py.
 
-    python benchmarks/survival_table.py FILE.json [docs/figures.md]
+    python benchmarks/survival_table.py FILE.json
 
-Prints the table, or writes it into the page between the two marker comments.
+The table replaces the text between the page's two marker comments.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +17,9 @@ from typing import Any
 from report import cell
 from usage import print_usage
 
-BEGIN = "<!-- survival: begin (benchmarks/survival_table.py) -->"
-END = "<!-- survival: end -->"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "figures.md"
+_PLACE = re.compile(r"(?<=<!-- survival: begin -->\n\n).*(?=\n\n<!-- survival: end -->)", re.DOTALL)
 _SIGNS = {"at most": "≤", "at least": "≥"}
-_HEADER = ("| what happens | measured (goal) |", "|---|---|")
 
 
 def rows_of(document: dict[str, Any]) -> list[str]:
@@ -50,31 +50,14 @@ def _number(value: float) -> str:
     return f"{int(value):,}" if float(value).is_integer() else cell(float(value))
 
 
-def table_of(document: dict[str, Any]) -> str:
-    """Return the whole table, without a trailing newline."""
-    return "\n".join((*_HEADER, *rows_of(document)))
-
-
-def placed(text: str, table: str) -> str:
-    """Return `text` with the table between the marker comments. Raises ValueError unless each of
-    these occurs once.
-    """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"there must be one {BEGIN!r} and, after it, one {END!r}")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.split(END)[1]}"
-
-
 def main() -> None:
     print_usage(__doc__, num_arguments=1)
-    if len(sys.argv) > 3:
-        raise SystemExit(__doc__)
-    table = table_of(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    if len(sys.argv) == 2:
-        print(table)
-        return
-    page = Path(sys.argv[2])
-    page.write_text(placed(page.read_text(encoding="utf-8"), table), encoding="utf-8")
+    rows = rows_of(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    table = "\n".join(("| what happens | measured (goal) |", "|---|---|", *rows))
+    text, count = _PLACE.subn(lambda _: table, PAGE.read_text(encoding="utf-8"))
+    if count != 1:
+        raise SystemExit(f"{PAGE} has no place for the table")
+    PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

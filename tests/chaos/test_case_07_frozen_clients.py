@@ -50,7 +50,7 @@ async def client(address: str) -> AsyncGenerator[asyncio.subprocess.Process]:
 
 
 async def test_case_07_a_stopped_client_is_found(text: ModelText) -> None:
-    keepalive = KeepaliveConfig(server_ping_interval_s=1.0, server_ping_timeout_s=1.0)
+    keepalive = KeepaliveConfig(server_ping_interval_s=1.0, server_ping_timeout_s=5.0)
     # Only the pings may find it: nothing is unread for long enough to be cut for that.
     config = FrontConfig(max_reader_stall_s=3600.0, max_backlog_tokens=10**9)
     async with (

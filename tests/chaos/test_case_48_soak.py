@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from chaos.soak import run_soak
 from chaos.soak_load import SoakPlan
 
 
-@pytest.mark.timeout(180)
 async def test_case_48_soak() -> None:
     plan = SoakPlan(seconds=40.0, fault_every_s=4.0, burst_every_s=10.0)
     lines: list[str] = []

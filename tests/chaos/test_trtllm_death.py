@@ -27,7 +27,9 @@ from support.service import Service, Stream, launched, stream, until_health
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-LONG = 400  # tokens, two seconds of them at least
+LONG = 400  # tokens, four seconds of them at least
+RESPONSE_TIMEOUT_S = 3.0
+"""Silence by which a busy machine is not taken for a dead engine."""
 PILL = 9
 """A prompt token that kills the engine."""
 _lifetimes = itertools.count()
@@ -77,7 +79,7 @@ async def serving(
     lifetime_s = 600.0 + os.getpid() / 1e7 + next(_lifetimes) / 1e9
     environment = child_environment(
         **{
-            "step_s": 0.005,
+            "step_s": 0.01,
             "worker_process": True,
             "worker_lifetime_s": lifetime_s,
             **fake,
@@ -194,7 +196,7 @@ async def test_an_engine_that_does_not_tell_its_limits_ends_a_first_start() -> N
 
 @pytest.mark.parametrize("fault", ["fatal_token", "kill_loop_token", "hang_token"])
 async def test_a_prompt_that_kills_the_engine_takes_everyone_along_once(fault: str) -> None:
-    watch = {"response_timeout_s": 0.7}
+    watch = {"response_timeout_s": RESPONSE_TIMEOUT_S}
     async with (
         serving(watch=watch, **{fault: PILL}) as site,
         running_streams(site) as (channel, streams),
@@ -232,7 +234,7 @@ async def test_a_worker_that_is_killed_is_the_engines_death(is_told: bool) -> No
         serving(
             "--log-foreign-text",
             "on",
-            watch={"response_timeout_s": 0.7},
+            watch={"response_timeout_s": RESPONSE_TIMEOUT_S},
             is_worker_death_fatal=is_told,
         ) as site,
         running_streams(site) as (channel, streams),
@@ -300,7 +302,7 @@ async def test_an_engine_has_the_time_it_asks_for_to_shut_down() -> None:
 
 
 async def test_a_fatal_error_whose_shutdown_hangs_is_found_by_its_silence() -> None:
-    watch = {"response_timeout_s": 0.7}
+    watch = {"response_timeout_s": RESPONSE_TIMEOUT_S}
     async with (
         serving(watch=watch, fatal_token=PILL, shutdown_s=PATIENCE_S) as site,
         running_streams(site) as (channel, streams),

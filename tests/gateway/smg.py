@@ -12,13 +12,13 @@ import importlib
 import importlib.util
 import json
 import os
-import socket
 import sys
 import urllib.request
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from support.patience import PATIENCE_S
+from support.ports import reusable_port
 
 CONTRACT = "smg_grpc_proto"
 PACKAGES = ("smg", CONTRACT, "openai")
@@ -156,11 +156,9 @@ def openai() -> Any:
 
 
 async def _launched(addresses: Sequence[str], arguments: Sequence[str]) -> Gateway:
-    """Start the process. Retry: it does not accept port 0, and free ports may be taken
-    meanwhile.
-    """
+    """Start the process. Retry: it does not accept port 0, and ports may be taken meanwhile."""
     for _ in range(_NUM_TRIES):
-        port, metrics_port = _free_ports(2)
+        port, metrics_port = reusable_port(), reusable_port()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(port)),
             *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)),
@@ -183,14 +181,6 @@ async def _launched(addresses: Sequence[str], arguments: Sequence[str]) -> Gatew
             continue
         return made
     raise AssertionError("no port was free")
-
-
-def _free_ports(num: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(num)]
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in held]
 
 
 def _text_of(url: str) -> str:

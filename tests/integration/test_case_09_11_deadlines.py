@@ -21,7 +21,7 @@ MOST_STEPS = 2
 async def test_case_09_deadline_while_the_engine_sleeps(text: ModelText) -> None:
     """No step runs while the deadline passes: gRPC ends the call, and the pages wait for a step."""
     async with stepped(text) as service:
-        call = service.stub.Generate(request(LONG), timeout=1.0)
+        call = service.stub.Generate(request(LONG), timeout=4.0)
         await service.until_live(1)
         service.step()
         assert service.num_used_blocks

@@ -20,6 +20,7 @@ from penstock.server.link.control_frames import (
 )
 from penstock.server.processes.child import Child, ChildFailed
 from penstock.server.processes.supervised_process import SupervisedProcess
+from support.patience import PATIENCE_S
 
 WAIT = "line.recv(4096)"
 READY = FROM_CHILD.encode(Ready(facts={"num_blocks": 7}))
@@ -143,7 +144,7 @@ def test_an_order_that_comes_with_the_settings_is_obeyed(tmp_path: Path) -> None
         child = subprocess.run(
             [sys.executable, "-c", program, str(theirs.fileno()), str(tmp_path / "x.sock")],
             pass_fds=[theirs.fileno()],
-            timeout=20,
+            timeout=PATIENCE_S,
             check=False,
         )
     assert child.returncode == 0

@@ -159,7 +159,7 @@ async def test_the_deadline_ends_the_request_on_both_sides(
     events: list[Event] = []
 
     with pytest.raises(DeadlineExceeded) as caught:
-        await face.events("Hi", deadline_s=1.0, into=events)
+        await face.events("Hi", deadline_s=4.0, into=events)
 
     assert caught.value.request_id == "r-1"
     assert len(events) == 2

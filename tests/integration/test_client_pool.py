@@ -125,7 +125,7 @@ async def test_an_address_that_never_answers_gets_no_share(
         outcomes: list[str] = []
         for _ in range(8):
             try:
-                await face.events("Hi", deadline_s=2.0)
+                await face.events("Hi", deadline_s=5.0)
             except DeadlineExceeded:
                 outcomes.append("silence")
             else:
@@ -148,7 +148,7 @@ async def test_a_deadline_on_a_live_connection_is_no_reason_to_leave_it(
             await face.events("Hi")
         server.scripts.append(say_nothing)
         with pytest.raises(DeadlineExceeded):
-            await face.events("Hi", deadline_s=1.0)
+            await face.events("Hi", deadline_s=4.0)
 
         for _ in range(4):
             await face.events("Hi")

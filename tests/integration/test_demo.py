@@ -59,7 +59,7 @@ async def test_ctrl_c_stops_the_service_too() -> None:
     assert b"interrupted, service stopped" in err
     assert b"Traceback" not in err
     assert len(family) >= 3  # supervisor, engine, front
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, PATIENCE_S)
     assert alive == []
 
 
@@ -93,7 +93,7 @@ async def test_a_service_that_dies_fails_the_demo() -> None:
     assert process.returncode == 1
     # Either the wait for the process or the streams may detect it first.
     assert re.search(r"the service ended (by itself )?with exit code -9", err.decode())
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, PATIENCE_S)
     assert alive == []
 
 

@@ -98,7 +98,7 @@ async def test_deadline_says_where_the_request_was(served: ServedFront, phase: s
 
 
 async def test_grpc_deadline_releases_the_request(served: ServedFront) -> None:
-    call = served.stub.Generate(text_request("hello"), timeout=1.0)
+    call = served.stub.Generate(text_request("hello"), timeout=4.0)
     (spec,) = await served.port.next_submission()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(call)

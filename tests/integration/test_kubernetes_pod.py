@@ -18,6 +18,7 @@ import pytest
 
 from penstock.client import Client, Unauthenticated
 from support.kubernetes import build, container_of, settings_of, the
+from support.patience import PATIENCE_S
 from support.service import simulated, started
 
 READ_ONLY = """
@@ -34,7 +35,7 @@ TOKEN = "0f" * 32
 def sandbox(folder: Path) -> tuple[str, ...]:
     """Return the command prefix that makes only `folder` writable."""
     through = ("unshare", "--mount", "sh", "-eu", "-c", READ_ONLY, str(folder))
-    tried = subprocess.run((*through, "true"), capture_output=True, timeout=20, check=False)
+    tried = subprocess.run((*through, "true"), capture_output=True, timeout=PATIENCE_S, check=False)
     if tried.returncode:
         pytest.skip(f"no mount namespace: {tried.stderr.decode().strip()[-100:]}")
     return through

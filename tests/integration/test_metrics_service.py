@@ -73,19 +73,21 @@ async def test_every_end_is_counted_once() -> None:
         assert value(samples, "fronts") == 2
         assert value(samples, "max_requests_running") == 4
         assert value(samples, "kv_cache_total_blocks") == 512
-        # A cancel may be detected a step later; then no request runs.
-        samples = await scraped_until(
-            service, lambda seen: value(seen, "num_requests_running") == 0
+        # A cancel may be detected a step later, and what the engine did is read later still.
+        await scraped_until(
+            service,
+            lambda seen: (
+                value(seen, "num_requests_running") == 0
+                and value(seen, "kv_cache_usage_ratio") == 0
+                and value(seen, "generation_tokens_total") >= 9 * 6 + 2
+            ),
         )
-        assert value(samples, "kv_cache_usage_ratio") == 0
-        assert value(samples, "generation_tokens_total") >= 9 * 6 + 2
         for channel in channels:
             await channel.close()
 
 
 async def test_requests_that_leave_an_idle_engine_are_gone_from_its_gauges() -> None:
-    cost = {"step_s": 0.05, "prefill_token_s": 0.0, "decode_slot_s": 0.0, "context_token_s": 0.0}
-    arguments = (*simulated(cost=cost), *ARGUMENTS, "--max-num-seqs", "1")
+    arguments = (*simulated(step_s=0.05), *ARGUMENTS, "--max-num-seqs", "1")
     async with started(*arguments) as service, service.channel() as channel:
         running = stream(channel, 900)
         await running.until_running()
@@ -129,7 +131,7 @@ async def test_requests_that_leave_an_idle_engine_are_gone_from_its_gauges() -> 
 async def test_a_crash_of_the_engine_is_a_wait_of_its_requests_and_counts_go_on() -> None:
     async with started(*simulated(), *ARGUMENTS) as service:
         async with service.channel() as channel:
-            running = stream(channel, 60)
+            running = stream(channel, 300)
             await running.until_running()
             os.kill(await service.next_pid("engine"), signal.SIGKILL)
             assert await running.outcome() is grpc.StatusCode.OK
@@ -141,7 +143,7 @@ async def test_a_crash_of_the_engine_is_a_wait_of_its_requests_and_counts_go_on(
                 and value(seen, "engine_up") == 1
                 and total(seen, "requests_total") == 1
                 # What the dead engine made is counted from the memory that it left.
-                and value(seen, "generation_tokens_total") >= 60
+                and value(seen, "generation_tokens_total") >= 300
                 and value(seen, "num_requests_running") == 0
             ),
         )

@@ -24,6 +24,7 @@ from support.calls import SERVICE, STYLES, TracedCall, until_listed
 from support.fronts import SMALL_WINDOW
 from support.observation import flight_files, observed, until_stats
 from support.otlp_receiver import Receiver, grpc_receiver
+from support.patience import PATIENCE_S
 from support.service import Service, simulated, until_health
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -31,7 +32,7 @@ FAULTS = [
     {"kind": "request_fails", "at_prompt_token": canaries.POISON, "max_times": 9},
     {"kind": "executor_dies", "at_prompt_token": canaries.DEADLY, "at_output": 2},
 ]
-LONG = 900
+LONG = 900  # tokens, about eighteen seconds of them
 
 
 @dataclass
@@ -62,7 +63,7 @@ class Site:
 @contextlib.asynccontextmanager
 async def watched(collector: Receiver, folder: Path, *arguments: str) -> AsyncGenerator[Site]:
     options = (
-        *simulated(faults=FAULTS),
+        *simulated(step_s=0.02, faults=FAULTS),
         *("--fronts", "1", "--max-num-seqs", "3", "--max-num-waiting", "4"),
         *("--max-backlog-tokens", "128", "--max-reader-stall-s", "0.3", "--drain-grace-s", "1"),
         *("--flight-folder", str(folder / "flight"), "--record", str(folder / "record")),
@@ -147,7 +148,7 @@ async def fetched(site: Site, path: str) -> bytes:
 
     def fetch() -> bytes:
         try:
-            with urllib.request.urlopen(base + path, timeout=20) as answer:
+            with urllib.request.urlopen(base + path, timeout=PATIENCE_S) as answer:
                 return bytes(answer.read())
         except urllib.error.HTTPError as error:
             return bytes(error.read())

@@ -7,8 +7,6 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
-
 from markdown_source import Block, blocks
 from page_commands import commands
 from support.pages import REPOSITORY
@@ -47,7 +45,6 @@ def test_the_page_has_blocks_of_both_kinds() -> None:
     assert {block.language for block in TYPED} == {"sh", "python"}
 
 
-@pytest.mark.timeout(180)
 async def test_what_the_page_says_to_type_works(tmp_path: Path) -> None:
     async with started(*simulated()) as service:
         printed = {

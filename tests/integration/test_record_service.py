@@ -14,6 +14,7 @@ from penstock.server.cli.serve import merge_settings
 from penstock.tools.simulation.calibration import read_steps
 from penstock.tools.simulation.trace_files import read_trace
 from support.cli_process import finished
+from support.patience import PATIENCE_S
 from support.service import launched, simulated, started
 
 COST = {
@@ -125,5 +126,5 @@ async def test_a_folder_that_is_lost_costs_the_record_alone(tmp_path: Path) -> N
         await service.until_logged("recording is disabled")
         await service.next_pid("engine")
         async with Client(service.address, retry=NO_RETRY) as client:
-            await client.wait_until_serving(deadline_s=30.0)
+            await client.wait_until_serving(deadline_s=PATIENCE_S)
             await ask(client, (1, 2, 3), 2, priority=0)

@@ -119,7 +119,7 @@ async def test_a_connection_that_answers_no_ping_is_closed(text: ModelText) -> N
 
 
 async def test_a_stream_that_outlives_its_connections_grace_is_cut(text: ModelText) -> None:
-    keepalive = KeepaliveConfig(max_connection_age_s=0.3, max_connection_age_grace_s=0.1)
+    keepalive = KeepaliveConfig(max_connection_age_s=3.0, max_connection_age_grace_s=0.1)
     async with serving(text, keepalive=keepalive) as served:
         message = text_request()
         call = served.stub.Generate(message)

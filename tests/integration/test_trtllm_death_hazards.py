@@ -283,7 +283,7 @@ def test_a_shutdown_that_hangs_is_left_behind_after_its_time(
     thread = house.thread._thread
     house.executor.close()
 
-    assert begun.is_set()
+    assert begun.wait(PATIENCE_S)
     assert house.view().is_alive, "it still hangs"
     assert not thread.is_alive()
 

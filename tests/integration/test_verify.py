@@ -108,7 +108,7 @@ NAMES = tuple(check.name for check in ALL_CHECKS)
 # Seats are few, so that some have to wait.
 FEW_SEATS = ("--max-num-seqs", "4")
 # So slow that a busy machine keeps up with them.
-SLOW = {"step_s": 0.08, "prefill_token_s": 0.0, "decode_slot_s": 0.0, "context_token_s": 0.0}
+SLOW_STEP_S = 0.08
 
 
 def row_of(result: Result, name: str) -> list[str]:
@@ -170,7 +170,7 @@ async def test_the_embedded_executor_passes(tmp_path: Path) -> None:
 async def test_a_service_that_runs_is_left_running() -> None:
     checks = all_but("greedy", "priority", "unsupported")
     async with (
-        service_started(*simulated(cost=SLOW), *FEW_SEATS) as service,
+        service_started(*simulated(SLOW_STEP_S), *FEW_SEATS) as service,
         Client(service.address) as client,
     ):
         result = await verify("--address", service.address, *checks)
@@ -362,7 +362,7 @@ async def test_ctrl_c_stops_its_service() -> None:
     assert b"penstock verify: interrupted" in err
     assert b"Traceback" not in err
     assert len(family) >= 3  # supervisor, engine, front
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, PATIENCE_S)
     assert alive == []
 
 
@@ -383,5 +383,5 @@ async def test_a_service_that_dies_fails_and_is_reported(tmp_path: Path) -> None
     document = json.loads(file.read_text())
     assert document["service"]["exit_code"] == -9
     assert document["checks"][-1]["reason"] == "ended by itself with exit code -9"
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, PATIENCE_S)
     assert alive == []

@@ -30,9 +30,11 @@ async def test_an_engine_that_dies_fails_the_check_in_which_it_did() -> None:
         client_checks = [check for check in ALL_CHECKS if check.name in ("greedy", "max-tokens")]
 
         async def kill(subject: Subject) -> str:
-            async for event in subject.client.generate(subject.prompt(), max_tokens=100):
-                if isinstance(event, Tokens):
+            is_alive = True
+            async for event in subject.client.generate(subject.prompt(), max_tokens=900):
+                if isinstance(event, Tokens) and is_alive:
                     os.kill(engine, signal.SIGKILL)
+                    is_alive = False
             return "all came"
 
         async def kill_at_the_end(subject: Subject) -> str:

@@ -32,10 +32,12 @@ _CHILD_READY = re.compile(
 _MAX_LINES = 5000
 
 
-def simulated(**settings: Any) -> list[str]:
-    """Return arguments for a simulated executor with 10 ms steps, whatever their content."""
+def simulated(step_s: float = 0.01, **settings: Any) -> list[str]:
+    """Return arguments for a simulated executor whose steps take `step_s`, whatever their
+    content.
+    """
     cost = {
-        "step_s": 0.01,
+        "step_s": step_s,
         "prefill_token_s": 0.0,
         "decode_slot_s": 0.0,
         "context_token_s": 0.0,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-EXIT_LIMIT_S = 60.0
+EXIT_LIMIT_S = 100.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def run_traced(
     variables: Mapping[str, str],
     *,
     num_requests: int = 3,
-    close_limit_s: float = 10.0,
+    close_limit_s: float = 50.0,
     before_close: Callable[[], object] = lambda: None,
 ) -> Outcome:
     """Trace in a child process with only these `OTEL_*` variables."""

@@ -82,7 +82,7 @@ class Refusal:
         message: Text for humans; empty for the standard message of `reason`.
         metadata: The error metadata that the API defines for `reason`.
         retry_after_s: Seconds until the caller may retry; infinite if it must not. None: the
-            default of the front (front-end process) if `reason` is retryable.
+            default of the front (gRPC server process) if `reason` is retryable.
         quota: The violation, for QUOTA_EXCEEDED.
     """
 
