@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> "Sources":
     """Merge the settings: arguments override environment variables, which override a file.
 
-    Raises BadSetting.
+    Raises BadSetting if a setting is invalid, or if the file cannot be read.
     """
     from penstock.server.config import SETTINGS
     from penstock.server.settings.sources import gather
@@ -147,7 +147,7 @@ def _variables() -> list[str]:
 
 
 def build_config(sources: "Sources") -> "ServerConfig":
-    """Build the configuration of the service. Raises BadSetting."""
+    """Build the configuration of the service. Raises BadSetting if a setting is invalid."""
     from penstock.executor.models import ModelNotFound
     from penstock.scheduler.setting import SettingError
     from penstock.server.cli.serve_settings import check_gateway, check_security

@@ -109,7 +109,7 @@ def check_security(config: "ServerConfig") -> None:
 
 def check_gateway(config: "ServerConfig") -> None:
     """Raise ValueError if the gateway cannot be served. Logs a warning if its traffic would use
-    only one of several front-end processes, or lack the TLS or credentials that the port
+    only one of several gRPC server processes, or lack the TLS or credentials that the port
     requires."""
     if config.gateway == NO_GATEWAY:
         return

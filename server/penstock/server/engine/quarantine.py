@@ -70,7 +70,8 @@ class Quarantine:
         return bool(self._ended or (self._held and not self._on_probation))
 
     def takes(self, front_id: int, specs: tuple[RequestSpec, ...]) -> bool:
-        """Hold or reject the request if one of its outputs is suspected; return True if it did."""
+        """Hold or reject the request, and return True, if one of its outputs is suspected; return
+        False otherwise."""
         if not self._suspects:
             return False
         suspects = [self._suspects[spec.key] for spec in specs if spec.key in self._suspects]
@@ -124,8 +125,8 @@ class Quarantine:
         return None
 
     def front_gone(self, front_id: int, kept: Container[int] = ()) -> None:
-        """Drop the held requests of a disconnected front (front-end process), except requests with
-        a key in `kept`."""
+        """Drop the held requests of a disconnected front (gRPC server process), except requests
+        with a key in `kept`."""
         self._held = deque(
             held for held in self._held if held.front_id != front_id or held.specs[0].key in kept
         )

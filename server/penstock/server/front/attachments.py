@@ -1,4 +1,4 @@
-"""Takes over streams that the engine keeps for Resume (attaches them to this front, the front-end
+"""Takes over streams that the engine keeps for Resume (attaches them to this front, the gRPC server
 process), and detaches them.
 
 When the engine has responded, the front starts the request like a new one, and then applies its
@@ -64,13 +64,14 @@ class Attachments:
         self._tasks: set[asyncio.Task[LiveRequest]] = set()
 
     async def attach(self, request_id: str, tenant: str, ceilings: PriorityCeilings) -> LiveRequest:
-        """Return a tenant's request with its whole stream. The caller must pass it to
+        """Return a tenant's request with its complete stream. The caller must pass it to
         `Front.release`.
 
         Waits at most `FrontConfig.max_replay_wait_s` for an engine that has the request.
 
-        Raises RequestError: REQUEST_NOT_FOUND, or the reason why it cannot be attached or found
-        now.
+        Raises RequestError: REQUEST_NOT_FOUND; SEQUENCE_UNAVAILABLE if its events were dropped;
+        ENGINE_DOWN or DRAINING if it cannot be looked up now; or the error of parsing or
+        tokenising it.
         """
         front = self._front
         due_s = front.clock() + front.config.max_replay_wait_s

@@ -39,7 +39,7 @@ _PAUSE_S: Final = 0.002
 
 
 class Replays:
-    """The requests of one front (front-end process) that wait for an engine.
+    """The requests of one front (gRPC server process) that wait for an engine.
 
     `port` returns the interface to the engine, None if there is none. `note_sent` is called for
     each request that was submitted.

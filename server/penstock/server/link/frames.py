@@ -1,4 +1,4 @@
-"""The frames between fronts (front-end processes), observers and the engine, and their encoding.
+"""The frames between fronts (gRPC server processes), observers and the engine, and their encoding.
 
 Defines the frames for hello (the first frame of each side), submission, cancellation, cached
 blocks, kept streams, queries and operators' commands. A key is the 64-bit number of an output. The

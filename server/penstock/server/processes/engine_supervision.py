@@ -114,7 +114,7 @@ class EngineSupervision:
 
     def check(self, limit_s: float) -> None:
         """Kill the engine if its heartbeat has stopped for `limit_s` seconds; log a warning after
-        half of them.
+        half of that time.
 
         Call this NUM_CHECKS times in that period (see `hang_watch.py`).
         """

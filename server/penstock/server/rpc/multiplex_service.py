@@ -171,7 +171,7 @@ async def _has_ended_well(write: asyncio.Future[None]) -> bool:
 
 
 class MultiplexService:
-    """The handler of Multiplex, for one front-end process."""
+    """The handler of Multiplex, for one gRPC server process."""
 
     def __init__(
         self,

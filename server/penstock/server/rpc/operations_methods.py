@@ -181,7 +181,7 @@ class OperationsMethods:
         return pb.GetLiveRequestResponse(request=live_request_of(found[0])).SerializeToString()
 
     async def drain(self, data: bytes, context: Context) -> bytes:
-        """Start to drain the server, and return the number of live requests."""
+        """Start draining the server, and return the number of live requests."""
         del context
         request = parse(pb.DrainRequest, data)
         violations = Violations()
