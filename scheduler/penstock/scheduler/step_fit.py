@@ -284,8 +284,8 @@ class StepFit:
         return [kind for kind in self._kinds if kind.num_seen]
 
     def _affects_all_steps(self, factor: float) -> bool:
-        """Whether the speed change affects all recently observed kinds of steps. If not, a single
-        coefficient is wrong.
+        """Return whether the speed change affects all recently observed kinds of steps. If not, a
+        single coefficient is wrong.
         """
         return all(
             kind.agrees(factor)
@@ -374,7 +374,7 @@ def _solved(matrix: list[_Row], right: _Row) -> _Row | None:
     """Solve `matrix` x = `right`; return x, None if the matrix is not positive definite.
 
     The matrix is symmetric and should be positive definite, so pivoting is not needed. Plain floats
-    are used, because with four unknowns they take a third of the time of numpy's calls.
+    are used, because with four unknowns they are faster than numpy's calls.
     """
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     size = len(rows)

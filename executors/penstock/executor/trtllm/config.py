@@ -68,7 +68,9 @@ class GuidedDecodingBackend(enum.StrEnum):
 
 
 class DecodingType(enum.StrEnum):
-    """The kinds of speculative decoding that the PyTorch backend supports."""
+    """The kinds of speculative decoding that can be configured, of those that the PyTorch backend
+    has.
+    """
 
     NGRAM = "NGram"
     EAGLE = "Eagle"

@@ -51,7 +51,8 @@ def check_before_load(
 
 def check_tokenizer(folder: ModelFolder, tokenizer_path: Path | None) -> None:
     """Check that the tokenizer's folder (None: the model folder) has a tokenizer.json and, if it is
-    another folder, that its vocabulary size is the model's. Raises ValueError.
+    another folder, that it is a Hugging Face folder with the model's vocabulary size, if both sizes
+    are known. Raises ValueError.
     """
     path = tokenizer_path or folder.path
     if not (path / "tokenizer.json").is_file():

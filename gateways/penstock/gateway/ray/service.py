@@ -106,7 +106,7 @@ class ReplicaService:
             raise ReplicaServiceFailed(f"penstock serve ended with {code}")
 
     def drain(self, timeout_s: float) -> None:
-        """Request the service to stop, and wait for its end; kill it after `timeout_s` seconds.
+        """Send SIGTERM to the service and wait for its end; kill it after `timeout_s` seconds.
 
         Running requests may continue for the grace period of the service.
         """
