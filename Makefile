@@ -4,7 +4,7 @@
 #   make test      install, check, run the tests
 #   make quick     the tests of the scheduler, the front, the contract's mapping, text and the link: seconds
 #   make unit      the tests of the serving path that only compute
-#   make tools     the tests of tools/ and benchmarks/; make gateways: those of gateways/ but for Ray
+#   make tools     the tests of tools/; make gateways: those of gateways/ but for Ray
 #   make nightly   the proofs that take minutes, each property with many more examples; make sanitize
 #   make sanitize  the tests of the CPU kernels, compiled with GCC's sanitizers: a minute
 #   make check     format, lint, types, layers, words, contract, generated code, Dockerfiles
@@ -50,8 +50,8 @@ PURE := tests/architecture tests/contract tests/fuzz tests/gpu tests/property te
 CHAOS := tests/chaos
 CLIENTS := tests/conformance
 QUICK := $(addprefix tests/unit/,scheduler $(addprefix server/,engine front link rpc text))
-UNIT := tests/property $(filter-out $(addprefix tests/unit/,benchmarks deploy docs gateways tools __pycache__),$(wildcard tests/unit/*))
-TOOLS := tests/unit/tools tests/unit/benchmarks $(wildcard $(addprefix tests/integration/test_,\
+UNIT := tests/property $(filter-out $(addprefix tests/unit/,deploy docs gateways tools __pycache__),$(wildcard tests/unit/*))
+TOOLS := tests/unit/tools $(wildcard $(addprefix tests/integration/test_,\
 	verify*.py demo*.py bench*.py record_service.py simulate*.py plan*.py timeline*.py))
 # Workers that share what only computes, what waits for processes and sockets, and what kills processes;
 # "0" runs it in one process, for a debugger.

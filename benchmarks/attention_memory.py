@@ -15,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from report import arguments, at_most, conclude, print_table
+from report import Outcome, arguments, at_most, print_rows, run
 
 CHUNK = 2048
 CONTEXT = 8192
@@ -48,12 +49,11 @@ class Measured:
     """The result of one measurement. `peak_mib`: peak resident memory above idle."""
 
     name: str
-    context: int
     peak_mib: float
     seconds: float
 
 
-def build_model(name: str, context: int, folder: Path) -> None:
+def build_model(name: str, folder: Path) -> None:
     """Write a model of one full-attention layer with random weights."""
     import torch
     from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, LlamaConfig
@@ -65,7 +65,7 @@ def build_model(name: str, context: int, folder: Path) -> None:
         "hidden_size": 64,
         "intermediate_size": 32,
         "num_hidden_layers": 1,
-        "max_position_embeddings": context + 64,
+        "max_position_embeddings": CONTEXT + 64,
         "bos_token_id": 0,
         "eos_token_id": 1,
         "pad_token_id": 2,
@@ -86,8 +86,8 @@ def build_model(name: str, context: int, folder: Path) -> None:
     model.to(torch.bfloat16).save_pretrained(folder)
 
 
-def measure(name: str, context: int) -> Measured:
-    """Measure one request of `context` prompt tokens in this process."""
+def measured(name: str) -> Measured:
+    """Measure one request in this process."""
     import numpy as np
 
     from penstock.executor.config import ExecutorConfig
@@ -97,12 +97,12 @@ def measure(name: str, context: int) -> Measured:
     from penstock.scheduler.request import RequestSpec, SamplingParams
 
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        build_model(name, context, Path(folder))
+        build_model(name, Path(folder))
         executor = TorchExecutor(
-            ExecutorConfig(model_path=Path(folder), num_blocks=context // 16 + 8, max_num_seqs=4)
+            ExecutorConfig(model_path=Path(folder), num_blocks=CONTEXT // 16 + 8, max_num_seqs=4)
         )
     engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=CHUNK), time.monotonic)
-    prompt = np.random.default_rng(0).integers(3, 250, context).astype(np.int32)
+    prompt = np.random.default_rng(0).integers(3, 250, CONTEXT).astype(np.int32)
     spec = RequestSpec(
         key=1,
         request_id="1",
@@ -118,40 +118,33 @@ def measure(name: str, context: int) -> Measured:
         engine.step()
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return Measured(name=name, context=context, peak_mib=(peak - idle) / 1024, seconds=seconds)
+    return Measured(name=name, peak_mib=(peak - idle) / 1024, seconds=seconds)
 
 
-def measure_apart(name: str, context: int) -> Measured:
+def measure_apart(name: str) -> Measured:
     """Run one measurement in a new process, because the peak resident size of a process never
     decreases.
     """
-    command = [sys.executable, __file__, "--one", name, "--context", str(context)]
+    command = [sys.executable, __file__, "--one", name]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--context", type=int, default=CONTEXT, help="prompt tokens")
-    parser.add_argument("--one", choices=tuple(SHAPES), help="measure this one in this process")
-    options = parser.parse_args()
-    if options.one:
-        print(json.dumps(asdict(measure(options.one, options.context))))
-        return
+def measure(options: Namespace) -> Outcome:
+    """Measure all models, or the small ones."""
     names = tuple(SHAPES) if options.full else _QUICK
-    found = [measure_apart(name, options.context) for name in names]
-    print_table(
-        f"A prompt of {options.context} tokens in chunks of {CHUNK}, one layer, bfloat16",
-        ("model", "peak above idle MiB", "seconds"),
-        [(one.name, one.peak_mib, one.seconds) for one in found],
-    )
-    checks = [
+    found = [measure_apart(name) for name in names]
+    title = f"A prompt of {CONTEXT} tokens in chunks of {CHUNK}, one layer, bfloat16"
+    print_rows(f"{title}; peak above idle", found)
+    return found, [
         at_most(f"{one.name}: peak memory above idle", one.peak_mib, MAX_MIB, "MiB")
         for one in found
         if one.name in _JUDGED
     ]
-    conclude(options, [asdict(one) for one in found], checks)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--one"]:
+        print(json.dumps(asdict(measured(sys.argv[2]))))
+    else:
+        run(arguments(__doc__), measure)

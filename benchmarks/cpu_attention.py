@@ -11,7 +11,9 @@ thread, which other processes affect least. Only the ratios apply to other machi
 from __future__ import annotations
 
 import time
+from argparse import Namespace
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +30,7 @@ with needing("torch"):
 
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.slot_arrays import SlotArrays
-from report import Check, arguments, at_least, conclude, print_table
+from report import Outcome, arguments, at_least, print_rows, run
 
 NUM_LAYERS = 6
 BLOCK_SIZE = 16
@@ -117,7 +119,7 @@ class Layers:
         return time.thread_time() - start
 
 
-def measure(shape: Shape, rounds: int) -> tuple[dict[str, float], int]:
+def measured(shape: Shape, rounds: int) -> tuple[dict[str, float], int]:
     """Return the median time of every implementation, and the bytes of keys and values."""
     layers = Layers(shape)
     times: dict[str, list[float]] = {name: [] for name in layers.ways}
@@ -127,30 +129,28 @@ def measure(shape: Shape, rounds: int) -> tuple[dict[str, float], int]:
     return {name: float(np.median(taken[1:])) for name, taken in times.items()}, layers.num_bytes
 
 
-def main() -> None:
-    options = arguments(__doc__).parse_args()
+def measure(options: Namespace) -> Outcome:
+    """Measure all shapes."""
     torch.set_num_threads(1)
-    rows: list[tuple[object, ...]] = []
-    results: dict[str, dict[str, float]] = {}
-    checks: list[Check] = []
+    rows: list[dict[str, Any]] = []
     with torch.inference_mode():
         for title, shape in SHAPES.items():
-            medians, num_bytes = measure(shape, rounds=15 if options.full else 5)
-            results[title] = medians
-            for name, seconds in medians.items():
-                over = medians[PLAIN] / seconds
-                way = _OPERATORS if name == PLAIN else name
-                rows.append((title, way, seconds * 1e3, num_bytes / seconds / 1e9, over))
-    columns = ("step", "way", "ms", "GB/s of keys and values", "over PyTorch")
-    print_table("Attention of six layers, one thread", columns, rows)
-    best = {name: seconds for name, seconds in results[CHECKED].items() if name != PLAIN}
-    if best:
-        ratio = results[CHECKED][PLAIN] / min(best.values())
-        checks.append(
-            at_least(f"kernels over PyTorch's operators, {CHECKED}", ratio, GOAL_OVER_TORCH, "x")
-        )
-    conclude(options, results, checks)
+            medians, num_bytes = measured(shape, rounds=15 if options.full else 5)
+            rows += [
+                {
+                    "step": title,
+                    "way": _OPERATORS if name == PLAIN else name,
+                    "ms": seconds * 1e3,
+                    "GB/s of keys and values": num_bytes / seconds / 1e9,
+                    "over PyTorch": medians[PLAIN] / seconds,
+                }
+                for name, seconds in medians.items()
+            ]
+    print_rows("Attention of six layers, one thread", rows)
+    ratio = max(row["over PyTorch"] for row in rows if row["step"] == CHECKED)
+    name = f"kernels over PyTorch's operators, {CHECKED}"
+    return rows, [at_least(name, ratio, GOAL_OVER_TORCH, "x")]
 
 
 if __name__ == "__main__":
-    main()
+    run(arguments(__doc__), measure)

@@ -2,10 +2,10 @@
 
     cpu_peer_side.py ENGINE MODEL THREADS OPTIONS FD
 
-ENGINE: penstock, vllm or openvino; OPTIONS: the engine's options as JSON. Reads a run from a line
-of stdin, {"prompts": [[token, ...]], "num_new": n, "concurrency": n}, and writes its times to the
-descriptor FD. Imports Penstock only for ENGINE penstock, because it is not installed in the
-environments of the other engines.
+ENGINE: penstock, eager, batch, vllm or openvino; OPTIONS: its options as JSON. Reads a run from a
+line of stdin, {"prompts": [[token, ...]], "num_new": n, "concurrency": n}, and writes its times to
+the descriptor FD. Imports Penstock only for the first three, because it is not installed in the
+environments of the others.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -106,39 +107,81 @@ class OpenVino:
                 yield key, num_new, is_done
 
 
-class Penstock:
-    """Penstock's scheduler and torch executor, without the service."""
+def _torch(threads: int) -> Any:
+    """Load torch with this number of threads."""
+    # Sets how threads wait for each other before it loads torch, so it must be the first.
+    import_module("engine_cpu")
+    torch: Any = import_module("torch")
+    torch.set_num_threads(threads)
+    return torch
+
+
+def penstock(model: str, threads: int, options: dict[str, Any], *, is_eager: bool = False) -> Any:
+    """Return Penstock's scheduler and torch executor, without the service."""
+    from pathlib import Path
+
+    _torch(threads)
+    from engine_cpu import EngineRun
+    from penstock.executor.config import ExecutorConfig
+    from penstock.executor.torch.create import create_torch_executor
+    from penstock.executor.torch.executor import TorchExecutor
+
+    config = ExecutorConfig(
+        model_path=Path(model),
+        max_num_seqs=NUM_SLOTS,
+        max_seq_len=MAX_LENGTH,
+        kv_cache_bytes=2 << 30,
+        **options,
+    )
+    executor = TorchExecutor(config) if is_eager else create_torch_executor(config)
+    return EngineRun(executor, BUDGET)
+
+
+class WholeBatch:
+    """Generates for all requests as one batch, with `transformers` or a plain PyTorch loop with a
+    dense cache (the lower bound for PyTorch's operators).
+    """
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
-        from pathlib import Path
-
-        import torch
-
-        # Set before torch is loaded: how threads wait for each other.
-        from engine_cpu import EngineRun
-        from penstock.executor.config import ExecutorConfig
-        from penstock.executor.torch.create import create_torch_executor
-
-        torch.set_num_threads(threads)
-        config = ExecutorConfig(
-            model_path=Path(model),
-            max_num_seqs=NUM_SLOTS,
-            max_seq_len=MAX_LENGTH,
-            kv_cache_bytes=2 << 30,
-            **options,
-        )
-        self._run = EngineRun(create_torch_executor(config), BUDGET)
-        self._first = 0
-        self._keys: dict[int, int] = {}
+        self._torch = _torch(threads)
+        transformers, dense = import_module("transformers"), import_module("dense_llama")
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            model, dtype=self._torch.bfloat16, attn_implementation="sdpa"
+        ).eval()
+        self._model = loaded
+        self._dense: Any = dense.DenseLlama(loaded) if options["is_dense"] else None
+        self._waiting: dict[int, list[int]] = {}
+        self._num_new = 0
 
     def add(self, key: int, prompt: list[int], num_new: int) -> None:
-        self._keys[self._run.submit(prompt, num_new)] = key
+        self._waiting[key], self._num_new = prompt, num_new
 
     def step(self) -> Progress:
-        events = self._run.engine.step()
-        ended = {end.key for end in events.ends}
-        for key in events.keys.tolist():
-            yield self._keys[key], 1, key in ended
+        waiting, self._waiting = self._waiting, {}
+        if self._dense is not None:
+            self._dense.generate(list(waiting.values()), self._num_new)
+        else:
+            self._generate(list(waiting.values()))
+        for key in waiting:
+            yield key, self._num_new, True
+
+    def _generate(self, prompts: list[list[int]]) -> None:
+        """Run `transformers` generate over one left-padded batch."""
+        torch, longest = self._torch, max(map(len, prompts))
+        ids = torch.zeros((len(prompts), longest), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[row, longest - len(prompt) :] = 1
+        with torch.inference_mode():
+            self._model.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=self._num_new,
+                min_new_tokens=self._num_new,
+                do_sample=False,
+                pad_token_id=0,
+            )
 
 
 def closed_loop(engine: Any, run: dict[str, Any]) -> dict[str, Any]:
@@ -175,7 +218,9 @@ def closed_loop(engine: Any, run: dict[str, Any]) -> dict[str, Any]:
 
 
 ENGINES: dict[str, Callable[[str, int, dict[str, Any]], Any]] = {
-    "penstock": Penstock,
+    "penstock": penstock,
+    "eager": partial(penstock, is_eager=True),
+    "batch": WholeBatch,
     "vllm": Vllm,
     "openvino": OpenVino,
 }

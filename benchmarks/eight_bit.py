@@ -4,7 +4,7 @@ The packaged demo model is trained, so its perplexity is meaningful. Windows of 
 as prompts with log probabilities (perplexity, and the change of each token's log probability).
 Prefixes of the windows are continued greedily (number of equal tokens before the first difference).
 
-    python benchmarks/eight_bit.py [--device cuda] [--text FILE] [--model DIR] [--json FILE]
+    python benchmarks/eight_bit.py [--device cuda] [--full] [--json FILE]
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from dataclasses import asdict, dataclass, replace
+from argparse import Namespace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Failed
 from penstock.scheduler.request import RequestSpec, SamplingParams
-from report import arguments, at_most, conclude, print_table
+from report import Outcome, arguments, at_most, print_rows, progress, run
 
 WINDOW = 256
 NUM_WINDOWS = {False: 40, True: 400}
@@ -63,24 +64,11 @@ class _Outcome:
     continued: list[list[int]]
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--text", type=Path, help="a file instead of what the model draws")
-    args = parser.parse_args()
-    model = resolve_model(args.model)
+def measure(args: Namespace) -> Outcome:
+    """Measure all settings of the device."""
+    model = resolve_model("demo")
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    if args.text is None:
-        windows = _drawn(model, tokenizer, NUM_WINDOWS[args.full])
-    else:
-        ids = tokenizer.encode(args.text.read_text()).ids
-        windows = [
-            np.array(ids[first : first + WINDOW], dtype=np.int32)
-            for first in range(0, len(ids) - WINDOW, WINDOW)
-        ][: NUM_WINDOWS[args.full]]
-    if not windows:
-        parser.error(f"--text: fewer than {WINDOW} tokens")
+    windows = _drawn(model, tokenizer, NUM_WINDOWS[args.full])
     found: list[Quality] = []
     base: _Outcome | None = None
     for quantization, kv_cache_dtype in SETTINGS[args.device.partition(":")[0]]:
@@ -96,10 +84,9 @@ def main() -> None:
         outcome = _run(config, windows)
         base = base or outcome
         found.append(_quality(config, outcome, base))
-        print(f"quantization {quantization}, kv_cache_dtype {kv_cache_dtype}: done", flush=True)
-    header = ("weights", "KV cache", "perplexity", "ratio", "change of logprob", "greedy agrees")
-    print_table(f"{len(windows)} windows of {WINDOW} tokens", header, [_row(q) for q in found])
-    checks = [
+        progress(f"quantization {quantization}, kv_cache_dtype {kv_cache_dtype}: done")
+    print_rows(f"{len(windows)} windows of {WINDOW} tokens", found)
+    return found, [
         at_most(
             f"perplexity, weights {q.quantization}, KV cache {q.kv_cache_dtype}, over 16 bits",
             q.perplexity_ratio,
@@ -108,7 +95,6 @@ def main() -> None:
         )
         for q in found[1:]
     ]
-    conclude(args, [asdict(q) for q in found], checks)
 
 
 def _run(config: ExecutorConfig, windows: list[NDArray[np.int32]]) -> _Outcome:
@@ -187,12 +173,7 @@ def _quality(config: ExecutorConfig, outcome: _Outcome, base: _Outcome) -> Quali
     )
 
 
-def _row(q: Quality) -> tuple[object, ...]:
-    return (
-        *(q.quantization, q.kv_cache_dtype, q.perplexity),
-        *(q.perplexity_ratio, q.logprob_error, q.agreed_share),
-    )
-
-
 if __name__ == "__main__":
-    main()
+    parser = arguments(__doc__)
+    parser.add_argument("--device", default="cpu")
+    run(parser, measure)

@@ -7,6 +7,8 @@ tenant, and with the long prompts from another tenant. Runs in virtual time.
 """
 
 import dataclasses
+import itertools
+from argparse import Namespace
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +18,7 @@ from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.settings import BatchingPolicy, SimulationConfig
 from penstock.tools.simulation.simulate import simulate
-from report import Check, arguments, at_most, conclude, print_table
+from report import Check, Outcome, arguments, at_most, print_rows, run
 
 NUM_LONG_TOKENS = 100_000
 NUM_SHORT_TOKENS = 400
@@ -29,7 +31,6 @@ request, and one for requests that arrived together with it.
 """
 MAX_OVER_FCFS = 0.1
 MAX_LONG_RATIO = 1.5
-_HEADER = ("order", "long ones", "TTFT p50 s", "p99 s", "max s", "long one's TTFT s")
 
 
 def trace_of(duration_s: float, long_tenant: str | None) -> list[TraceRequest]:
@@ -55,7 +56,7 @@ def _request(arrival_s: float, num_prompt_tokens: int, tenant: str) -> TraceRequ
     )
 
 
-def measure(config: SimulationConfig, trace: Iterable[TraceRequest]) -> dict[str, float]:
+def ttft_of(config: SimulationConfig, trace: Iterable[TraceRequest]) -> dict[str, float]:
     """Return TTFT figures in seconds, of the short prompts that arrived during a long one, and of
     the long ones.
     """
@@ -65,9 +66,8 @@ def measure(config: SimulationConfig, trace: Iterable[TraceRequest]) -> dict[str
     is_long = table.counts("num_prompt_tokens") == NUM_LONG_TOKENS
     met = ~is_long
     if is_long.any():
-        spans = zip(arrival_s[is_long], (arrival_s + ttft_s)[is_long], strict=True)
         met = np.zeros(len(is_long), dtype=np.bool_)
-        for start_s, end_s in spans:
+        for start_s, end_s in zip(arrival_s[is_long], (arrival_s + ttft_s)[is_long], strict=True):
             met |= ~is_long & (arrival_s >= start_s) & (arrival_s < end_s)
     return {
         "p50_s": float(np.percentile(ttft_s[met], 50)),
@@ -77,46 +77,37 @@ def measure(config: SimulationConfig, trace: Iterable[TraceRequest]) -> dict[str
     }
 
 
-def main() -> None:
-    options = arguments(__doc__).parse_args()
+def measure(options: Namespace) -> Outcome:
+    """Run both orders without long prompts, with those of the same and of another tenant."""
     duration_s = 600.0 if options.full else 120.0
     base = SimulationConfig(cost=CostModel(), num_blocks=16_384)
-    results: list[dict[str, Any]] = []
-    for policy in (BatchingPolicy.FCFS, BatchingPolicy.FAIR):
+    tenants = {"none": None, "same tenant": "short", "another tenant": "long"}
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for policy, (name, tenant) in itertools.product(
+        (BatchingPolicy.FCFS, BatchingPolicy.FAIR), tenants.items()
+    ):
         config = dataclasses.replace(base, policy=policy)
-        for name, tenant in (("none", None), ("same tenant", "short"), ("another tenant", "long")):
-            told = measure(config, trace_of(duration_s, tenant))
-            results.append({"order": str(policy), "long": name, **told})
-    print_table(
-        f"Short prompts of {NUM_SHORT_TOKENS} tokens that met one of {NUM_LONG_TOKENS:,}",
-        _HEADER,
-        [list(row.values()) for row in results],
-    )
-    p99_s = {(row["order"], row["long"]): row["p99_s"] for row in results}
-    long_s = {(row["order"], row["long"]): row["long_s"] for row in results}
-    cost, budget = base.cost, base.scheduler.max_num_batched_tokens
-    full_step_s = cost.step_time_s(
-        num_prefill_tokens=budget, num_decodes=0, num_context_tokens=NUM_LONG_TOKENS
+        found = ttft_of(config, trace_of(duration_s, tenant))
+        rows[str(policy), name] = {"order": str(policy), "long ones": name, **found}
+    title = f"TTFT of prompts of {NUM_SHORT_TOKENS} tokens that met one of {NUM_LONG_TOKENS:,}"
+    print_rows(title, list(rows.values()))
+    full_step_s = base.cost.step_time_s(
+        num_prefill_tokens=base.scheduler.max_num_batched_tokens,
+        num_decodes=0,
+        num_context_tokens=NUM_LONG_TOKENS,
     )
     checks: list[Check] = []
     for name in ("same tenant", "another tenant"):
-        short_s = p99_s["fair", name]
-        for what, value, goal, unit in (
-            ("in full steps", short_s / full_step_s, MAX_FULL_STEPS, "steps"),
-            ("over fcfs", short_s / p99_s["fcfs", name], MAX_OVER_FCFS, "times"),
-        ):
-            title = f"p99 TTFT of short ones, fair, long ones of {name}: {what}"
-            checks.append(at_most(title, value, goal, unit))
-    checks.append(
-        at_most(
-            "TTFT of the long ones, fair over fcfs",
-            long_s["fair", "same tenant"] / long_s["fcfs", "same tenant"],
-            MAX_LONG_RATIO,
-            "times",
-        )
-    )
-    conclude(options, results, checks)
+        fair_s, fcfs_s = (rows[order, name]["p99_s"] for order in ("fair", "fcfs"))
+        title = f"p99 TTFT of short ones, fair, long ones of {name}"
+        checks += [
+            at_most(f"{title}: in full steps", fair_s / full_step_s, MAX_FULL_STEPS, "steps"),
+            at_most(f"{title}: over fcfs", fair_s / fcfs_s, MAX_OVER_FCFS, "times"),
+        ]
+    fair_s, fcfs_s = (rows[order, "same tenant"]["long_s"] for order in ("fair", "fcfs"))
+    name = "TTFT of the long ones, fair over fcfs"
+    return list(rows.values()), [*checks, at_most(name, fair_s / fcfs_s, MAX_LONG_RATIO, "times")]
 
 
 if __name__ == "__main__":
-    main()
+    run(arguments(__doc__), measure)

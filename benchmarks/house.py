@@ -16,8 +16,9 @@ import json
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,7 +36,7 @@ from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
-from report import Check, arguments, print_checks, print_table, write_json
+from report import Outcome, arguments, at_most, print_rows, print_table, run
 from word_tokenizer import write_tokenizer
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -173,9 +174,17 @@ async def _generate(stub: Any, link: Any, server: FrontServer) -> None:
         await asyncio.sleep(0)
 
 
-def checks(parts: dict[str, Part], path: RequestPath) -> list[Check]:
+def measure(options: Namespace) -> Outcome:
+    """Count the parts, trace a request."""
+    parts = {name: count(name) for name in _PARTS}
+    print_rows("Python of the repository, generated code left out", list(parts.values()))
+    path = asyncio.run(trace())
+    if options.list:
+        print_table("Calls of one request", ("file", "calls"), list(path.files.items()))
+    columns = ("num_files", "num_functions", "num_calls", "num_crossings")
+    print_rows(f"One request of {_NUM_TOKENS} tokens", [path], *columns)
     product = [part for name, part in parts.items() if name not in ("tests", "benchmarks")]
-    figures = (
+    goals = (
         ("server: lines", parts["server"].num_lines, 28_000, "lines"),
         ("server: files", parts["server"].num_files, 200, "files"),
         ("product: lines", sum(part.num_lines for part in product), 50_000, "lines"),
@@ -185,34 +194,10 @@ def checks(parts: dict[str, Part], path: RequestPath) -> list[Check]:
         ("request: functions", path.num_functions, 350, "functions"),
         ("request: crossings", path.num_crossings, 1000, "calls"),
     )
-    return [
-        Check(name=name, value=value, goal=goal, unit=unit, sense="at most")
-        for name, value, goal, unit in figures
-    ]
-
-
-def main() -> None:
-    parser = arguments((__doc__ or "").splitlines()[0])
-    parser.add_argument("--list", action="store_true", help="calls in each file of the request")
-    options = parser.parse_args()
-    parts = {name: count(name) for name in _PARTS}
-    rows = [(part.name, part.num_files, part.num_lines) for part in parts.values()]
-    print_table(
-        "Python of the repository, generated code left out", ("part", "files", "lines"), rows
-    )
-    path = asyncio.run(trace())
-    if options.list:
-        print_table("Calls of one request", ("file", "calls"), list(path.files.items()))
-    print_table(
-        f"One request of {_NUM_TOKENS} tokens",
-        ("files", "functions", "calls", "crossings"),
-        [(path.num_files, path.num_functions, path.num_calls, path.num_crossings)],
-    )
-    results = checks(parts, path)
-    print_checks(results)
-    raw = {"parts": [asdict(part) for part in parts.values()], "request": asdict(path)}
-    write_json(options.json, raw, results)
+    return {"parts": parts, "request": path}, [at_most(*goal) for goal in goals]
 
 
 if __name__ == "__main__":
-    main()
+    parser = arguments(__doc__)
+    parser.add_argument("--list", action="store_true", help="calls in each file of the request")
+    run(parser, measure)

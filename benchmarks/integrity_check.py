@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import statistics
 import time
+from argparse import Namespace
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.request import RequestSpec
-from report import arguments, at_most, conclude, print_table
+from report import Outcome, arguments, at_most, print_rows, run
 
 BLOCK_SIZE = 16
 NUM_PROMPT = 100_000
@@ -70,9 +72,7 @@ def piece_times_ms(engine: Engine) -> list[float]:
     return took_ms
 
 
-def measure(
-    num_blocks: int, eviction: EvictionPolicy, rounds: int
-) -> tuple[float, int, float, float]:
+def measured(num_blocks: int, eviction: EvictionPolicy, rounds: int) -> dict[str, Any]:
     """Return ms of an uninterrupted check, number of pieces, ms of the median and of the longest
     piece.
 
@@ -84,25 +84,31 @@ def measure(
     at_once_ms = (time.perf_counter() - begun_s) * 1e3
     runs = [piece_times_ms(engine) for _ in range(rounds)]
     pieces_ms = [statistics.median(same) for same in zip(*runs, strict=True)]
-    return at_once_ms, len(pieces_ms), statistics.median(pieces_ms), max(pieces_ms)
+    return {
+        "blocks": num_blocks,
+        "eviction": eviction.name.lower(),
+        "at once ms": at_once_ms,
+        "pieces": len(pieces_ms),
+        "median piece ms": statistics.median(pieces_ms),
+        "longest piece ms": max(pieces_ms),
+    }
 
 
-def main() -> None:
-    options = arguments(__doc__).parse_args()
+def measure(options: Namespace) -> Outcome:
+    """Check caches of several sizes, with each eviction order."""
     rounds = 15 if options.full else 5
-    sizes = (4096, 65_536, 262_144, 1_048_576) if options.full else (4096, 65_536, 262_144)
-    rows = [
-        (size, eviction.name.lower(), *measure(size, eviction, rounds))
-        for size in sizes
-        for eviction in EvictionPolicy
+    sizes = (4096, 65_536, 262_144, *((1_048_576,) if options.full else ()))
+    rows = [measured(size, eviction, rounds) for size in sizes for eviction in EvictionPolicy]
+    print_rows("The check of an idle engine", rows)
+    return rows, [
+        at_most(
+            f"longest stop, {row['blocks']} blocks, {row['eviction']}",
+            row["longest piece ms"],
+            *(GOAL_MS, "ms"),
+        )
+        for row in rows
     ]
-    columns = ("blocks", "eviction", "at once ms", "pieces", "median piece ms", "longest piece ms")
-    print_table("The check of an idle engine", columns, rows)
-    checks = [
-        at_most(f"longest stop, {row[0]} blocks, {row[1]}", row[-1], GOAL_MS, "ms") for row in rows
-    ]
-    conclude(options, [dict(zip(columns, row, strict=True)) for row in rows], checks)
 
 
 if __name__ == "__main__":
-    main()
+    run(arguments(__doc__), measure)

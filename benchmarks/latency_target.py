@@ -9,9 +9,8 @@ for the whole run.
 """
 
 import math
-from argparse import ArgumentParser, Namespace
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from argparse import Namespace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -19,9 +18,7 @@ import numpy as np
 from latency_plants import PLANTS, Plant
 from latency_run import END_SHARE, MAX_NUM_SEQS, Run, drive, turns
 from penstock.scheduler.config import SchedulerConfig
-from penstock.tools.charts import Chart, Series
-from report import Check, arguments, print_checks, print_table, write_json
-from report_page import Table, write_page
+from report import Check, Outcome, arguments, print_rows, run
 
 MAX_P99_RATIO = 1.10
 MIN_STEADY_RATIO = 0.9
@@ -31,15 +28,9 @@ MAX_NOISY_TURNS = 10.0
 MIN_CROWD_SHARE = 0.9
 MIN_DURATION_S = 10.0
 """Minimum duration of a run, seconds, for the fit to converge."""
-PAGE_FILE = "latency_target.html"
 _FIXED_TOKENS = (4096, 2048, 1024, 512, 256)
 _DEFAULT_TOKENS = SchedulerConfig().max_num_batched_tokens
 _ERRATIC_END = 0.25
-_HEADER = (
-    *("plant", "target ms", "ITL p50", "p99 ms", "steps over", "prefill/s"),
-    *("best fixed", "p99 ms", "prefill/s", "default p99 ms", "prefill/s"),
-    *("turns", "limit turns", "stands"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +75,14 @@ class Row:
         return 1000.0 * num_turns / self.num_steady_steps
 
 
-def measure(plant: Plant, duration_s: float) -> tuple[Row, Run]:
+def row_of(plant: Plant, duration_s: float) -> Row:
     """Run a plant with the target, and with fixed budgets."""
     run = drive(plant, SchedulerConfig(target_itl_s=plant.target_s), duration_s)
     default = _fixed(plant, _DEFAULT_TOKENS, duration_s)
     best = None if plant.is_erratic or plant.is_crowded else _best(plant, default, duration_s)
     steady = [run.within(*span) for span in plant.steady]
     end = run.within(1.0 - END_SHARE)
-    row = Row(
+    return Row(
         plant=plant.name,
         target_ms=plant.target_s * 1e3,
         itl_p50_ms=run.itl_percentile_s(50.0) * 1e3,
@@ -113,7 +104,6 @@ def measure(plant: Plant, duration_s: float) -> tuple[Row, Run]:
         end_trusted_share=float(run.is_trusted[run.within(1.0 - _ERRATIC_END)].mean()),
         crowd_share=float(run.num_decodes[end].mean()) / plant.most_decoding,
     )
-    return row, run
 
 
 def _fixed(plant: Plant, num_tokens: int, duration_s: float) -> Run:
@@ -174,87 +164,24 @@ def _check(
     return Check(name=f"{row.plant}: {name}", value=value, goal=goal, unit=unit, sense=sense)
 
 
-def cells(row: Row) -> list[object]:
-    """Return the plant's row of the table."""
-
-    def cell_of(value: float | None) -> object:
-        return "-" if value is None else value
-
-    return [
-        *(row.plant, row.target_ms, row.itl_p50_ms, row.itl_p99_ms),
-        *(f"{row.share_over:.1%}", row.prefill_per_s),
-        *(cell_of(row.best_tokens), cell_of(row.best_p99_ms), cell_of(row.best_prefill_per_s)),
-        *(row.default_p99_ms, row.default_prefill_per_s),
-        *(row.num_budget_turns, row.num_limit_turns, "yes" if row.is_standing else "no"),
-    ]
-
-
-def charts_of(plant: Plant, run: Run) -> tuple[Chart, Chart]:
-    """Return charts of the limits and of the step times over the steps."""
-    steps = np.arange(len(run.at_s), dtype=np.float64)
-    target_ms = np.full(len(steps), plant.target_s * 1e3)
-    limits = Chart(
-        name=f"{plant.name}_limits",
-        title=f"{plant.name}: limits",
-        x_label="step",
-        y_label="tokens, requests",
-        series=(
-            Series(name="prefill budget", x=steps, y=run.budget.astype(np.float64)),
-            Series(name="batch limit", x=steps, y=run.limit.astype(np.float64)),
-            Series(name="decoding", x=steps, y=run.num_decodes.astype(np.float64)),
-        ),
-    )
-    times = Chart(
-        name=f"{plant.name}_steps",
-        title=f"{plant.name}: step time",
-        x_label="step",
-        y_label="ms",
-        series=(
-            Series(name="step", x=steps, y=run.step_s * 1e3),
-            Series(name="target", x=steps, y=target_ms, is_reference=True),
-        ),
-        y_limit=4e3 * plant.target_s,
-        limit_text="four times the target",
-    )
-    return limits, times
-
-
-def parser() -> ArgumentParser:
-    options = arguments(__doc__)
-    names = [plant.name for plant in PLANTS]
-    options.add_argument(
-        "--plant", action="append", choices=names, help="run only this machine; repeatable"
-    )
-    options.add_argument(
-        "--duration-s", type=float, metavar="S", help="duration of each run, virtual seconds"
-    )
-    options.add_argument("--report", type=Path, metavar="DIR", help=f"write {PAGE_FILE} there")
-    return options
-
-
 def main() -> None:
-    command = parser()
-    options: Namespace = command.parse_args()
-    duration_s: float = options.duration_s or (600.0 if options.full else 120.0)
-    if not MIN_DURATION_S <= duration_s < math.inf:
-        command.error(f"--duration-s must be at least {MIN_DURATION_S:g}, not {duration_s}")
-    rows: list[Row] = []
-    runs: list[tuple[Plant, Run]] = []
-    checks: list[Check] = []
-    for plant in PLANTS:
-        if options.plant and plant.name not in options.plant:
-            continue
-        row, run = measure(plant, duration_s)
-        rows.append(row)
-        runs.append((plant, run))
-        checks += checks_of(plant, row)
-    print_table(f"{duration_s:.0f} virtual seconds each", _HEADER, [cells(row) for row in rows])
-    print_checks(checks)
-    if options.report is not None:
-        table = Table(title="Plants", header=_HEADER, rows=[cells(row) for row in rows])
-        charts = [chart for plant, run in runs for chart in charts_of(plant, run)]
-        write_page(options.report / PAGE_FILE, "Latency target", [table], charts, checks)
-    write_json(options.json, [asdict(row) for row in rows], checks)
+    parser = arguments(__doc__)
+    names = [plant.name for plant in PLANTS]
+    add = parser.add_argument
+    add("--plant", action="append", choices=names, help="run only this machine; repeatable")
+    add("--duration-s", type=float, metavar="S", help="duration of each run, virtual seconds")
+
+    def measure(options: Namespace) -> Outcome:
+        duration_s: float = options.duration_s or (600.0 if options.full else 120.0)
+        if not MIN_DURATION_S <= duration_s < math.inf:
+            parser.error(f"--duration-s must be at least {MIN_DURATION_S:g}, not {duration_s}")
+        plants = [one for one in PLANTS if not options.plant or one.name in options.plant]
+        rows = [row_of(plant, duration_s) for plant in plants]
+        print_rows(f"{duration_s:.0f} virtual seconds each", rows)
+        checks = [checks_of(plant, row) for plant, row in zip(plants, rows, strict=True)]
+        return rows, [check for each in checks for check in each]
+
+    run(parser, measure)
 
 
 if __name__ == "__main__":

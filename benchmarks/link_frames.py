@@ -9,6 +9,8 @@ also ends eight requests. Uses one thread and no socket.
 from __future__ import annotations
 
 import timeit
+from argparse import Namespace
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from penstock.scheduler.events import Completed, Stay, StepEvents, Wait
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.link.frames import Frame, Submit, decode, encode
 from penstock.server.link.wire import FrameBuffer
-from report import arguments, at_most, conclude, print_table
+from report import Outcome, arguments, at_most, print_rows, run
 
 NUM_CALLS = 5000
 BLOCK_SIZE = 16
@@ -63,27 +65,29 @@ FRAMES: dict[str, Frame] = {
 }
 
 
-def measure(frame: Frame, rounds: int) -> tuple[int, float, float]:
+def measured(name: str, rounds: int) -> dict[str, Any]:
     """Return the size of a frame in bytes, and the microseconds to encode and to decode it (best of
     the rounds).
     """
+    frame = FRAMES[name]
     data = encode(frame)
     (body,) = FrameBuffer().feed(data)
     writing_s = min(timeit.repeat(lambda: encode(frame), number=NUM_CALLS, repeat=rounds))
     reading_s = min(timeit.repeat(lambda: decode(body), number=NUM_CALLS, repeat=rounds))
-    return len(data), writing_s / NUM_CALLS * 1e6, reading_s / NUM_CALLS * 1e6
+    times = {"write us": writing_s / NUM_CALLS * 1e6, "read us": reading_s / NUM_CALLS * 1e6}
+    return {"frame": name, "bytes": len(data), **times}
 
 
-def main() -> None:
-    options = arguments(__doc__).parse_args()
-    rounds = 20 if options.full else 5
-    rows = [(name, *measure(frame, rounds)) for name, frame in FRAMES.items()]
-    columns = ("frame", "bytes", "write us", "read us")
-    print_table("Frames of the link", columns, rows)
-    read_us = {row[0]: row[-1] for row in rows}
-    checks = [at_most(f"read {name}", read_us[name], goal, "us") for name, goal in GOALS_US.items()]
-    conclude(options, [dict(zip(columns, row, strict=True)) for row in rows], checks)
+def measure(options: Namespace) -> Outcome:
+    """Measure all frames."""
+    rows = [measured(name, 20 if options.full else 5) for name in FRAMES]
+    print_rows("Frames of the link", rows)
+    return rows, [
+        at_most(f"read {row['frame']}", row["read us"], GOALS_US[row["frame"]], "us")
+        for row in rows
+        if row["frame"] in GOALS_US
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    run(arguments(__doc__), measure)

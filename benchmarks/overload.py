@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import asdict, dataclass, field
+from argparse import Namespace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,16 @@ import numpy as np
 from load import LoadRequest, Seen, arrivals_s, open_loop, sending
 from penstock.client import NO_RETRY, Client, HealthStatus
 from penstock.tools.charts import Chart, Series, svg
-from report import Check, arguments, at_least, at_most, print_checks, print_table, write_json
+from report import (
+    Check,
+    Outcome,
+    arguments,
+    at_least,
+    at_most,
+    percentile_ms,
+    print_rows,
+    run,
+)
 from services import MEASURED, service, simulated
 
 STEP_S = 0.02
@@ -37,10 +47,6 @@ LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0)
 WARM_UP_S = 1.0
 _PATIENCE_S = 60.0
 _PROBE_EVERY_S = 0.05
-_HEADER = (
-    *("load", "offered/s", "served/s", "in time/s", "rejected/s", "rejection p50 ms", "p99 ms"),
-    *("health p99 ms", "max ms", "client's lag p99 ms"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,39 +121,42 @@ def level_of(
         one for one in seen if one.code == "OK" and WARM_UP_S <= one.ended_s - begun_s < duration_s
     ]
     rejected = [one for one in seen if one.code == "RESOURCE_EXHAUSTED"]
-    rejected_ms = 1e3 * np.array([one.total_s for one in rejected] or [0.0])
-    probe_ms = 1e3 * np.array(probe.took_s or [0.0])
+    rejected_s = [one.total_s for one in rejected] or [0.0]
     return Level(
         load=load,
         offered_per_s=len(seen) / duration_s,
         served_per_s=len(ended) / span_s,
         goodput_per_s=sum((one.ttft_s or 0.0) <= MAX_TTFT_S for one in ended) / span_s,
         rejected_per_s=len(rejected) / duration_s,
-        rejection_p50_ms=float(np.percentile(rejected_ms, 50)),
-        rejection_p99_ms=float(np.percentile(rejected_ms, 99)),
-        health_p99_ms=float(np.percentile(probe_ms, 99)),
-        health_max_ms=float(probe_ms.max()),
-        client_lag_p99_ms=1e3 * float(np.percentile(probe.lag_s or [0.0], 99)),
+        rejection_p50_ms=percentile_ms(rejected_s, 50),
+        rejection_p99_ms=percentile_ms(rejected_s, 99),
+        health_p99_ms=percentile_ms(probe.took_s, 99),
+        health_max_ms=percentile_ms(probe.took_s, 100),
+        client_lag_p99_ms=percentile_ms(probe.lag_s or [0.0], 99),
         num_without_retry_time=sum(not one.has_retry_time for one in rejected),
         num_not_serving=probe.num_not_serving,
         num_other_ends=sum(one.code not in ("OK", "RESOURCE_EXHAUSTED") for one in seen),
     )
 
 
-def measure(duration_s: float, num_fronts: int) -> list[Level]:
+def measure(options: Namespace) -> Outcome:
     """Run all loads one after the other on one service."""
-    num_blocks = NUM_SLOTS * 4
-    options = (
+    duration_s = 20.0 if options.full else 5.0
+    sizes = (
         *(*simulated(STEP_S), *MEASURED, "--max-num-seqs", str(NUM_SLOTS)),
         *("--max-num-waiting", str(MAX_WAITING), "--max-seq-len", "128", "--block-size", "64"),
-        *("--num-blocks", str(num_blocks), "--pipeline-depth", "2"),
+        *("--num-blocks", str(NUM_SLOTS * 4), "--pipeline-depth", "2"),
     )
-    levels: list[Level] = []
-    with service(*options, num_fronts=num_fronts) as found:
+    with service(*sizes, num_fronts=options.fronts) as found:
         asyncio.run(offered(found.address, 0.5 * PEAK_PER_S, 1.5))  # warm-up
-        for load in LOADS:
-            levels.append(asyncio.run(offered(found.address, load * PEAK_PER_S, duration_s)))
-    return levels
+        levels = [
+            asyncio.run(offered(found.address, load * PEAK_PER_S, duration_s)) for load in LOADS
+        ]
+    title = f"{NUM_SLOTS} slots, steps of {STEP_S * 1e3:.0f} ms, a queue of {MAX_WAITING}"
+    print_rows(title, levels)
+    if options.picture is not None:
+        draw(levels, options.picture)
+    return levels, checks_of(levels)
 
 
 def checks_of(levels: list[Level]) -> list[Check]:
@@ -195,37 +204,13 @@ def draw(levels: list[Level], path: Path) -> None:
         has_marks=True,
     )
     path.write_text(svg(chart), encoding="utf-8")
-    print(f"\nwritten: {path}")
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--picture", type=Path, metavar="FILE", help="write the curve as SVG")
     parser.add_argument("--fronts", type=int, default=1, help="front processes (default: 1)")
-    options = parser.parse_args()
-    levels = measure(20.0 if options.full else 5.0, options.fronts)
-    rows = [
-        (
-            f"{level.load:g}x",
-            level.offered_per_s,
-            level.served_per_s,
-            level.goodput_per_s,
-            level.rejected_per_s,
-            level.rejection_p50_ms,
-            level.rejection_p99_ms,
-            level.health_p99_ms,
-            level.health_max_ms,
-            level.client_lag_p99_ms,
-        )
-        for level in levels
-    ]
-    title = f"{NUM_SLOTS} slots, steps of {STEP_S * 1e3:.0f} ms, a queue of {MAX_WAITING}"
-    print_table(title, _HEADER, rows)
-    checks = checks_of(levels)
-    print_checks(checks)
-    if options.picture is not None:
-        draw(levels, options.picture)
-    write_json(options.json, [asdict(level) for level in levels], checks)
+    run(parser, measure)
 
 
 if __name__ == "__main__":

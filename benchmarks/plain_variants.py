@@ -1,24 +1,25 @@
 """Simple variants of complex parts of the scheduler, to measure the benefit of the complexity.
 
-A variant replaces a class of the scheduler at run time, so the scheduler needs no option for it;
-`policies.py --variant` compares policies with a variant.
+A variant replaces a class of the scheduler at run time, so the scheduler needs no option for it.
 
 - Step fitting: least squares over the last observed steps instead of recursive least squares.
 - Sums of the waiting requests: columns that are added up for each forecast.
 - Damping: every rise of the step budget at once, instead of longer waits after failed ones.
 - Eviction: a fixed value of a cached block, its uses less its age, instead of one that is learned
-  from hits; and the scheduler's own order by last use, `lru`. On made-up traffic, and on a trace.
+  from hits; and the scheduler's own order by last use, `lru`. On made-up traffic, and on a trace;
+  compared with LRU and Belady's rule under ideal conditions (`optimal_cache.py`).
 
 Wait attribution has no variant, because it is already simple.
 """
 
-import argparse
 import dataclasses
 import time
+from argparse import Namespace
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from cached_traffic import cached_traffic
 from latency_plants import PLANTS, Plant
 from latency_run import drive, turns
+from optimal_cache import least_recent_hit_rate, optimal_hit_rate
 from penstock.scheduler import hit_density, latency_target, step_sizing, waiting_queue
 from penstock.scheduler.config import EvictionPolicy, SchedulerConfig
 from penstock.scheduler.forecast import QueuedAhead
@@ -41,16 +43,7 @@ from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import summarise
 from penstock.tools.simulation.trace_files import read_trace
 from penstock.tools.simulation.transform import TransformConfig, transformed
-from report import (
-    Check,
-    arguments,
-    at_least,
-    at_most,
-    print_checks,
-    print_table,
-    progress,
-    write_json,
-)
+from report import Check, Outcome, arguments, at_least, at_most, print_rows, progress, run_parts
 from scheduler_step import Requests
 
 _RIDGE = 1e-3
@@ -257,7 +250,6 @@ _RECURSIVE, _UNDAMPED, _LEARNED, _LRU = "recursive", "undamped", "hit density", 
 _WINDOWS = tuple(name for name in VARIANTS if name.startswith("window"))
 _STEP_VARIANTS = (*_WINDOWS, _UNDAMPED)
 _SUMS = {"running sums": WaitingSums, "column-sums": ColumnSums}
-_PARTS = ("steps", "sums", "eviction")
 _ORDERS = (_LEARNED, _LRU, *(name for name in VARIANTS if VARIANTS[name].base is AgedUses))
 
 
@@ -338,117 +330,55 @@ def _waiting(spec: RequestSpec, sequence: int) -> Request:
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EvictionRow:
-    """Prefix hits as a share of all prompt tokens."""
-
-    traffic: str
-    num_cache_tokens: int
-    eviction: str
-    hits: float
-
-
-def eviction_row(
-    name: str, traffic: Sequence[TraceRequest], num_cache_tokens: int, eviction: str
-) -> EvictionRow:
-    """Run the engine on some traffic with an eviction order of the scheduler or a variant."""
-    use(eviction if eviction in VARIANTS else None)
-    policy = EvictionPolicy.LRU if eviction == _LRU else EvictionPolicy.HIT_DENSITY
+def hit_percent(
+    name: str, traffic: Sequence[TraceRequest], num_cache_tokens: int, order: str
+) -> float:
+    """Run the engine on some traffic with an eviction order of the scheduler or a variant; return
+    prefix hits in % of all prompt tokens.
+    """
+    use(order if order in VARIANTS else None)
+    policy = EvictionPolicy.LRU if order == _LRU else EvictionPolicy.HIT_DENSITY
     base = SimulationConfig(
         num_blocks=num_cache_tokens // _BLOCK_SIZE, block_size=_BLOCK_SIZE, max_tokens=2048
     )
     scheduler = dataclasses.replace(base.scheduler, eviction=policy)
-    config = dataclasses.replace(base, scheduler=scheduler)
-    summary = summarise(simulate(traffic, config))
-    progress(f"{name}, {num_cache_tokens:,} tokens, {eviction}: {summary.prefix_hit_rate:.2%}")
-    return EvictionRow(
-        traffic=name,
-        num_cache_tokens=num_cache_tokens,
-        eviction=eviction,
-        hits=summary.prefix_hit_rate,
-    )
+    summary = summarise(simulate(traffic, dataclasses.replace(base, scheduler=scheduler)))
+    progress(f"{name}, {num_cache_tokens:,} tokens, {order}: {summary.prefix_hit_rate:.2%}")
+    return 100 * summary.prefix_hit_rate
 
 
-def checks_of(fits: Sequence[FitRow], evictions: Sequence[EvictionRow]) -> list[Check]:
-    """Return the checks that each complex part is better than its variants."""
-    checks: list[Check] = []
-    recursive = {row.plant: row for row in fits if row.fit == _RECURSIVE}
-    for fit in _STEP_VARIANTS if fits else ():
-        rows = [row for row in fits if row.fit == fit]
-        least = min(recursive[row.plant].prefill_per_s / row.prefill_per_s for row in rows)
-        num_turns = sum(recursive[row.plant].num_turns for row in rows)
-        checks += [
-            at_least(f"prefill over {fit}, worst machine", least, _MIN_PREFILL_RATIO, "times"),
-            at_most(f"budget changes against {fit}", num_turns, sum(r.num_turns for r in rows)),
-        ]
-    learned = {
-        (row.traffic, row.num_cache_tokens): row.hits
-        for row in evictions
-        if row.eviction == _LEARNED
-    }
-    for order in _ORDERS[1:]:
-        gains = [
-            100 * (learned[row.traffic, row.num_cache_tokens] - row.hits)
-            for row in evictions
-            if row.eviction == order
-        ]
-        if gains:
-            name = f"prefix hits of hit density less those of {order}"
-            checks += [
-                at_least(f"{name}, worst case", min(gains), -_MAX_LOSS_POINTS, "points"),
-                at_least(f"{name}, best case", max(gains), _MAX_LOSS_POINTS, "points"),
-            ]
-    return checks
-
-
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="with prefix ids, for eviction")
-    parser.add_argument("--duration-s", type=float, default=60.0, help="of each machine, virtual")
-    parser.add_argument("--part", action="append", choices=_PARTS, help="only this part")
-    names = [plant.name for plant in PLANTS]
-    parser.add_argument("--plant", action="append", choices=names, help="only this machine")
-    options = parser.parse_args()
-    parts: Sequence[str] = options.part or _PARTS
-    fits = _fits(options) if "steps" in parts else []
-    sums = _sums() if "sums" in parts else []
-    evictions = _evictions(options) if "eviction" in parts else []
-    checks = checks_of(fits, evictions)
-    print_checks(checks)
-    raw = {
-        "fits": [dataclasses.asdict(row) for row in fits],
-        "sums": [dataclasses.asdict(row) for row in sums],
-        "evictions": [dataclasses.asdict(row) for row in evictions],
-    }
-    write_json(options.json, raw, checks)
-
-
-def _fits(options: argparse.Namespace) -> list[FitRow]:
+def steps(options: Namespace) -> Outcome:
+    """Compare step fitting and damping on the simulated machines."""
     plants = [one for one in PLANTS if not options.plant or one.name in options.plant]
-    fits = [
+    rows = [
         fit_row(plant, fit, options.duration_s)
         for plant in plants
         for fit in (_RECURSIVE, *_STEP_VARIANTS)
     ]
-    print_table(
-        f"Step fitting and damping, {options.duration_s:.0f} virtual seconds",
-        ("machine", "variant", "prefill/s", "p99 over target", "budget changes"),
-        [dataclasses.astuple(row) for row in fits],
-    )
-    return fits
+    print_rows(f"Step fitting and damping, {options.duration_s:.0f} virtual seconds", rows)
+    recursive = [row for row in rows if row.fit == _RECURSIVE]
+    checks: list[Check] = []
+    for fit in _STEP_VARIANTS:
+        its = [row for row in rows if row.fit == fit]
+        pairs = zip(recursive, its, strict=True)
+        least = min(one.prefill_per_s / other.prefill_per_s for one, other in pairs)
+        num_turns = sum(row.num_turns for row in recursive)
+        checks += [
+            at_least(f"prefill over {fit}, worst machine", least, _MIN_PREFILL_RATIO, "times"),
+            at_most(f"budget changes against {fit}", num_turns, sum(row.num_turns for row in its)),
+        ]
+    return rows, checks
 
 
-def _sums() -> list[SumsRow]:
+def sums(_: Namespace) -> Outcome:
+    """Compare the sums of the waiting requests."""
     rows = [sums_row(num_waiting, kind) for num_waiting in _NUM_WAITING for kind in _SUMS]
-    print_table(
-        "Requests ahead of a new one, median microseconds of an arrival: forecast, add, remove",
-        ("waiting", "variant", "us"),
-        [dataclasses.astuple(row) for row in rows],
-    )
-    return rows
+    print_rows("An arrival, median microseconds: forecast, add, remove", rows)
+    return rows, []
 
 
-def _evictions(options: argparse.Namespace) -> list[EvictionRow]:
+def eviction(options: Namespace) -> Outcome:
+    """Compare eviction orders on made-up traffic, and on a trace."""
     num_requests = _MADE_UP_REQUESTS[options.full]
     cases = [
         (kind, cached_traffic(kind, num_requests, _MADE_UP_RATE_PER_S), num_tokens)
@@ -459,17 +389,38 @@ def _evictions(options: argparse.Namespace) -> list[EvictionRow]:
         config = TransformConfig(end_s=end_s, load=_LOAD)
         trace = list(transformed(read_trace(options.trace), config))
         cases += [("trace", trace, num_tokens) for num_tokens in _CACHE_TOKENS]
-    evictions = [eviction_row(*case, order) for case in cases for order in _ORDERS]
-    hits = {(row.traffic, row.num_cache_tokens, row.eviction): row.hits for row in evictions}
-    print_table(
-        "Eviction: prefix hits, % of prompt tokens",
-        ("traffic", "requests", "tokens of cache", *_ORDERS),
-        [
-            (name, len(traffic), size, *(100 * hits[name, size, order] for order in _ORDERS))
-            for name, traffic, size in cases
-        ],
-    )
-    return evictions
+
+    def ideal(rate: Callable[..., float], traffic: Sequence[TraceRequest], size: int) -> float:
+        return 100 * rate(traffic, num_cache_tokens=size, block_size=_BLOCK_SIZE)
+
+    rows: list[dict[str, Any]] = [
+        {"traffic": name, "requests": len(traffic), "tokens of cache": size}
+        | {order: hit_percent(name, traffic, size, order) for order in _ORDERS}
+        | {
+            "ideal LRU": ideal(least_recent_hit_rate, traffic, size),
+            "Belady": ideal(optimal_hit_rate, traffic, size),
+        }
+        for name, traffic, size in cases
+    ]
+    print_rows("Eviction: prefix hits, % of prompt tokens", rows)
+    checks: list[Check] = []
+    for order in _ORDERS[1:]:
+        gains = [row[_LEARNED] - row[order] for row in rows]
+        name = f"prefix hits of hit density less those of {order}"
+        checks += [
+            at_least(f"{name}, worst case", min(gains), -_MAX_LOSS_POINTS, "points"),
+            at_least(f"{name}, best case", max(gains), _MAX_LOSS_POINTS, "points"),
+        ]
+    return rows, checks
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="with prefix ids, for eviction")
+    parser.add_argument("--duration-s", type=float, default=60.0, help="of each machine, virtual")
+    names = [plant.name for plant in PLANTS]
+    parser.add_argument("--plant", action="append", choices=names, help="only this machine")
+    run_parts(parser, {"steps": steps, "sums": sums, "eviction": eviction})
 
 
 if __name__ == "__main__":

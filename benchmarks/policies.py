@@ -3,52 +3,45 @@
 In-flight FCFS is the reference: load 1 is the highest load at which it meets the targets for 90 %
 of the requests. `fair` is the fair order alone; `penstock` also uses the targets: every request has
 the TTFT target as its deadline, so late requests are predicted, and steps are sized for the ITL
-target. Further sections: a tight ITL target, a low-rate tenant next to a flood, deadlines, the
-prefix cache compared with an optimal one (traces with prefix ids), and the run time of the
-simulation. All runs are in virtual time, in parallel processes.
+target. Further sections: a tight ITL target, a low-rate tenant next to a flood, two tenants that
+overload the server, deadlines, and the run time of the simulation. All runs are in virtual time, in
+parallel processes.
 """
 
 import argparse
 import dataclasses
 import json
-import math
-import time
 from collections.abc import Mapping, Sequence
-from functools import partial, reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceError, TraceRequest
 from penstock.server.usable_cores import num_usable_cores
-from penstock.tools.charts import Chart, has_matplotlib, write_png
 from penstock.tools.pages import finite_or_none
 from penstock.tools.simulation.settings import SimulationConfig
 from penstock.tools.simulation.synthetic import SyntheticConfig, synthetic_trace
 from penstock.tools.simulation.trace_files import read_trace
 from penstock.tools.simulation.transform import TransformConfig, transformed
 from penstock.tools.targets import Targets
-from plain_variants import VARIANTS, use
-from policy_bench import CONTENDERS, FCFS, Bench, Section
-from policy_capacity import NoCapacity, capacity
-from policy_memory import PrefixReuse, Speed
-from policy_sections import DEADLINE_KINDS, Deadlines, RisingLoad, TightItl
-from policy_sweep import Sweep, SweepProgress, sweep
-from policy_tenants import NoisyNeighbour, ServedShares, slowdown
-from report import (
-    Check,
-    arguments,
-    at_least,
-    at_most,
-    print_checks,
-    print_table,
-    progress,
-    write_json,
+from policy_capacity import capacity
+from policy_sections import (
+    DEADLINE_KINDS,
+    FCFS,
+    Bench,
+    Raw,
+    Section,
+    deadlines,
+    neighbour,
+    rising_load,
+    served_shares,
+    slowdown,
+    speed,
+    tight_itl,
 )
-from report_page import Table, lines, write_page
+from policy_sweep import Sweep, sweep
+from report import Check, Outcome, RunFailed, arguments, at_least, at_most, print_table, run
 
-PAGE_FILE = "policies.html"
 QUICK_WINDOW_S = 600.0
 LONG_PROMPTS = SyntheticConfig(
     rate_per_s=2.0,
@@ -71,97 +64,43 @@ COSTS = {
 }
 
 
-def main() -> None:
-    args = _arguments().parse_args()
-    try:
-        _compare(args)
-    except (TraceError, NoCapacity, ValueError) as error:
-        raise SystemExit(f"error: {error}") from error
-
-
-def _compare(args: argparse.Namespace) -> None:
-    start_s = time.monotonic()
+def measure(args: argparse.Namespace) -> Outcome:
+    """Find the capacity, run all sections and print them."""
     end_s = TransformConfig().end_s if args.full else QUICK_WINDOW_S
-    requests = synthetic_trace(LONG_PROMPTS) if args.trace is None else read_trace(args.trace)
-    trace = list(transformed(requests, TransformConfig(end_s=end_s)))
+    try:
+        requests = synthetic_trace(LONG_PROMPTS) if args.trace is None else read_trace(args.trace)
+        trace = list(transformed(requests, TransformConfig(end_s=end_s)))
+        base = SimulationConfig(
+            cost=_cost(args.cost),
+            targets=Targets(ttft_s=args.target_ttft_s, itl_s=0.1),
+            num_blocks=args.num_blocks,
+            batch_size=128,
+            max_tokens=2048,
+        )
+    except (TraceError, ValueError) as error:
+        raise RunFailed(str(error)) from error
     if not trace:
-        raise ValueError(f"{args.trace} has no requests")
-    base = _base(args)
-    with sweep(trace, args.jobs, _print_progress, partial(use, args.variant)) as runs:
-        load = capacity(trace, base, partial(_good_shares, runs, base))
-        bench = Bench(base=base, capacity=load)
-        results, tables = _run_sections(runs, _sections(bench, trace, args))
-    checks = checks_of(results)
-    for table in tables:
-        print_table(table.title, table.header, table.rows)
-        print(table.note)
-    print_checks(checks)
-    wall_s = time.monotonic() - start_s
-    settings = _settings(args, trace, load)
-    print(f"\n{settings}\n{wall_s:,.0f} s in all")
-    if args.report is not None:
-        charts = charts_of(results["policies"], base.targets.ttft_s)
-        title = "Scheduling policies compared"
-        write_page(args.report / PAGE_FILE, title, tables, charts, checks, settings)
-        if has_matplotlib():
-            write_png(charts, args.report)
-    document = {"capacity": load, "settings": settings, "wall_s": wall_s, **results}
-    write_json(args.json, finite_or_none(document), checks)
+        raise RunFailed(f"{args.trace} has no requests")
 
+    def good_shares(loads: Sequence[float]) -> list[float]:
+        """Return the share of requests that meet their targets with FCFS, at each multiple of the
+        trace's load.
+        """
+        trials = [Bench(base=base).trial(FCFS, load) for load in loads]
+        return [result.summary.good_share for result in runs(trials)]
 
-def _arguments() -> argparse.ArgumentParser:
-    parser = arguments(__doc__)
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="default: synthetic, prompts of 7,000 tokens"
-    )
-    parser.add_argument("--report", type=Path, metavar="DIR", help="write a page and plots")
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=num_usable_cores(),
-        help="number of parallel runs (%(default)s: number of cores)",
-    )
-    parser.add_argument(
-        "--cost",
-        default="default",
-        metavar="NAME|JSON",
-        help=f"prices of a step: {', '.join(COSTS)}, or fields of CostModel as JSON",
-    )
-    parser.add_argument("--max-num-seqs", type=int, default=256)
-    parser.add_argument("--num-blocks", type=int, default=16_384)
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument(
-        "--batch-size", type=int, default=128, help="of static and dynamic batching"
-    )
-    parser.add_argument("--batch-wait-s", type=float, default=0.5, help="of dynamic batching")
-    parser.add_argument(
-        "--variant",
-        choices=VARIANTS,
-        help="replace a part of the scheduler by a simple variant (plain_variants.py)",
-    )
-    parser.add_argument("--target-ttft-s", type=float, default=1.0)
-    parser.add_argument("--target-itl-ms", type=float, default=100.0)
-    parser.add_argument("--tight-itl-ms", type=float, default=40.0)
-    parser.add_argument(
-        "--max-tokens",
-        type=int,
-        default=2048,
-        help="max_tokens of the requests; output lengths are in the trace",
-    )
-    return parser
-
-
-def _base(args: argparse.Namespace) -> SimulationConfig:
-    return SimulationConfig(
-        cost=_cost(args.cost),
-        targets=Targets(ttft_s=args.target_ttft_s, itl_s=args.target_itl_ms / 1e3),
-        max_num_seqs=args.max_num_seqs,
-        num_blocks=args.num_blocks,
-        block_size=args.block_size,
-        batch_size=args.batch_size,
-        batch_wait_s=args.batch_wait_s,
-        max_tokens=args.max_tokens,
-    )
+    with sweep(trace, args.jobs) as runs:
+        load = capacity(trace, base, good_shares)
+        results = _run_sections(runs, _sections(Bench(base=base, capacity=load), trace))
+    span_s = trace[-1].arrival_s - trace[0].arrival_s
+    settings = {
+        "requests": len(trace),
+        "span_s": span_s,
+        "capacity_per_s": load * len(trace) / span_s,
+        "cost": dataclasses.asdict(base.cost),
+    }
+    print(f"\n{settings}")
+    return finite_or_none({"capacity": load, "settings": settings, **results}), checks_of(results)
 
 
 def _cost(text: str) -> CostModel:
@@ -176,42 +115,30 @@ def _cost(text: str) -> CostModel:
         )
 
 
-def _sections(
-    bench: Bench, trace: Sequence[TraceRequest], args: argparse.Namespace
-) -> list[Section]:
+def _sections(bench: Bench, trace: Sequence[TraceRequest]) -> list[Section]:
     hours = (trace[-1].arrival_s - trace[0].arrival_s) / 3600.0
-    sections: list[Section] = [
-        RisingLoad(bench=bench),
-        TightItl(bench=bench, itl_s=args.tight_itl_ms / 1e3),
-        NoisyNeighbour(bench=bench),
-        ServedShares(bench=bench),
-        Deadlines(bench=bench),
-    ]
-    if any(request.prefix_ids for request in trace):
-        sections.append(PrefixReuse(bench=bench, trace=trace))
-    sections.append(Speed(bench=bench, hours=hours))
-    return sections
+    kinds = (rising_load, tight_itl, neighbour, served_shares, deadlines)
+    return [*(kind(bench) for kind in kinds), speed(bench, hours)]
 
 
-def _run_sections(
-    runs: Sweep, sections: Sequence[Section]
-) -> tuple[dict[str, list[dict[str, Any]]], list[Table]]:
-    """Run all trials of all sections in parallel; return raw results by section, and their
-    tables."""
-    trials = [(section, trial) for section in sections for trial in section.trials]
+def _run_sections(runs: Sweep, sections: Sequence[Section]) -> dict[str, list[Raw]]:
+    """Run all trials of all sections in parallel; print the tables, return results by section."""
     # The flood takes longest, so it is started first.
-    order = sorted(range(len(trials)), key=lambda i: trials[i][0].key != "neighbour")
-    done = dict(zip(order, runs.run([trials[i][1] for i in order]), strict=True))
-    raw: dict[str, list[dict[str, Any]]] = {}
-    tables: list[Table] = []
+    ordered = sorted(sections, key=lambda section: section.key != "neighbour")
+    done = iter(runs([trial for section in ordered for _, trial in section.trials]))
+    found = {
+        section.key: section.raw(
+            [label for label, _ in section.trials], [next(done) for _ in section.trials]
+        )
+        for section in ordered
+    }
     for section in sections:
-        its = [done[i] for i, (owner, _) in enumerate(trials) if owner is section]
-        raw[section.key] = section.raw(its)
-        tables.append(section.table(raw[section.key]))
-    return raw, tables
+        rows = [[column(row) for column in section.columns.values()] for row in found[section.key]]
+        print_table(section.title, tuple(section.columns), rows)
+    return found
 
 
-def checks_of(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]:
+def checks_of(results: Mapping[str, Sequence[Raw]]) -> list[Check]:
     """Return the checks of the figures against their goals."""
     rows = results["policies"]
     good = {(row["policy"], row["load"]): row["num_good"] for row in rows}
@@ -223,7 +150,11 @@ def checks_of(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]
     }
     checks = [
         # Both get the same requests, so the numbers of good requests are comparable.
-        at_least("good of penstock over fcfs, load 1.2", _ratio(good, 1.2), 1.3, "times"),
+        at_least(
+            "good of penstock over fcfs, load 1.2",
+            good["penstock", 1.2] / max(1, good["fcfs", 1.2]),
+            *(1.3, "times"),
+        ),
         *(
             at_most(f"prefill lost to deadlines, {kind}", 100 * share, MOST_LOST_PERCENT[kind], "%")
             for kind, share in lost.items()
@@ -238,69 +169,11 @@ def checks_of(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Check]
         ),
         at_most("KV waste, worst load", 100 * max(waste), 4.0, "%"),
     ]
-    checks += [
-        at_least(
-            f"hits over Belady's, {row['num_cache_tokens']:,} tokens",
-            row["hits"] / row["belady_all"],
-            0.95,
-            "times",
-        )
-        for row in results.get("prefix_reuse", ())
-    ]
     slowest_s = max(row["cpu_s_per_hour"] for row in results["speed"])
-    checks.append(at_most("an hour as recorded, CPU time", slowest_s, 30.0, "s"))
-    return checks
+    return [*checks, at_most("an hour as recorded, CPU time", slowest_s, 30.0, "s")]
 
 
-def charts_of(rows: Sequence[Mapping[str, Any]], target_ttft_s: float) -> tuple[Chart, ...]:
-    """Return charts by load, one line per policy; `rows`: those of the section about rising
-    load.
-    """
-    limit_s = 4.0 * target_ttft_s
-    return (
-        _chart(rows, "goodput", "Goodput", "good requests/s", "goodput_per_s"),
-        _chart(rows, "good_share", "Requests within the targets", "share of all", "good_share"),
-        _chart(rows, "ttft_p50", "Median TTFT", "seconds", "ttft", "p50_s", limit_s=limit_s),
-        _chart(rows, "ttft_p99", "p99 TTFT", "seconds", "ttft", "p99_s", limit_s=limit_s),
-        _chart(rows, "itl_p50", "Median time between tokens", "seconds", "itl", "p50_s"),
-        _chart(rows, "itl_p99", "p99 time between tokens", "seconds", "itl", "p99_s"),
-        _chart(rows, "throughput", "Throughput", "output tokens/s", "output_tokens_per_s"),
-        _chart(rows, "kv_used", "KV blocks in use", "share", "kv_utilisation"),
-        _chart(rows, "kv_waste", "Empty KV token slots", "share", "kv_waste"),
-        _chart(rows, "prefix_hits", "Prompt tokens from the cache", "share", "prefix_hit_rate"),
-    )
-
-
-def _chart(
-    rows: Sequence[Mapping[str, Any]],
-    name: str,
-    title: str,
-    unit: str,
-    *path: str,
-    limit_s: float = math.inf,
-) -> Chart:
-    return Chart(
-        name=name,
-        title=title,
-        x_label="load (1: in-flight FCFS serves 90 % well)",
-        y_label=unit,
-        series=lines(
-            rows,
-            [one.name for one in CONTENDERS],
-            lambda row: row["policy"],
-            lambda row: row["load"],
-            lambda row: float(reduce(getitem, path, row)),  # type: ignore[arg-type]
-        ),
-        y_limit=limit_s,
-        limit_text="four times the target",
-    )
-
-
-def _ratio(good: Mapping[tuple[str, float], int], load: float) -> float:
-    return good["penstock", load] / max(1, good["fcfs", load])
-
-
-def _kept_share(rows: Sequence[Mapping[str, Any]]) -> float:
+def _kept_share(rows: Sequence[Raw]) -> float:
     """Return the rate of requests completed in time at the highest load, divided by the maximum of
     that rate over all loads.
     """
@@ -308,33 +181,16 @@ def _kept_share(rows: Sequence[Mapping[str, Any]]) -> float:
     return float(rates[max(rates)] / max(rates.values()))
 
 
-def _good_shares(runs: Sweep, base: SimulationConfig, loads: Sequence[float]) -> list[float]:
-    """Return the share of requests that meet their targets with FCFS, at each multiple of the
-    trace's load.
-    """
-    trials = [Bench(base=base).trial(FCFS, load) for load in loads]
-    return [result.summary.good_share for result in runs.run(trials)]
-
-
-def _settings(args: argparse.Namespace, trace: Sequence[TraceRequest], load: float) -> str:
-    cost = json.dumps(dataclasses.asdict(_cost(args.cost)))
-    span_s = trace[-1].arrival_s - trace[0].arrival_s
-    name = "made up" if args.trace is None else args.trace.name
-    return (
-        f"{name}: {len(trace):,} requests in {span_s:,.0f} s; load 1 is {load:.3f} times"
-        f" that, {load * len(trace) / span_s:.2f} requests/s. Prices ({args.cost}): {cost}. At most"
-        f" {args.max_num_seqs} requests run, {args.num_blocks:,} blocks of {args.block_size}"
-        f" tokens. Static and dynamic batches of {args.batch_size}. Requests ask for"
-        f" {args.max_tokens} tokens and get what the trace says."
-    )
-
-
-def _print_progress(done: SweepProgress) -> None:
-    result = done.result
-    progress(
-        f"  [{done.num_done}/{done.num_trials}, {done.wall_s:.0f} s]"
-        f" {result.trial.name}: {result.summary.good_share:.1%} good, {result.cpu_s:.1f} s"
-    )
+def main() -> None:
+    parser = arguments(__doc__)
+    add = parser.add_argument
+    add("--trace", type=Path, metavar="FILE", help="default: synthetic, prompts of 7,000 tokens")
+    add("--jobs", type=int, default=num_usable_cores(), help="parallel runs (default: cores)")
+    known = ", ".join(COSTS)
+    add("--cost", default="default", metavar="NAME|JSON", help=f"{known}, or fields of CostModel")
+    add("--num-blocks", type=int, default=16_384)
+    add("--target-ttft-s", type=float, default=1.0)
+    run(parser, measure)
 
 
 if __name__ == "__main__":

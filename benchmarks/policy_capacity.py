@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.simulation.settings import SimulationConfig
+from report import RunFailed
 
 GOOD_SHARE = 0.9
 NUM_COARSE = 8
@@ -22,13 +23,9 @@ GoodShares = Callable[[Sequence[float]], list[float]]
 """Returns the share of good requests at each of these loads."""
 
 
-class NoCapacity(Exception):
-    """FCFS misses its targets at every load tried, or meets them at all of them."""
-
-
 def capacity(trace: Sequence[TraceRequest], base: SimulationConfig, shares: GoodShares) -> float:
     """Return the highest load of a fine grid such that at this and all lower loads 90 % of the
-    requests meet their targets.
+    requests meet their targets. Raises RunFailed if there is none.
     """
     step = _COARSE_STEP * saturating_load(trace, base)
     low = 0.0
@@ -45,7 +42,7 @@ def capacity(trace: Sequence[TraceRequest], base: SimulationConfig, shares: Good
             return fine[num_met - 1] if num_met else low
         # The first load was too high.
         step /= NUM_COARSE
-    raise NoCapacity("no load was found at which FCFS just meets its targets: change --cost")
+    raise RunFailed("no load was found at which FCFS just meets its targets: change --cost")
 
 
 def saturating_load(trace: Sequence[TraceRequest], base: SimulationConfig) -> float:
@@ -69,7 +66,7 @@ def saturating_load(trace: Sequence[TraceRequest], base: SimulationConfig) -> fl
     )
     span_s = trace[-1].arrival_s - trace[0].arrival_s
     if not (work_s > 0.0 and span_s > 0.0):
-        raise NoCapacity("a server that costs nothing or a trace without duration has no capacity")
+        raise RunFailed("a server that costs nothing or a trace without duration has no capacity")
     return span_s / work_s
 
 

@@ -1,187 +1,359 @@
-"""The comparison's sections about load: every policy at increasing load, a tight target, deadlines.
+"""The compared policies, their server, and the sections of the comparison.
 
-`policies.py` checks the goals.
+A compared policy is called a contender. A section lists its trials first, so that those of all
+sections run in parallel. `policies.py` checks the goals.
 """
 
 import dataclasses
+import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeAlias
 
+import msgspec
+
+from penstock.scheduler.config import EvictionPolicy
+from penstock.server.observe.recording.trace import TraceRequest
+from penstock.tools.simulation.settings import UNBOUNDED_QUEUE, BatchingPolicy, SimulationConfig
+from penstock.tools.simulation.summary import Summary
+from penstock.tools.simulation.transform import TransformConfig
 from penstock.tools.targets import Targets
-from policy_bench import CONTENDERS, FAIR, FCFS, PENSTOCK, Bench, Contender
-from policy_sweep import Trial, TrialResult
-from report_page import Table, table_of
+from policy_sweep import Traffic, Trial, TrialResult, whole
 
 DEADLINE_KINDS = ("first token", "whole")
 LOADS = (0.3, 0.6, 0.8, 1.0, 1.2, 1.5)
+_LATE_LOADS = (0.8, 1.0, 1.2, 1.5)
+_TIGHT_LOADS = (0.8, 1.0, 1.2)
+_TIGHT_ITL_S = 0.040
+_FIXED_BUDGETS = (512, 1024)
+_TOTAL_S = 20.0
+_NUM_FLOODS = 10
+_CROWD_WINDOW_S = 600.0
+_QUIET, _FLOOD = "quiet", "flood"
+Raw: TypeAlias = dict[str, Any]
+"""A row of results as JSON values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RisingLoad:
-    """Runs every contender at every load."""
-
-    bench: Bench
-    key: str = "policies"
-
-    @property
-    def trials(self) -> list[Trial]:
-        return [self.bench.trial(one, load) for load in LOADS for one in CONTENDERS]
-
-    def raw(self, results: Sequence[TrialResult]) -> list[dict[str, Any]]:
-        names = [(load, one.name) for load in LOADS for one in CONTENDERS]
-        return [
-            {"load": load, "policy": name, **dataclasses.asdict(result.summary)}
-            for (load, name), result in zip(names, results, strict=True)
-        ]
-
-    def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
-        targets = self.bench.base.targets
-        return table_of(
-            f"Policies at rising load; load 1 is {self.bench.capacity:.2f} times the trace's",
-            f"Good: first token within {targets.ttft_s:g} s and 99 % of the gaps within"
-            f" {1e3 * targets.itl_s:g} ms. Goodput and shares are of all requests that were"
-            " offered: rejected and expired requests are not good. TTFT is of requests with a"
-            " token; penstock rejects what it could not serve in time, so its TTFT is of fewer"
-            " requests than the others'. fair is penstock's order alone, without deadlines and"
-            " without the target between tokens.",
-            raw,
-            {
-                "load": lambda row: row["load"],
-                "policy": lambda row: row["policy"],
-                "good/s": lambda row: row["goodput_per_s"],
-                "good %": lambda row: 100 * row["good_share"],
-                "rejected %": lambda row: 100 * row["num_rejected"] / row["num_requests"],
-                "expired %": lambda row: 100 * row["num_expired"] / row["num_requests"],
-                "TTFT p50 s": lambda row: row["ttft"]["p50_s"],
-                "p99 s": lambda row: row["ttft"]["p99_s"],
-                "ITL p50 ms": lambda row: 1e3 * row["itl"]["p50_s"],
-                "p99 ms": lambda row: 1e3 * row["itl"]["p99_s"],
-                "tokens/s": lambda row: row["output_tokens_per_s"],
-                "KV %": lambda row: 100 * row["kv_utilisation"],
-                "waste %": lambda row: 100 * row["kv_waste"],
-                "hits %": lambda row: 100 * row["prefix_hit_rate"],
-                "preempted": lambda row: row["num_preemptions"],
-            },
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TightItl:
-    """Runs with an ITL target that a step with the full budget misses; FCFS with several fixed
-    token budgets.
+class Contender:
+    """A scheduling policy. `has_targets`: requests have a deadline for the first token, which the
+    scheduler predicts, and there is an ITL target.
     """
 
-    bench: Bench
-    itl_s: float
-    budgets: tuple[int, ...] = (512, 1024)
-    loads: tuple[float, ...] = (0.8, 1.0, 1.2)
-    key: str = "tight_itl"
+    name: str
+    policy: BatchingPolicy
+    has_targets: bool = False
+    max_num_batched_tokens: int = UNBOUNDED_QUEUE.max_num_batched_tokens
 
-    @property
-    def _contenders(self) -> tuple[Contender, ...]:
-        smaller = (
-            dataclasses.replace(FCFS, name=f"fcfs, {budget}", max_num_batched_tokens=budget)
-            for budget in self.budgets
-            if budget >= self.bench.base.max_num_seqs
+    def config(self, base: SimulationConfig) -> SimulationConfig:
+        """Return the server's settings with this policy."""
+        is_fair = self.policy is BatchingPolicy.FAIR
+        scheduler = dataclasses.replace(
+            base.scheduler,
+            deadline_admission=self.has_targets,
+            target_itl_s=base.targets.itl_s if self.has_targets else None,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            # Only the fair policy uses the configured eviction; the others use LRU, as other
+            # servers do.
+            eviction=base.scheduler.eviction if is_fair else EvictionPolicy.LRU,
         )
-        return (*smaller, FCFS, FAIR, PENSTOCK)
+        return dataclasses.replace(base, policy=self.policy, scheduler=scheduler)
 
-    @property
-    def trials(self) -> list[Trial]:
-        targets = Targets(ttft_s=self.bench.base.targets.ttft_s, itl_s=self.itl_s)
-        base = dataclasses.replace(self.bench.base, targets=targets)
-        return [
-            self.bench.trial(one, load, base=base)
-            for load in self.loads
-            for one in self._contenders
-        ]
 
-    def raw(self, results: Sequence[TrialResult]) -> list[dict[str, Any]]:
-        names = [(load, one.name) for load in self.loads for one in self._contenders]
-        return [
-            {"load": load, "policy": name, **dataclasses.asdict(result.summary)}
-            for (load, name), result in zip(names, results, strict=True)
-        ]
-
-    def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
-        return table_of(
-            f"What a target between tokens does: {1e3 * self.itl_s:g} ms",
-            "A step that is full of prefill takes longer than this target. FCFS has a fixed"
-            " token budget (named where it is not the default) that must be chosen for the"
-            " traffic; penstock is given the target and sizes every step by the prices it has"
-            " learnt.",
-            raw,
-            {
-                "load": lambda row: row["load"],
-                "policy": lambda row: row["policy"],
-                "good/s": lambda row: row["goodput_per_s"],
-                "good %": lambda row: 100 * row["good_share"],
-                "rejected %": lambda row: 100 * row["num_rejected"] / row["num_requests"],
-                "TTFT p99 s": lambda row: row["ttft"]["p99_s"],
-                "ITL p99 ms": lambda row: 1e3 * row["itl"]["p99_s"],
-            },
-        )
+FCFS = Contender(name="fcfs", policy=BatchingPolicy.FCFS)
+FAIR = Contender(name="fair", policy=BatchingPolicy.FAIR)
+PENSTOCK = Contender(name="penstock", policy=BatchingPolicy.FAIR, has_targets=True)
+CONTENDERS = (
+    Contender(name="static", policy=BatchingPolicy.STATIC),
+    Contender(name="dynamic", policy=BatchingPolicy.DYNAMIC),
+    *(FCFS, FAIR, PENSTOCK),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deadlines:
-    """Runs in which all requests have deadlines, for the first token or for the complete output, at
-    loads up to and beyond capacity.
+class Bench:
+    """The compared server: its settings, its targets, and its capacity (the maximum load at which
+    FCFS meets the targets).
     """
 
-    bench: Bench
-    loads: tuple[float, ...] = (0.8, 1.0, 1.2, 1.5)
-    contenders: tuple[Contender, ...] = (FCFS, PENSTOCK)
-    total_s: float = 20.0
-    key: str = "deadlines"
+    base: SimulationConfig
+    capacity: float = 1.0
 
-    @property
-    def trials(self) -> list[Trial]:
-        trials: list[Trial] = []
-        for is_whole in (False, True):
-            ttft_s = math.inf if is_whole else self.bench.base.targets.ttft_s
-            total_s = self.total_s if is_whole else math.inf
-            trials += [
-                self.bench.trial(one, load, ttft_deadline_s=ttft_s, deadline_s=total_s)
-                for load in self.loads
-                for one in self.contenders
-            ]
-        return trials
+    def trial(
+        self,
+        contender: Contender,
+        load: float,
+        *,
+        traffic: Traffic = whole,
+        base: SimulationConfig | None = None,
+        ttft_deadline_s: float | None = None,
+        deadline_s: float = math.inf,
+        end_s: float = math.inf,
+    ) -> Trial:
+        """Return a trial at `load` times the capacity.
 
-    def raw(self, results: Sequence[TrialResult]) -> list[dict[str, Any]]:
-        names = [
-            (kind, load, one.name)
-            for kind in DEADLINE_KINDS
-            for load in self.loads
-            for one in self.contenders
-        ]
-        return [
-            {"deadline": kind, "load": load, "policy": name, **dataclasses.asdict(result.summary)}
-            for (kind, load, name), result in zip(names, results, strict=True)
-        ]
-
-    def table(self, raw: Sequence[Mapping[str, Any]]) -> Table:
-        target_s = self.bench.base.targets.ttft_s
-        return table_of(
-            f"Deadlines: {target_s:g} s for the first token, or {self.total_s:g} s in all",
-            "Under fcfs a deadline counts when it passes, as when a client hangs up. In time:"
-            " completed before its deadline, whatever the targets. Good: in time, and within the"
-            " targets for the first token and between tokens, of which the scheduler is told the"
-            " second alone where the deadline is for the whole answer. Lost:"
-            " prefill computed for requests that then expired or were given up, of all prefill.",
-            raw,
-            {
-                "deadline": lambda row: row["deadline"],
-                "load": lambda row: row["load"],
-                "policy": lambda row: row["policy"],
-                "in time/s": lambda row: row["requests_per_s"],
-                "in time %": lambda row: 100 * row["num_completed"] / row["num_requests"],
-                "rejected %": lambda row: 100 * row["num_rejected"] / row["num_requests"],
-                "expired %": lambda row: 100 * row["num_expired"] / row["num_requests"],
-                "lost prefill %": lambda row: 100 * row["prefill_waste"],
-                "good/s": lambda row: row["goodput_per_s"],
-                "good %": lambda row: 100 * row["good_share"],
-            },
+        `ttft_deadline_s`: None for the TTFT target if the contender `has_targets`, otherwise for no
+        deadline. `end_s`: end of the part of the trace that is used.
+        """
+        base = self.base if base is None else base
+        if ttft_deadline_s is None:
+            ttft_deadline_s = base.targets.ttft_s if contender.has_targets else math.inf
+        return Trial(
+            name=f"{contender.name} at {load:.2f}",
+            config=contender.config(base),
+            traffic=traffic,
+            transform=TransformConfig(
+                load=load * self.capacity,
+                end_s=end_s,
+                ttft_deadline_s=ttft_deadline_s,
+                deadline_s=deadline_s,
+            ),
         )
+
+
+def _summaries(labels: Sequence[Raw], results: Sequence[TrialResult]) -> list[Raw]:
+    return [
+        {**label, **dataclasses.asdict(result.summary)}
+        for label, result in zip(labels, results, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A section of the comparison: its name in the results, the runs that it needs with their
+    labels, and its table.
+
+    `raw`: makes rows of the results, by default one for each run. `columns`: compute the cells of a
+    row.
+    """
+
+    key: str
+    title: str
+    trials: Sequence[tuple[Raw, Trial]]
+    columns: Mapping[str, Callable[[Raw], object]]
+    raw: Callable[[Sequence[Raw], Sequence[TrialResult]], list[Raw]] = _summaries
+
+
+def _of_all(name: str) -> Callable[[Raw], float]:
+    """Return a column: a number of requests in per cent of all."""
+    return lambda row: 100.0 * float(row[name]) / float(row["num_requests"])
+
+
+_GOOD: dict[str, Callable[[Raw], object]] = {
+    "load": lambda row: row["load"],
+    "policy": lambda row: row["policy"],
+    "good/s": lambda row: row["goodput_per_s"],
+    "good %": lambda row: 100 * row["good_share"],
+    "rejected %": _of_all("num_rejected"),
+}
+
+
+def rising_load(bench: Bench) -> Section:
+    """Run every contender at every load. Goodput and shares are of all requests that were offered,
+    TTFT of those that got a token.
+    """
+    return Section(
+        key="policies",
+        title=f"Policies at rising load; load 1 is {bench.capacity:.2f} times the trace's",
+        trials=[
+            ({"load": load, "policy": one.name}, bench.trial(one, load))
+            for load in LOADS
+            for one in CONTENDERS
+        ],
+        columns={
+            **_GOOD,
+            "expired %": _of_all("num_expired"),
+            "TTFT p50 s": lambda row: row["ttft"]["p50_s"],
+            "p99 s": lambda row: row["ttft"]["p99_s"],
+            "ITL p50 ms": lambda row: 1e3 * row["itl"]["p50_s"],
+            "p99 ms": lambda row: 1e3 * row["itl"]["p99_s"],
+            "tokens/s": lambda row: row["output_tokens_per_s"],
+            "KV %": lambda row: 100 * row["kv_utilisation"],
+            "waste %": lambda row: 100 * row["kv_waste"],
+            "hits %": lambda row: 100 * row["prefix_hit_rate"],
+            "preempted": lambda row: row["num_preemptions"],
+        },
+    )
+
+
+def tight_itl(bench: Bench) -> Section:
+    """Run with an ITL target that a step with the full budget misses; FCFS also with smaller fixed
+    token budgets, which must be chosen for the traffic.
+    """
+    targets = Targets(ttft_s=bench.base.targets.ttft_s, itl_s=_TIGHT_ITL_S)
+    base = dataclasses.replace(bench.base, targets=targets)
+    fixed = [
+        dataclasses.replace(FCFS, name=f"fcfs, {budget}", max_num_batched_tokens=budget)
+        for budget in _FIXED_BUDGETS
+    ]
+    return Section(
+        key="tight_itl",
+        title=f"A target between tokens of {1e3 * _TIGHT_ITL_S:g} ms",
+        trials=[
+            ({"load": load, "policy": one.name}, bench.trial(one, load, base=base))
+            for load in _TIGHT_LOADS
+            for one in (*fixed, FCFS, FAIR, PENSTOCK)
+        ],
+        columns={
+            **_GOOD,
+            "TTFT p99 s": lambda row: row["ttft"]["p99_s"],
+            "ITL p99 ms": lambda row: 1e3 * row["itl"]["p99_s"],
+        },
+    )
+
+
+def deadlines(bench: Bench) -> Section:
+    """Run with deadlines for all requests, for the first token or for the complete output.
+
+    Under FCFS a deadline counts when it passes, as when a client disconnects. Lost: prefill
+    computed for requests that then expired or were dropped.
+    """
+    kinds = zip(
+        DEADLINE_KINDS,
+        ((bench.base.targets.ttft_s, math.inf), (math.inf, _TOTAL_S)),
+        strict=True,
+    )
+    return Section(
+        key="deadlines",
+        title=f"Deadlines: the TTFT target, or {_TOTAL_S:g} s for the whole output",
+        trials=[
+            (
+                {"deadline": kind, "load": load, "policy": one.name},
+                bench.trial(one, load, ttft_deadline_s=ttft_s, deadline_s=total_s),
+            )
+            for kind, (ttft_s, total_s) in kinds
+            for load in _LATE_LOADS
+            for one in (FCFS, PENSTOCK)
+        ],
+        columns={
+            "deadline": lambda row: row["deadline"],
+            **_GOOD,
+            "in time/s": lambda row: row["requests_per_s"],
+            "in time %": _of_all("num_completed"),
+            "expired %": _of_all("num_expired"),
+            "lost prefill %": lambda row: 100 * row["prefill_waste"],
+        },
+    )
+
+
+def quiet_tenant(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
+    """Return every tenth request of the trace."""
+    return [msgspec.structs.replace(request, tenant=_QUIET) for request in trace[::10]]
+
+
+def quiet_with_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
+    """Return the low-rate tenant's requests, and ten copies of the trace from another tenant."""
+    return heapq.merge(quiet_tenant(trace), _flood(trace), key=attrgetter("arrival_s"))
+
+
+def busy_with_flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
+    """Return the requests of a tenant with the whole trace, and of a tenant with ten times as
+    many.
+    """
+    busy = [msgspec.structs.replace(request, tenant="busy") for request in trace]
+    return heapq.merge(busy, _flood(trace), key=attrgetter("arrival_s"))
+
+
+def _flood(trace: Sequence[TraceRequest]) -> Iterable[TraceRequest]:
+    for request in trace:
+        flooding = msgspec.structs.replace(request, tenant=_FLOOD)
+        for _ in range(_NUM_FLOODS):
+            yield flooding
+
+
+def neighbour(bench: Bench) -> Section:
+    """Run a tenant with a tenth of the capacity, alone and next to a flood of ten times the
+    capacity. In p99 a request without a token counts as infinite.
+    """
+
+    def raw(labels: Sequence[Raw], results: Sequence[TrialResult]) -> list[Raw]:
+        quiet = [_of_tenant(result.summary, _QUIET) for result in results]
+        return [
+            {**label, "beside": beside, "alone": alone}
+            for label, beside, alone in zip(labels[::2], quiet[::2], quiet[1::2], strict=True)
+        ]
+
+    return Section(
+        key="neighbour",
+        title="Quiet tenant at a tenth of capacity, beside a flood of ten times capacity",
+        trials=[
+            ({"policy": one.name}, bench.trial(one, 1.0, traffic=traffic))
+            for one in (FCFS, FAIR, PENSTOCK)
+            for traffic in (quiet_with_flood, quiet_tenant)
+        ],
+        raw=raw,
+        columns={
+            "policy": lambda row: row["policy"],
+            "p50 alone s": lambda row: row["alone"]["ttft"]["p50_s"],
+            "p50 beside s": lambda row: row["beside"]["ttft"]["p50_s"],
+            "p99 alone s": lambda row: row["alone"]["ttft_p99_of_all_s"],
+            "p99 beside s": lambda row: row["beside"]["ttft_p99_of_all_s"],
+            "times": lambda row: slowdown(row),
+            "good alone %": lambda row: 100 * row["alone"]["good_share"],
+            "beside %": lambda row: 100 * row["beside"]["good_share"],
+            "late": lambda row: row["beside"]["num_late"],
+        },
+    )
+
+
+def slowdown(row: Raw) -> float:
+    """Return the p99 TTFT next to the flood divided by the p99 TTFT alone."""
+    alone_s: float = row["alone"]["ttft_p99_of_all_s"]
+    beside_s: float = row["beside"]["ttft_p99_of_all_s"]
+    return beside_s / alone_s if alone_s > 0.0 else math.nan
+
+
+def _of_tenant(summary: Summary, tenant: str) -> Raw:
+    return dataclasses.asdict(next(one for one in summary.tenants if one.tenant == tenant))
+
+
+def served_shares(bench: Bench) -> Section:
+    """Run two tenants that both demand more than the capacity, one of them ten times as much.
+
+    Most over least: of the tenants' service in weighted tokens, while both had requests waiting.
+    """
+    return Section(
+        key="served_shares",
+        title="One tenant wants all of the capacity, the other ten times that",
+        trials=[
+            (
+                {"load": 1.0, "policy": one.name},
+                bench.trial(one, 1.0, traffic=busy_with_flood, end_s=_CROWD_WINDOW_S),
+            )
+            for one in (FCFS, FAIR, PENSTOCK)
+        ],
+        columns={**_GOOD, "most over least": lambda row: row["served_ratio"]},
+    )
+
+
+def speed(bench: Bench, hours: float) -> Section:
+    """Measure the simulator's CPU time for the unmodified trace, per hour of traffic."""
+
+    def raw(labels: Sequence[Raw], results: Sequence[TrialResult]) -> list[Raw]:
+        return [
+            {
+                **label,
+                "cpu_s_per_hour": result.cpu_s / hours,
+                "num_steps": result.summary.num_steps,
+                "step_us": 1e6 * result.cpu_s / result.summary.num_steps,
+            }
+            for label, result in zip(labels, results, strict=True)
+        ]
+
+    return Section(
+        key="speed",
+        title="The simulator: CPU time for an hour of the trace as it was recorded",
+        trials=[
+            ({"policy": one.name}, bench.trial(one, 1.0 / bench.capacity))
+            for one in (FCFS, PENSTOCK)
+        ],
+        raw=raw,
+        columns={
+            "policy": lambda row: row["policy"],
+            "CPU s per hour": lambda row: row["cpu_s_per_hour"],
+            "steps": lambda row: row["num_steps"],
+            "us per step": lambda row: row["step_us"],
+        },
+    )

@@ -1,20 +1,34 @@
-"""The common interface of benchmarks: options, progress, tables, checks, JSON.
+"""The common interface of benchmarks: options, progress, statistics, tables, checks, JSON.
 
-A check compares a figure with its goal. A missed goal is reported, it is not an error.
+A benchmark has arguments, cases and checks: it passes a function that measures to `run`, or one
+for each part to `run_parts`. A check compares a figure with its goal. A missed goal is reported, it
+is not an error.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
+import statistics
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
 
 Sense = Literal["at most", "at least"]
+_Row = TypeVar("_Row")
+
+
+class RunFailed(Exception):
+    """A measurement failed; the message is the output of its processes, or names what is missing
+    on this machine.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +59,9 @@ class Check:
         return (self.name, self.value, f"{self.sense} {cell(self.goal)}", self.unit, holds)
 
 
-CHECK_HEADER = ("name", "value", "goal", "unit", "holds")
+Outcome: TypeAlias = tuple[Any, Sequence[Check]]
+"""The results of a measurement (JSON values and dataclasses) and its checks."""
+Measure: TypeAlias = Callable[[argparse.Namespace], Outcome]
 
 
 def at_most(
@@ -72,10 +88,50 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write raw results and checks")
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--full", action="store_true", help="the long run instead of the quick one")
-    size.add_argument("--quick", action="store_true", help="the quick run, with smaller numbers")
+    parser.add_argument("--full", action="store_true", help="the long run instead of the quick one")
     return parser
+
+
+def run(parser: argparse.ArgumentParser, measure: Measure) -> None:
+    """Measure, print the checks, and write results and checks as JSON if the options request it.
+
+    Exits with the message if the measurement failed.
+    """
+    options = parser.parse_args()
+    try:
+        results, checks = measure(options)
+    except RunFailed as error:
+        raise SystemExit(f"{parser.prog}: {error}") from None
+    print_checks(checks)
+    write_json(options.json, results, checks)
+
+
+def run_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Measure]) -> None:
+    """Measure all parts or those that `--part` names, as `run` does; results are by part.
+
+    Exits with 1 if a part failed. The results so far are kept if a later part fails.
+    """
+    parser.add_argument(
+        "--part", action="append", choices=tuple(parts), help="only this part; repeatable"
+    )
+    options = parser.parse_args()
+    results: dict[str, Any] = {}
+    checks: list[Check] = []
+    failed: dict[str, str] = {}
+    for name in options.part or parts:
+        progress(f"part {name}")
+        try:
+            results[name], found = parts[name](options)
+        except RunFailed as error:
+            failed[name] = str(error)
+            continue
+        checks += found
+        write_json(options.json, results, checks)
+    print_checks(checks)
+    for name, why in failed.items():
+        print(f"\nnot measured: {name}: {why}")
+    if failed:
+        raise SystemExit(1)
 
 
 def progress(text: str) -> None:
@@ -95,15 +151,29 @@ def print_table(title: str, header: Sequence[str], rows: Sequence[Sequence[objec
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
 
 
+def print_rows(title: str, rows: Sequence[Any], *columns: str) -> None:
+    """Print a table of dataclasses or mappings, one row each.
+
+    `columns`: names of fields or properties, with dots for nested ones; default: all fields.
+    """
+    if not rows:
+        return
+    first = rows[0]
+    if isinstance(first, Mapping):
+        names = columns or tuple(str(name) for name in first)
+        cells = [[row[name] for name in names] for row in rows]
+    else:
+        names = columns or tuple(field.name for field in fields(first))
+        cells = [[attrgetter(name)(row) for name in names] for row in rows]
+    header = [name.rpartition(".")[2].replace("_", " ") for name in names]
+    print_table(title, header, cells)
+
+
 def print_checks(checks: Sequence[Check]) -> None:
     """Print a table of all figures and goals."""
-    print_table("Checks", CHECK_HEADER, [check.row for check in checks])
-
-
-def conclude(options: argparse.Namespace, results: Any, checks: Sequence[Check]) -> None:
-    """Print the checks; write results and checks as JSON if the options request it."""
-    print_checks(checks)
-    write_json(options.json, results, checks)
+    print_table(
+        "Checks", ("name", "value", "goal", "unit", "holds"), [check.row for check in checks]
+    )
 
 
 def write_json(path: Path | None, results: Any, checks: Sequence[Check]) -> None:
@@ -113,12 +183,56 @@ def write_json(path: Path | None, results: Any, checks: Sequence[Check]) -> None
     machine = {"python": platform.python_version(), "machine": platform.machine()}
     told = [{**asdict(check), "holds": check.holds} for check in checks]
     document = {"machine": machine, "results": results, "checks": told}
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    print(f"\nwritten: {path}")
+    path.write_text(json.dumps(document, indent=2, default=_plain) + "\n", encoding="utf-8")
+    progress(f"written: {path}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON has no type for as one that it has."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else str(value)
 
 
 def cell(value: object) -> str:
     """Format a value: floats with three significant digits."""
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
-    return str(value)
+    return "-" if value is None else str(value)
+
+
+def percentile_ms(seconds: Collection[float], percent: float) -> float:
+    """Return a percentile in milliseconds; NaN without values."""
+    return float(np.percentile(list(seconds), percent)) * 1e3 if len(seconds) else math.nan
+
+
+def medians(runs: Iterable[_Row], *keys: str) -> list[_Row]:
+    """Return one row for each combination of `keys`, in the order of their first runs.
+
+    `runs`: dataclasses. Numbers of a row are medians over its runs, other fields are those of the
+    first.
+    """
+    groups: dict[tuple[Any, ...], list[Any]] = {}
+    for one in runs:
+        groups.setdefault(tuple(getattr(one, key) for key in keys), []).append(one)
+    return [_median_of(its, keys) for its in groups.values()]
+
+
+def _median_of(runs: Sequence[Any], keys: Collection[str]) -> Any:
+    first = runs[0]
+    values = {
+        field.name: statistics.median(getattr(one, field.name) for one in runs)
+        for field in fields(first)
+        if field.name not in keys and type(getattr(first, field.name)) in (int, float)
+    }
+    return replace(first, **values)
+
+
+def over(runs: Sequence[Any], base: Sequence[Any], figure: str) -> float:
+    """Return the median of the ratios of a figure of `runs` to that of `base`, round by round: the
+    machine's speed changes from minute to minute.
+    """
+    value = attrgetter(figure)
+    return float(
+        statistics.median(value(one) / value(other) for one, other in zip(runs, base, strict=True))
+    )

@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 import sys
+from argparse import Namespace
 from collections.abc import Generator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import native_build
-from report import arguments, at_least, conclude, print_table, progress
+from report import Outcome, arguments, at_least, medians, over, print_rows, progress, run
 from services import (
     MEASURED,
-    RunFailed,
     Service,
     capacity,
     line_of,
@@ -115,42 +114,34 @@ def turn(side: str, service: Service, seed: int, window_s: float) -> Turn:
     return measured
 
 
+def measure(options: Namespace) -> Outcome:
+    """Run all rounds, the variants alternating; the first round is warm-up."""
+    native_build.load_client()
+    num_rounds, window_s = (7, 8.0) if options.full else (3, 4.0)
+    with services(options.before) as sides:
+        rounds = [
+            [turn(name, side, number, window_s) for name, side in sides.items()]
+            for number in range(num_rounds + 1)
+        ]
+    turns = [one for each in rounds[1:] for one in each]
+    print_rows(
+        f"One front, {IN_FLIGHT} in flight, {NUM_TOKENS} tokens each", medians(turns, "side")
+    )
+    untraced, traced, before = (
+        [one for one in turns if one.side == side] for side in (UNTRACED, TRACED, BEFORE)
+    )
+    name = "traced over untraced, requests/s"
+    checks = [at_least(name, over(traced, untraced, "per_s"), MIN_TRACED, "x")]
+    if before:
+        name = "untraced over before, requests/s"
+        checks.append(at_least(name, over(untraced, before, "per_s"), MIN_OVER_BEFORE, "x"))
+    return turns, checks
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout to compare")
-    options = parser.parse_args()
-    num_rounds, window_s = (7, 8.0) if options.full else (3, 4.0)
-    turns: dict[str, list[Turn]] = {}
-    try:
-        native_build.load_client()
-        with services(options.before) as sides:
-            for number in range(num_rounds + 1):
-                for name, side in sides.items():
-                    found = turn(name, side, number, window_s)
-                    if number:  # the first round is warm-up
-                        turns.setdefault(name, []).append(found)
-    except (native_build.CannotBuild, RunFailed) as error:
-        raise SystemExit(f"saturation.py: {error}") from None
-    figures = ("per_s", "front_us", "engine_us", "observer_us", "foreign_cores")
-    rows = [
-        (name, *(statistics.median(getattr(one, figure) for one in its) for figure in figures))
-        for name, its in turns.items()
-    ]
-    header = ("side", "requests/s", "front us", "engine us", "observer us", "other cores")
-    print_table(f"One front, {IN_FLIGHT} in flight, {NUM_TOKENS} tokens each", header, rows)
-
-    def ratio(one: str, other: str) -> float:
-        pairs = zip(turns[one], turns[other], strict=True)
-        return statistics.median(mine.per_s / base.per_s for mine, base in pairs)
-
-    checks = [
-        at_least("traced over untraced, requests/s", ratio(TRACED, UNTRACED), MIN_TRACED, "x")
-    ]
-    if BEFORE in turns:
-        name = "untraced over before, requests/s"
-        checks.append(at_least(name, ratio(UNTRACED, BEFORE), MIN_OVER_BEFORE, "x"))
-    results = {name: [asdict(one) for one in its] for name, its in turns.items()}
-    conclude(options, results, checks)
+    run(parser, measure)
 
 
 if __name__ == "__main__":

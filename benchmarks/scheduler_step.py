@@ -1,16 +1,18 @@
 """The cost of the scheduler per step without a model: schedule + update, host microseconds.
 
-Measures three loads: decode only; decode with a 512-token prefill chunk in every step; a closed
-loop in which every finished request is replaced (prompts 64-512 tokens, outputs 64-192, budget
-2048). Prefix caching is always enabled; prompt lengths differ, so that in every step some requests
-need a new block. Then compares, for the closed loop with a queue that is never empty, first come,
-first served with the fair order including tenants, priorities, ageing, predicted deadlines and an
-ITL target (the fit of the cost model is part of the step). Both run in one process, alternating
-step by step. Finally the same with increasing queue lengths.
+Measures two loads: decode only; a closed loop in which every finished request is replaced (prompts
+64-512 tokens, outputs 64-192, budget 2048). Prefix caching is always enabled; prompt lengths
+differ, so that in every step some requests need a new block. Then compares, for the closed loop
+with a queue that is never empty, first come, first served with the fair order including tenants,
+priorities, ageing, predicted deadlines and an ITL target (the fit of the cost model is part of the
+step). Both run in one process, alternating step by step. Finally the same with increasing queue
+lengths.
 """
 
 import gc
+import itertools
 import time
+from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +25,7 @@ from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import NO_TIME, RequestSpec
-from report import Check, arguments, at_most, conclude, print_table, progress
+from report import Outcome, arguments, at_most, print_rows, progress, run
 
 BLOCK_SIZE = 16
 ROOT = chain_root(b"benchmark")
@@ -192,18 +194,6 @@ def decode(num_running: int, num_steps: int, depth: int) -> list[Turn]:
     return bench.measure(num_steps)
 
 
-def mixed(num_running: int, num_steps: int, depth: int) -> list[Turn]:
-    """Run a load in which all slots decode except four, which prefill long prompts 512 tokens per
-    step."""
-    bench, requests = Bench(num_running, num_running + 512, 4096, depth), Requests(2)
-    for _ in range(num_running - 4):
-        bench.engine.submit_at((requests.make(requests.between(40, 80), 3900),), 0.0)
-    _fill(bench, num_running - 4)
-    for _ in range(num_steps // 3 + 8):
-        bench.engine.submit_at((requests.make(1600, 2),), 0.0)
-    return bench.measure(num_steps)
-
-
 def closed_loop(num_running: int, num_steps: int, depth: int) -> list[Turn]:
     """Run a load in which every finished request is replaced, so that steps have admissions,
     prefill chunks and ends.
@@ -261,32 +251,43 @@ def queues(
     return {case: turns for case, (_, _, turns) in zip(cases, loops, strict=True)}
 
 
-def measure_order(num_steps: int) -> tuple[list[list[object]], list[Check]]:
+def step_us(turns: list[Turn]) -> dict[str, float]:
+    """Return the figures of a step, microseconds."""
+    total_us = np.array([turn.schedule_ns + turn.update_ns for turn in turns]) / 1e3
+    return {
+        "schedule_us_p50": float(np.median([turn.schedule_ns for turn in turns])) / 1e3,
+        "update_us_p50": float(np.median([turn.update_ns for turn in turns])) / 1e3,
+        "total_us_p50": float(np.median(total_us)),
+        "total_us_mean": float(total_us.mean()),
+        "total_us_p99": float(np.percentile(total_us, 99)),
+        "tokens_per_step": float(np.mean([turn.num_tokens for turn in turns])),
+        "ends_per_step": float(np.mean([turn.num_ended for turn in turns])),
+    }
+
+
+def measure_order(num_steps: int) -> Outcome:
     """Measure the cost of the fair order, and the effect of a long queue on it."""
     fair, fcfs = SchedulingOrder.FAIR, SchedulingOrder.FCFS
     cases = [(fcfs, 1000), (fair, 1000), (fair, 100), (fair, 10_000)]
-    rows: list[list[object]] = []
-    medians: dict[tuple[SchedulingOrder, int], float] = {}
-    means: dict[tuple[SchedulingOrder, int], float] = {}
-    for case, turns in queues(cases, num_steps).items():
-        total_us = np.array([turn.schedule_ns + turn.update_ns for turn in turns]) / 1e3
-        medians[case], means[case] = float(np.median(total_us)), float(total_us.mean())
-        ended = float(np.mean([turn.num_ended for turn in turns]))
-        p99 = float(np.percentile(total_us, 99))
-        rows.append([case[0].value, case[1], medians[case], means[case], p99, ended])
-    checks = [
-        at_most(
-            f"256 running, 1,000 waiting, fair against FCFS: {name}",
-            of[fair, 1000] / of[fcfs, 1000],
-            MAX_FAIR_RATIO,
-            "x",
-        )
-        for name, of in (("median", medians), ("mean", means))
+    found = {case: step_us(turns) for case, turns in queues(cases, num_steps).items()}
+    rows = [
+        {"order": order.value, "waiting": num_waiting, **found[order, num_waiting]}
+        for order, num_waiting in cases
     ]
-    ratio = medians[fair, 10_000] / medians[fair, 100]
-    name = "a queue of 10,000 against one of 100: median"
-    checks.append(at_most(name, ratio, MAX_QUEUE_RATIO, "x"))
-    return rows, checks
+    print_rows("The order of the queue, 256 running, closed loop", rows)
+
+    def ratio(figure: str, one: tuple[Any, int], other: tuple[Any, int]) -> float:
+        return found[one][figure] / found[other][figure]
+
+    name = "256 running, 1,000 waiting, fair against FCFS"
+    queue = "a queue of 10,000 against one of 100: median"
+    return rows, [
+        *(
+            at_most(f"{name}: {kind}", ratio(figure, cases[1], cases[0]), MAX_FAIR_RATIO, "x")
+            for kind, figure in (("median", "total_us_p50"), ("mean", "total_us_mean"))
+        ),
+        at_most(queue, ratio("total_us_p50", cases[3], cases[2]), MAX_QUEUE_RATIO, "x"),
+    ]
 
 
 def _fill(bench: Bench, num_running: int) -> None:
@@ -296,47 +297,28 @@ def _fill(bench: Bench, num_running: int) -> None:
         bench.turn()
 
 
-def main() -> None:
-    options = arguments(__doc__).parse_args()
+def measure(options: Namespace) -> Outcome:
+    """Run both loads at every size, then compare the orders."""
     num_steps = 3000 if options.full else 600
-    loads = {"decode": decode, "decode + 512 prefill": mixed, "closed loop": closed_loop}
-    results: list[dict[str, object]] = []
-    checks: list[Check] = []
-    for depth in (1, 2):
-        for load, run in loads.items():
-            for num_running in (32, 128, 256, 512, 1024):
-                turns = run(num_running, num_steps, depth)
-                total_us = np.array([turn.schedule_ns + turn.update_ns for turn in turns]) / 1e3
-                p50, p99 = float(np.median(total_us)), float(np.percentile(total_us, 99))
-                row: dict[str, object] = {
-                    "load": load,
-                    "depth": depth,
-                    "running": num_running,
-                    "schedule_us_p50": float(np.median([t.schedule_ns for t in turns])) / 1e3,
-                    "update_us_p50": float(np.median([t.update_ns for t in turns])) / 1e3,
-                    "total_us_p50": p50,
-                    "total_us_p99": p99,
-                    "tokens_per_step": float(np.mean([t.num_tokens for t in turns])),
-                    "ends_per_step": float(np.mean([t.num_ended for t in turns])),
-                }
-                results.append(row)
-                progress(f"{load}, depth {depth}, {num_running} running")
-                if load == "decode" and num_running in GOALS_US:
-                    name = f"decode of {num_running}, depth {depth}: schedule + update, median"
-                    goal = GOALS_US[num_running]
-                    checks.append(at_most(name, p50, goal, "us"))
-    print_table(
-        "Scheduler, host microseconds a step (prefix caching on)",
-        list(results[0]),
-        [list(row.values()) for row in results],
-    )
-    rows, order_checks = measure_order(4 * num_steps)
-    checks += order_checks
-    columns = ["order", "waiting", "total_us_p50", "total_us_mean", "total_us_p99", "ends_per_step"]
-    print_table("The order of the queue, 256 running, closed loop", columns, rows)
-    results += [dict(zip(columns, row, strict=True)) for row in rows]
-    conclude(options, results, checks)
+    loads = {"decode": decode, "closed loop": closed_loop}
+    rows: list[dict[str, Any]] = []
+    for depth, load, num_running in itertools.product((1, 2), loads, (32, 128, 256, 512, 1024)):
+        found = step_us(loads[load](num_running, num_steps, depth))
+        rows.append({"load": load, "depth": depth, "running": num_running, **found})
+        progress(f"{load}, depth {depth}, {num_running} running")
+    print_rows("Scheduler, host microseconds a step (prefix caching on)", rows)
+    order_rows, order_checks = measure_order(4 * num_steps)
+    checks = [
+        at_most(
+            f"decode of {row['running']}, depth {row['depth']}: schedule + update, median",
+            row["total_us_p50"],
+            *(GOALS_US[row["running"]], "us"),
+        )
+        for row in rows
+        if row["load"] == "decode" and row["running"] in GOALS_US
+    ]
+    return [*rows, *order_rows], [*checks, *order_checks]
 
 
 if __name__ == "__main__":
-    main()
+    run(arguments(__doc__), measure)

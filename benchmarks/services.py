@@ -29,6 +29,7 @@ import psutil
 import native_build
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import options_pb2, prompt_pb2
+from report import RunFailed
 
 PATIENCE_S = 60.0
 ALL_CORES = os.sched_getaffinity(0)
@@ -37,12 +38,6 @@ MEASURED = ("--log-level", "error", "--drain-grace-s", "0.1")
 _NUM_KEPT_LINES = 200
 _PLACE = re.compile(r"penstock (ready|operations|metrics) on (\S+)")
 _CHILD = re.compile(r"supervised_process: (engine|front) ?\d* is ready: pid=(\d+)")
-_SAMPLE = re.compile(r"^(?P<name>[a-z_]+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
-
-
-class RunFailed(Exception):
-    """A measurement failed; the message is the output of its processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,22 +108,12 @@ class Service:
         """Wait until the service has printed these addresses. Raises RunFailed."""
         self._until(lambda: self._places.keys() >= set(places), "the service")
 
-    def totals(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
-        """Return the current values of a metric by the values of `labels`, summed over the other
-        labels."""
-        with urllib.request.urlopen(self._places["metrics"], timeout=PATIENCE_S) as answer:
-            text: str = answer.read().decode()
-        found: dict[tuple[str, ...], float] = {}
-        for sample in _SAMPLE.finditer(text):
-            if sample["name"] == name:
-                values = dict(_LABEL.findall(sample["labels"]))
-                key = tuple(values[label] for label in labels)
-                found[key] = found.get(key, 0.0) + float(sample["value"])
-        return found
-
     def total(self, name: str) -> float:
         """Return the sum of all values of a metric."""
-        return sum(self.totals(name).values())
+        with urllib.request.urlopen(self._places["metrics"], timeout=PATIENCE_S) as answer:
+            text: str = answer.read().decode()
+        samples = re.findall(rf"^{name}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE)
+        return sum(map(float, samples))
 
     def end(self) -> int | None:
         """Send SIGTERM and wait; return the exit code, None if the process had to be killed."""
@@ -270,10 +255,14 @@ def client_command(role: str, options: dict[str, object]) -> list[str]:
 
 
 @contextlib.contextmanager
-def process(*command: str) -> Generator[subprocess.Popen[str]]:
+def process(
+    *command: str, environment: Mapping[str, str] | None = None
+) -> Generator[subprocess.Popen[str]]:
     """Start a process on all cores; terminate it at the end, then kill it if it does not exit."""
     os.sched_setaffinity(0, ALL_CORES)
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=environment
+    )
     try:
         yield started
     finally:
@@ -283,8 +272,9 @@ def process(*command: str) -> Generator[subprocess.Popen[str]]:
         except subprocess.TimeoutExpired:
             started.kill()
             started.wait()
-        if started.stdout is not None:
-            started.stdout.close()
+        for stream in (started.stdin, started.stdout):
+            if stream is not None:
+                stream.close()
 
 
 def line_of(process: subprocess.Popen[str]) -> str:

@@ -6,10 +6,7 @@ settings and a cost model calibrated on all other parts. The result is compared 
 measurements. An error is the ratio of simulated to real, minus one; median over the parts of a
 load.
 
-Other programs may slow down some of the parts, so their CPU use is reported. To distinguish a
-change of the machine's speed from an error of the simulator, two more figures are reported: the
-error of the cost model for the steps of the part itself, and the errors with a cost model fitted to
-that part.
+Other programs may slow down some of the parts, so their CPU use is reported.
 
     python benchmarks/simulation_check.py [--full] [--json FILE]
 """
@@ -22,8 +19,9 @@ import resource
 import statistics
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -42,7 +40,7 @@ from penstock.tools.simulation.settings import BatchingPolicy, SimulationConfig
 from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import summarise
 from penstock.tools.simulation.trace_files import read_trace
-from report import Check, arguments, at_most, print_checks, print_table, progress, write_json
+from report import Check, Outcome, arguments, at_most, percentile_ms, print_rows, progress, run
 from services import machine_s
 
 Counts: TypeAlias = NDArray[np.float64]
@@ -80,21 +78,16 @@ class Part:
 class Comparison:
     """The comparison of one part: figures by name, milliseconds or tokens per second.
 
-    `simulated`: with a cost model fitted to the other parts; `own`: with one fitted to this part.
+    `simulated`: with a cost model fitted to the other parts.
     """
 
     load: float
     real: Mapping[str, float]
     simulated: Mapping[str, float]
-    own: Mapping[str, float]
 
     def error(self, name: str) -> float:
         """Return simulated over real, minus one."""
         return self.simulated[name] / self.real[name] - 1.0
-
-    def own_error(self, name: str) -> float:
-        """Return simulated over real, minus one, with a cost model fitted to this part."""
-        return self.own[name] / self.real[name] - 1.0
 
 
 def poisson(rate_per_s: float, duration_s: float, seed: int) -> list[LoadRequest]:
@@ -143,7 +136,7 @@ class RecordedService:
         return list(read_trace(path))
 
 
-async def measure(folder: Path, num_runs: int, duration_s: float) -> list[Part]:
+async def all_parts(folder: Path, num_runs: int, duration_s: float) -> list[Part]:
     """Run the parts, the loads alternating."""
     parts: list[Part] = []
     async with (
@@ -157,9 +150,9 @@ async def measure(folder: Path, num_runs: int, duration_s: float) -> list[Part]:
         burst = await recorded.part(200.0, 0.5, seed=2)
         capacity_per_s = len(burst.asks) / max(seen.total_s for seen in burst.seen)
         progress(f"capacity about {capacity_per_s:.1f} requests/s")
-        for run in range(num_runs):
+        for number in range(num_runs):
             for load in LOADS:
-                part = await recorded.part(load * capacity_per_s, duration_s, seed=10 + run)
+                part = await recorded.part(load * capacity_per_s, duration_s, seed=10 + number)
                 parts.append(part)
     return parts
 
@@ -172,18 +165,13 @@ def compare(parts: list[Part], counts: Counts, seconds: Seconds) -> list[Compari
         is_others = np.zeros(len(seconds), dtype=np.bool_)
         for other in parts:
             is_others[other.steps] = other is not part
-        own = counts[part.steps], seconds[part.steps]
-        front_s = front_without(part, parts)
-        simulated, by_itself = (
-            simulated_figures(part, fit.cost, front_s) | {STEP: mean_step_ms(fit.cost, own[0])}
-            for fit in (fit_cost(counts[is_others], seconds[is_others]), fit_cost(*own))
-        )
+        fit = fit_cost(counts[is_others], seconds[is_others])
+        simulated = simulated_figures(part, fit.cost, front_without(part, parts))
         comparisons.append(
             Comparison(
                 load=LOADS[index % len(LOADS)],
-                real={**real_figures(part), STEP: float(own[1].mean()) * 1e3},
-                simulated=simulated,
-                own=by_itself,
+                real={**real_figures(part), STEP: float(seconds[part.steps].mean()) * 1e3},
+                simulated=simulated | {STEP: mean_step_ms(fit.cost, counts[part.steps])},
             )
         )
     return comparisons
@@ -241,8 +229,8 @@ def simulated_figures(part: Part, cost: CostModel, front_s: float) -> dict[str, 
         scheduler=SchedulerConfig(),
         front_s=front_s,
     )
-    run = simulate(trace, config)
-    table, summary = run.recorder.table, summarise(run)
+    done = simulate(trace, config)
+    table, summary = done.recorder.table, summarise(done)
     arrival_s = table.seconds("arrival_s")
     ttft_s = table.seconds("first_token_s") - arrival_s
     return {
@@ -261,81 +249,53 @@ def report(comparisons: list[Comparison]) -> list[Check]:
     checks: list[Check] = []
     for load in LOADS:
         runs = [one for one in comparisons if one.load == load]
-        rows: list[tuple[object, ...]] = []
+        rows: list[dict[str, object]] = []
         for name in runs[0].real:
             errors = [one.error(name) for one in runs]
-            real = statistics.median(one.real[name] for one in runs)
-            simulated = statistics.median(one.simulated[name] for one in runs)
-            spread = f"{min(errors):+.0%} .. {max(errors):+.0%}"
             error = statistics.median(errors)
-            own = statistics.median(one.own_error(name) for one in runs)
-            rows.append((name, real, simulated, f"{error:+.1%}", spread, f"{own:+.1%}"))
+            rows.append(
+                {
+                    "figure": name,
+                    "real": statistics.median(one.real[name] for one in runs),
+                    "simulated": statistics.median(one.simulated[name] for one in runs),
+                    "error": f"{error:+.1%}",
+                    "of the runs": f"{min(errors):+.0%} .. {max(errors):+.0%}",
+                }
+            )
             if name in GOALS:
-                checks.append(
-                    at_most(
-                        f"{name} at {load:.0%} load, off by",
-                        abs(error),
-                        GOALS[name],
-                        "of the real one",
-                    )
-                )
-        print_table(
-            f"{load:.0%} of capacity, median of {len(runs)} runs (ms, tokens/s)",
-            ("figure", "real", "simulated", "error", "of the runs", "own prices"),
-            rows,
-        )
+                title = f"{name} at {load:.0%} load, off by"
+                checks.append(at_most(title, abs(error), GOALS[name], "of the real one"))
+        print_rows(f"{load:.0%} of capacity, median of {len(runs)} runs (ms, tokens/s)", rows)
     return checks
 
 
-def main() -> None:
-    options = arguments(__doc__).parse_args()
+def measure(options: Namespace) -> Outcome:
+    """Run all parts, and compare each with its simulation."""
     num_runs, duration_s = (7, 20.0) if options.full else (3, 4.0)
-    machine = MachineTime()
+    begun_s, busy_s, own_s = time.monotonic(), machine_s(), _own_s()
     with tempfile.TemporaryDirectory(prefix="penstock-record-") as name:
         folder = Path(name)
-        parts = asyncio.run(measure(folder, num_runs, duration_s))
-        others_share = machine.others_share()
+        parts = asyncio.run(all_parts(folder, num_runs, duration_s))
+        others_s = machine_s() - busy_s - (_own_s() - own_s)
+        others_share = max(0.0, others_s) / (time.monotonic() - begun_s) / (os.cpu_count() or 1)
         counts, seconds = read_steps(folder / "steps.jsonl")
     fit = fit_cost(counts[parts[0].steps.start :], seconds[parts[0].steps.start :])
     print(f"cost model of all parts: {fit}")
     comparisons = compare(parts, counts, seconds)
     checks = report(comparisons)
-    print_checks(checks)
     print(f"\nother programs took {others_share:.0%} of the {os.cpu_count()} cores")
-    results = {
-        "calibration": asdict(fit),
-        "others_share": others_share,
-        "runs": [asdict(one) for one in comparisons],
-    }
-    write_json(options.json, results, checks)
-
-
-class MachineTime:
-    """Measures the share of the machine's CPU time used by other processes, from its creation
-    on.
-    """
-
-    def __init__(self) -> None:
-        self._start = (time.monotonic(), machine_s(), _own_s())
-
-    def others_share(self) -> float:
-        """Return the share of all cores' time used by processes other than this process and its
-        children.
-        """
-        start_s, start_busy_s, start_own_s = self._start
-        busy_s, own_s = machine_s() - start_busy_s, _own_s() - start_own_s
-        all_s = (time.monotonic() - start_s) * (os.cpu_count() or 1)
-        return max(0.0, busy_s - own_s) / all_s
+    results = {"calibration": fit, "others_share": others_share, "runs": comparisons}
+    return results, checks
 
 
 def _own_s() -> float:
+    """Return the CPU time of this process and its children."""
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def _percentiles(name: str, values_s: list[float], percents: tuple[int, ...]) -> dict[str, float]:
-    found = zip(percents, np.percentile(values_s, percents) * 1e3, strict=True)
-    return {f"{name} p{percent}": float(value) for percent, value in found}
+    return {f"{name} p{percent}": percentile_ms(values_s, percent) for percent in percents}
 
 
 def _num_lines(path: Path) -> int:
@@ -343,4 +303,4 @@ def _num_lines(path: Path) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    run(arguments(__doc__), measure)

@@ -10,17 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditedSpan:
-    """The fields of a span that the rules check. Times in Unix nanoseconds."""
-
-    trace_id: bytes
-    span_id: bytes
-    parent_id: bytes
-    name: str
-    start_ns: int
-    end_ns: int
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +55,9 @@ class Audit:
     names: Mapping[str, int]
 
 
-def audit(sent: Collection[Sent], spans: Iterable[AuditedSpan], *, max_gap_ns: int) -> Audit:
+def audit(sent: Collection[Sent], spans: Iterable[Span], *, max_gap_ns: int) -> Audit:
     """Check the spans of all requests. Trace ids of `sent` are unique."""
-    by_trace: dict[bytes, list[AuditedSpan]] = defaultdict(list)
+    by_trace: dict[bytes, list[Span]] = defaultdict(list)
     names: Counter[str] = Counter()
     num_spans = 0
     for span in spans:
@@ -78,22 +68,25 @@ def audit(sent: Collection[Sent], spans: Iterable[AuditedSpan], *, max_gap_ns: i
     worst_ns = 0
     for request in sent:
         found = by_trace.pop(request.trace_id, [])
-        roots = [span for span in found if span.parent_id == request.parent_id]
+        roots = [span for span in found if span.parent_span_id == request.parent_id]
         counts["roots"] += len(roots)
         if not roots:
             counts["missing" if request.is_answered or found else "unheard"] += 1
         counts["repeated"] += len(roots) > 1
         known = {root.span_id for root in roots}
         counts["strange"] += sum(
-            span.parent_id not in known and span.parent_id != request.parent_id for span in found
+            span.parent_span_id not in known and span.parent_span_id != request.parent_id
+            for span in found
         )
         for root in roots:
-            children = [span for span in found if span.parent_id == root.span_id]
+            children = [span for span in found if span.parent_span_id == root.span_id]
             gap_ns = uncovered_ns(root, children)
             worst_ns = max(worst_ns, gap_ns)
             counts["untiled"] += gap_ns > max_gap_ns
             counts["outside"] += sum(
-                child.start_ns < root.start_ns or child.end_ns > root.end_ns for child in children
+                child.start_time_unix_nano < root.start_time_unix_nano
+                or child.end_time_unix_nano > root.end_time_unix_nano
+                for child in children
             )
     counts["strange"] += sum(len(spans) for spans in by_trace.values())
     return Audit(
@@ -111,18 +104,19 @@ def audit(sent: Collection[Sent], spans: Iterable[AuditedSpan], *, max_gap_ns: i
     )
 
 
-def uncovered_ns(root: AuditedSpan, children: Collection[AuditedSpan]) -> int:
+def uncovered_ns(root: Span, children: Collection[Span]) -> int:
     """Return the longest gap or overlap between children, or between them and the root's ends.
 
     Without children: the root's duration.
     """
-    if not children:
-        return root.end_ns - root.start_ns
-    ordered = sorted(children, key=lambda child: (child.start_ns, child.end_ns))
+    start_ns, end_ns = root.start_time_unix_nano, root.end_time_unix_nano
+    spans = sorted((one.start_time_unix_nano, one.end_time_unix_nano) for one in children)
+    if not spans:
+        return end_ns - start_ns
     edges = [
-        abs(ordered[0].start_ns - root.start_ns),
-        abs(max(child.end_ns for child in ordered) - root.end_ns),
-        *(abs(after.start_ns - before.end_ns) for before, after in pairwise(ordered)),
-        *(max(0, child.start_ns - child.end_ns) for child in ordered),
+        abs(spans[0][0] - start_ns),
+        abs(max(end for _, end in spans) - end_ns),
+        *(abs(after[0] - before[1]) for before, after in pairwise(spans)),
+        *(max(0, start - end) for start, end in spans),
     ]
     return max(edges)

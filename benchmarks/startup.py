@@ -8,10 +8,10 @@ import os
 import resource
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from argparse import Namespace
+from dataclasses import dataclass
 
-from report import arguments, at_most, conclude, print_table
+from report import Outcome, arguments, at_most, print_rows, run
 from services import service
 
 READY_GOAL_S = 6.0
@@ -30,19 +30,18 @@ class Run:
     cpu_s: float
 
 
-def main() -> None:
-    options = arguments(__doc__).parse_args()
+def measure(options: Namespace) -> Outcome:
+    """Start services one after another, the simulated executor first."""
+    runs = [one_run("simulated", is_first=False)]
     num_runs = 11 if options.full else 4
-    runs = [measure("simulated", is_first=False)]
-    runs += [measure("torch", is_first=index == 0) for index in range(num_runs)]
-    header = ("executor", "first", "ready s", "end s", "cpu s")
-    rows = [(r.executor, r.is_first, r.ready_s, r.end_s, r.cpu_s) for r in runs]
-    print_table(f"penstock serve, {os.cpu_count()} cores, load {load():.1f}", header, rows)
-    checks = [at_most("serve_ready_median", median_ready_s(runs), READY_GOAL_S, "s")]
-    conclude(options, {"runs": [asdict(run) for run in runs], "load_average": load()}, checks)
+    runs += [one_run("torch", is_first=index == 0) for index in range(num_runs)]
+    # Other processes slow down a start.
+    print_rows(f"penstock serve, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", runs)
+    ready_s = [one.ready_s for one in runs if one.executor == "torch" and not one.is_first]
+    return runs, [at_most("serve_ready_median", statistics.median(ready_s), READY_GOAL_S, "s")]
 
 
-def measure(executor: str, *, is_first: bool) -> Run:
+def one_run(executor: str, *, is_first: bool) -> Run:
     """Start a service with default ports and fronts, wait until it is ready, stop it."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started_s = time.perf_counter()
@@ -61,19 +60,5 @@ def measure(executor: str, *, is_first: bool) -> Run:
     )
 
 
-def median_ready_s(runs: Sequence[Run]) -> float:
-    """Return the median time until ready with the torch executor, without the first run."""
-    return statistics.median(
-        run.ready_s for run in runs if run.executor == "torch" and not run.is_first
-    )
-
-
-def load() -> float:
-    """Return the load average of the last minute, reported because other processes slow down a
-    start.
-    """
-    return os.getloadavg()[0]
-
-
 if __name__ == "__main__":
-    main()
+    run(arguments(__doc__), measure)

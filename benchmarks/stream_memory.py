@@ -16,17 +16,16 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from argparse import Namespace
+from dataclasses import dataclass
 
 import numpy as np
 import psutil
 
 import native_build
-from report import Check, arguments, at_most, print_checks, print_table, progress, write_json
+from report import Outcome, RunFailed, arguments, at_most, print_rows, progress, run
 from services import (
     MEASURED,
-    RunFailed,
     capacity,
     client_command,
     request,
@@ -141,16 +140,15 @@ def held(num_streams: int, *, is_active: bool) -> Held:
     )
 
 
-def growth(kind: str, num_requests: int, send: Callable[[int, int], float]) -> Growth:
-    """Run blocks of requests on one front; `send(port, number)` sends some and returns
-    their rate."""
+def growth(kind: str, num_requests: int, num_tokens: int, leave_after: int = 0) -> Growth:
+    """Run blocks of requests on one front."""
     block = num_requests // NUM_BLOCKS
     with service(*simulated(0.001), *capacity(64, 64), *MEASURED) as serving:
         port, fronts = serving.port, serving.pids("front")
-        send(port, _WARM_REQUESTS)
+        churn(port, _WARM_REQUESTS, num_tokens, leave_after)
         resident, rates = [resident_bytes(fronts)], []
         for number in range(NUM_BLOCKS):
-            rates.append(send(port, block))
+            rates.append(churn(port, block, num_tokens, leave_after))
             resident.append(resident_bytes(fronts))
             progress(
                 f"{kind}: {block * (number + 1):,} of {num_requests:,}"
@@ -176,67 +174,43 @@ def left(port: int, num_requests: int) -> float:
     return churn(port, num_requests, 48, leave_after=1)
 
 
-def report(holds: list[Held], growths: list[Growth]) -> list[Check]:
-    """Print the tables; return the checks."""
-    print_table(
-        "Open streams",
-        ("streams", "kind", "fronts", "front MiB before", "KiB per stream"),
-        [(h.num_streams, h.kind, h.num_fronts, h.base_mib, h.stream_bytes / 1024) for h in holds],
-    )
-    print_table(
-        "Requests one after another",
-        ("requests", "kind", "requests/s", "MiB before", "MiB after", "bytes per request"),
-        [
-            (
-                *(g.num_requests, g.kind, g.per_s, g.resident_bytes[0] / 2**20),
-                *(g.resident_bytes[-1] / 2**20, g.request_bytes),
-            )
-            for g in growths
-        ],
-    )
-    checks = [
-        at_most(
-            f"{h.num_streams:,} {h.kind} streams: memory of each",
-            h.stream_bytes,
-            float(MAX_STREAM_BYTES),
-            "bytes",
-        )
-        for h in holds
-    ]
-    checks += [
-        at_most(
-            f"{g.num_requests:,} requests {g.kind}: growth for each",
-            g.request_bytes,
-            MAX_GROWTH_BYTES[g.kind],
-            "bytes",
-        )
-        for g in growths
-        if g.num_requests >= MIN_JUDGED_REQUESTS
-    ]
-    return checks
-
-
-def main() -> None:
-    options = arguments(__doc__).parse_args()
+def measure(options: Namespace) -> Outcome:
+    """Measure the open streams, then the growth."""
+    native_build.load_client()
     num_requests = MIN_JUDGED_REQUESTS if options.full else 10_000
-    try:
-        native_build.load_client()
-    except native_build.CannotBuild as error:
-        raise SystemExit(f"stream_memory.py: {error}") from None
     holds = [
         held(num_streams, is_active=is_active)
         for num_streams in STREAMS
         for is_active in (False, True)
     ]
     growths = [
-        growth("finished", num_requests, finished),
-        growth("left", num_requests, left),
+        growth("finished", num_requests, num_tokens=2),
+        growth("left", num_requests, num_tokens=48, leave_after=1),
     ]
-    checks = report(holds, growths)
-    print_checks(checks)
-    results = {"held": [asdict(h) for h in holds], "growth": [asdict(g) for g in growths]}
-    write_json(options.json, results, checks)
+    print_rows("Open streams", holds)
+    print_rows(
+        "Requests one after another", growths, "kind", "num_requests", "per_s", "request_bytes"
+    )
+    return {"held": holds, "growth": growths}, [
+        *(
+            at_most(
+                f"{one.num_streams:,} {one.kind} streams: memory of each",
+                one.stream_bytes,
+                *(float(MAX_STREAM_BYTES), "bytes"),
+            )
+            for one in holds
+        ),
+        *(
+            at_most(
+                f"{one.num_requests:,} requests {one.kind}: growth for each",
+                one.request_bytes,
+                *(MAX_GROWTH_BYTES[one.kind], "bytes"),
+                is_settled=num_requests >= MIN_JUDGED_REQUESTS,
+            )
+            for one in growths
+        ),
+    ]
 
 
 if __name__ == "__main__":
-    main()
+    run(arguments(__doc__), measure)

@@ -1,7 +1,7 @@
 """Many live streams: the content and times of each, compared with the expected output.
 
-The client side of the survival benchmark. It uses the generated stub, without the client's retries
-or resumption, so that recovery is due to the service alone.
+The client side of the survival benchmark. Its client neither retries nor resumes, so that recovery
+is due to the service alone.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-import grpc.aio
-
-from penstock.v1 import generation_service_pb2 as pb
-from penstock.v1 import generation_service_pb2_grpc as pb_grpc
-from services import RunFailed
+from penstock.client import NO_RETRY, Client, PenstockError, PoolConfig, TokenPrompt, Tokens
+from report import RunFailed
 
 NUM_CHANNELS = 8
 """Number of connections, enough for every front to get some of the streams."""
@@ -34,14 +31,13 @@ differs between keys computed with a prompt and keys computed alone.
 class Received:
     """The data received by one stream.
 
-    `stamps_s`: arrival time of each message with tokens, and the number of tokens so far.
-    `num_skips`: number of messages out of sequence. `margin`: the smallest difference of log
-    probability between a token and the next most likely one, if requested. `status` is empty while
-    the stream is open.
+    `stamps_s`: arrival time of each message with tokens. `num_skips`: number of messages out of
+    sequence. `margin`: the smallest difference of log probability between a token and the next most
+    likely one, if requested. `status` is empty while the stream is open.
     """
 
-    ids: list[int] = field(default_factory=list)
-    stamps_s: list[tuple[float, int]] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list[int])
+    stamps_s: list[float] = field(default_factory=list[float])
     num_messages: int = 0
     num_skips: int = 0
     margin: float = math.inf
@@ -51,7 +47,7 @@ class Received:
 
     def first_after_s(self, at_s: float) -> float | None:
         """Return when the first message with tokens after `at_s` arrived."""
-        return next((stamp for stamp, _ in self.stamps_s if stamp > at_s), None)
+        return next((stamp for stamp in self.stamps_s if stamp > at_s), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,45 +67,30 @@ class References:
         return received.num_skips + [one == other for one, other in pairs].count(False)
 
 
-def request(index: int, num_tokens: int, num_logprobs: int | None = None) -> pb.GenerateRequest:
-    """Return a greedy request with token ids in its response; each index gives a unique prompt."""
-    message = pb.GenerateRequest()
-    message.token_prompt.ids.extend(
-        [60 + (37 * index + 11 * i) % 400 for i in range(8 + index % 24)]
-    )
-    message.sampling.temperature = 0.0
-    message.stopping.max_tokens = num_tokens
-    message.stopping.ignore_eos = True
-    message.output.return_token_ids = True
-    if num_logprobs is not None:
-        message.output.logprobs = num_logprobs
-    return message
+def prompt(index: int) -> TokenPrompt:
+    """Return a prompt that is unique to the index."""
+    return TokenPrompt(ids=tuple(60 + (37 * index + 11 * i) % 400 for i in range(8 + index % 24)))
 
 
 class ConcurrentStreams:
-    """Concurrent streams, one for each of `indices`, spread over the connections."""
+    """Concurrent greedy streams, one for each of `indices`, spread over the connections."""
 
     def __init__(
         self,
-        channels: Sequence[grpc.aio.Channel],
+        client: Client,
         indices: Iterable[int],
         num_tokens: int,
         num_logprobs: int | None = None,
     ) -> None:
         self.indices = tuple(indices)
         self.received = [Received() for _ in self.indices]
+        self._client = client
+        self._num_tokens = num_tokens
+        self._num_logprobs = num_logprobs
         self._has_news = asyncio.Event()
-        stubs = [pb_grpc.GenerationServiceStub(channel) for channel in channels]
         self._tasks = [
-            asyncio.create_task(
-                self._follow(
-                    stubs[number % len(stubs)].Generate(request(index, num_tokens, num_logprobs)),
-                    received,
-                )
-            )
-            for number, (index, received) in enumerate(
-                zip(self.indices, self.received, strict=True)
-            )
+            asyncio.create_task(self._follow(index, received))
+            for index, received in zip(self.indices, self.received, strict=True)
         ]
 
     async def until_each_has(self, num_tokens: int) -> None:
@@ -128,53 +109,48 @@ class ConcurrentStreams:
             num_open = sum(not one.status for one in self.received)
             raise RunFailed(f"{num_open} streams hang") from None
 
-    def cancel(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-    async def _follow(
-        self,
-        call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse],
-        received: Received,
-    ) -> None:
+    async def _follow(self, index: int, received: Received) -> None:
         status = "OK"
+        events = self._client.generate(
+            prompt(index),
+            temperature=0.0,
+            max_tokens=self._num_tokens,
+            ignore_eos=True,
+            return_token_ids=True,
+            logprobs=self._num_logprobs,
+        )
         try:
-            async for message in call:
-                received.num_skips += message.sequence != received.num_messages
+            async for event in events:
+                received.num_skips += event.sequence != received.num_messages
                 received.num_messages += 1
-                if message.HasField("tokens"):
-                    for record in message.tokens.records:
+                if isinstance(event, Tokens):
+                    for record in event.records:
                         received.ids.append(record.id)
                         top = [one.logprob for one in record.top_logprobs]
                         if len(top) > 1:
                             received.margin = min(received.margin, top[0] - top[1])
-                    received.stamps_s.append((time.monotonic(), len(received.ids)))
+                    received.stamps_s.append(time.monotonic())
                     self._has_news.set()
-        except grpc.aio.AioRpcError as error:
-            status, received.details = error.code().name, error.details() or ""
+        except PenstockError as error:
+            status, received.details = error.code.name, str(error)
         received.ended_s = time.monotonic()
         received.status = status
         self._has_news.set()
 
 
 @contextlib.asynccontextmanager
-async def connections(address: str) -> AsyncGenerator[list[grpc.aio.Channel]]:
-    """Yield NUM_CHANNELS channels with separate connections."""
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    async with contextlib.AsyncExitStack() as stack:
-        yield [
-            await stack.enter_async_context(grpc.aio.insecure_channel(address, options=options))
-            for _ in range(NUM_CHANNELS)
-        ]
+async def connected(address: str) -> AsyncGenerator[Client]:
+    """Yield a client with NUM_CHANNELS connections."""
+    pool = PoolConfig(num_channels=NUM_CHANNELS)
+    async with Client(address, retry=NO_RETRY, pool=pool) as client:
+        yield client
 
 
-async def undisturbed(
-    channels: Sequence[grpc.aio.Channel], num_streams: int, num_tokens: int
-) -> References:
+async def undisturbed(client: Client, num_streams: int, num_tokens: int) -> References:
     """Return references of `num_streams` requests whose tokens all have a margin of at least
     `MIN_MARGIN`.
     """
-    streams = ConcurrentStreams(channels, range(num_streams * 3 // 2), num_tokens, num_logprobs=2)
+    streams = ConcurrentStreams(client, range(num_streams * 3 // 2), num_tokens, num_logprobs=2)
     await streams.until_ended()
     clear = {
         index: received.ids

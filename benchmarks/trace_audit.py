@@ -16,105 +16,32 @@ may not have reached the service, so it may have no trace, but not several.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import contextlib
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
 
-import grpc
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
-
-from report import (
-    Check,
-    arguments,
-    at_least,
-    at_most,
-    print_checks,
-    print_table,
-    progress,
-    write_json,
-)
-from services import RunFailed, Service, service, simulated
-from span_audit import Audit, AuditedSpan, audit
-from trace_audit_load import Answers, drive, make_requests
-from tracing_peers import EXPORT_SERVICE
+from report import Outcome, arguments, at_least, at_most, print_rows, progress, run
+from services import Service, service, simulated
+from span_audit import audit
+from trace_audit_load import drive, make_requests
 
 MAX_GAP_NS = 1_000_000
 STEP_S = 0.01
 MAX_SEQ_LEN = 256
 _SETTLE_S = 20.0
 _QUIET_S = 2.0
+_TESTS = str(Path(__file__).resolve().parents[1] / "tests")
 _OPTIONS = (
     *("--max-num-seqs", "24", "--max-num-waiting", "12"),
     *("--block-size", "16", "--num-blocks", "72", "--max-seq-len", str(MAX_SEQ_LEN)),
     *("--log-level", "error", "--drain-grace-s", "1"),
 )
-
-
-@dataclass(slots=True)
-class Receiver:
-    """Stores the received messages, as bytes."""
-
-    payloads: list[bytes] = field(default_factory=list[bytes])
-    last_s: float = 0.0
-
-    def export(self, data: bytes, context: grpc.ServicerContext) -> bytes:
-        """Handle one call of an exporter."""
-        del context
-        self.payloads.append(data)
-        self.last_s = time.monotonic()
-        return b""
-
-    def spans(self) -> Iterator[AuditedSpan]:
-        """Yield all received spans."""
-        for payload in list(self.payloads):
-            for part in otlp.ExportTraceServiceRequest.FromString(payload).resource_spans:
-                for scope in part.scope_spans:
-                    for span in scope.spans:
-                        yield AuditedSpan(
-                            trace_id=span.trace_id,
-                            span_id=span.span_id,
-                            parent_id=span.parent_span_id,
-                            name=span.name,
-                            start_ns=span.start_time_unix_nano,
-                            end_ns=span.end_time_unix_nano,
-                        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The result of a run. `num_dropped`: number of records and traces that the service reports as
-    dropped.
-    """
-
-    audit: Audit
-    answers: Answers
-    num_dropped: int
-    num_records: int
-    num_kills: int
-    exit_code: int | None
-
-
-@contextlib.contextmanager
-def receiver() -> Generator[tuple[Receiver, str]]:
-    """Run a collector in this process; yield it and its endpoint."""
-    taken = Receiver()
-    server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(taken.export)
-    service = grpc.method_handlers_generic_handler(EXPORT_SERVICE, {"Export": handler})
-    server.add_generic_rpc_handlers((service,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield taken, f"http://127.0.0.1:{port}"
-    finally:
-        server.stop(0).wait()
 
 
 class Killer(threading.Thread):
@@ -140,112 +67,70 @@ class Killer(threading.Thread):
         self.join()
 
 
-def run(num: int, rate_per_s: float, interval_s: float, seed: int) -> Found:
+def measure(options: Namespace) -> Outcome:
     """Run one service and all requests. Raises RunFailed."""
+    sys.path.insert(0, _TESTS)
+    from support.otlp_receiver import grpc_receiver
+
+    num, interval_s = (20_000, 16.0) if options.full else (2_000, 4.0)
     environment = {name: value for name, value in os.environ.items() if name[:5] != "OTEL_"}
-    with receiver() as (taken, endpoint):
-        options = (*simulated(STEP_S), "--otlp-endpoint", endpoint, *_OPTIONS)
-        with service(*options, num_fronts=2, environment=environment, has_metrics=True) as serving:
-            asks = make_requests(num, seed, rate_per_s)
+    with grpc_receiver() as receiver:
+        sizes = (*simulated(STEP_S), "--otlp-endpoint", receiver.endpoint, *_OPTIONS)
+        with service(*sizes, num_fronts=2, environment=environment, has_metrics=True) as serving:
+            asks = make_requests(num, options.seed, options.rate)
             # After five crashes in a minute the supervisor stops the service; another test covers
             # that.
             killer = Killer(serving, interval_s, most=4 if interval_s < 15 else 1000)
             killer.start()
             answers = asyncio.run(drive(serving.address, asks, MAX_SEQ_LEN))
             killer.stop()
-            _settle(serving, taken)
+            _settle(serving, lambda: receiver.num_calls)
             num_records = int(serving.total("penstock_records_total"))
             lost = ("penstock_records_dropped_total", "penstock_trace_dropped_total")
             num_dropped = int(sum(serving.total(name) for name in lost))
             exit_code = serving.end()
-    found = audit(answers.sent, taken.spans(), max_gap_ns=MAX_GAP_NS)
-    return Found(
-        audit=found,
-        answers=answers,
-        num_dropped=num_dropped,
-        num_records=num_records,
-        num_kills=killer.num_kills,
-        exit_code=exit_code,
-    )
-
-
-def _settle(service: Service, taken: Receiver) -> None:
-    """Wait until no more spans arrive, because records of disconnected requests arrive late."""
-    begun_s = time.monotonic()
-    last_num = -1.0
-    while time.monotonic() - begun_s < _SETTLE_S:
-        num = service.total("penstock_records_total")
-        is_quiet = time.monotonic() - max(taken.last_s, begun_s) > _QUIET_S
-        if num == last_num and is_quiet:
-            return
-        last_num = num
-        time.sleep(1.1)
-
-
-def checks_of(found: Found) -> list[Check]:
-    """Return one check per rule, each with a goal of 0 violations."""
-    told = found.audit
+        found = audit(answers.sent, receiver.spans(), max_gap_ns=MAX_GAP_NS)
+    outcomes = [
+        {"kind": kind, "ended": ended, "requests": count}
+        for (kind, ended), count in sorted(answers.outcomes.items())
+    ]
+    print_rows("Outcomes as seen by the clients", outcomes)
+    print_rows("Spans", [found.names])
+    counts = {"records": num_records, "dropped": num_dropped, "kills": killer.num_kills}
+    print_rows("In all", [{**counts, "worst gap ms": found.worst_gap_ns * 1e-6}])
     rules = {
-        "requests without a root": told.num_missing,
-        "requests with several roots": told.num_repeated,
-        "spans of no request, or under no root": told.num_unexpected,
-        "roots that their children do not tile within 1 ms": told.num_uncovered,
-        "children that stick out of their root": told.num_outside,
-        "missing roots that the service did not count": abs(told.num_missing - found.num_dropped),
-        "roots more or less than records": abs(
-            told.num_roots + found.num_dropped - found.num_records
-        ),
+        "requests without a root": found.num_missing,
+        "requests with several roots": found.num_repeated,
+        "spans of no request, or under no root": found.num_unexpected,
+        "roots that their children do not tile within 1 ms": found.num_uncovered,
+        "children that stick out of their root": found.num_outside,
+        "missing roots that the service did not count": abs(found.num_missing - num_dropped),
+        "roots more or less than records": abs(found.num_roots + num_dropped - num_records),
+        "service that did not end well when it was asked to": int(exit_code != 0),
     }
-    checks = [at_most(name, float(num), 0.0) for name, num in rules.items()]
-    name = "service that did not end well when it was asked to"
-    value = float(found.exit_code != 0)
-    checks.append(at_most(name, value, 0.0))
-    name = "engines killed"
-    checks.append(at_least(name, found.num_kills, 2))
-    return checks
+    return {"audit": found, "outcomes": outcomes, **counts}, [
+        *(at_most(name, value, 0) for name, value in rules.items()),
+        at_least("engines killed", killer.num_kills, 2),
+    ]
 
 
-def _plan(options: argparse.Namespace) -> tuple[int, float]:
-    """Return the number of requests, and the seconds between kills."""
-    return (20_000, 16.0) if options.full else (2_000, 4.0)
+def _settle(serving: Service, num_calls: Callable[[], int]) -> None:
+    """Wait until no more spans arrive, because records of disconnected requests arrive late."""
+    until_s = time.monotonic() + _SETTLE_S
+    last: tuple[float, int] | None = None
+    while time.monotonic() < until_s:
+        now = (serving.total("penstock_records_total"), num_calls())
+        if now == last:
+            return
+        last = now
+        time.sleep(_QUIET_S)
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rate", type=float, default=150.0, help="requests a second")
     parser.add_argument("--seed", type=int, default=1, help="of the requests")
-    options = parser.parse_args()
-    num, interval_s = _plan(options)
-    try:
-        found = run(num, options.rate, interval_s, options.seed)
-    except RunFailed as error:
-        raise SystemExit(f"trace_audit.py: {error}") from None
-    told = found.audit
-    outcomes = sorted(found.answers.outcomes.items())
-    print_table(
-        "Outcomes as seen by the clients",
-        ("kind", "ended", "requests"),
-        [(kind, ended, num) for (kind, ended), num in outcomes],
-    )
-    print_table("Spans", ("name", "number"), sorted(told.names.items()))
-    print_table(
-        "In all",
-        ("requests", "unheard", "records", "roots", "dropped", "spans", "worst gap ms", "kills"),
-        [
-            (told.num_requests, told.num_unreached, found.num_records, told.num_roots,
-             found.num_dropped, told.num_spans, told.worst_gap_ns * 1e-6, found.num_kills)
-        ],
-    )  # fmt: skip
-    checks = checks_of(found)
-    print_checks(checks)
-    document = {
-        "audit": asdict(told),
-        "outcomes": [[*key, num] for key, num in outcomes],
-        "num_dropped": found.num_dropped,
-        "num_records": found.num_records,
-        "num_kills": found.num_kills,
-    }
-    write_json(options.json, document, checks)
+    run(parser, measure)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ metadata only. All variants run throughout and are measured alternately: first a
 rate (the same Poisson arrivals for all), then a closed loop of 128 requests for the maximum
 throughput.
 
-    python benchmarks/tracing_cost.py [--full] [--rate PER_S] [--json FILE]
+    python benchmarks/tracing_cost.py [--full] [--json FILE]
 
 Measurements. CPU time per request: of all threads of the front process, and of the event loop's
 thread alone, as reported by the kernel at both ends of a window; compared with the base of the
@@ -23,29 +23,26 @@ the machine.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import math
-import os
 import statistics
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from operator import attrgetter
-
-import numpy as np
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import native_build
 from report import (
     Check,
+    Outcome,
     arguments,
     at_least,
     at_most,
-    print_checks,
-    print_table,
+    medians,
+    over,
+    print_rows,
     progress,
-    write_json,
+    run,
 )
-from services import RunFailed
 from tracing_record_path import RecordPath, measure_record_path
 from tracing_sides import (
     CONTRIB,
@@ -67,234 +64,154 @@ MAX_LAG_MS = 2.0
 MAX_RATE_PER_S = 1000.0
 SHARE_OF_MOST = 0.6
 NUM_AT_ONCE = 128
-NUM_ATTEMPTS = 3
-HEADER = (
-    *("side", "front us", "over base", "loop us", "over base", "+-", "per s", "most per s"),
-    *("lag p50 ms", "lag p99 ms", "first p99 ms"),
-)
-_KEYS = (
-    *("side", "front_us", "front_added_us", "loop_us", "loop_added_us", "loop_added_error_us"),
-    *("per_s", "most_per_s", "lag_p50_ms", "lag_p99_ms", "first_p99_ms"),
-)
-SPANS_HEADER = ("side", "requests", "roots", "spans", "dropped", "observer us")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The amount of work. `rate_per_s` None: a share of the machine's maximum rate."""
+    """The amount of work. The quick run takes less than two minutes."""
 
     num_rounds: int
     warm_s: float
     window_s: float
     most_window_s: float
     num_batches: int
-    rate_per_s: float | None
 
 
-@dataclass(slots=True, kw_only=True)
-class Rounds:
-    """The measurements of each variant, by round: at the given rate, and at the maximum rate."""
-
-    rate_per_s: float
-    at_rate: dict[str, list[Turn]] = field(default_factory=dict[str, list[Turn]])
-    at_most: dict[str, list[Turn]] = field(default_factory=dict[str, list[Turn]])
-
-    def median(self, side: str, value: Callable[[Turn], float], *, most: bool = False) -> float:
-        """Return the median over the rounds."""
-        turns = (self.at_most if most else self.at_rate)[side]
-        return statistics.median(map(value, turns))
-
-    def added(self, side: str, value: Callable[[Turn], float]) -> float:
-        """Return the difference from the variant's base, median over the rounds."""
-        return statistics.median(self._differences(side, value))
-
-    def error(self, side: str, value: Callable[[Turn], float]) -> float:
-        """Return one standard error of the mean difference from the variant's base."""
-        differences = self._differences(side, value)
-        return statistics.stdev(differences) / math.sqrt(len(differences))
-
-    def ratio(self, side: str, *, most: bool) -> float:
-        """Return the variant's throughput divided by its base's, median over the rounds."""
-        of = self.at_most if most else self.at_rate
-        both = zip(of[side], of[base_of(side)], strict=True)
-        return statistics.median(one.per_s / base.per_s for one, base in both)
-
-    def _differences(self, side: str, value: Callable[[Turn], float]) -> list[float]:
-        both = zip(self.at_rate[side], self.at_rate[base_of(side)], strict=True)
-        return [value(one) - value(base) for one, base in both]
-
-    def lag_ms(self, side: str, percent: float) -> float:
-        """Return a percentile of the tick lateness at the given rate, median over the rounds."""
-        return self.median(side, lambda turn: float(np.percentile(turn.lags_ms, percent)))
+_PLANS = {
+    False: Plan(num_rounds=4, warm_s=0.3, window_s=1.2, most_window_s=0.8, num_batches=15),
+    True: Plan(num_rounds=12, warm_s=0.5, window_s=3.0, most_window_s=2.0, num_batches=60),
+}
 
 
-def plan_of(options: argparse.Namespace) -> Plan:
-    """Return the plan; the quick run takes less than two minutes."""
-    rate: float | None = options.rate
-    if options.full:
-        return Plan(
-            num_rounds=12, warm_s=0.5, window_s=3.0, most_window_s=2.0, num_batches=60,
-            rate_per_s=rate,
-        )  # fmt: skip
-    return Plan(
-        num_rounds=4, warm_s=0.3, window_s=1.2, most_window_s=0.8, num_batches=15, rate_per_s=rate
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """What a variant adds to its base: medians over the rounds, and one standard error of the mean
+    of `loop_us`.
+    """
+
+    side: str
+    front_us: float
+    loop_us: float
+    loop_error_us: float
+    lag_p99_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traces:
+    """The traces of a variant by outcome, and the observer's CPU time per request."""
+
+    side: str
+    num_requests: int
+    num_roots: int
+    num_spans: int
+    num_dropped: int
+    observer_us: float
+
+
+def all_turns(plan: Plan, sides: dict[str, Side]) -> list[Turn]:
+    """Run all rounds; the variants alternate, and each round begins with a different one.
+
+    The rate is a share of the machine's maximum rate without tracing.
+    """
+
+    def most_per_s(side: Side, seed: int) -> float:
+        found = side.turn(seed, plan.warm_s, plan.most_window_s, concurrency=NUM_AT_ONCE)
+        return found.per_s
+
+    for side in sides.values():
+        side.begin_count()
+        most_per_s(side, 0)
+    most = statistics.median(most_per_s(sides[OFF], number) for number in range(3))
+    rate = min(MAX_RATE_PER_S, SHARE_OF_MOST * most)
+    turns: list[Turn] = []
+    names = list(sides)
+    for number in range(plan.num_rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            if name in PEERS and number % 2:
+                continue  # larger differences: half the rounds suffice
+            at_rate = sides[name].turn(number + 1, plan.warm_s, plan.window_s, rate=rate)
+            turns.append(replace(at_rate, most_per_s=most_per_s(sides[name], number + 1)))
+            progress(f"round {number + 1}  {name:<26}  {at_rate.front_us:7.0f} us of {rate:.0f}/s")
+    for side in sides.values():
+        side.end_count()
+    return turns
+
+
+def of_side(turns: Sequence[Turn], side: str) -> tuple[list[Turn], list[Turn]]:
+    """Return the turns of a side, and those of its base in the same rounds."""
+    mine = [one for one in turns if one.side == side]
+    rounds = {one.round for one in mine}
+    base = [one for one in turns if one.side == base_of(side) and one.round in rounds]
+    return mine, base
+
+
+def added(turns: Sequence[Turn], side: str) -> Added:
+    """Return what a variant adds to its base."""
+    pairs = list(zip(*of_side(turns, side), strict=True))
+    loop_us = [one.loop_us - base.loop_us for one, base in pairs]
+    return Added(
+        side=side,
+        front_us=statistics.median(one.front_us - base.front_us for one, base in pairs),
+        loop_us=statistics.median(loop_us),
+        loop_error_us=statistics.stdev(loop_us) / math.sqrt(len(loop_us)),
+        lag_p99_ms=statistics.median(one.lag_p99_ms - base.lag_p99_ms for one, base in pairs),
     )
 
 
-def left_out() -> dict[str, str]:
-    """Return the variants that cannot be measured on this machine, with the reason."""
-    if importlib.util.find_spec("opentelemetry.instrumentation") is None:
-        return {CONTRIB: "opentelemetry-instrumentation-grpc is not installed"}
-    return {}
+def traces_of(side: Side) -> Traces:
+    """Return the counts of a variant with a collector."""
+    return Traces(
+        side=side.name,
+        num_requests=side.num_requests,
+        num_roots=side.spans.get("num_roots", 0),
+        num_spans=side.spans.get("num_spans", 0),
+        num_dropped=int(side.num_dropped),
+        observer_us=side.observer_s * 1e6 / max(1, side.num_requests),
+    )
 
 
-def run(plan: Plan, sides: dict[str, Side]) -> Rounds:
-    """Run all rounds; the variants alternate, and each round begins with a different one."""
-    for side in sides.values():
-        side.begin_count()
-        _turn(side, 0, plan, most=True)
-    rate = plan.rate_per_s
-    if rate is None:
-        most = statistics.median(_turn(sides[OFF], n, plan, most=True).per_s for n in range(3))
-        rate = min(MAX_RATE_PER_S, SHARE_OF_MOST * most)
-    rounds = Rounds(rate_per_s=rate)
-    for number in range(plan.num_rounds):
-        order = list(sides)
-        for name in order[number % len(order) :] + order[: number % len(order)]:
-            if name in PEERS and number % 2:
-                continue  # larger differences: half the rounds suffice
-            seed = number + 1
-            at_rate = _turn(sides[name], seed, plan, rate=rate)
-            at_most = _turn(sides[name], seed, plan, most=True)
-            rounds.at_rate.setdefault(name, []).append(at_rate)
-            rounds.at_most.setdefault(name, []).append(at_most)
-            progress(
-                f"round {number + 1}  {name:<26}  {at_rate.front_us:7.0f} us"
-                f"  {at_rate.per_s:6.0f} of {rate:.0f} per s  most {at_most.per_s:6.0f}"
-                f"  others {at_rate.foreign_cores:.1f} cores"
-            )
-    for side in sides.values():
-        side.end_count()
-    return rounds
-
-
-def _turn(side: Side, seed: int, plan: Plan, *, rate: float = 0.0, most: bool = False) -> Turn:
-    if most:
-        return side.turn(seed, plan.warm_s, plan.most_window_s, concurrency=NUM_AT_ONCE)
-    return side.turn(seed, plan.warm_s, plan.window_s, rate=rate)
-
-
-def rows_of(rounds: Rounds) -> list[list[object]]:
-    """Return one row per variant."""
-    return [
-        [
-            side,
-            rounds.median(side, attrgetter("front_us")),
-            rounds.added(side, attrgetter("front_us")),
-            rounds.median(side, attrgetter("loop_us")),
-            rounds.added(side, attrgetter("loop_us")),
-            rounds.error(side, attrgetter("loop_us")),
-            rounds.median(side, attrgetter("per_s")),
-            rounds.median(side, attrgetter("per_s"), most=True),
-            rounds.lag_ms(side, 50),
-            rounds.lag_ms(side, 99),
-            rounds.median(side, attrgetter("first_p99_ms")),
-        ]
-        for side in rounds.at_rate
-    ]
-
-
-def span_rows(sides: dict[str, Side]) -> list[list[object]]:
-    """Return the counts of traces by outcome, and the observer's CPU time per request."""
-    return [
-        [
-            side.name,
-            side.num_requests,
-            side.spans.get("num_roots", 0),
-            side.spans.get("num_spans", 0),
-            int(side.num_dropped),
-            side.observer_s * 1e6 / max(1, side.num_requests),
-        ]
-        for side in sides.values()
-        if side.name not in (OFF, *PEERS[:2])
-    ]
-
-
-def checks_of(rounds: Rounds, path: RecordPath) -> list[Check]:
+def checks_of(turns: Sequence[Turn], path: RecordPath) -> list[Check]:
     """Return the checks of all figures with a goal."""
+    name = "collector up: thread of the event loop, added to a request"
     checks = [
         at_most("the record path alone, added to a request", path.added, MAX_LOOP_US, "us"),
-        at_most(
-            "collector up: thread of the event loop, added to a request",
-            rounds.added(UP, attrgetter("loop_us")),
-            MAX_LOOP_US,
-            "us",
-        ),
+        at_most(name, added(turns, UP).loop_us, MAX_LOOP_US, "us"),
     ]
     for side in (UP, DEAD, HANGING):
-        for most, where in ((False, f"{rounds.rate_per_s:.0f} requests/s"), (True, "saturation")):
-            checks.append(
-                at_least(
-                    f"{side}: throughput at {where} over none",
-                    rounds.ratio(side, most=most),
-                    MIN_THROUGHPUT,
-                    "x",
-                )
-            )
-        growth_ms = rounds.lag_ms(side, 99) - rounds.lag_ms(OFF, 99)
-        name = f"{side}: growth of the loop's lag, p99"
-        checks.append(at_most(name, growth_ms, MAX_LAG_MS, "ms"))
+        mine, base = of_side(turns, side)
+        for figure, where in (("per_s", "the given rate"), ("most_per_s", "saturation")):
+            ratio = over(mine, base, figure)
+            name = f"{side}: throughput at {where} over none"
+            checks.append(at_least(name, ratio, MIN_THROUGHPUT, "x"))
+        growth_ms = added(turns, side).lag_p99_ms
+        checks.append(
+            at_most(f"{side}: growth of the loop's lag, p99", growth_ms, MAX_LAG_MS, "ms")
+        )
     return checks
 
 
-def _document(rounds: Rounds, sides: dict[str, Side], path: RecordPath) -> dict[str, object]:
-    def as_json(turns: dict[str, list[Turn]]) -> dict[str, list[dict[str, float]]]:
-        names = ("per_s", "front_us", "loop_us", "first_p99_ms", "foreign_cores")
-        return {
-            side: [{name: getattr(turn, name) for name in names} for turn in each]
-            for side, each in turns.items()
-        }
-
-    return {
-        "rate_per_s": rounds.rate_per_s,
-        "sides": [dict(zip(_KEYS, row, strict=True)) for row in rows_of(rounds)],
-        "spans": [dict(zip(SPANS_HEADER, row, strict=True)) for row in span_rows(sides)],
-        "record_path_us": asdict(path),
-        "at_rate": as_json(rounds.at_rate),
-        "at_most": as_json(rounds.at_most),
-    }
-
-
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument(
-        "--rate", type=float, metavar="PER_S", help="requests a second (default: 60 %% of the most)"
-    )
-    options = parser.parse_args()
-    plan, missing = plan_of(options), left_out()
-    try:
-        native_build.load_client()
-        path = measure_record_path(plan.num_batches)
-        with sides_up(tuple(name for name in (*PENSTOCK, *PEERS) if name not in missing)) as sides:
-            rounds = run(plan, sides)
-    except (native_build.CannotBuild, RunFailed) as error:
-        raise SystemExit(f"tracing_cost.py: {error}") from None
-    print_table(f"At {rounds.rate_per_s:.0f} requests/s (medians)", HEADER, rows_of(rounds))
-    print_table("Traces, and the observer's processor time a request", SPANS_HEADER,
-                span_rows(sides))  # fmt: skip
-    print_table(
-        "The record path alone, us a request of the event loop's thread",
-        tuple(asdict(path)),
-        [tuple(asdict(path).values())],
-    )
-    checks = checks_of(rounds, path)
-    print_checks(checks)
-    for side, why in missing.items():
-        print(f"\nleft out: {side}: {why}")
-    foreign = statistics.median(t.foreign_cores for each in rounds.at_rate.values() for t in each)
-    print(f"\nothers used {foreign:.1f} of {os.cpu_count()} cores meanwhile (median)")
-    write_json(options.json, _document(rounds, sides, path), checks)
+def measure(options: Namespace) -> Outcome:
+    """Measure the record path, then all variants of this machine."""
+    native_build.load_client()
+    plan = _PLANS[options.full]
+    path = measure_record_path(plan.num_batches)
+    has_contrib = importlib.util.find_spec("opentelemetry.instrumentation") is not None
+    names = tuple(name for name in (*PENSTOCK, *PEERS) if name != CONTRIB or has_contrib)
+    if not has_contrib:
+        progress(f"left out: {CONTRIB}: opentelemetry-instrumentation-grpc is not installed")
+    with sides_up(names) as sides:
+        turns = all_turns(plan, sides)
+        traces = [traces_of(side) for side in sides.values() if side.service or side.count]
+    print_rows("Variants at the rate, and their maximum (medians)", medians(turns, "side"))
+    bases = {base_of(name) for name in names}
+    additions = [added(turns, name) for name in names if name not in bases]
+    print_rows("Added to no tracing, or to bare grpc.aio", additions)
+    print_rows("Traces, and the observer's CPU time per request", traces)
+    print_rows("The record path alone, us a request of the event loop's thread", [path])
+    results = {"turns": turns, "added": additions, "traces": traces, "record_path_us": path}
+    return results, checks_of(turns, path)
 
 
 if __name__ == "__main__":
-    main()
+    run(arguments(__doc__), measure)

@@ -36,11 +36,11 @@ from penstock.server.front.submission import Submission
 from penstock.server.observe.exporter import Exporter
 from penstock.server.observe.frames import Hello
 from penstock.server.observe.request_record import RequestRecorder
-from penstock.server.observe.trace_context import TraceIds, trace_metadata
 from penstock.server.rpc.handlers import CallAccounts
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import options_pb2, prompt_pb2
-from services import RunFailed, expect_ready, process
+from report import RunFailed
+from services import expect_ready, process
 
 _NUM_BATCH = 500
 _NUM_TOKENS = 16
@@ -66,8 +66,7 @@ class RecordPath:
 
     The parts of `watched`: `begin` (open the account under the call's trace), `describe` (record
     the message's parameters), `close` (create, encode, count and offer the record), `flush` (send
-    it). Separate from these: `metadata`, the creation of the caller's trace metadata, which is not
-    sent.
+    it).
     """
 
     watched: float
@@ -77,7 +76,6 @@ class RecordPath:
     describe: float
     close: float
     flush: float
-    metadata: float
 
 
 class _Context:
@@ -173,16 +171,6 @@ async def _batch_us(
     return np.diff(edges_ns) / len(requests) * 1e-3
 
 
-def _metadata_us(num: int) -> float:
-    """Return the microseconds per request for creating the initial metadata."""
-    ids = TraceIds()
-    traces = [ids.begin(None) for _ in range(num)]
-    begun_ns = time.thread_time_ns()
-    for trace in traces:
-        trace_metadata(trace)
-    return (time.thread_time_ns() - begun_ns) / num * 1e-3
-
-
 async def _measured(path: Path, num_batches: int) -> RecordPath:
     """Measure against a reader at `path`."""
     exporter = Exporter(
@@ -197,7 +185,6 @@ async def _measured(path: Path, num_batches: int) -> RecordPath:
     for _ in range(num_batches + 1):
         unwatched = await _batch_us(None, requests, message)
         both.append([unwatched, await _batch_us(recorder, requests, message)])
-    metadata_us = _metadata_us(_NUM_BATCH * 10)
     gc.unfreeze()
     if sum(exporter.dropped.values()) or sum(recorder.dropped_records.values()):
         raise RunFailed(f"records were dropped: {exporter.dropped}, {recorder.dropped_records}")
@@ -213,7 +200,6 @@ async def _measured(path: Path, num_batches: int) -> RecordPath:
         describe=float(parts_us[1]),
         close=float(parts_us[2]),
         flush=float(parts_us[3]),
-        metadata=metadata_us,
     )
 
 

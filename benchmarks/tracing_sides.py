@@ -20,18 +20,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
-import numpy as np
-from numpy.typing import NDArray
 
 from loop_ticks import FOLDER_VARIABLE, TickReader
-from report import progress
+from report import RunFailed, percentile_ms, progress
 from services import (
     ALL_CORES,
     MEASURED,
-    RunFailed,
     Service,
     capacity,
     cpu_s,
+    line_of,
     pin,
     process,
     request,
@@ -66,15 +64,19 @@ class Turn:
     """The results of one measurement of a variant.
 
     `front_us`, `loop_us`: CPU time per request, of all threads of the server and of the event
-    loop's thread. `lags_ms`: lateness of the loop's ticks.
+    loop's thread. `lag_*_ms`: lateness of the loop's ticks.
     """
 
+    side: str
+    round: int
     per_s: float
     front_us: float
     loop_us: float
+    lag_p50_ms: float
+    lag_p99_ms: float
     first_p99_ms: float
     foreign_cores: float
-    lags_ms: NDArray[np.float64]
+    most_per_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -124,13 +126,17 @@ class Side:
         start_s, end_s = found["start_ns"] * 1e-9, found["end_ns"] * 1e-9
         num = max(1, found["num_finished"])
         foreign_s = found["machine_s"] - sum(found["cpu_s"]) - found["client_s"]
+        lags_s = self.ticks.lags_ms(start_s, end_s) / 1e3
         return Turn(
+            side=self.name,
+            round=seed,
             per_s=found["num_finished"] / (end_s - start_s),
             front_us=found["cpu_s"][0] * 1e6 / num,
             loop_us=found["loop_s"] * 1e6 / num,
             first_p99_ms=found["first_p99_ms"],
             foreign_cores=max(0.0, foreign_s / (end_s - start_s)),
-            lags_ms=self.ticks.lags_ms(start_s, end_s),
+            lag_p50_ms=percentile_ms(lags_s, 50),
+            lag_p99_ms=percentile_ms(lags_s, 99),
         )
 
     def begin_count(self) -> None:
@@ -230,11 +236,7 @@ def _program(stack: contextlib.ExitStack, *arguments: str) -> tuple[int, int]:
     """Start one of the processes of `tracing_peers`; return its port and pid."""
     command = (sys.executable, str(_HERE / "tracing_peers.py"), *arguments)
     started = stack.enter_context(process(*command))
-    assert started.stdout is not None
-    line = started.stdout.readline()
-    if not line:
-        raise RunFailed(f"{' '.join(arguments)} did not start")
-    return int(line), started.pid
+    return int(line_of(started)), started.pid
 
 
 def _prepare_environment(stack: contextlib.ExitStack, folder: Path) -> None:

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from report import percentile_ms
+
 ANSWER = "answer "
 """Prefix of a line for the parent process; other lines are printed by libraries."""
 
@@ -67,28 +69,23 @@ class Seen:
     """The results of one run. Times in milliseconds.
 
     Attributes:
-        cpu_us: CPU time of the sender, per token.
         burst_*: TTFT of the requests sent together at the start.
         ttft_*: TTFT of the requests sent after another had ended.
         itl_*: Times between tokens, of all requests.
+        client_us: CPU time of the sender, per token.
     """
 
     burst_mean: float
-    burst_p50: float
-    burst_p95: float
     burst_p99: float
     ttft_mean: float
     ttft_p50: float
-    ttft_p95: float
     ttft_p99: float
     itl_mean: float
     itl_p50: float
-    itl_p95: float
     itl_p99: float
-    request_mean: float
     tokens_per_s: float
     num_tokens: int
-    cpu_us: float
+    client_us: float
 
 
 class Records:
@@ -105,7 +102,7 @@ class Records:
         self._burst_s: list[float] = []
         self._ttft_s: list[float] = []
         self._itl_s: list[float] = []
-        self._request_s: list[float] = []
+        self._num_ended = 0
         self._num_tokens = 0
         self._cpu_s = time.process_time()
         self._begin_s = time.perf_counter()
@@ -113,7 +110,7 @@ class Records:
     @property
     def is_complete(self) -> bool:
         """Whether all requests have ended."""
-        return len(self._request_s) == self._num_requests
+        return self._num_ended == self._num_requests
 
     def start(self, key: int) -> None:
         """Record that request `key` is sent now."""
@@ -140,32 +137,25 @@ class Records:
     def end(self, key: int) -> None:
         """Record that `key` has ended."""
         del self._latest[key]
-        self._request_s.append(time.perf_counter() - self._started.pop(key))
+        self._num_ended += 1
 
     def seen(self) -> Seen:
         """Return the summary. All requests must have ended."""
         elapsed_s, cpu_s = time.perf_counter() - self._begin_s, time.process_time() - self._cpu_s
+        burst, ttft, itl = self._burst_s, self._ttft_s, self._itl_s
         return Seen(
-            **_four_ms("burst", self._burst_s),
-            **_four_ms("ttft", self._ttft_s),
-            **_four_ms("itl", self._itl_s),
-            request_mean=float(np.mean(self._request_s)) * 1e3,
+            burst_mean=float(np.mean(burst)) * 1e3,
+            burst_p99=percentile_ms(burst, 99),
+            ttft_mean=float(np.mean(ttft)) * 1e3,
+            ttft_p50=percentile_ms(ttft, 50),
+            ttft_p99=percentile_ms(ttft, 99),
+            itl_mean=float(np.mean(itl)) * 1e3,
+            itl_p50=percentile_ms(itl, 50),
+            itl_p99=percentile_ms(itl, 99),
             tokens_per_s=self._num_tokens / elapsed_s,
             num_tokens=self._num_tokens,
-            cpu_us=cpu_s * 1e6 / self._num_tokens,
+            client_us=cpu_s * 1e6 / self._num_tokens,
         )
-
-
-def _four_ms(name: str, seconds: list[float]) -> dict[str, float]:
-    """Return mean, p50, p95 and p99 in milliseconds."""
-    times = np.array(seconds) * 1e3
-    p50, p95, p99 = np.percentile(times, [50, 95, 99]).tolist()
-    return {
-        f"{name}_mean": float(times.mean()),
-        f"{name}_p50": p50,
-        f"{name}_p95": p95,
-        f"{name}_p99": p99,
-    }
 
 
 async def closed_loop(

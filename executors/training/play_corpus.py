@@ -148,8 +148,8 @@ class SubwordSampler:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def words(self, text: str) -> list[int]:
-        """Return the indices of the pre-tokens of `text` in this object's list of words, which
-        grows as needed; `spell` converts them to token ids.
+        """Return the indices of the pre-tokens of `text` in this object's list of words, to which
+        new pre-tokens are appended; `spell` converts them to token ids.
         """
         pieces = self._pre_tokenizer.pre_tokenize_str(text)
         return [self._word_id(piece) for piece, _ in pieces]

@@ -1,4 +1,4 @@
-"""Case 6: a client process with fifty streams is killed; the service releases all of them."""
+"""Case 6: a client process with fifty streams is killed, and the service releases all of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NUM_STREAMS = 50
 
 
 async def test_case_06_killed_client_with_fifty_streams() -> None:
-    arguments = (*simulated(), "--fronts", "1", "--max-num-seqs", "64")
+    arguments = (*simulated(step_s=0.05), "--fronts", "1", "--max-num-seqs", "64")
     async with (
         observed(*arguments) as (service, operations),
         holder(service.address, NUM_STREAMS) as client,

@@ -1,4 +1,6 @@
-"""A client is frozen, not dead: the service finds its streams, idle ones included."""
+"""Case 7: a client process is stopped, not killed: the service detects its streams,
+also idle ones.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ async def client(address: str) -> AsyncGenerator[asyncio.subprocess.Process]:
 
 
 async def test_case_07_a_stopped_client_is_found(text: ModelText) -> None:
-    keepalive = KeepaliveConfig(server_ping_interval_s=1.0, server_ping_timeout_s=1.0)
+    keepalive = KeepaliveConfig(server_ping_interval_s=1.0, server_ping_timeout_s=5.0)
     # Only the pings may find it: nothing is unread for long enough to be cut for that.
     config = FrontConfig(max_reader_stall_s=3600.0, max_backlog_tokens=10**9)
     async with (

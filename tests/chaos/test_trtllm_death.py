@@ -1,6 +1,6 @@
-"""The TensorRT-LLM engine dies in each phase of a real service: what clients get, and recovery.
+"""The TensorRT-LLM engine dies in each phase of a real service: what clients receive, and recovery.
 
-The stand-in has another process next to the engine process, as MPI starts one: none may stay.
+The stand-in starts another process, as MPI does; none of these may remain.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from support.service import Service, Stream, launched, stream, until_health
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-LONG = 400  # tokens, two seconds of them at least
+LONG = 400  # tokens, four seconds of them at least
+RESPONSE_TIMEOUT_S = 3.0
+"""Silence by which a busy machine is not taken for a dead engine."""
 PILL = 9
 """A prompt token that kills the engine."""
 _lifetimes = itertools.count()
 
 
 class Site:
-    """A service, and what identifies its engines' processes."""
+    """A service, and a mark that identifies the processes of its engines."""
 
     def __init__(self, service: Service, lifetime_s: float) -> None:
         self.service = service
@@ -67,7 +69,9 @@ class Site:
 async def serving(
     *arguments: str, watch: dict[str, float] | None = None, max_replays: int = 0, **fake: Any
 ) -> AsyncGenerator[Site]:
-    """Launch `penstock serve --executor trtllm`; no process of an engine is left at the end."""
+    """Launch `penstock serve --executor trtllm`; check at the end that no process of an engine
+    remains.
+    """
     config = {
         "max_batch_size": 8,
         "max_num_tokens": 256,
@@ -77,7 +81,7 @@ async def serving(
     lifetime_s = 600.0 + os.getpid() / 1e7 + next(_lifetimes) / 1e9
     environment = child_environment(
         **{
-            "step_s": 0.005,
+            "step_s": 0.01,
             "worker_process": True,
             "worker_lifetime_s": lifetime_s,
             **fake,
@@ -92,7 +96,7 @@ async def serving(
 
 
 def reason_in(metadata: Any) -> str:
-    """Return ErrorInfo.reason of a failed call, from its trailing metadata."""
+    """Return the ErrorInfo reason in the trailing metadata of a failed call; "" without one."""
     for key, value in metadata:
         if key == "grpc-status-details-bin":
             status = status_pb2.Status.FromString(value)
@@ -104,7 +108,7 @@ def reason_in(metadata: Any) -> str:
 
 
 async def check_lost(*streams: Stream) -> None:
-    """Check that the calls ended with the retryable error of a lost engine."""
+    """Check that the calls ended with UNAVAILABLE and the reason ENGINE_DOWN."""
     for one in streams:
         assert await one.outcome() is grpc.StatusCode.UNAVAILABLE
         assert not one.has_finished
@@ -124,7 +128,7 @@ async def check_serves(site: Site, channel: grpc.aio.Channel) -> None:
 async def running_streams(
     site: Site, num_streams: int = 4
 ) -> AsyncGenerator[tuple[grpc.aio.Channel, list[Stream]]]:
-    """Provide a service with streams that have their first tokens."""
+    """Provide a channel to a ready service, and streams on it that have their first tokens."""
     await site.service.until_ready()
     await site.service.next_pid("engine")
     async with site.service.channel() as channel:
@@ -137,7 +141,9 @@ async def running_streams(
 
 
 async def until_loading(site: Site) -> int:
-    """Wait for an engine process whose executor has its event loop: loading follows directly."""
+    """Wait for an engine process whose executor has created its event loop, which is before the
+    model is loaded; return its pid.
+    """
 
     def found() -> int | None:
         with contextlib.suppress(OSError, ValueError):
@@ -194,7 +200,7 @@ async def test_an_engine_that_does_not_tell_its_limits_ends_a_first_start() -> N
 
 @pytest.mark.parametrize("fault", ["fatal_token", "kill_loop_token", "hang_token"])
 async def test_a_prompt_that_kills_the_engine_takes_everyone_along_once(fault: str) -> None:
-    watch = {"response_timeout_s": 0.7}
+    watch = {"response_timeout_s": RESPONSE_TIMEOUT_S}
     async with (
         serving(watch=watch, **{fault: PILL}) as site,
         running_streams(site) as (channel, streams),
@@ -232,7 +238,7 @@ async def test_a_worker_that_is_killed_is_the_engines_death(is_told: bool) -> No
         serving(
             "--log-foreign-text",
             "on",
-            watch={"response_timeout_s": 0.7},
+            watch={"response_timeout_s": RESPONSE_TIMEOUT_S},
             is_worker_death_fatal=is_told,
         ) as site,
         running_streams(site) as (channel, streams),
@@ -300,7 +306,7 @@ async def test_an_engine_has_the_time_it_asks_for_to_shut_down() -> None:
 
 
 async def test_a_fatal_error_whose_shutdown_hangs_is_found_by_its_silence() -> None:
-    watch = {"response_timeout_s": 0.7}
+    watch = {"response_timeout_s": RESPONSE_TIMEOUT_S}
     async with (
         serving(watch=watch, fatal_token=PILL, shutdown_s=PATIENCE_S) as site,
         running_streams(site) as (channel, streams),

@@ -1,4 +1,6 @@
-"""The site builds without warnings and network, and its pages fetch nothing from elsewhere."""
+"""The site builds without warnings and without network access, and its pages load nothing from
+other hosts.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=500,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder

@@ -1,4 +1,6 @@
-"""A child process that cannot be started, or sends an invalid startup report (real processes)."""
+"""Child processes of the supervisor that cannot be started, or send an invalid startup report (real
+processes).
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,16 @@ from penstock.server.link.control_frames import (
 )
 from penstock.server.processes.child import Child, ChildFailed
 from penstock.server.processes.supervised_process import SupervisedProcess
+from support.patience import PATIENCE_S
 
 WAIT = "line.recv(4096)"
 READY = FROM_CHILD.encode(Ready(facts={"num_blocks": 7}))
 
 
 async def spawn_saying(folder: Path, words: bytes, end: str = WAIT) -> Child:
-    """Start a child that sends `words` on its control socket, then waits until that is closed."""
+    """Start a child that sends `words` on its control socket, and then runs the code `end`, by
+    default waiting until the socket is closed.
+    """
     code = (
         "import socket, sys\n"
         "line = socket.socket(fileno=int(sys.argv[1]))\n"
@@ -143,7 +148,7 @@ def test_an_order_that_comes_with_the_settings_is_obeyed(tmp_path: Path) -> None
         child = subprocess.run(
             [sys.executable, "-c", program, str(theirs.fileno()), str(tmp_path / "x.sock")],
             pass_fds=[theirs.fileno()],
-            timeout=20,
+            timeout=PATIENCE_S,
             check=False,
         )
     assert child.returncode == 0

@@ -177,7 +177,7 @@ async def test_a_full_queue_says_when_to_come_back(server: ScriptedServer) -> No
 async def test_a_deadline_has_its_own_exit_code(server: ScriptedServer) -> None:
     server.scripts.append(speak_and_wait)
 
-    result = await penstock(server, "generate", "Hi", "--deadline", "0.5")
+    result = await penstock(server, "generate", "Hi", "--deadline", "5")
 
     assert result.code == 4
     assert result.out == "begun\n"

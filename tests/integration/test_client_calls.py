@@ -45,7 +45,7 @@ async def test_deadline_ends_the_call_on_both_sides(face: Face, server: Scripted
     server.scripts.append(speak_and_wait)
 
     with pytest.raises(DeadlineExceeded):
-        await face.events("Hi", deadline_s=1.0)
+        await face.events("Hi", deadline_s=4.0)
 
     await until(server.requests[0].cancelled)
 

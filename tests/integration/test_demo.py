@@ -1,4 +1,4 @@
-"""The demo as a process: its service, three streams, a clean end, no orphaned process."""
+"""`penstock demo` as a process: its service, three streams, a clean end, no process left behind."""
 
 import asyncio
 import re
@@ -19,7 +19,7 @@ def demo(*args: str) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
 
 
 async def streaming(process: asyncio.subprocess.Process) -> None:
-    """Return once the demo prints that a request is being processed."""
+    """Wait until the demo prints that a request is being processed."""
     assert process.stdout is not None
     line = b""
     while b"PROCESSING" not in line:
@@ -59,7 +59,7 @@ async def test_ctrl_c_stops_the_service_too() -> None:
     assert b"interrupted, service stopped" in err
     assert b"Traceback" not in err
     assert len(family) >= 3  # supervisor, engine, front
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, PATIENCE_S)
     assert alive == []
 
 
@@ -93,7 +93,7 @@ async def test_a_service_that_dies_fails_the_demo() -> None:
     assert process.returncode == 1
     # Either the wait for the process or the streams may detect it first.
     assert re.search(r"the service ended (by itself )?with exit code -9", err.decode())
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, PATIENCE_S)
     assert alive == []
 
 

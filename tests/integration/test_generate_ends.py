@@ -98,7 +98,7 @@ async def test_deadline_says_where_the_request_was(served: ServedFront, phase: s
 
 
 async def test_grpc_deadline_releases_the_request(served: ServedFront) -> None:
-    call = served.stub.Generate(text_request("hello"), timeout=1.0)
+    call = served.stub.Generate(text_request("hello"), timeout=4.0)
     (spec,) = await served.port.next_submission()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(call)
@@ -166,7 +166,7 @@ async def test_lost_engine_is_a_pause_to_every_stream(served: ServedFront) -> No
 async def test_one_poisoned_stream_does_not_harm_the_others(
     served: ServedFront, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The engine omits the logprobs of one request: an error on our side of the wire."""
+    """The engine omits the log probabilities of one request: a fault on the front's side."""
     poisoned_request = text_request("secret-canary")
     poisoned_request.output.logprobs = 0
     poisoned = served.stub.Generate(poisoned_request)

@@ -83,7 +83,7 @@ async def test_ids_are_unique_over_all_fronts_and_cancel_reaches_any(text: Model
 async def test_time_limit_keeps_the_partial_text(text: ModelText) -> None:
     async with running(text, SimulatedPace.REAL_TIME) as served:
         message = limited(max_tokens=1000)
-        message.scheduling.time_limit.FromMilliseconds(500)
+        message.scheduling.time_limit.FromMilliseconds(2000)
         responses = await collect(served.stub.Generate(message))
         (end,) = responses[-1].finished.outputs
         assert end.finish_reason == state_pb2.FINISH_REASON_TIME_LIMIT

@@ -1,6 +1,6 @@
 """The service started as in the manifests: by environment variables, on a read-only root.
 
-In its own mount namespace, where only a pod's mounts are writable. Skips without the right to
+It runs in a mount namespace in which only a pod's mounts are writable. Skips without the right to
 create one.
 """
 
@@ -18,6 +18,7 @@ import pytest
 
 from penstock.client import Client, Unauthenticated
 from support.kubernetes import build, container_of, settings_of, the
+from support.patience import PATIENCE_S
 from support.service import simulated, started
 
 READ_ONLY = """
@@ -32,9 +33,9 @@ TOKEN = "0f" * 32
 
 
 def sandbox(folder: Path) -> tuple[str, ...]:
-    """Return the command prefix that makes only `folder` writable."""
+    """Return a command prefix that makes only `folder` writable; skip if that is not permitted."""
     through = ("unshare", "--mount", "sh", "-eu", "-c", READ_ONLY, str(folder))
-    tried = subprocess.run((*through, "true"), capture_output=True, timeout=20, check=False)
+    tried = subprocess.run((*through, "true"), capture_output=True, timeout=PATIENCE_S, check=False)
     if tried.returncode:
         pytest.skip(f"no mount namespace: {tried.stderr.decode().strip()[-100:]}")
     return through
@@ -42,7 +43,9 @@ def sandbox(folder: Path) -> tuple[str, ...]:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """Provide a folder with a path as short as in a pod: a Unix socket's has 107 bytes at most."""
+    """Provide a folder with a path as short as in a pod, because the path of a Unix socket has at
+    most 107 bytes.
+    """
     with tempfile.TemporaryDirectory(prefix="pod-") as folder:
         yield Path(folder)
 

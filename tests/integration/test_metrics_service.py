@@ -23,7 +23,9 @@ ARGUMENTS = ("--metrics-port", "0", "--fronts", "2", "--max-num-seqs", "4")
 
 
 async def scraped_until(service: Service, is_seen: Callable[[Samples], bool]) -> Samples:
-    """Scrape until `is_seen` accepts the samples: fronts report their counts once a second."""
+    """Scrape until `is_seen` accepts the samples, because fronts report their counts once a second;
+    return them.
+    """
     url = await service.door("metrics")
     samples: Samples = {}
     async with asyncio.timeout(PATIENCE_S):
@@ -39,7 +41,7 @@ def fetched(url: str) -> bytes:
 
 
 async def refused(channel: grpc.aio.Channel) -> None:
-    """Send a request without a prompt."""
+    """Send a request without a prompt, and check that it is rejected."""
     call = pb_grpc.GenerationServiceStub(channel).Generate(pb.GenerateRequest())
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()
@@ -73,19 +75,21 @@ async def test_every_end_is_counted_once() -> None:
         assert value(samples, "fronts") == 2
         assert value(samples, "max_requests_running") == 4
         assert value(samples, "kv_cache_total_blocks") == 512
-        # A cancel may be detected a step later; then no request runs.
-        samples = await scraped_until(
-            service, lambda seen: value(seen, "num_requests_running") == 0
+        # A cancel may be detected a step later, and what the engine did is read later still.
+        await scraped_until(
+            service,
+            lambda seen: (
+                value(seen, "num_requests_running") == 0
+                and value(seen, "kv_cache_usage_ratio") == 0
+                and value(seen, "generation_tokens_total") >= 9 * 6 + 2
+            ),
         )
-        assert value(samples, "kv_cache_usage_ratio") == 0
-        assert value(samples, "generation_tokens_total") >= 9 * 6 + 2
         for channel in channels:
             await channel.close()
 
 
 async def test_requests_that_leave_an_idle_engine_are_gone_from_its_gauges() -> None:
-    cost = {"step_s": 0.05, "prefill_token_s": 0.0, "decode_slot_s": 0.0, "context_token_s": 0.0}
-    arguments = (*simulated(cost=cost), *ARGUMENTS, "--max-num-seqs", "1")
+    arguments = (*simulated(step_s=0.05), *ARGUMENTS, "--max-num-seqs", "1")
     async with started(*arguments) as service, service.channel() as channel:
         running = stream(channel, 900)
         await running.until_running()
@@ -129,7 +133,7 @@ async def test_requests_that_leave_an_idle_engine_are_gone_from_its_gauges() -> 
 async def test_a_crash_of_the_engine_is_a_wait_of_its_requests_and_counts_go_on() -> None:
     async with started(*simulated(), *ARGUMENTS) as service:
         async with service.channel() as channel:
-            running = stream(channel, 60)
+            running = stream(channel, 300)
             await running.until_running()
             os.kill(await service.next_pid("engine"), signal.SIGKILL)
             assert await running.outcome() is grpc.StatusCode.OK
@@ -141,7 +145,7 @@ async def test_a_crash_of_the_engine_is_a_wait_of_its_requests_and_counts_go_on(
                 and value(seen, "engine_up") == 1
                 and total(seen, "requests_total") == 1
                 # What the dead engine made is counted from the memory that it left.
-                and value(seen, "generation_tokens_total") >= 60
+                and value(seen, "generation_tokens_total") >= 300
                 and value(seen, "num_requests_running") == 0
             ),
         )

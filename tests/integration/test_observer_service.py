@@ -27,6 +27,7 @@ from penstock.server.observe.flight.reader import FlightReader
 from support.calls import TracedCall
 from support.generate_requests import greedy
 from support.observation import DOORS, model_of, num_completed, observed, until_stats
+from support.patience import PATIENCE_S
 from support.service import Service, launched, simulated, stream
 
 FRONT = ("--fronts", "1")
@@ -34,7 +35,7 @@ FRONT = ("--fronts", "1")
 
 async def fetched(url: str) -> str:
     def fetch() -> str:
-        with urllib.request.urlopen(url, timeout=20) as answer:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             body: bytes = answer.read()
             return body.decode()
 
@@ -46,10 +47,10 @@ Site = tuple[Service, OperationsClient]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Provide a service that runs one request at a time, for tests that leave it as it was."""
+    """Provide a service that runs one request at a time, for tests that leave it idle."""
     options = (
         *("--flight-folder", str(tmp_path_factory.mktemp("flight"))),
-        *("--max-num-seqs", "1", "--flight-steps", "64"),
+        *("--max-num-seqs", "1", "--max-seq-len", "8192", "--flight-steps", "64"),
     )
     async with observed(*simulated(), *FRONT, *options) as site:
         yield site
@@ -73,9 +74,9 @@ async def test_ports_are_told_after_the_line_that_says_ready(site: Site) -> None
 async def test_live_requests_are_seen_from_both_sides(site: Site) -> None:
     service, operations = site
     async with service.channel() as channel:
-        running = stream(channel, 900)
+        running = stream(channel, 4000)
         await running.until_running()
-        waiting = stream(channel, 900, 9)
+        waiting = stream(channel, 4000, 9)
         await waiting.until_accepted()
         # It may be accepted before its engine has received it.
         await until_stats(
@@ -159,7 +160,11 @@ async def test_metrics_and_stats_tell_of_what_was_served() -> None:
         for tenant in ("atlas", "nobody", "else"):
             call = TracedCall(channel, "Generate", greedy(), metadata=[("x-tenant", tenant)])
             assert await call.outcome() == "OK"
-        await until_stats(operations, lambda stats: num_completed(stats) == 7)
+        # Their counts and their records come in different frames.
+        await until_stats(
+            operations,
+            lambda stats: num_completed(stats) == 7 and model_of(stats).ttft.num_values == 7,
+        )
         counts = requests_by_tenant(await fetched(await service.door("metrics")))
         # The first four named none, and two named one that is not listed.
         assert counts == {"atlas": 1, "borealis": 0, "other": 6, "nobody": 0}

@@ -1,4 +1,4 @@
-"""The service from outside: start, ready, drain, exit codes (real processes)."""
+"""`penstock serve` as a process: start, ready line, drain, exit codes."""
 
 import os
 import re
@@ -9,6 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from support.ports import reusable_port
 from support.service import (
     health_of,
     launched,
@@ -54,7 +55,7 @@ async def test_a_signal_before_it_is_ready_ends_it() -> None:
 
 
 async def refusal(*arguments: str) -> str:
-    """Return the one line that a service prints to stderr if it cannot start."""
+    """Return the one-line error of a service that cannot start."""
     async with launched(*arguments) as service:
         assert await service.ended() == 2
         assert service.stdout == []
@@ -65,8 +66,8 @@ async def refusal(*arguments: str) -> str:
 
 
 async def test_a_second_service_does_not_share_the_port_and_a_next_one_may_have_it() -> None:
-    async with started(*simulated()) as first:
-        port = first.address.rpartition(":")[2]
+    port = str(reusable_port())
+    async with started(*simulated(), "--port", port) as first:
         told = await refusal(*simulated(), "--port", port)
         assert f"127.0.0.1:{port}" in told
         assert "in use" in told

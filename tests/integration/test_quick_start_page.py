@@ -7,8 +7,6 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
-
 from markdown_source import Block, blocks
 from page_commands import commands
 from support.pages import REPOSITORY
@@ -22,7 +20,9 @@ TYPED = [block for block in blocks(PAGE) if block.info.endswith(" test")]
 
 
 async def typed(service: Service, words: list[str], text: str, folder: Path) -> str:
-    """Run a program next to the service, with `text` as its input; return its output."""
+    """Run a program with the service's address in its environment and `text` as its input; return
+    its output.
+    """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
     environment["PENSTOCK_ADDRESS"] = service.address
     process = await asyncio.create_subprocess_exec(
@@ -47,7 +47,6 @@ def test_the_page_has_blocks_of_both_kinds() -> None:
     assert {block.language for block in TYPED} == {"sh", "python"}
 
 
-@pytest.mark.timeout(180)
 async def test_what_the_page_says_to_type_works(tmp_path: Path) -> None:
     async with started(*simulated()) as service:
         printed = {

@@ -1,4 +1,4 @@
-"""Quotas of a whole service: over all its fronts, and after changes of the policy file."""
+"""Quotas of a service: exact over all its fronts, and changed with the policy file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.service import simulated, started
 
 NUM_CHANNELS = 8
 LONG = 200
-COST = {"step_s": 0.1, "prefill_token_s": 0.0, "decode_slot_s": 0.0, "context_token_s": 0.0}
+STEP_S = 0.1
 
 
 def request(num_tokens: int) -> pb.GenerateRequest:
@@ -33,7 +33,7 @@ KeptRequest = list[Any]
 
 
 async def begin(channel: grpc.aio.Channel, kept: KeptRequest, tenant: str = "") -> str:
-    """Send a long request and leave it running; return "" or the reason of its rejection."""
+    """Send a long request and leave it running; return "" or the error reason of its rejection."""
     metadata = (("x-tenant", tenant),) if tenant else ()
     call: Any = pb_grpc.GenerationServiceStub(channel).Generate(request(LONG), metadata=metadata)
     kept.append(call)
@@ -49,7 +49,7 @@ async def begin(channel: grpc.aio.Channel, kept: KeptRequest, tenant: str = "") 
 async def test_a_quota_is_exact_over_several_fronts(tmp_path: Path) -> None:
     model = tiny_tokenizers.write_model_folder(tmp_path / "tiny")
     flags = ("--fronts", "2", "--tenant-max-live", "5", "--max-num-seqs", "32")
-    async with started("--model", str(model), *simulated(cost=COST), *flags) as service:
+    async with started("--model", str(model), *simulated(STEP_S), *flags) as service:
         kept: KeptRequest = []
         channels = [service.channel() for _ in range(NUM_CHANNELS)]
         told = await asyncio.gather(*(begin(channel, kept) for channel in 3 * channels))
@@ -64,7 +64,7 @@ async def test_limits_of_the_policy_file_hold_and_change(tmp_path: Path) -> None
     policy.write_text(policy_of(2), encoding="utf-8")
     flags = ("--tenant-metadata-key", "x-tenant", "--policy-file", str(policy))
     more = ("--max-num-seqs", "32", "--fronts", "1")
-    async with started("--model", str(model), *simulated(cost=COST), *flags, *more) as service:
+    async with started("--model", str(model), *simulated(STEP_S), *flags, *more) as service:
         kept: KeptRequest = []
         async with service.channel() as channel:
             assert [await begin(channel, kept, "a") for _ in range(3)] == ["", "", "QUOTA_EXCEEDED"]

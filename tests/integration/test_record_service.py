@@ -1,4 +1,6 @@
-"""`penstock serve --record` over a socket: the recorded file, and its uses."""
+"""`penstock serve --record` over a socket: the recorded file, its replay and its use for
+calibration.
+"""
 
 import asyncio
 import dataclasses
@@ -14,6 +16,7 @@ from penstock.server.cli.serve import merge_settings
 from penstock.tools.simulation.calibration import read_steps
 from penstock.tools.simulation.trace_files import read_trace
 from support.cli_process import finished
+from support.patience import PATIENCE_S
 from support.service import launched, simulated, started
 
 COST = {
@@ -26,7 +29,9 @@ PREFIX = tuple(range(100, 148))
 
 
 def asks() -> list[tuple[tuple[int, ...], int]]:
-    """Return prompts and outputs of all lengths; every other prompt has a common prefix."""
+    """Return (prompt, number of output tokens) of requests of many lengths; every second prompt has
+    a common prefix.
+    """
     prompts: list[tuple[int, ...]] = []
     for number in range(24):
         start = PREFIX if number % 2 else (number + 1,) * len(PREFIX)
@@ -113,7 +118,7 @@ async def test_a_folder_that_cannot_be_is_said_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_folder_that_is_lost_costs_the_record_alone(tmp_path: Path) -> None:
-    """Lost between the check and the engine: an engine restart must not need the disk."""
+    """It is lost after the check at the start: an engine restart must not need the disk."""
     folder = tmp_path / "record"
     async with started("--record", str(folder), *simulated()) as service:
         engine_pid = await service.next_pid("engine")
@@ -125,5 +130,5 @@ async def test_a_folder_that_is_lost_costs_the_record_alone(tmp_path: Path) -> N
         await service.until_logged("recording is disabled")
         await service.next_pid("engine")
         async with Client(service.address, retry=NO_RETRY) as client:
-            await client.wait_until_serving(deadline_s=30.0)
+            await client.wait_until_serving(deadline_s=PATIENCE_S)
             await ask(client, (1, 2, 3), 2, priority=0)

@@ -27,7 +27,9 @@ async def site(text: ModelText) -> AsyncIterator[tuple[ServedFront, RecordLog]]:
 
 @dataclass
 class End:
-    """One way to end: the client's request, the events after it, and the expected record."""
+    """One way in which a request ends: the client's request, the actions after it, and the expected
+    record.
+    """
 
     code: grpc.StatusCode
     reason: str = ""
@@ -111,7 +113,7 @@ ENDS: dict[str, End] = {
         act=act_fail(FailureReason.EXECUTOR_REQUEST_FAILED),
     ),
     "deadline of the call": End(
-        C.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", act=act_silence, options={"timeout": 0.3}
+        C.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", act=act_silence, options={"timeout": 4.0}
     ),
     "cancelled in the queue": End(C.CANCELLED, act=act_cancel_in_queue),
     "cancelled while it runs": End(C.CANCELLED, act=act_cancel_in_decode),

@@ -1,4 +1,4 @@
-"""A whole service with TLS and a policy, used by clients and operators."""
+"""A service with TLS and a policy, used by clients and operators."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def premises(tmp_path: Path) -> Premises:
 
 @dataclass
 class Secured:
-    """A service with credentials, and everything that it and its clients reported."""
+    """A service with authentication, and everything that it and its clients reported."""
 
     service: Service
     premises: Premises
@@ -102,7 +102,7 @@ class Secured:
         await self.fails(VIEWER, PermissionDenied)
         async with Client(self.service.address, retry=NO_RETRY) as plain:
             with pytest.raises(Unavailable):
-                await plain.health(deadline_s=5.0)
+                await plain.health(deadline_s=PATIENCE_S)
 
     async def operators_look(self) -> None:
         address, tls = await self.service.door("operations"), self.tls
@@ -126,7 +126,7 @@ class Secured:
             (("models", *ca), 1, "UNAUTHENTICATED"),
             (("models", "--token-file", str(folder / "none")), 2, "--token-file"),
             (("verify", "--ca", "x", "--serve"), 2, "--ca cannot be combined with --serve"),
-            (("health", *ca, "--server-name", "else.test", "--deadline", "3"), 3, "UNAVAILABLE"),
+            (("health", *ca, "--server-name", "else.test", "--deadline", "60"), 3, "UNAVAILABLE"),
             (("health", *ca, "--server-name", "localhost"), 0, "SERVING"),
         ):
             found, out = await command(self.service, *arguments)

@@ -1,4 +1,4 @@
-"""A front is stopped (SIGSTOP): the streams of the other front continue."""
+"""A front is stopped (SIGSTOP), and the streams of the other front continue."""
 
 import asyncio
 import os
@@ -10,12 +10,12 @@ import grpc
 from support.service import simulated, started, stream
 
 NUM_STREAMS = 16
-NUM_TOKENS = 150
+NUM_TOKENS = 400
 
 
 async def test_the_streams_of_the_other_front_go_on_to_their_end() -> None:
     async with (
-        started(*simulated(), "--fronts", "2") as service,
+        started(*simulated(), "--fronts", "2", "--front-hang-s", "0") as service,
         AsyncExitStack() as channels,
     ):
         stopped, _other = [await service.next_pid("front") for _ in range(2)]

@@ -25,6 +25,7 @@ from support.cli_process import PROGRAM, environment, run
 from support.observation import model_of, observed, until_stats
 from support.operations_server import FakeDesk, ServedDesk, serving_desk
 from support.patience import PATIENCE_S
+from support.ports import reusable_port
 from support.service import Service, simulated, stream
 from support.snapshots import request_view, waiting_view
 
@@ -98,7 +99,7 @@ async def test_a_missing_package_is_named(served: ServedDesk, path_without_rich:
 
 @dataclass
 class Screen:
-    """A command's terminal: its output, and a keyboard."""
+    """A command on a pseudo-terminal: its output, and keys typed by the test."""
 
     process: asyncio.subprocess.Process
     master: int
@@ -109,7 +110,7 @@ class Screen:
         os.write(self.master, keys.encode())
 
     async def until(self, part: str) -> None:
-        """Wait for the text in later output."""
+        """Wait until `part` appears in output that arrives from now on."""
         begin = len(self.text)
         async with asyncio.timeout(PATIENCE_S):
             while part not in self.text[begin:]:
@@ -160,24 +161,28 @@ async def test_a_live_view_is_sorted_and_quit_by_keys(served: ServedDesk) -> Non
         assert await asyncio.wait_for(screen.process.wait(), PATIENCE_S) == 0
 
 
-async def test_a_live_view_survives_the_services_restart(served: ServedDesk) -> None:
-    port = int(served.address.rpartition(":")[2])
-    async with on_a_terminal("--address", served.address, "--interval", "0.1") as screen:
-        await screen.until("request-1")
-        await served.server.stop()
+async def test_a_live_view_survives_the_services_restart() -> None:
+    desk, port = FakeDesk(), reusable_port()
+    desk.requests = (request_view(1),)
+    address = f"127.0.0.1:{port}"
+    async with on_a_terminal("--address", address, "--interval", "0.1") as screen:
+        async with serving_desk(desk, port):
+            await screen.until("request-1")
         await screen.until("no response since")
-        served.desk.requests = (request_view(77),)
-        async with serving_desk(served.desk, port):
+        desk.requests = (request_view(77),)
+        async with serving_desk(desk, port):
             await screen.until("request-77")
             screen.process.send_signal(signal.SIGINT)
             assert await asyncio.wait_for(screen.process.wait(), PATIENCE_S) == 0
 
 
 async def long_queue_is_told(service: Service, operations: OperationsClient, address: str) -> None:
-    """Fill the queue; no ended request had waited: their estimates contain no queue time."""
+    """Fill the queue, and check that `penstock top` shows its predicted time, although no ended
+    request had waited.
+    """
     async with service.channel() as channel:
         assert await stream(channel, 60).outcome() is grpc.StatusCode.OK
-        # 45 s in all: the queue remains while the command starts, on a slow machine too.
+        # 45 s in all: the queue remains while the command starts, on a busy machine too.
         queue = [stream(channel, 150, first_token) for first_token in range(5, 35)]
         for each in queue:
             await each.until_accepted()
@@ -199,15 +204,19 @@ async def long_queue_is_told(service: Service, operations: OperationsClient, add
 
 
 async def test_a_real_service_with_a_queue_and_through_the_death_of_its_engine() -> None:
-    arguments = [*simulated(), "--fronts", "1", "--max-num-seqs", "1"]
+    arguments = [*simulated(), "--fronts", "1", "--max-num-seqs", "1", "--max-seq-len", "8192"]
     async with observed(*arguments) as (service, operations), service.channel() as channel:
         address = await service.door("operations")
         engine_pid = await service.next_pid("engine")
         await long_queue_is_told(service, operations, address)
-        running = stream(channel, 900)
+        # 40 s each: both are there while the command starts, on a busy machine too.
+        running = stream(channel, 4000)
         await running.until_running()
-        waiting = stream(channel, 900, 9)
-        await until_stats(operations, lambda stats: model_of(stats).num_pending == 1)
+        waiting = stream(channel, 4000, 9)
+        await until_stats(
+            operations,
+            lambda stats: (model_of(stats).num_processing, model_of(stats).num_pending) == (1, 1),
+        )
 
         code, out, _ = await top("--once", "--json", "--address", address)
         told = json.loads(out)

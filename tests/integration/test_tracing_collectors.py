@@ -1,4 +1,4 @@
-"""Collectors that are dead, hang, reject or are slow: spans are dropped and counted."""
+"""Trace collectors that are dead, hang, reject or are slow: spans are dropped and counted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from penstock.server.observe.config import TracingConfig
 from penstock.server.observe.spans.export import MAX_QUEUED_RECORDS, start_tracing
 from support.otlp_receiver import Mode, Receiver, dead_endpoint, grpc_receiver, http_receiver
+from support.patience import PATIENCE_S
 from support.reports import request_record
 from support.traced_process import Outcome, run_traced
 
@@ -17,8 +18,8 @@ SDK_HANG_S = 25.0
 
 
 def check_all_accounted_for(outcome: Outcome, num_requests: int) -> None:
-    """Check that no span was exported, each is counted once, and none waited for the SDK's
-    timeout.
+    """Check that no span was exported, that each is counted once, and that closing did not wait for
+    the SDK's timeout.
     """
     counts = outcome.counters
     num_traces = sum(number for name, number in counts.items() if name.startswith("traces_"))
@@ -100,9 +101,11 @@ def test_a_collector_that_hangs_does_not_fill_the_memory(monkeypatch: pytest.Mon
 def take_and_close(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Trace 400 requests and close; return the counters."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
+    # On a busy machine an export may take longer than the usual timeout, which would drop it.
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")
     tracing = start_tracing(TracingConfig(is_on=True), model="tiny")
     tracing.take_records([request_record(number) for number in range(1, 401)])
-    tracing.close(20.0)
+    tracing.close(PATIENCE_S)
     return tracing.counters()
 
 
@@ -122,6 +125,6 @@ def test_a_collector_that_comes_back_gets_what_comes_then(monkeypatch: pytest.Mo
         receiver.mode = Mode.OK
         tracing.take_records([request_record(2)])
         spans = receiver.wait_for_spans(SPANS_PER_REQUEST)
-        tracing.close(20.0)
+        tracing.close(PATIENCE_S)
     assert request_record(2).trace.trace_id in {span.trace_id for span in receiver.spans()}
     assert len(spans) >= SPANS_PER_REQUEST

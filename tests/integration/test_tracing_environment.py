@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from penstock.server.observe.config import TracingConfig
 from penstock.server.processes.spawn_context import observer_environment
 from support.otlp_receiver import Receiver, grpc_receiver, http_receiver
-from support.traced_process import run_traced
+from support.traced_process import Outcome, run_traced
 
 SPANS_PER_REQUEST = 6
 NUM_REQUESTS = 3
 ALL_SPANS = SPANS_PER_REQUEST * NUM_REQUESTS
+PATIENT = {"OTEL_EXPORTER_OTLP_TIMEOUT": "60"}
+"""On a busy machine an export may take longer than the usual timeout, which would drop it."""
+
+
+def traced(variables: Mapping[str, str], *, num_requests: int = NUM_REQUESTS) -> Outcome:
+    """Trace requests in a child process with these variables."""
+    return run_traced(PATIENT | dict(variables), num_requests=num_requests)
 
 
 def resource_of(receiver: Receiver) -> dict[str, object]:
-    """Return the one resource of all spans."""
+    """Return the resource, which must be the same for all spans."""
     (first, *others) = receiver.resources()
     assert all(other == first for other in others)
     return first
@@ -23,7 +32,7 @@ def resource_of(receiver: Receiver) -> dict[str, object]:
 
 def test_without_a_word_it_is_otlp_over_grpc_from_penstock() -> None:
     with grpc_receiver() as receiver:
-        outcome = run_traced({"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint})
+        outcome = traced({"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint})
         assert len(receiver.spans()) == ALL_SPANS
         resource = resource_of(receiver)
     assert resource["service.name"] == "penstock"
@@ -36,7 +45,7 @@ def test_without_a_word_it_is_otlp_over_grpc_from_penstock() -> None:
 
 def test_service_name_and_resource_attributes() -> None:
     with grpc_receiver() as receiver:
-        run_traced(
+        traced(
             {
                 "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
                 "OTEL_SERVICE_NAME": "llm-east",
@@ -57,7 +66,7 @@ def test_service_name_and_resource_attributes() -> None:
 )
 def test_http_and_its_path(protocol_variable: str) -> None:
     with http_receiver() as receiver:
-        run_traced(
+        traced(
             {
                 "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
                 protocol_variable: "http/protobuf",
@@ -70,7 +79,7 @@ def test_http_and_its_path(protocol_variable: str) -> None:
 
 def test_the_endpoint_of_traces_and_the_headers() -> None:
     with grpc_receiver() as receiver:
-        run_traced(
+        traced(
             {
                 "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1",
                 "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": receiver.endpoint,
@@ -87,7 +96,7 @@ def test_the_endpoint_of_traces_and_the_headers() -> None:
     "variable", ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"]
 )
 def test_a_malformed_header_is_named_and_never_quoted(variable: str, protocol: str) -> None:
-    outcome = run_traced(
+    outcome = traced(
         {
             "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1",
             "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
@@ -109,13 +118,13 @@ def test_the_option_wins_over_both_variables_of_the_endpoint(protocol: str) -> N
             "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
         }
         config = TracingConfig(is_on=True, otlp_endpoint=receiver.endpoint)
-        run_traced(elsewhere | observer_environment(config))
+        traced(elsewhere | observer_environment(config))
         assert len(receiver.spans()) == ALL_SPANS
 
 
 def test_several_exporters_and_the_console() -> None:
     with grpc_receiver() as receiver:
-        outcome = run_traced(
+        outcome = traced(
             {
                 "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
                 "OTEL_TRACES_EXPORTER": "console, otlp",
@@ -128,7 +137,7 @@ def test_several_exporters_and_the_console() -> None:
 
 def test_a_disabled_sdk_makes_no_spans() -> None:
     with grpc_receiver() as receiver:
-        outcome = run_traced(
+        outcome = traced(
             {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint, "OTEL_SDK_DISABLED": "true"}
         )
         assert receiver.num_calls == 0

@@ -1,4 +1,6 @@
-"""Faults of one request, and faults that end the engine although its health check passes."""
+"""Faults of one request, and faults that end the TensorRT-LLM engine although its health check
+passes.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ def test_an_adapter_that_ends_the_engine_is_named_at_the_start(
 
     wrapped(monkeypatch, llm_class, "generate_async", vanish)
     with pytest.raises(ExecutorDied, match="'lora-1' cannot be used"):
-        build(lora_config=settings, watch=watch_settings(limits_timeout_s=0.2))
+        build(lora_config=settings, watch=watch_settings(limits_timeout_s=3.0))
 
 
 def test_a_shutdown_that_raises_after_a_death_is_expected_and_ends_the_processes(

@@ -1,4 +1,4 @@
-"""`penstock verify` against correct, faulty and missing services, and with its own service."""
+"""`penstock verify` with correct, faulty and missing services, and with `--serve`."""
 
 import asyncio
 import functools
@@ -39,14 +39,14 @@ def _as_it_is(_: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lie:
-    """Changes to each request on the way in, and to each response on the way out."""
+    """Changes to each request and to each response, made by a proxy in place."""
 
     request: Callable[[pb.GenerateRequest], None] = _as_it_is
     response: Callable[[pb.GenerateResponse], None] = _as_it_is
 
 
 class LyingProxy(grpc.GenericRpcHandler):
-    """A proxy whose `lie` may be replaced between calls."""
+    """A proxy whose changes, `lie`, the test may replace between calls."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
@@ -91,7 +91,7 @@ def _change(message_type: Any, change: Callable[[Any], None], data: bytes, metho
 
 @asynccontextmanager
 async def lying_proxy(address: str) -> AsyncGenerator[LyingProxy, None]:
-    """Serve on 127.0.0.1 during the block as a proxy of the service at the address."""
+    """Start a proxy of the service at `address`."""
     async with grpc.aio.insecure_channel(address) as channel:
         proxy = LyingProxy(channel)
         server = grpc.aio.server()
@@ -108,11 +108,11 @@ NAMES = tuple(check.name for check in ALL_CHECKS)
 # Seats are few, so that some have to wait.
 FEW_SEATS = ("--max-num-seqs", "4")
 # So slow that a busy machine keeps up with them.
-SLOW = {"step_s": 0.08, "prefill_token_s": 0.0, "decode_slot_s": 0.0, "context_token_s": 0.0}
+SLOW_STEP_S = 0.08
 
 
 def row_of(result: Result, name: str) -> list[str]:
-    """Return outcome, name and the rest of one check's row."""
+    """Return the words of the row of one check: outcome, name, duration and reason."""
     [row] = [line for line in result.out.splitlines() if line.split()[1:2] == [name]]
     return row.split()
 
@@ -127,13 +127,15 @@ async def verify(*args: str, **environment: str) -> Result:
 
 
 def all_but(*names: str) -> list[str]:
-    """Return flags that skip all checks except these and their prerequisites."""
+    """Return flags that skip all checks except these, `health` and `model`."""
     kept = ("health", "model", *names)
     return [flag for name in NAMES if name not in kept for flag in ("--skip", name)]
 
 
 async def test_the_embedded_executor_passes(tmp_path: Path) -> None:
-    """All checks, with its own service configured by both flags and environment."""
+    """All checks, with a service that `verify` starts, configured by flags and environment
+    variables.
+    """
     file = tmp_path / "report.json"
 
     result = await verify(
@@ -170,7 +172,7 @@ async def test_the_embedded_executor_passes(tmp_path: Path) -> None:
 async def test_a_service_that_runs_is_left_running() -> None:
     checks = all_but("greedy", "priority", "unsupported")
     async with (
-        service_started(*simulated(cost=SLOW), *FEW_SEATS) as service,
+        service_started(*simulated(SLOW_STEP_S), *FEW_SEATS) as service,
         Client(service.address) as client,
     ):
         result = await verify("--address", service.address, *checks)
@@ -205,7 +207,7 @@ COUNTER = itertools.count(1)
 
 
 def without(group: str, field: str) -> Lie:
-    """Return a proxy change that drops an option."""
+    """Return changes that remove an option from each request."""
 
     def forget(request: pb.GenerateRequest) -> None:
         getattr(request, group).ClearField(field)
@@ -362,7 +364,7 @@ async def test_ctrl_c_stops_its_service() -> None:
     assert b"penstock verify: interrupted" in err
     assert b"Traceback" not in err
     assert len(family) >= 3  # supervisor, engine, front
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, PATIENCE_S)
     assert alive == []
 
 
@@ -383,5 +385,5 @@ async def test_a_service_that_dies_fails_and_is_reported(tmp_path: Path) -> None
     document = json.loads(file.read_text())
     assert document["service"]["exit_code"] == -9
     assert document["checks"][-1]["reason"] == "ended by itself with exit code -9"
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, PATIENCE_S)
     assert alive == []

@@ -291,7 +291,7 @@ class Calls:
             self.pool.release(index)
 
     def _error_of(self, failed: grpc.RpcError) -> PenstockError:
-        """Return the typed error for a call that cannot be cancelled but by closing the client."""
+        """Return the typed error for a call that only closing the client can cancel."""
         return as_error(
             failed, is_own_cancellation=self.pool.is_closed, address=self.pool.addresses
         )

@@ -7,7 +7,7 @@ Defines the exception tree. `status.py` reads the status of a call.
     |   +-- PromptTooLong          the prompt, with max_tokens, exceeds the model's context
     |   +-- ExceedsKVCache         the request would not fit into the KV cache even alone
     |   +-- MalformedRequest       the server could not parse the message
-    |   +-- ExecutorRejected        the executor cannot run it, e.g. an invalid constraint
+    |   +-- ExecutorRejected       the executor cannot run it, e.g. an invalid constraint
     +-- NotFound
     |   +-- ModelNotFound
     |   +-- AdapterNotFound

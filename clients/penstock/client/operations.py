@@ -35,7 +35,6 @@ from penstock.client.operations_decoding import decode_live_request, decode_stat
 from penstock.client.operations_encoding import (
     DEFAULT_PROFILE_S,
     FILE_DEADLINE_S,
-    MAX_PAGE_SIZE,
     drain_request,
     flight_request,
     list_request,
@@ -54,6 +53,7 @@ from penstock.client.operations_values import (
 from penstock.client.pool import PoolConfig
 from penstock.client.retry import RetryPolicy
 from penstock.client.runtime import ASYNCIO, Runtime
+from penstock.conventions import MAX_PAGE_SIZE
 
 
 class OperationsClient:

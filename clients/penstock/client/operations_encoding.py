@@ -13,12 +13,11 @@ from penstock.client.argument_types import require_number, require_type
 from penstock.client.encoding import filled
 from penstock.client.events import RequestState
 from penstock.client.operations_values import FlightFormat, LogLevel, ServerProcess
+from penstock.conventions import MAX_DURATION_S, MAX_PAGE_SIZE
 
 DEFAULT_PROFILE_S = 5.0
 FILE_DEADLINE_S = 60.0
 """Deadline of calls that return a file, in seconds."""
-MAX_PAGE_SIZE = 1000
-_MAX_DURATION_S = 315_576_000_000
 """The maximum of google.protobuf.Duration, in seconds."""
 
 
@@ -83,7 +82,7 @@ def profile_request(
 
 
 def _duration(name: str, value_s: float) -> Duration:
-    require_number(value_s, name, Real, at_least=0, at_most=_MAX_DURATION_S)
+    require_number(value_s, name, Real, at_least=0, at_most=MAX_DURATION_S)
     duration = Duration()
     duration.FromMicroseconds(round(value_s * 1e6))
     return duration

@@ -14,6 +14,7 @@ from penstock.executor.trtllm.config import DTYPES, TrtllmConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.setting import SettingError, check, made_by, setting
 
+DEFAULT_BLOCK_SIZE = 16
 QUANTIZATIONS = ("none", "fp8", "int8")
 KV_CACHE_DTYPES = ("auto", "fp8", "int8")
 _EXIT_SLACK_S = 15.0
@@ -47,8 +48,9 @@ class SimulatedConfig:
     """Properties of the simulated executor. Raises SettingError naming the field.
 
     With `max_output_tokens`, a request with stop ids gets `stop_ids[0]` as its k-th output token,
-    or later if `min_tokens` bars it. k is hashed from the prompt, uniformly between
-    `min_output_tokens` and `max_output_tokens`; equal values set k.
+    or later if `min_tokens` bars it. k is a hash of the prompt and, unless decoding is greedy, the
+    seed, uniformly distributed from `min_output_tokens` to `max_output_tokens`. If these are equal,
+    k is their value.
 
     Attributes:
         vocab_size: Number of token ids. None: the number in the model folder, or 32,000 without a
@@ -128,7 +130,7 @@ class ExecutorConfig:
         choices=KV_CACHE_DTYPES,
         shown="auto, the model's",
     )
-    block_size: int = setting(16, "cache", "tokens per KV cache block", at_least=1)
+    block_size: int = setting(DEFAULT_BLOCK_SIZE, "cache", "tokens per KV cache block", at_least=1)
     num_blocks: int | None = setting(
         None,
         "cache",

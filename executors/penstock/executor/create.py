@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 def create_executor(config: ExecutorConfig) -> Executor:
     """Build the executor of kind `config.kind`: load its model and allocate its memory.
 
-    Raises ExecutorUnavailable when an optional dependency is missing, and the errors of the
+    Raises ExecutorUnavailable if an optional dependency cannot be used, and the errors of the
     executor's constructor.
     """
     require_installed(config.kind)

@@ -145,7 +145,7 @@ def _joined(results: list[StepResult], failures: tuple[SlotFailure, ...]) -> Ste
 def _joined_logprobs(results: list[StepResult]) -> TokenLogprobs | None:
     """Return the parts' logprobs as one row per token; None if no part has any.
 
-    Missing log probabilities and top log probabilities are zeros.
+    Missing entries, top ids included, are 0.
     """
     asked = [result.logprobs for result in results if result.logprobs is not None]
     if not asked:

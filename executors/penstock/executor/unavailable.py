@@ -1,5 +1,7 @@
-"""The error raised if an executor's dependencies are not installed."""
+"""The error raised if an executor's dependencies cannot be used."""
 
 
 class ExecutorUnavailable(Exception):
-    """A dependency of the executor is not installed; the message names the package to install."""
+    """A dependency of the executor is not installed, cannot be loaded, or lacks a class that the
+    executor needs; the message names the package.
+    """

@@ -1,5 +1,5 @@
 """Values that a service and its clients share and that no .proto file declares: default addresses,
-the error domain, keys of metadata.
+limits, the error domain, keys of metadata.
 
 Imports nothing: the client knows nothing of the server, and commands must not wait for the import
 of all settings or of gRPC.
@@ -13,6 +13,11 @@ OPERATIONS_OFFSET: Final = 1
 METRICS_OFFSET: Final = 2
 """The default ports for operations and for metrics, relative to the port of the service."""
 MAX_PORT: Final = 65535
+
+MAX_PAGE_SIZE: Final = 1000
+"""Maximum number of items in a page of a list."""
+MAX_DURATION_S: Final = 315_576_000_000
+"""The largest `google.protobuf.Duration`, seconds."""
 
 ERROR_DOMAIN: Final = "penstock.dev"
 """`google.rpc.ErrorInfo.domain` of every `ErrorReason`."""

@@ -193,8 +193,8 @@ class BatchAdmission:
         return WaitReason.FAIRNESS
 
     def _may_pass_blocked(self, request: Request, now: float) -> bool:
-        """Whether a request may overtake the blocked head (the request last found to lack blocks)
-        or is that request.
+        """Return whether a request may overtake the blocked head (the request last found to lack
+        blocks) or is that request.
         """
         blocked = self._blocked
         if blocked is None or blocked is request or blocked.ticket < 0:

@@ -498,14 +498,14 @@ def tenant_class_of(request: Request) -> tuple[int, str]:
 
 
 def _is_certain(spec: RequestSpec) -> bool:
-    """Whether the output will have exactly `max_tokens` tokens, if neither a deadline nor the
-    client ends it.
+    """Return whether the output will have exactly `max_tokens` tokens, if neither a deadline nor
+    the client ends it.
     """
     return spec.min_tokens >= spec.max_tokens
 
 
 def _may_end(spec: RequestSpec) -> bool:
-    """Whether a token can end the output before its limit."""
+    """Return whether a token can end the output before its limit."""
     return bool(spec.stop_ids) and not _is_certain(spec)
 
 

@@ -221,8 +221,8 @@ class RecentErrors:
         return sum(min(one, 1.0) for one in islice(reversed(self._residuals), num_real)) / num_real
 
     def agrees(self, factor: float) -> bool:
-        """Whether the latest steps confirm that the machine's speed changed by `factor`: their
-        median error has the sign of `factor` - 1 and at least half its magnitude.
+        """Return whether the latest steps confirm that the machine's speed changed by `factor`:
+        their median error has the sign of `factor` - 1 and at least half its magnitude.
         """
         latest = sorted(islice(reversed(self._residuals), NUM_LATEST))
         change = latest[len(latest) // 2]

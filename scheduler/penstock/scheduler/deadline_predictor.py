@@ -291,7 +291,7 @@ class DeadlinePredictor:
         return urgent
 
     def _is_far(self, request: Request, deadlines: Deadlines, now: float) -> bool:
-        """Whether the deadline is so far away that no prediction is needed."""
+        """Return whether the deadline is so far away that no prediction is needed."""
         num_tokens, spec = len(request.tokens), request.spec
         is_judged = deadlines.total_s != NO_TIME and self._completion.min_chance > 0.0
         num_output = spec.max_tokens if is_judged else spec.min_tokens
@@ -300,7 +300,7 @@ class DeadlinePredictor:
         return left_s > _FAR * num_steps * self._sizing.last_step_s
 
     def _has_room(self, request: Request) -> bool:
-        """Whether a request can be admitted now, even if none of its blocks is cached."""
+        """Return whether a request can be admitted now, even if none of its blocks is cached."""
         is_below_limit = len(self._running) < self._sizing.max_num_running
         return is_below_limit and self._blocks.num_held(request) <= self._blocks.num_left
 
@@ -309,8 +309,8 @@ class DeadlinePredictor:
         return self._is_predicting and self._sizing.has_cost
 
     def _is_trial(self, request: Request, now: float) -> bool:
-        """Whether this request is exempt from rejection, for example to measure the machine's
-        current speed; recorded in its `is_trial`.
+        """Return whether this request is exempt from rejection, for example to measure the
+        machine's current speed; recorded in its `is_trial`.
 
         Otherwise outdated measurements could cause every request to be rejected, and no step would
         correct them.
@@ -321,8 +321,8 @@ class DeadlinePredictor:
         return request.is_trial
 
     def _is_exploring(self, request: Request, rejection: Rejection) -> bool:
-        """Whether this request is admitted to measure the current output lengths; recorded in its
-        `is_trial`.
+        """Return whether this request is admitted to measure the current output lengths; recorded
+        in its `is_trial`.
         """
         chance, judge = rejection.chance, self._completion
         is_learned = chance is not None and 0.0 < chance < judge.min_chance

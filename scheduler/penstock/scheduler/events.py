@@ -2,8 +2,8 @@
 
 Defines the events that the engine returns, and buffers those not returned yet (`EventBuffer`).
 Tokens of all requests are stored in arrays; an admission, a preemption or an end is one small
-object. `Wait` and `Stay` are named tuples because steps create one for every request, in a third of
-the time of a frozen dataclass.
+object. `Wait` and `Stay` are named tuples because every admission, preemption and end creates one,
+and a frozen dataclass takes longer to create.
 """
 
 import enum

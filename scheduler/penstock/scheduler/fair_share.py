@@ -58,14 +58,14 @@ class FairShare:
         self._ratio = yield_ratio if is_flood else _CROWD * yield_ratio
 
     def is_light(self, tenant: int, *, num_slots: int = 0, num_blocks: int = 0) -> bool:
-        """Whether a tenant is under its share with `num_slots` and `num_blocks` added to what it
-        holds.
+        """Return whether a tenant is under its share with `num_slots` and `num_blocks` added to
+        what it holds.
         """
         return self._limit(tenant, num_slots, num_blocks) <= self._greatest
 
     def would_be_light(self, weight: float, *, num_slots: int, num_blocks: int) -> bool:
-        """Whether a tenant of this weight without requests would be under its share with these
-        slots and blocks.
+        """Return whether a tenant of this weight without requests would be under its share with
+        these slots and blocks.
         """
         slots, blocks = num_slots / self._all_slots, num_blocks / self._all_blocks
         return self._ratio * max(slots, blocks) / weight <= self._greatest
@@ -76,8 +76,8 @@ class FairShare:
         return light
 
     def must_yield(self, tenant: int, to: int, *, num_slots: int, num_blocks: int) -> bool:
-        """Whether `tenant` holds so much that `to`, with these slots and blocks added, is under its
-        share relative to it.
+        """Return whether `tenant` holds so much that `to`, with these slots and blocks added, is
+        under its share relative to it.
 
         False if both are the same, or if `tenant` has fewer than two running requests.
         """

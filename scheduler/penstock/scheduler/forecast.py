@@ -282,7 +282,7 @@ class Deadlines:
         return self.earliest_s != NO_TIME
 
     def are_met(self, predicted: Forecast, now: float) -> bool:
-        """Whether a forecast made now meets both deadlines."""
+        """Return whether a forecast made now meets both deadlines."""
         return now + predicted.ttft_s < self.ttft_s and now + predicted.total_s < self.total_s
 
     def passed_by(self, now: float) -> FailureReason:

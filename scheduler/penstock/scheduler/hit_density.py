@@ -185,9 +185,8 @@ class HitDensityOrder:
         self._moved.insert(block, turn)
 
     def take(self, block: int) -> int:
-        """Remove a block that moves to another level; return its turn.
-
-        Its turn is that of its segment.
+        """Remove a block that moves to another level; return its turn, which for a block of a
+        segment (`_Segment`) is that of the segment.
         """
         segment = self._segment_of[block]
         if block not in segment.blocks:

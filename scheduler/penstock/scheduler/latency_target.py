@@ -229,8 +229,8 @@ class Probes:
                 self._wait = 0
 
     def may_rise(self, level: int) -> bool:
-        """Whether a rise to `level` is allowed: if it is below the level that last failed, if the
-        wait is over, or if the load is lighter than at the last rise.
+        """Return whether a rise to `level` is allowed: if it is below the level that last failed,
+        if the wait is over, or if the load is lighter than at the last rise.
         """
         return (
             level < self._failed_level or self._num_steps >= self._wait_until or self._is_lighter()
@@ -260,7 +260,7 @@ class Probes:
         )
 
     def _is_heavier(self) -> bool:
-        """Whether the load grew by more than its usual variation from step to step."""
+        """Return whether the load grew by more than its usual variation from step to step."""
         return any(
             now > then * _HEAVIER for now, then in zip(self._load, self._probe_load, strict=True)
         )

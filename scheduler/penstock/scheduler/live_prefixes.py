@@ -47,7 +47,8 @@ class LivePrefixes:
             del self._begun_at[first]
 
     def is_wanted(self, request: Request, index: int) -> bool:
-        """Whether another live request may compute block `index` of this request's prompt first.
+        """Return whether another live request may compute block `index` of this request's prompt
+        first.
 
         This request can then reuse the block. Considers only requests whose first uncached block is
         this block or an earlier one.
@@ -62,8 +63,8 @@ class LivePrefixes:
         )
 
     def _has_block(self, begun: dict[int, Request], request: Request, index: int) -> bool:
-        """Whether another of the `begun` requests has the same digest at `index` of its prompt;
-        assumed if there are more than MAX_LOOKED_AT.
+        """Return whether another of the `begun` requests has the same digest at `index` of its
+        prompt; assumed if there are more than MAX_LOOKED_AT.
         """
         key, digest = request.spec.key, request.spec.block_hashes[index]
         for other in islice(reversed(begun.values()), MAX_LOOKED_AT):

@@ -49,7 +49,7 @@ _JUMP_WINDOW = 16
 and nearly half may be outliers.
 """
 _HUBER_SIGMAS = 2.5
-_SIGMA_OF_MEDIAN = 1.4826
+SIGMA_OF_MEDIAN = 1.4826
 """Standard deviation of a normal distribution over the median of its absolute values."""
 _MIN_SIGMA = 0.02
 """Minimum of sigma, so that a change of a few per cent is no outlier where step times hardly vary.
@@ -270,7 +270,7 @@ class StepFit:
             scales[2] * num_decodes / unit_s,
             scales[3] * num_context_tokens / unit_s,
         ]
-        limit = _HUBER_SIGMAS * max(_SIGMA_OF_MEDIAN * kind.median, _MIN_SIGMA)
+        limit = _HUBER_SIGMAS * max(SIGMA_OF_MEDIAN * kind.median, _MIN_SIGMA)
         memory_steps = self._memory_steps if kind.is_good else _MEMORY_WHILE_WRONG
         self._learn(features, residual, limit, memory_steps)
         factor = 1.0 + self._sorted_recent[_JUMP_WINDOW // 2]
@@ -284,8 +284,8 @@ class StepFit:
         return [kind for kind in self._kinds if kind.num_seen]
 
     def _affects_all_steps(self, factor: float) -> bool:
-        """Whether the speed change affects all recently observed kinds of steps. If not, a single
-        coefficient is wrong.
+        """Return whether the speed change affects all recently observed kinds of steps. If not, a
+        single coefficient is wrong.
         """
         return all(
             kind.agrees(factor)
@@ -374,7 +374,7 @@ def _solved(matrix: list[_Row], right: _Row) -> _Row | None:
     """Solve `matrix` x = `right`; return x, None if the matrix is not positive definite.
 
     The matrix is symmetric and should be positive definite, so pivoting is not needed. Plain floats
-    are used, because with four unknowns they take a third of the time of numpy's calls.
+    are used, because with four unknowns they are faster than numpy's calls.
     """
     rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
     size = len(rows)

@@ -76,7 +76,7 @@ class TenantCounters:
         return len(self._index_of) - len(self._idle)
 
     def has_others(self, name: str) -> bool:
-        """Whether other tenants have waiting or running requests."""
+        """Return whether other tenants have waiting or running requests."""
         index = self._index_of.get(name)
         is_live = index is not None and index not in self._idle
         return self.num_live > is_live
@@ -95,7 +95,7 @@ class TenantCounters:
         return self._weights.get(name, self._default_weight)
 
     def is_at_limit(self, index: int) -> bool:
-        """Whether a tenant is at its running limit."""
+        """Return whether a tenant is at its running limit."""
         return self._max_running is not None and self.num_running[index] >= self._max_running
 
     def join(self, name: str) -> int:

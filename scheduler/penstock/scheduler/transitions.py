@@ -60,7 +60,7 @@ class LiveRequests(Mapping[int, Request]):
         return len(self._requests)
 
     def has_id(self, request_id: str) -> bool:
-        """Whether an output of this request is live."""
+        """Return whether an output of this request is live."""
         return request_id in self._keys_of
 
     def keys_of(self, request_id: str) -> tuple[int, ...]:

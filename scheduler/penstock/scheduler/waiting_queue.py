@@ -152,8 +152,8 @@ class WaitingQueue:
         return self._sums.ahead_of(request, request.expiry_s, num_prefill, is_light=is_light)
 
     def has_queue(self, request: Request) -> bool:
-        """Whether other requests of the same priority are in `order` (in fair order: of the same
-        priority and tenant).
+        """Return whether other requests of the same priority are in `order` (in fair order: of the
+        same priority and tenant).
         """
         return self._sums.has_queue(request)
 

@@ -134,8 +134,8 @@ class WaitingSums:
             del self._classes[spec.priority]
 
     def has_queue(self, request: Request) -> bool:
-        """Whether other requests of the same class wait (in fair order: of the same class and
-        tenant).
+        """Return whether other requests of the same class wait (in fair order: of the same class
+        and tenant).
         """
         of_class = self._classes.get(request.spec.priority)
         if of_class is None:

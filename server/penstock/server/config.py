@@ -18,6 +18,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.gateways import NO_GATEWAY
 from penstock.server.observe.config import ObserverConfig
 from penstock.server.observe.logs import AUTO_FORMAT, LOG_FORMATS, LOG_LEVELS
+from penstock.server.observe.recording.recorder import DEFAULT_MAX_BYTES
 from penstock.server.security.config import SecurityConfig
 from penstock.server.settings.table import declared
 from penstock.server.usable_cores import num_usable_cores
@@ -55,11 +56,12 @@ GROUPS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Settings of one service: one model, one engine, and the fronts (front-end processes) on one
+    """Settings of one service: one model, one engine, and the fronts (gRPC server processes) on one
     port.
 
     `tokenizer_path` is the folder with the tokenizer and the chat template; None means the model's
-    folder. Shutdown completes within two seconds after `drain_grace_s`. `front.front_id` is a
+    folder. Shutdown completes within four seconds after `drain_grace_s`, or later if the
+    executor needs longer to exit (`ExecutorConfig.max_exit_s`). `front.front_id` is a
     placeholder that each front replaces by its own id. If `record_path` is set, the engine records
     its steps and its requests in two files in that folder; `record_max_bytes` limits the size of
     each file. An invalid value raises SettingError, which names the field.
@@ -151,7 +153,7 @@ class ServerConfig:
         shown="none",
     )
     record_max_bytes: int = setting(
-        256 * 1024 * 1024,
+        DEFAULT_MAX_BYTES,
         "recording",
         "largest size of each of the two recorded files, MiB",
         name="record_max_mib",

@@ -1,4 +1,4 @@
-"""The error reasons of the API, used by the fronts (front-end processes), the metrics and the
+"""The error reasons of the API, used by the fronts (gRPC server processes), the metrics and the
 operations service.
 
 Imports no other module of Penstock.

@@ -1,4 +1,4 @@
-"""Discovers gateways: protocols that fronts (front-end processes) serve in addition to Penstock's
+"""Discovers gateways: protocols that fronts (gRPC server processes) serve in addition to Penstock's
 API.
 
 A gateway is an entry point of the group `penstock.gateways` that names a module. The module is

@@ -29,7 +29,7 @@ from support.kubernetes import (
 )
 
 FRONTS_AFTER_GRACE_S = 2.0
-OBSERVER_AFTER_GRACE_S = 1.7
+OBSERVER_AFTER_GRACE_S = 3.7
 Builds = dict[str, list[dict[str, Any]]]
 
 

@@ -15,7 +15,7 @@ from support.dashboards import DEPLOY, RULES
 
 FOLDER = DEPLOY / "observability"
 FRONTS_AFTER_GRACE_S = 2.0
-OBSERVER_AFTER_GRACE_S = 1.7
+OBSERVER_AFTER_GRACE_S = 3.7
 
 
 def loaded(name: str) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from penstock.tools.command_line import main
     [
         (("serve",), "torch"),
         (("serve", "--executor", "trtllm"), "server"),
-        (("simulate",), "server"),
-        (("verify",), "server"),
+        (("simulate",), "tools"),
+        (("verify",), "tools"),
         (("demo",), "torch"),
-        (("demo", "--executor=simulated"), "server"),
+        (("demo", "--executor=simulated"), "tools"),
     ],
 )
 def test_a_command_of_the_server_names_the_one_extra_that_it_needs(

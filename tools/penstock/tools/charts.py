@@ -271,7 +271,7 @@ def write_png(charts: tuple[Chart, ...], folder: Path) -> list[Path]:
     OSError.
     """
     if not has_matplotlib():
-        raise PlotsUnavailable("PNG plots need matplotlib: pip install 'penstock[plots]'")
+        raise PlotsUnavailable("PNG plots need matplotlib: pip install 'penstock[tools]'")
     # Without pyplot, which changes global state and requires a display.
     figures: Any = import_module("matplotlib.figure")
 

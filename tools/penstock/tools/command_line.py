@@ -25,14 +25,13 @@ _COMMANDS = (
     *(serve, build, generate, chat, models, health, top, verify, bench, simulate, plan),
     *(timeline, demo, version),
 )
+_OF_SERVER = (
+    *("numpy", "uvloop", "tokenizers", "msgspec", "jinja2", "prometheus_client"),
+    "grpc_reflection",
+)
 _EXTRAS: Mapping[str, tuple[Collection[str], Sequence[str]]] = {
-    "server": (
-        ("serve", "build", "verify", "simulate", "plan", "timeline", "demo"),
-        (
-            *("numpy", "uvloop", "tokenizers", "msgspec", "jinja2", "prometheus_client"),
-            "grpc_reflection",
-        ),
-    ),
+    "server": (("serve", "build"), _OF_SERVER),
+    "tools": (("verify", "simulate", "plan", "timeline", "demo"), _OF_SERVER),
     "bench": (("bench",), ("numpy", "msgspec", "hdrh")),
 }
 """For each extra: the commands that need it, and the packages, installed by it, that are

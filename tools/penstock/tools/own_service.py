@@ -7,7 +7,6 @@ Signals are sent only to the child.
 import asyncio
 import contextlib
 import os
-import re
 import sys
 import time
 from collections import deque
@@ -16,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from penstock.server.cli.serve import READY_LINE
 from penstock.server.settings.table import ENVIRONMENT_PREFIX
 
-_READY = re.compile(r"^penstock ready on (\S+) ")
 _STOP_S = 15.0
 _KILL_S = 5.0
 _NUM_KEPT_LINES = 40
@@ -155,7 +154,7 @@ class OwnService:
         except TimeoutError:
             waited = f"the service was not ready after {self._start_timeout_s:g} s"
             raise ServiceFailed(self._explain(waited)) from None
-        match = _READY.match(self.ready_line)
+        match = READY_LINE.match(self.ready_line)
         if match is None:
             # Its output has ended, so it is about to exit. A signal now would race with asyncio's
             # wait for the exit code, and asyncio would log a warning.
@@ -198,7 +197,7 @@ class OwnService:
         assert self._ready_line is not None
         async for raw in stream:
             line = raw.decode("utf-8", "replace").rstrip()
-            if _READY.match(line) and not self._ready_line.done():
+            if READY_LINE.match(line) and not self._ready_line.done():
                 self._ready_line.set_result(line)
         if not self._ready_line.done():
             self._ready_line.set_result("")

@@ -21,7 +21,6 @@ body > svg {{ width: 49%; min-width: 27em; height: auto; margin: 0.7em 0; }}
 p {{ max-width: 60em; line-height: 1.4; }}
 table {{ border-collapse: collapse; font-size: 90%; margin: 1em 0; }}
 td, th {{ padding: 0.2em 0.7em; text-align: right; border-bottom: 1px solid #ddd; }}
-.no {{ color: #b00020; font-weight: bold; }}
 </style>
 </head>
 <body>
@@ -38,13 +37,11 @@ def page(title: str, sections: list[str]) -> str:
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format text cells as a <table>; cells whose text is "NO" are highlighted."""
+    """Format text cells as a <table>."""
     heads = "".join(f"<th>{escape(name)}</th>" for name in header)
     lines = [f"<tr>{heads}</tr>"]
     for row in rows:
-        cells = "".join(
-            f"<td{' class=no' if cell == 'NO' else ''}>{escape(cell)}</td>" for cell in row
-        )
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
         lines.append(f"<tr>{cells}</tr>")
     return "<table>\n" + "\n".join(lines) + "\n</table>"
 

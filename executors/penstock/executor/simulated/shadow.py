@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.executor.simulated.tokens import mix64
+from penstock.executor.splitmix import mix64
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import Request
@@ -109,8 +109,8 @@ class ShadowMemory:
     def _check_row(self, arrays: SlotArrays, slot: int, start: int, end: int) -> None:
         info = self._info
         _require(0 <= slot < info.max_num_seqs and bool(self._is_live[slot]), f"{slot} has no slot")
-        # The row starts one position past the known tokens: it was launched before the request's
-        # failure in the previous step was reported.
+        # A row may start one position past the known tokens: one that was launched before the
+        # request's failure in the previous step was reported.
         _require(
             0 <= start < end <= min(info.max_seq_len, self.num_known(slot) + 1),
             f"slot {slot}: positions {start}..{end - 1} with {self.num_known(slot)} known tokens",

@@ -2,8 +2,8 @@
 
 Layout: `[num_blocks, 2, num_heads, block_size, head_dim]`; dimension 1: keys, values. A block's
 tokens are contiguous per head, so that a gather of (block, head) rows of `block_size * head_dim`
-elements gives `[head, token, dim]` matrices without a transpose. On a CPU a matrix product is twice
-as fast as with a layout in which a token's heads are contiguous. Block 0 is an ordinary block (no
+elements gives `[head, token, dim]` matrices without a transpose. On a CPU a matrix product is
+faster than with a layout in which a token's heads are contiguous. Block 0 is an ordinary block (no
 null block).
 
 In 8 bits, a key or value is `head_dim` integers followed by the four bytes of their float32 scale:

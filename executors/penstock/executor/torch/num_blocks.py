@@ -62,7 +62,7 @@ def num_device_blocks(
     lower.
 
     `step_bytes`: memory of the largest step. Raises ValueError naming the setting when the blocks
-    do not fit next to it, or when there is no room for one.
+    do not fit next to it, or when not even one block fits.
     """
     room = max(free_bytes - step_bytes, 0)
     name = size_setting(config)

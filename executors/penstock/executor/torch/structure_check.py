@@ -129,8 +129,8 @@ class _Check(WholeSequence):
         return self._attended
 
     def judge_logits(self, found: Tensor) -> Tensor:
-        """Compare the logits `found`, which are those of every `_head_step`-th token; return the
-        expected logits of all tokens.
+        """Compare the logits `found`, which are those of every `_head_step`-th vocabulary entry;
+        return the expected logits of all entries, float32 [tokens, vocabulary].
         """
         tree = self._tree
         hidden = _rms_norm(self._hidden, tree.final_norm.float(), tree.eps)

@@ -4,11 +4,11 @@ They must be set before torch is loaded, so this module does not import torch.
 
 Front-end processes (fronts) share the machine's cores with the engine. Threads that spin for long
 between two operators slow down other processes and the engine itself: if a third process runs, two
-threads that wait for each other lose an OS time slice per operator (a decode step then takes 3 to
-20 times as long). Threads that sleep immediately cost a wake-up per operator. So the engine uses
-the cores that fronts leave free, and its threads spin for about as long as the gap between two
-operators. With more threads than free cores, they spin for a fifth of that time. Variables set by
-the user take precedence.
+threads that wait for each other lose an OS time slice per operator (docs/cpu.md has measurements).
+Threads that sleep immediately cost a wake-up per operator. So the engine uses the cores that fronts
+leave free, and its threads spin for about as long as the gap between two operators. With more
+threads than free cores, they spin for a fifth of that time. Variables set by the user take
+precedence.
 """
 
 from collections.abc import Mapping

@@ -15,6 +15,12 @@ from penstock.executor.torch.paged_attention import Scoring
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.slot_arrays import SlotArrays
 
+NUM_TRIAL_TOKENS = 24
+NUM_CHUNK_TOKENS = 18
+"""Tokens of the trial sequence and of its first chunk: more than a block of the usual size, and not
+a multiple of it.
+"""
+
 
 class WholeSequence:
     """An `AttentionRunner` that attends within the packed sequence, without pages. Ignores soft

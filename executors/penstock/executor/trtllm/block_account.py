@@ -52,8 +52,8 @@ class BlockAccount:
         return sum(each.num_blocks for each in self._leaving)
 
     def admit(self, submitted: SubmittedRequest) -> None:
-        """Add a request to which the scheduler assigned a slot; `enter` yields it once there is
-        room.
+        """Add a request to which the scheduler assigned a slot; `enter` yields it once the engine
+        has a slot and blocks for it.
         """
         self._waiting.append(submitted)
         self._unanswered.add(submitted)

@@ -36,7 +36,7 @@ class BuilderUnusable(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuilderEnd:
     """How a run of the builder ended: its exit code (negative: ended by that signal), its last
-    non-empty lines of output (at most about 20) and its duration.
+    non-empty lines of output (at most 20) and its duration.
     """
 
     exit_code: int

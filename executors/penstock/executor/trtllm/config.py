@@ -17,7 +17,7 @@ _MAX_COUNT = 65_536
 """Upper bound of counts such as requests, GPUs and LoRA ranks; a larger number is rejected as a
 mistake.
 """
-_MAX_INT32 = 2**31 - 1
+MAX_INT32 = 2**31 - 1
 _MAX_INT64 = 2**63 - 1
 _MAX_WAIT_S = 1e9
 """Upper bound of a time limit, seconds: some 30 years. 64-bit clocks overflow at ten times this."""
@@ -68,7 +68,9 @@ class GuidedDecodingBackend(enum.StrEnum):
 
 
 class DecodingType(enum.StrEnum):
-    """The kinds of speculative decoding that the PyTorch backend supports."""
+    """The kinds of speculative decoding that can be configured, of those that the PyTorch backend
+    has.
+    """
 
     NGRAM = "NGram"
     EAGLE = "Eagle"
@@ -155,7 +157,7 @@ class AdapterConfig:
 
     name: str
     path: Path
-    id: int = required(at_least=1, at_most=_MAX_INT32)
+    id: int = required(at_least=1, at_most=MAX_INT32)
 
     def __post_init__(self) -> None:
         check(self)
@@ -277,8 +279,8 @@ class TrtllmConfig:
     """
 
     max_batch_size: int = setting(256, at_least=1, at_most=_MAX_COUNT)
-    max_num_tokens: int = setting(8192, at_least=1, at_most=_MAX_INT32)
-    max_seq_len: int | None = setting(None, at_least=2, at_most=_MAX_INT32)
+    max_num_tokens: int = setting(8192, at_least=1, at_most=MAX_INT32)
+    max_seq_len: int | None = setting(None, at_least=2, at_most=MAX_INT32)
     tensor_parallel_size: int = setting(1, at_least=1, at_most=_MAX_COUNT)
     pipeline_parallel_size: int = setting(1, at_least=1, at_most=_MAX_COUNT)
     dtype: str = setting("auto", choices=DTYPES)

@@ -7,6 +7,7 @@ whole engine fail in versions before NVIDIA PR #18896. Does not import xgrammar.
 """
 
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,7 +30,6 @@ _CHARACTER: Final = re.compile(
     re.DOTALL,
 )
 _ESCAPED: Final = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11, "b": 8, "a": 7, "e": 27, "0": 0}
-_LAST_CODE_POINT: Final = 0x10FFFF
 _ROOT: Final = "root"
 _NEVER: Final = ""
 """Stands for text that cannot be generated, such as an empty character class. No rule has this
@@ -118,7 +118,7 @@ def _needed_by(token: re.Match[str]) -> str | None:
     if token.lastgroup == "class":
         can_be_written = _has_member(inner)
     else:
-        can_be_written = all(point <= _LAST_CODE_POINT for point in _points(inner))
+        can_be_written = all(point <= sys.maxunicode for point in _points(inner))
     return None if can_be_written else _NEVER
 
 
@@ -128,7 +128,7 @@ def _has_member(members: str) -> bool:
     """
     is_negated = members.startswith("^")
     ranges = sorted(_ranges(members[is_negated:]))
-    if any(high > _LAST_CODE_POINT for _, high in ranges):
+    if any(high > sys.maxunicode for _, high in ranges):
         return False
     if not is_negated:
         return bool(ranges)
@@ -137,7 +137,7 @@ def _has_member(members: str) -> bool:
         if low > covered_to + 1:
             return True
         covered_to = max(covered_to, high)
-    return covered_to < _LAST_CODE_POINT
+    return covered_to < sys.maxunicode
 
 
 def _ranges(members: str) -> Iterator[tuple[int, int]]:

@@ -1,4 +1,5 @@
-"""Builds the TensorRT-LLM engine, reads its limits, monitors it and shuts it down.
+"""Creates the TensorRT-LLM engine (an `LLM` object), reads its limits, monitors it and shuts it
+down.
 
 Owns the thread with the asyncio event loop ("the loop") on which the engine is used, and determines
 the order of start and shutdown.
@@ -221,7 +222,7 @@ async def _unless_broken(
 
 
 def _builder(config: ExecutorConfig, folder: ModelFolder, package: Package) -> Callable[[], Llm]:
-    """Check the settings against the installed version; return a function that builds the
+    """Check the settings against the installed version; return a function that creates the
     engine.
     """
     arguments = llm_arguments(config.trtllm, folder, package, tokenizer_path=config.tokenizer_path)

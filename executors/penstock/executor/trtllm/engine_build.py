@@ -108,7 +108,7 @@ def build_engine(
     max_wait_s: float | None = None,
 ) -> Built:
     """Build the engine of a checkpoint into the cache, unless the cache has an intact one, and
-    return its folder. A folder of another kind that can be served as it is is returned unchanged.
+    return its folder. If `model` is of another kind that can be served, return it unchanged.
 
     `max_wait_s`: how long to wait while another process builds the same engine; None: no limit.
     Raises BadBuild, BuilderUnusable, CacheUnusable, CacheBusy, BuildFailed; OSError if a file

@@ -32,8 +32,8 @@ _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class CacheUnusable(Exception):
-    """The cache did not create a folder that has the name of an engine's folder; the message names
-    the folder.
+    """The place of an engine is occupied by a folder that this cache did not create; the message
+    names the folder.
     """
 
 
@@ -94,7 +94,7 @@ class EngineCache:
     def locked(
         self, place: Path, on_wait: Callable[[float, str], None], *, max_wait_s: float | None = None
     ) -> Generator[BuildLock, None, None]:
-        """Take the lock for building the engine at `place`.
+        """Hold the lock for building the engine at `place` during the `with` block.
 
         The lock is held while any process has the descriptor open, so a builder that outlives this
         process still holds it. Every 0.5 s while waiting, `on_wait` gets the seconds waited so far
@@ -173,8 +173,8 @@ def default_cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def inventory(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return a dict, JSON-compatible, that maps the relative path of every file in `folder` to its
-    size and, for files of at most 1 MiB, its SHA-256.
+    """Return a JSON-compatible dict that maps the relative path of every file in `folder` to its
+    size in bytes and, for files of at most 1 MiB, its SHA-256.
 
     Raises OSError if a file cannot be read.
     """

@@ -34,7 +34,7 @@ class EngineKey:
     """Identifies a built engine.
 
     `inputs`: everything that determines the engine, as JSON values. `digest`: the first 20
-    hexadecimal digits of the SHA-256 of `inputs`.
+    hexadecimal digits of the SHA-256 of `inputs` as JSON text.
     """
 
     inputs: Mapping[str, Any]

@@ -78,7 +78,7 @@ def llm_arguments(
         "max_num_tokens": _Setting(value=config.max_num_tokens, is_explicit=True),
         # Engines built ahead always report statistics.
         "enable_iter_perf_stats": _Setting(value=True, is_explicit=not folder.is_engine),
-        # Limits the queue of unread statistics, which is unlimited by default.
+        # Limits the queue of unread statistics; versions without this argument keep all of them.
         "max_stats_len": _Setting(value=_MAX_STATS, is_explicit=False),
         **_text_side(config, tokenizer_path or folder.path),
     }
@@ -231,7 +231,8 @@ def _fitted(
     """Return the values of the settings in `taken`, the names of the arguments that `owner`
     accepts.
 
-    Raises ValueError if another setting is asked for. `where`: the prefix of its name in the error.
+    Raises ValueError if a setting that is not in `taken` must not be omitted (`is_explicit`).
+    `where`: the prefix of its name in the error.
     """
     for name, setting in settings.items():
         if name not in taken and setting.is_explicit:

@@ -1,8 +1,8 @@
 """Compares the scheduler's count of used KV cache blocks (the mirror) with the engine's statistics.
 
 The statistics lag by a fraction of a second, so they are compared with the mirror's recent maximum
-and minimum. Values outside this range (drift) are counted and logged but are not fatal, because the
-engine manages its own memory.
+and minimum. Values outside this range (drift) are counted, and logged if the drift is the largest
+so far. They are not fatal, because the engine manages its memory.
 """
 
 import logging

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from penstock.executor.trtllm.config import AdapterConfig, LoraSettings, TrtllmConfig
+from penstock.executor.trtllm.config import MAX_INT32, AdapterConfig, LoraSettings, TrtllmConfig
 from penstock.executor.trtllm.model_kind import ModelFolder, ModelKind, recognise
 
-_MAX_INT32 = 2**31 - 1
 _LEAST_SEQ_LEN = 2
 """Minimum `max_seq_len`: one prompt token and one output token."""
 
@@ -52,7 +51,8 @@ def check_before_load(
 
 def check_tokenizer(folder: ModelFolder, tokenizer_path: Path | None) -> None:
     """Check that the tokenizer's folder (None: the model folder) has a tokenizer.json and, if it is
-    another folder, that its vocabulary size is the model's. Raises ValueError.
+    another folder, that it is a Hugging Face folder with the model's vocabulary size, if both sizes
+    are known. Raises ValueError.
     """
     path = tokenizer_path or folder.path
     if not (path / "tokenizer.json").is_file():
@@ -112,7 +112,7 @@ def _check_sizes(folder: ModelFolder, config: TrtllmConfig) -> None:
     """Check the vocabulary size and the maximum sequence length, which loading does not check.
     Raises ValueError.
     """
-    if not 1 <= (folder.vocab_size or 0) <= _MAX_INT32:
+    if not 1 <= (folder.vocab_size or 0) <= MAX_INT32:
         size = "no" if folder.vocab_size is None else f"{folder.vocab_size} as the"
         raise ValueError(f"{folder.path}: config.json gives {size} vocab_size")
     longest = config.max_seq_len or folder.max_seq_len
@@ -121,7 +121,7 @@ def _check_sizes(folder: ModelFolder, config: TrtllmConfig) -> None:
             f"max_seq_len must be given: config.json of {folder.path} has no length"
             " (max_position_embeddings)"
         )
-    if not _LEAST_SEQ_LEN <= longest <= _MAX_INT32:
+    if not _LEAST_SEQ_LEN <= longest <= MAX_INT32:
         raise ValueError(
             f"max_seq_len must be given: config.json of {folder.path} has a length of {longest}"
         )

@@ -1,9 +1,9 @@
 """Classifies the engine's error texts: an invalid request (refusal), or an error of the engine.
 
-The engine raises the same exception class for all errors, so known phrases are searched for in the
-text. A server error must not be reported as a client error: a text is a refusal only if it contains
-a known phrase and no word for an engine error such as "CUDA". A text may quote the request's
-constraint, so words for an engine error that the constraint contains are ignored.
+The engine raises the same exception class for all failed requests, so known phrases are searched
+for in the text. A server error must not be reported as a client error: a text is a refusal only
+if it contains a known phrase and no word for an engine error such as "CUDA". A text may quote the
+request's constraint, so words for an engine error that the constraint contains are ignored.
 """
 
 import re

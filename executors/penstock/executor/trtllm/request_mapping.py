@@ -120,7 +120,8 @@ class RequestMapping:
             self._require(Feature.MIN_TOKENS, "min_tokens")
         options: dict[str, Any] = {
             "n": 1,
-            # The engine silently lowers max_tokens to fit; admission has checked that ours fits.
+            # The engine lowers a max_tokens that does not fit instead of rejecting the request;
+            # admission has checked that this one fits.
             "max_tokens": max_tokens,
             "seed": spec.sampling.seed,
             # The front-end process converts tokens to text and searches it for stop strings. With
@@ -193,7 +194,9 @@ class RequestMapping:
         return {"logprobs": max(1, spec.sampling.num_logprobs)}
 
     def _embedding_bias(self, biases: tuple[tuple[int, float], ...]) -> Any:
-        """Return float32 [vocab_size], the only form of a logit bias that the engine supports."""
+        """Return a torch tensor, float32 [vocab_size]: the only form of a logit bias that the
+        engine supports. Raises ValueError for a token id outside the vocabulary.
+        """
         self._require(Feature.LOGIT_BIAS, "sampling.logit_bias")
         # Imported here because requests without bias do not need torch.
         import torch

@@ -28,7 +28,7 @@ class Response:
     """A response for one engine request: new tokens and, when `is_last`, how the request ended.
 
     Must not be modified after `put`. Not frozen, because one is created per request and step, and a
-    frozen dataclass takes three times as long to create.
+    frozen dataclass takes longer to create.
 
     Attributes:
         logprobs: One entry per token, which maps token ids to log probabilities; None if they were

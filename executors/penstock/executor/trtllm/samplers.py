@@ -68,8 +68,8 @@ def honoured_options(config: TrtllmConfig, package: Package) -> frozenset[Sample
 def offered_features(config: TrtllmConfig, package: Package) -> frozenset[Feature]:
     """Return the features of this executor under `config`.
 
-    PROMPT_LOGPROBS is never offered: the PyTorch backend derives them from logits that do not
-    include the prompt's own tokens.
+    PROMPT_LOGPROBS is never offered, because the log probabilities that the PyTorch backend returns
+    for a prompt omit the prompt's own tokens.
     """
     honoured = honoured_options(config, package)
     features = {_PROMISED[promise] for promise in honoured}

@@ -3,7 +3,7 @@
 One task per submitted request. Adapts the engine's API: the new tokens are the part of the output's
 ids that was not sent before; an exception while a response is read fails only that request, unless
 the engine is no longer healthy; an aborted request may never get a final response, so the wait for
-it is limited. All code runs on the event loop that built the engine.
+it is limited. All code runs on the event loop on which the engine is used.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Runs a program that is killed when its parent dies: `python leash.py PROGRAM ...`.
 
 Ray may end a replica with SIGKILL, which a process cannot forward to its children. Therefore this
-program requests the kernel (PR_SET_PDEATHSIG) to kill `penstock serve`, whose child processes end
-with it.
+program sets PR_SET_PDEATHSIG, with which the kernel kills `penstock serve` when its parent dies.
+The child processes of `penstock serve` end with it.
 """
 
 import ctypes

@@ -63,7 +63,7 @@ class QueueTimePolicy:
 
         `num_replicas` of `num_planned` replicas run. The number does not change while a running
         replica has not reported. It does not grow while some replicas are starting, because those
-        will reduce the load of the others. It shrinks, to 1 at least, only while the mean wait is
+        will reduce the load of the others. It shrinks, to at least 1, only while the mean wait is
         at most the target.
         """
         if num_replicas == 0 or len(queue_time_s) < num_replicas:

@@ -21,10 +21,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, cast
 
+from penstock.server.cli.serve import OPERATIONS_LINE, READY_LINE
+
 logger = logging.getLogger(__name__)
 
-_READY = re.compile(r"penstock ready on (\S+) ")
-_OPERATIONS = re.compile(r"penstock operations on (\S+)")
 _ENDED = ""
 _LEASH = Path(__file__).with_name("leash.py")
 # The replica chooses the addresses, and no other process needs them.
@@ -85,8 +85,8 @@ class ReplicaService:
         self._reader.start()
         try:
             deadline_s = time.monotonic() + start_timeout_s
-            self.address = self._printed_value(_READY, deadline_s)
-            self.operations = self._printed_value(_OPERATIONS, deadline_s)
+            self.address = self._printed_value(READY_LINE, deadline_s)
+            self.operations = self._printed_value(OPERATIONS_LINE, deadline_s)
         except BaseException:
             self.kill()
             raise
@@ -106,7 +106,7 @@ class ReplicaService:
             raise ReplicaServiceFailed(f"penstock serve ended with {code}")
 
     def drain(self, timeout_s: float) -> None:
-        """Request the service to stop, and wait for its end; kill it after `timeout_s` seconds.
+        """Send SIGTERM to the service and wait for its end; kill it after `timeout_s` seconds.
 
         Running requests may continue for the grace period of the service.
         """

@@ -77,7 +77,8 @@ def client_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def sender_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return `tls`, `server_name` and `token_file` for load generators. Raises UsageError."""
+    """Return `tls`, `server_name` and `token_file` for load generators. Raises UsageError as
+    `client_options` does."""
     from penstock.client import TlsConfig
 
     is_tls = _is_tls_set(args) or any((args.ca, args.cert, args.key))
@@ -97,7 +98,8 @@ def sender_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def connect(args: argparse.Namespace) -> "SyncClient":
-    """Create a client for the service at the address in the arguments. Raises UsageError."""
+    """Create a client for the service at the address in the arguments. Raises UsageError if the
+    address or a connection option is invalid."""
     from penstock.client import ChannelConfig, SyncClient
 
     options, channel = client_options(args), ChannelConfig(server_name=args.server_name)

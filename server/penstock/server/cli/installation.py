@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.executor.trtllm.gpus import found_gpus
 
-_PARTS = ("penstock", "grpcio", "protobuf", "numpy", "torch", "transformers", "tensorrt-llm")
+PARTS = ("penstock", "grpcio", "protobuf", "numpy", "torch", "transformers", "tensorrt-llm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ def collect_installation() -> Installation:
     return Installation(
         versions={
             "python": platform.python_version(),
-            **{name: version for name in _PARTS if (version := version_of(name))},
+            **{name: version for name in PARTS if (version := version_of(name))},
         },
         machine={
             "kernel": f"{kernel.sysname} {kernel.release} {kernel.machine}",

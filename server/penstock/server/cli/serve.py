@@ -28,6 +28,7 @@ from penstock.server.cli.connection_options import CONNECTION_VARIABLES
 from penstock.server.cli.installation import version_of
 from penstock.server.cli.report import printable
 from penstock.server.observe.logs import leave_out_banner_lines
+from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_CODES_HELP
 from penstock.server.settings.table import ENVIRONMENT_PREFIX, add_flags, variable_of
 
 if TYPE_CHECKING:
@@ -37,18 +38,14 @@ if TYPE_CHECKING:
 
 _CONFIG_VARIABLE = variable_of("config")
 _DEFAULT_MODEL = "demo"
-_EXIT_CODES = """\
-exit codes:
-  0        stopped on request (SIGTERM or SIGINT), after draining
-  1        failed: a process crashed repeatedly, or during the drain
-  2        could not start; one line on stderr has the reason
-  128 + n  signal n arrived a second time: streams were interrupted
-"""
 _DESCRIPTION = """\
 Run a service. Each option can also be set by PENSTOCK_<OPTION>, and in a TOML file that --config
 names: docs/settings.md has its keys. Flags override variables, which override the file.
 """
 _PROMPT = "Once upon a time"
+READY_LINE = re.compile(r"^penstock ready on (\S+) ")
+OPERATIONS_LINE = re.compile(r"^penstock operations on (\S+)")
+"""The beginnings of two `script_lines`, with the addresses."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -58,7 +55,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="run a service",
         usage="%(prog)s [options]",
         description=_DESCRIPTION,
-        epilog=_EXIT_CODES,
+        epilog=EXIT_CODES_HELP,
     )
     parser.fill = _add_flags
 
@@ -115,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 def merge_settings(arguments: Mapping[str, Any], environment: Mapping[str, str]) -> "Sources":
     """Merge the settings: arguments override environment variables, which override a file.
 
-    Raises BadSetting.
+    Raises BadSetting if a setting is invalid, or if the file cannot be read.
     """
     from penstock.server.config import SETTINGS
     from penstock.server.settings.sources import gather
@@ -150,7 +147,7 @@ def _variables() -> list[str]:
 
 
 def build_config(sources: "Sources") -> "ServerConfig":
-    """Build the configuration of the service. Raises BadSetting."""
+    """Build the configuration of the service. Raises BadSetting if a setting is invalid."""
     from penstock.executor.models import ModelNotFound
     from penstock.scheduler.setting import SettingError
     from penstock.server.cli.serve_settings import check_gateway, check_security
@@ -212,7 +209,8 @@ def _tokenizer_path(sources: "Sources") -> Path | None:
 
 def _files(sources: "Sources") -> dict[str, Any]:
     """Return the paths of files and folders by field path. Creates missing folders, so that missing
-    write access is reported at the start. Raises ValueError."""
+    write access is reported at the start. Raises ValueError if a folder is not writable, or if a
+    setting has no effect."""
     if "record" not in sources:
         sources.refuse(["record_max_mib"], f"requires {sources.spell('record')}")
     paths: dict[str, Any] = {}
@@ -260,8 +258,6 @@ def by_flags(message: str) -> str:
 
 
 def _cannot_start(reason: str) -> int:
-    from penstock.server.processes.exit_codes import EXIT_CANNOT_START
-
     print(f"penstock serve: {reason}", file=sys.stderr, flush=True)
     return EXIT_CANNOT_START
 

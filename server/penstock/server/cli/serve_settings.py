@@ -109,7 +109,7 @@ def check_security(config: "ServerConfig") -> None:
 
 def check_gateway(config: "ServerConfig") -> None:
     """Raise ValueError if the gateway cannot be served. Logs a warning if its traffic would use
-    only one of several front-end processes, or lack the TLS or credentials that the port
+    only one of several gRPC server processes, or lack the TLS or credentials that the port
     requires."""
     if config.gateway == NO_GATEWAY:
         return
@@ -210,7 +210,7 @@ def trtllm_settings(
     sources: Sources, model_path: Path, tokenizer_path: Path | None
 ) -> dict[str, Any]:
     """Return the settings derived from the TensorRT-LLM section, by field path, after checks
-    against flags and model. Logs warnings. Raises ValueError.
+    against flags and model. Logs warnings. Raises ValueError if a check fails.
 
     The scheduler must predict which requests the engine admits, so both use the admission policy of
     the TensorRT-LLM section.

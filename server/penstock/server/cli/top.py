@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from penstock.client import SyncOperationsClient
 
 DEFAULT_INTERVAL_S = 1.0
-LOOK_DEADLINE_S = 2.0
-"""Time limit of a query, in seconds, after which the service is considered unresponsive. Keys are
-not handled during a query."""
+_LIVE_DEADLINE_S = 2.0
+"""Time limit of a query of the live view, in seconds, after which the service is considered
+unresponsive. Keys are not handled during a query."""
+_ONCE_DEADLINE_S = 10.0
+"""Time limit of a query of `--once`, in seconds: that of other commands."""
 _NO_WIDTH = 10_000
 """Unlimited width, for output that is not a terminal."""
 
@@ -76,7 +78,7 @@ def _top(args: argparse.Namespace) -> int:
     state = TopState(args.address, sort_key=args.sort)
     with _connect(args) as client:
         if args.once:
-            _query(client, state)
+            _query(client, state, _ONCE_DEADLINE_S)
             if console is None:
                 print(_json(state))
             else:
@@ -114,10 +116,10 @@ def _console() -> "Console":
     return Console(width=int(width) if width.isdecimal() and int(width) else _NO_WIDTH)
 
 
-def _query(client: "SyncOperationsClient", state: TopState) -> None:
+def _query(client: "SyncOperationsClient", state: TopState, deadline_s: float) -> None:
     """Query the service once and store the response in `state`. Raises PenstockError."""
-    stats = client.get_stats(deadline_s=LOOK_DEADLINE_S)
-    requests = client.list_requests(max_requests=MAX_REQUESTS, deadline_s=LOOK_DEADLINE_S)
+    stats = client.get_stats(deadline_s=deadline_s)
+    requests = client.list_requests(max_requests=MAX_REQUESTS, deadline_s=deadline_s)
     state.take(stats, requests)
 
 
@@ -134,7 +136,7 @@ def _watch(
         while True:
             begun_s = time.monotonic()
             try:
-                _query(client, state)
+                _query(client, state, _LIVE_DEADLINE_S)
             except PenstockError as error:
                 state.miss(describe_error(error))
             # Keys are read until the next refresh.

@@ -1,7 +1,7 @@
 """The state of `penstock top`: the last response, recent figures, the order of requests.
 
-Sends no queries and draws nothing. All commands import this module, so it depends on no other
-package.
+Sends no queries and draws nothing. The `penstock` program imports this module for every command,
+so it depends on no other package.
 """
 
 import math

@@ -5,9 +5,7 @@ import platform
 
 from penstock.server.cli.command import ExitCode, Subparsers
 from penstock.server.cli.connection import run_reporting
-from penstock.server.cli.installation import version_of
-
-_PARTS = ("grpcio", "protobuf", "numpy", "torch", "transformers", "tensorrt-llm")
+from penstock.server.cli.installation import PARTS, version_of
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -24,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
 def _print_versions() -> int:
     print(f"penstock {version_of('penstock') or 'of unknown version (not installed)'}")
     print(f"python {platform.python_version()}")
-    for name in _PARTS:
+    for name in PARTS[1:]:
         if version := version_of(name):
             print(f"{name} {version}")
     return ExitCode.OK

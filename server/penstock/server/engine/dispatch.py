@@ -1,4 +1,4 @@
-"""Dispatches the frames that fronts (front-end processes) and observers send to the engine.
+"""Dispatches the frames that fronts (gRPC server processes) and observers send to the engine.
 
 Records which front has which live requests, so that it can cancel the requests of a front that
 disconnects. Uses no sockets and no threads: `front_connections.py` transports the frames.

@@ -1,4 +1,4 @@
-"""The engine's connections to its fronts (front-end processes) over Unix sockets, on one thread
+"""The engine's connections to its fronts (gRPC server processes) over Unix sockets, on one thread
 without asyncio.
 
 Owns the connections and their output buffers. Disconnects a front that does not read, so that its

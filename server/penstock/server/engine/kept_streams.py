@@ -1,6 +1,6 @@
 """Keeps the streams of resumable requests in the engine, so that a client can reconnect to them.
 
-Records which front (front-end process) has which stream, and limits the number and size of all
+Records which front (gRPC server process) has which stream, and limits the number and size of all
 streams. A stream without a reader is kept until its resume timeout expires. When a limit is
 exceeded, streams without a reader are dropped, and their requests are cancelled if they still run:
 first those of the tenant with the most bytes or the most such streams, and of these the one without
@@ -190,8 +190,7 @@ class _LogprobRows:
     """Log probabilities of the tokens of one stream, with those of the `num_top` most likely tokens
     at each position.
 
-    Each field is one array over all rows, because one array per row would take twenty times the
-    memory.
+    Each field is one array over all rows, because one array per row would take much more memory.
     """
 
     __slots__ = ("_chosen", "_ranks", "_top_ids", "_top_logprobs", "num_top")
@@ -286,7 +285,7 @@ class KeptStreams:
     def begin(self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
         """Create the stream of a request that is about to be submitted or has already ended.
 
-        Its name must be unused. The limits may drop the new stream or others at once.
+        Its name must be unused. The limits may drop the new stream or others immediately.
         """
         stream = KeptStream(kept, front_id, specs)
         self._streams[kept.name] = stream

@@ -1,7 +1,8 @@
 """Quarantine for requests that may have crashed an engine.
 
-The supervisor decides which requests are suspected, and passes them to the next engine. That engine
-runs them one at a time (probation), or rejects them. A request passes its probation when each of
+The supervisor decides which requests are suspected, and passes their keys to the next engine. That
+engine runs them one at a time (probation), next to requests that are not suspected, or rejects
+them. A request passes its probation when each of
 its outputs has ended or has generated `num_probation_tokens` tokens (one token if that output is
 not suspected); if the engine dies again, the supervisor decides whether the request is rejected.
 Uses no status board, no sockets and no clock.
@@ -22,9 +23,9 @@ _QUARANTINE_DETAIL = "it was in two engines when they died, in the second one al
 class SuspectedRequest:
     """One output that was running in an engine when the engine died, identified by its `key`.
 
-    `num_probation_tokens` is the number of tokens that it must generate alone before it is
-    considered harmless. If `is_poison`, it must be rejected. An invalid value raises ValueError,
-    which names the field.
+    `num_probation_tokens` is the number of tokens that it must generate, while no other suspected
+    request runs, before it is considered harmless. If `is_poison`, it must be rejected. An invalid
+    value raises ValueError, which names the field.
     """
 
     key: int
@@ -70,7 +71,8 @@ class Quarantine:
         return bool(self._ended or (self._held and not self._on_probation))
 
     def takes(self, front_id: int, specs: tuple[RequestSpec, ...]) -> bool:
-        """Hold or reject the request if one of its outputs is suspected; return True if it did."""
+        """Hold or reject the request, and return True, if one of its outputs is suspected; return
+        False otherwise."""
         if not self._suspects:
             return False
         suspects = [self._suspects[spec.key] for spec in specs if spec.key in self._suspects]
@@ -124,8 +126,8 @@ class Quarantine:
         return None
 
     def front_gone(self, front_id: int, kept: Container[int] = ()) -> None:
-        """Drop the held requests of a disconnected front (front-end process), except requests with
-        a key in `kept`."""
+        """Drop the held requests of a disconnected front (gRPC server process), except requests
+        with a key in `kept`."""
         self._held = deque(
             held for held in self._held if held.front_id != front_id or held.specs[0].key in kept
         )

@@ -1,2 +1,2 @@
-"""The front (front-end process), independent of its transport: live requests, their streams, and
+"""The front (gRPC server process), independent of its transport: live requests, their streams, and
 the handling of engine events."""

@@ -1,9 +1,9 @@
 """Collects the data for the record of each request, from its arrival to its end.
 
 An account (`RequestAccount`) has the outcome of one request, and the data that exist before the
-front (front-end process) has opened the request. Each request gets at most one record, and none if
-records are disabled. An error while a record is created never fails the request. The RPC handler of
-a request opens the account on arrival and closes it at the end; closing it again has no effect.
+front (gRPC server process) has opened the request. Each request gets at most one record, and none
+if records are disabled. An error while a record is created never fails the request. The RPC handler
+of a request opens the account on arrival and closes it at the end; closing it again has no effect.
 Does not use gRPC: the caller passes the status code. All calls happen on one event loop.
 """
 
@@ -67,7 +67,7 @@ class RequestAccount:
         shared: The writer that sends the messages of this request together with those of other
             requests; None otherwise.
         shared_stalls: `WatchedWrite.stalls` of the shared writer at the arrival of this request.
-        num_messages: Number of messages that were not sent by the request's own writer.
+        num_messages: Number of messages that the writer of `live.stream` did not send and count.
         outcome, end_s: Outcome and end time of the request; None and NaN until the account is
             closed.
         stalled_s, num_stalls: Set when the account is closed; see `WatchedWrite.stalls`.

@@ -1,6 +1,6 @@
 """Rejects requests that do not fit into the engine's queue, without asking the engine.
 
-The front (front-end process) estimates the queue from the state that the engine published most
+The front (gRPC server process) estimates the queue from the state that the engine published most
 recently, and from the requests that this front has submitted or withdrawn since. The engine, which
 has the requests of all fronts, checks again (`penstock.scheduler.admission_control`). A wrong
 estimate can therefore make a rejection one step late or early, but cannot violate the limit of the

@@ -1,4 +1,4 @@
-"""Takes over streams that the engine keeps for Resume (attaches them to this front, the front-end
+"""Takes over streams that the engine keeps for Resume (attaches them to this front, the gRPC server
 process), and detaches them.
 
 When the engine has responded, the front starts the request like a new one, and then applies its
@@ -39,7 +39,7 @@ millisecond."""
 
 ReadGeneration = Callable[[bytes, str, str, PriorityCeilings], GenerationSpec]
 """Parses a serialised request; the other arguments are its id, its tenant and the tenant's maximum
-priorities. Raises RequestError."""
+priorities. Raises RequestError if the request is invalid."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,13 +64,14 @@ class Attachments:
         self._tasks: set[asyncio.Task[LiveRequest]] = set()
 
     async def attach(self, request_id: str, tenant: str, ceilings: PriorityCeilings) -> LiveRequest:
-        """Return a tenant's request with its whole stream. The caller must pass it to
+        """Return a tenant's request with its complete stream. The caller must pass it to
         `Front.release`.
 
         Waits at most `FrontConfig.max_replay_wait_s` for an engine that has the request.
 
-        Raises RequestError: REQUEST_NOT_FOUND, or the reason why it cannot be attached or found
-        now.
+        Raises RequestError: REQUEST_NOT_FOUND; SEQUENCE_UNAVAILABLE if its events were dropped;
+        ENGINE_DOWN or DRAINING if it cannot be looked up now; or the error of parsing or
+        tokenising it.
         """
         front = self._front
         due_s = front.clock() + front.config.max_replay_wait_s
@@ -213,7 +214,8 @@ class Attachments:
     async def _start(self, attachment: _Attachment) -> LiveRequest:
         """Tokenise the prompt of the attached request, create its outputs and apply its history.
 
-        Returns the request. Raises RequestError.
+        Returns the request. Raises RequestError if the prompt is rejected, if no engine is
+        connected, or if the request was cancelled or attached by another front.
         """
         front, request, resume_spec = self._front, attachment.request, attachment.resume_spec
         generation = request.generation
@@ -306,11 +308,11 @@ def _raise_if_over(request: LiveRequest) -> None:
 class Received:
     """The position of a client in a stream.
 
-    `is_accepted` and `is_echoed` are True if the client has received the acceptance and the whole
-    prompt. `tokens` has the number of received tokens of each output, by output index. `closed` has
-    the outputs of which the client has received tokens, until a later `TokensPiece` of the output
-    is sent. If such an output ended with STOP or LENGTH, its last `TokensPiece` without tokens is
-    skipped, because that text was sent with the last token.
+    `is_accepted` and `is_echoed` are True if the client has received the acceptance and the
+    complete prompt. `tokens` has the number of received tokens of each output, by output index.
+    `closed` has the outputs of which the client has received tokens, until a later `TokensPiece` of
+    the output is sent. If such an output ended with STOP or LENGTH, its last `TokensPiece` without
+    tokens is skipped, because that text was sent with the last token.
     """
 
     is_accepted: bool = False

@@ -1,4 +1,4 @@
-"""The settings of a front (front-end process). They are immutable and validated once."""
+"""The settings of a front (gRPC server process). They are immutable and validated once."""
 
 import re
 from dataclasses import dataclass, field

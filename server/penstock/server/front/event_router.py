@@ -27,7 +27,8 @@ LOG_INTERVAL_S = 1.0
 
 @dataclass(slots=True)
 class FrontCounters:
-    """Counters of a front (front-end process) since its start."""
+    """Counters of a front (gRPC server process) since its start; `observe/metrics/catalogue.py`
+    describes them."""
 
     num_submitted: int = 0
     num_cut_readers: int = 0

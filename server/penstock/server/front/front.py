@@ -1,7 +1,8 @@
-"""The front (front-end process), independent of its transport: opens requests, and passes the
+"""The front (gRPC server process), independent of its transport: opens requests, and passes the
 engine's events to their streams.
 
-Owns the live requests and makes the calls of the engine port. Uses neither gRPC nor protobuf. All
+Owns the live requests and calls the engine through an `EnginePort`. Uses neither gRPC nor
+protobuf. All
 code runs on one event loop; the engine's callbacks (`on_*`) neither block nor raise.
 """
 
@@ -155,8 +156,8 @@ class Front:
 
         `account` holds the data for the record of the request; the caller closes it.
 
-        Raises RequestError for every error found before the request is submitted to the engine.
-        Later errors are delivered on the stream.
+        Raises RequestError for each error that is detected before the request is submitted to
+        the engine. Later errors are delivered on the stream.
         """
         request = self.reserve(generation, times, account)
         try:
@@ -171,7 +172,7 @@ class Front:
     ) -> LiveRequest:
         """Register the request in this front without submitting it to the engine, and return it.
 
-        This is the first half of `open`. Raises RequestError.
+        This is the first half of `open`. Raises RequestError if the request is rejected.
         """
         self.current_limits()
         if times.call_deadline_s <= self.clock():
@@ -202,8 +203,8 @@ class Front:
     async def start(self, request: LiveRequest, times: CallTimes) -> None:
         """Tokenise the request and submit it to the engine. This is the second half of `open`.
 
-        Does nothing if the request has ended since `reserve`; its end is then in its stream. Raises
-        RequestError.
+        Does nothing if the request has ended since `reserve`; its end is then in its stream.
+        Raises RequestError if the request is rejected.
         """
         if request.stream.is_closed:
             return

@@ -149,7 +149,7 @@ class Resumption:
     """Settings of a resumable request, which continues for `grace_s` seconds after its stream has
     lost its last reader.
 
-    `message` is the request message from the client, serialised, from which any front (front-end
+    `message` is the request message from the client, serialised, from which any front (gRPC server
     process) can recreate the request. It contains the prompt, so it must not be logged.
     """
 

@@ -2,7 +2,7 @@
 
 Converts a resumable request to a `KeptRequest`, for its first engine and for later engines. For a
 later engine it includes the history (the tokens and ends so far), from which another front
-(front-end process) can resume the request. Also keeps the results of ended requests, for later
+(gRPC server process) can resume the request. Also keeps the results of ended requests, for later
 engines.
 """
 
@@ -22,9 +22,10 @@ from penstock.server.tenants import TenantBytes, engine_request_id
 
 
 def submit(port: EnginePort, request: LiveRequest, specs: tuple[RequestSpec, ...]) -> bool:
-    """Submit the `specs` of a request to the engine. Raises EngineUnavailable.
+    """Submit the `specs` of a request to the engine and return True.
 
-    Returns False, without submitting, if the request has no reader and cannot be resumed.
+    Returns False, without submitting, if the request has no reader and cannot be resumed. Raises
+    EngineUnavailable if no engine is connected.
     """
     kept = kept_of(request)
     if kept is not None:
@@ -81,7 +82,7 @@ def result_of(request: LiveRequest) -> KeptRequest | None:
 
 def submit_result(port: EnginePort, request: LiveRequest) -> None:
     """Send the result of an ended request, if there is one, to a new engine, which keeps it. Raises
-    EngineUnavailable."""
+    EngineUnavailable if no engine is connected."""
     result = result_of(request)
     if result is not None:
         port.submit_kept((), result)

@@ -1,4 +1,4 @@
-"""One request at a front (front-end process): its outputs, merged into one stream, and its usage.
+"""One request at a front (gRPC server process): its outputs, merged into one stream, and its usage.
 
 Handles the engine's events of one request. Uses neither gRPC nor the engine port. Never blocks. All
 methods must be called on the event loop; times are seconds on the engine's clock.
@@ -328,7 +328,8 @@ class LiveRequest:
         )
 
     def on_failed(self, output: OwnOutput, end: Failed) -> None:
-        """Fail the whole request, because the engine rejected or failed one output."""
+        """Fail the request with all its outputs, because the engine rejected or failed one of
+        them."""
         self._note_engine_end(output, end)
         if not output.is_live:
             return

@@ -2,7 +2,7 @@
 
 The order of the checks matters. A prompt that can be rejected by its number of bytes or ids is
 rejected first. Then the prompt is charged to its tenant, and then it is tokenised. Each tenant has
-a quota account for requests and tokens per minute in this front (front-end process). Every prompt
+a quota account for requests and tokens per minute in this front (gRPC server process). Every prompt
 is charged to it, even if it is rejected afterwards or if the call only tokenises or detokenises. It
 is refunded if too much text of its tenant waits, or if other requests displace it from the engine's
 queue. The engine has separate accounts, shared by all fronts, which it charges for admitted
@@ -63,7 +63,7 @@ _MAX_TOKENS_DECODED_ON_LOOP = 1024
 _BYTES_PER_TOKEN: Final = 4
 """Approximate bytes of text per token id, used to schedule and limit token ids like texts."""
 _SALT_BYTES = 16
-_WINDOW_PATH = "chat_prompt.window_tokens"
+WINDOW_PATH = "chat_prompt.window_tokens"
 _TOOLS_PATH = "chat_prompt.tools"
 _ARGUMENTS_PATH = "chat_prompt.template_arguments"
 T = TypeVar("T")
@@ -232,8 +232,8 @@ class Prompts:
     ) -> tuple[TokenisedPrompt, str]:
         """Return the prompt as ids with block hashes, and its text if echo is requested.
 
-        A prompt that does not fit the KV cache is returned without both; `check_prompt_fits` then
-        rejects it. Raises RequestError.
+        A prompt that does not fit the KV cache is returned without hashes and text;
+        `check_prompt_fits` then rejects it. Raises the errors of `encode`.
         """
         if isinstance(generation.prompt, TokenInput | LongTokenInput):
             # Reject the prompt by its number of ids, before the ids are converted or decoded.
@@ -273,7 +273,8 @@ class Prompts:
     async def detokenise(
         self, ids: TokenInput | LongTokenInput, *, tenant: str, skip_special_tokens: bool
     ) -> str:
-        """Return the text of token ids, for the Detokenize method. Raises RequestError."""
+        """Return the text of token ids, for the Detokenize method. Raises RequestError if an id is
+        outside the vocabulary, or if a limit of the tenant is exceeded."""
         self.quotas.charge(tenant, ids.num_tokens)
         try:
             read = await self._read(
@@ -380,7 +381,7 @@ def _refuse_text(error: TextError, path: str) -> RequestError:
         case BadTemplateArgument():
             return refuse_field(_ARGUMENTS_PATH, str(error))
         case WindowTooSmall():
-            return refuse_field(_WINDOW_PATH, str(error))
+            return refuse_field(WINDOW_PATH, str(error))
         case _:
             return refuse_field(path, str(error))
 

@@ -39,7 +39,7 @@ _PAUSE_S: Final = 0.002
 
 
 class Replays:
-    """The requests of one front (front-end process) that wait for an engine.
+    """The requests of one front (gRPC server process) that wait for an engine.
 
     `port` returns the interface to the engine, None if there is none. `note_sent` is called for
     each request that was submitted.
@@ -188,10 +188,10 @@ class Replays:
             self._sender = asyncio.get_running_loop().call_later(pause_s, self._send_some)
 
     def _send(self, request: LiveRequest, limits: Limits, port: EnginePort) -> None:
-        """Submit a request for continuation. Submits only the result of a request that has ended;
-        fails a request that cannot be continued.
+        """Submit a request for continuation. For a request that has ended, submit only its result;
+        fail a request that cannot be continued.
 
-        Raises EngineUnavailable.
+        Raises EngineUnavailable if no engine is connected.
         """
         now_s = self._clock()
         _end_complete(request, now_s)

@@ -1,4 +1,4 @@
-"""The live requests of a front (front-end process), by id and by key.
+"""The live requests of a front (gRPC server process), by id and by key.
 
 A key is the number of an output in the engine. Keeps the two indexes and assigns the keys. Ids are
 per tenant: two tenants may use the same id. Only `remove` removes a request.

@@ -1,5 +1,5 @@
-"""Status boards in shared memory: written by the engine and the fronts (front-end processes), read
-by other processes.
+"""Status boards in shared memory: written by the engine and the fronts (gRPC server processes),
+read by other processes.
 
 Defines two layouts of 8-byte words. The engine's board has a heartbeat, the state of the queue, the
 load, and the requests of the current step. The fronts' board has one heartbeat per row. The memory
@@ -106,7 +106,7 @@ def create_board(max_num_keys: int) -> int:
 
 def create_beats(num_rows: int) -> int:
     """Create the memory for the heartbeats of at most `num_rows` fronts and return its descriptor.
-    Raises OSError."""
+    Raises OSError if memory is exhausted."""
     return _nameless_file("penstock-beats", num_rows * _ROW_WORDS * _WORD_BYTES)
 
 
@@ -114,7 +114,8 @@ class EngineBoard:
     """Writes the engine's board. First clears the content of an earlier engine.
 
     `num_steps` is the maximum number of steps in flight, 1 or 2. The descriptor may be closed
-    afterwards. Raises BoardError and OSError.
+    afterwards. The constructor raises BoardError if the memory is not an engine's board, and
+    OSError if it cannot be mapped.
     """
 
     def __init__(self, fd: int, epoch: int, num_steps: int = 1) -> None:
@@ -183,9 +184,9 @@ class EngineBoard:
             self._words[_BANK_SIZES + bank] = 0
 
     def mark_probation(self, keys: Sequence[int]) -> None:
-        """Publish the keys of the request on probation, which runs alone because it may have
-        crashed an engine; `keys` is empty if there is none. Keys beyond the board's capacity are
-        left out."""
+        """Publish the keys of the request on probation: the only one that runs of those that may
+        have crashed an engine. `keys` is empty if there is none. Keys beyond the board's capacity
+        are left out."""
         words = self._words
         words[_NUM_ON_PROBATION] = 0
         for place, key in enumerate(keys[:_MAX_ON_PROBATION]):
@@ -205,8 +206,8 @@ class EngineBoard:
 
 
 class BoardView:
-    """Reads the engine's board. The descriptor may be closed after the creation of the view, which
-    may raise BoardError and OSError.
+    """Reads the engine's board. The descriptor may be closed afterwards. The constructor raises
+    BoardError if the memory is not an engine's board, and OSError if it cannot be mapped.
 
     Words are written one at a time. Each word is consistent, but two words may belong to different
     steps.
@@ -290,7 +291,8 @@ class BoardView:
 
 
 class FrontBeat:
-    """Writes the heartbeats of one front to its row. Raises BoardError and OSError."""
+    """Writes the heartbeats of one front to its row. The constructor raises BoardError if there is
+    no such row, and OSError if the memory cannot be mapped."""
 
     def __init__(self, fd: int, row: int, front_id: int) -> None:
         self._map, self._words = _map_words(fd)
@@ -313,7 +315,8 @@ class FrontBeat:
 
 
 class BeatsView:
-    """Reads the heartbeats of all fronts. Raises BoardError and OSError."""
+    """Reads the heartbeats of all fronts. The constructor raises BoardError if the memory is not a
+    status board, and OSError if it cannot be mapped."""
 
     def __init__(self, fd: int) -> None:
         self._map, self._words = _map_words(fd, is_writer=False)

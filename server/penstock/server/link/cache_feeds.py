@@ -1,5 +1,5 @@
 """Subscriptions to the prefix cache: the engine publishes its cached blocks to subscribed fronts
-(front-end processes).
+(gRPC server processes).
 
 Contains the engine's end (`CacheFeeds`) and the front's end (`CacheSubscriber`). A snapshot is sent
 in parts, a few per step, so that it does not delay tokens. Changes that occur while a snapshot is

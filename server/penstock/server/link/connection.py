@@ -165,7 +165,7 @@ class PersistentConnection(Generic[FrameT]):
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start to connect, on the running event loop. Does not wait for the peer. Raises
+        """Start connecting, on the running event loop. Do not wait for the peer. Raises
         RuntimeError if it was started before."""
         if self._task is not None:
             raise RuntimeError("the connection was started before")

@@ -25,7 +25,7 @@ class Stop(TaggedFrame, frozen=True, kw_only=True):
 
 
 class EngineLost(TaggedFrame, frozen=True, kw_only=True):
-    """Notifies a front (front-end process) that no further engine will be started."""
+    """Notifies a front (gRPC server process) that no further engine will be started."""
 
 
 class Ready(TaggedFrame, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The frames between fronts (front-end processes), observers and the engine, and their encoding.
+"""The frames between fronts (gRPC server processes), observers and the engine, and their encoding.
 
 Defines the frames for hello (the first frame of each side), submission, cancellation, cached
 blocks, kept streams, queries and operators' commands. A key is the 64-bit number of an output. The
@@ -102,7 +102,7 @@ class AttachFailure(enum.IntEnum):
     NOT_SETTLED = 1
     """The engine has just started: the request may not have been resubmitted yet."""
     LOST = 2
-    """The request runs, but its output was too large to be kept."""
+    """The engine has dropped the events of the request, because they exceeded a limit."""
 
 
 class Attach(TaggedFrame, frozen=True, kw_only=True):

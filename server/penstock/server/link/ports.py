@@ -1,4 +1,4 @@
-"""The two interfaces between a front (front-end process) and the engine.
+"""The two interfaces between a front (gRPC server process) and the engine.
 
 A front calls an `EnginePort` and implements `EnginePortListener`. The engine may run in this
 process (in tests) or behind a Unix socket. `AttachCalls` holds the pending attach calls of a port;
@@ -64,7 +64,8 @@ class EnginePort(Protocol):
         """Cancel a live request of any front by the engine's id.
 
         Returns its state, or None if there is no such request. Its front receives `Completed` with
-        CANCELLED. Raises `EngineUnavailable`.
+        CANCELLED. Raises `EngineUnavailable` if no engine is connected, or if the connection is
+        lost.
         """
         ...
 
@@ -83,7 +84,7 @@ class EnginePort(Protocol):
         """Attach the stream of the request with the engine's id `name` to this front.
 
         `on_attached` is called with the response, before any later event. Raises
-        `EngineUnavailable`.
+        `EngineUnavailable` if no engine is connected, or if the connection is lost.
         """
         ...
 
@@ -131,8 +132,8 @@ class EngineUnavailable(Exception):
 class AttachCalls:
     """The pending attach calls of one port. `write` sends a frame, or raises EngineUnavailable.
 
-    One call per stream is pending at a time, because each response contains the whole stream and
-    many responses would fill the connection.
+    One call per stream is pending at a time, because each response contains all events of
+    the stream, and many responses would fill the connection.
     """
 
     def __init__(self, write: Callable[[Attach], None]) -> None:
@@ -153,7 +154,7 @@ class AttachCalls:
         one by one.
 
         `on_attached` is called with the response, even if the caller was cancelled meanwhile.
-        Raises EngineUnavailable.
+        Raises EngineUnavailable if no engine is connected, or if the connection is lost.
         """
         turn = self._turns.setdefault(name, asyncio.Lock())
         await turn.acquire()

@@ -1,4 +1,4 @@
-"""The frame with the events of one step, and how it is split by front (front-end process).
+"""The frame with the events of one step, and how it is split by front (gRPC server process).
 
 Tokens are encoded as arrays, never one by one. Events that occur once per request are encoded as
 the dataclasses of the engine.

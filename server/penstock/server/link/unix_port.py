@@ -1,4 +1,4 @@
-"""A front's (front-end process's) end of the Unix socket to the engine, on asyncio.
+"""A front's (gRPC server process's) end of the Unix socket to the engine, on asyncio.
 
 When the connection is lost, the port notifies its listener once and reconnects. It rejects an
 engine with a lower epoch than the last one, because the supervisor has replaced that engine and its
@@ -97,7 +97,7 @@ class UnixEnginePort:
         return connection.num_unsent_bytes + len(self._unsent)
 
     async def start(self, listener: EnginePortListener) -> None:
-        """Start to connect, and reconnect after each loss until `close`. Does not wait for the
+        """Start connecting, and reconnect after each loss until `close`. Do not wait for the
         engine."""
         self._link.start()
         self._listener = listener
@@ -114,7 +114,8 @@ class UnixEnginePort:
         await self._link.close()
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        """Submit the outputs of one request, in order. Raises EngineUnavailable."""
+        """Submit the outputs of one request, in order. Raises EngineUnavailable if no engine is
+        connected."""
         self._write(encode(Submit(specs=specs)))
 
     def cancel(self, keys: tuple[int, ...], reason: FinishReason) -> None:
@@ -128,7 +129,7 @@ class UnixEnginePort:
         """Cancel a live request of any front; return its state, or None if there is no such
         request.
 
-        Raises EngineUnavailable.
+        Raises EngineUnavailable if no engine is connected, or if the connection is lost.
         """
         ticket, answer = self._cancels.add()
         try:
@@ -139,13 +140,13 @@ class UnixEnginePort:
 
     def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
         """Submit a request whose stream the engine keeps for Resume; `specs` is empty if it has
-        ended. Raises EngineUnavailable."""
+        ended. Raises EngineUnavailable if no engine is connected."""
         self._write(encode(Submit(specs=specs, kept=kept)))
 
     async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
         """Attach the stream of a request to this front; `on_attached` receives the response.
 
-        Raises EngineUnavailable.
+        Raises EngineUnavailable if no engine is connected, or if the connection is lost.
         """
         await self._attach_calls.attach(name, on_attached)
 

@@ -1,7 +1,7 @@
 """The observer's connection to the engine: queries live requests, and sends log and profile
 commands.
 
-It is not a front (front-end process): it submits no requests and receives no events of steps.
+It is not a front (gRPC server process): it submits no requests and receives no events of steps.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class EngineClient:
         self._orders: PendingCalls[CommandResult] = PendingCalls()
 
     async def start(self) -> None:
-        """Start to connect, and reconnect after each loss until `close`. Does not wait for the
+        """Start connecting, and reconnect after each loss until `close`. Do not wait for the
         engine."""
         self._line.start()
 

@@ -1,8 +1,8 @@
 """A front's connection to the observer process: sends records of ended requests in batches, without
 blocking.
 
-A front is a front-end process. This module owns its connection, buffers unsent records and counts
-dropped records. If the observer is down or slow, records are dropped, and the front is never
+A front is a process that serves gRPC. This module opens its connection, buffers unsent records and
+counts dropped records. If the observer is down or slow, records are dropped, and the front is not
 delayed. The listening socket stays open when the observer dies, so the next observer receives what
 fronts have sent meanwhile.
 """
@@ -101,7 +101,7 @@ class Exporter:
         self._emptied = asyncio.Event()
 
     async def start(self) -> None:
-        """Start to connect, and reconnect after each loss until `close`. Does not wait for the
+        """Start connecting, and reconnect after each loss until `close`. Do not wait for the
         observer."""
         self._link.start()
 
@@ -158,8 +158,8 @@ class Exporter:
         self._flush()
 
     def _flush(self) -> None:
-        """Write until the socket blocks, nothing is left, or `_MAX_FRAMES_PER_FLUSH` frames are
-        written; in the last case, the event loop calls this again."""
+        """Write frames until the socket would block, nothing is left, or `_MAX_FRAMES_PER_FLUSH`
+        frames are written; in the last case, schedule another call."""
         line = self._link.current
         if line is None:
             return

@@ -1,6 +1,6 @@
 """Reads the engine's steps from the memory of the flight recorder, and makes copies of it.
 
-Polls the memory with one reader. Reading does not slow down the engine.
+Polls the memory with one reader. Readers never block the engine.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ POLL_S = 0.25
 
 
 class FlightSource:
-    """Passes new steps to `listener` four times per second.
+    """Passes new steps to `listener` every `POLL_S` seconds.
 
     `fd` is the inherited descriptor of the memory. Raises FlightError (a ValueError) or OSError if
     it is invalid. `folder` is the folder of flight files, None for the default; `port` is the port
@@ -41,7 +41,7 @@ class FlightSource:
         self._task = asyncio.create_task(self._poll(), name="steps")
 
     async def stop(self) -> None:
-        """Poll once more, then stop."""
+        """Stop polling, then pass the last steps to the listener."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -49,7 +49,7 @@ class FlightSource:
             self.read()
 
     def read(self) -> None:
-        """Pass new steps to the listener. If the memory cannot be read, log that once."""
+        """Pass new steps to the listener. If the memory becomes unreadable, log a warning once."""
         reader = self._reader
         try:
             rows, num_missed = reader.new_steps()

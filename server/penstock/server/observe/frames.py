@@ -1,5 +1,5 @@
-"""Frames between a front (front-end process) and the observer process, and the heartbeat of a
-front.
+"""Frames between a front (gRPC server process) and the observer process, and the heartbeat
+of a front.
 
 Defines the frame types, and the timer that creates a heartbeat once per second. Counters in a
 heartbeat are cumulative, so a lost heartbeat loses no counts. The lag of the timer is the delay of
@@ -25,7 +25,7 @@ _NUM_TICKS_PER_BEAT = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeCount:
-    """The number of requests with one outcome. The fields are as in `RequestRecord`.
+    """The number of requests with one outcome, which the other fields define as in `RequestRecord`.
 
     `finish_reason` is the finish reason of the first output, empty if there is none.
     """

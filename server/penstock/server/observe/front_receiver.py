@@ -1,8 +1,8 @@
-"""Receives the frames from fronts (front-end processes) in the observer, and queries the fronts for
-live requests.
+"""Receives the frames from fronts (gRPC server processes) in the observer, and queries the
+fronts for live requests.
 
-Owns the connections to the fronts. The supervisor owns the listening socket, so that the next
-observer receives frames that were sent while no observer was running.
+Accepts and closes the connections of the fronts. The supervisor owns the listening socket, so that
+the next observer receives frames that were sent while no observer was running.
 """
 
 import asyncio
@@ -110,7 +110,7 @@ class FrontReceiver:
         return sum(beat.num_live for beat in beats if beat is not None)
 
     async def start(self, listener: socket.socket) -> None:
-        """Start to listen. Frames that were sent before are received first."""
+        """Accept connections on `listener`, including those that fronts opened before this call."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(self._new_line, sock=listener)
 

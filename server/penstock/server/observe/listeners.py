@@ -70,7 +70,7 @@ class ServiceListener:
         """Called with the records of ended requests."""
 
     def take_heartbeat(self, beat: Heartbeat) -> None:
-        """Called with the heartbeat of a front (front-end process)."""
+        """Called with the heartbeat of a front (gRPC server process)."""
 
     def take_engine(self, hello: EngineHello) -> None:
         """Called with the startup report of a new engine."""
@@ -86,7 +86,7 @@ class ServiceListener:
         first.
 
         `num_missed` is the number of preceding steps that were overwritten before they were read.
-        `totals` has the engine's own counts (`flight.layout.TOTALS`), which include all steps.
+        `totals` has the engine's counts (`flight.layout.TOTALS`), which include overwritten steps.
         """
 
     def front_gone(self, front_id: int) -> None:

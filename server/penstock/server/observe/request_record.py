@@ -4,8 +4,9 @@ Defines the values and their encoding, without protobuf, OpenTelemetry or socket
 no prompt, output or token id, unless content capture is enabled (`content`). All times are seconds
 on the machine's monotonic clock, which all processes of a service share.
 
-Also contains the recorder of a front (front-end process), which counts requests by outcome and
-checks the numbers of the records. The recorder never waits for the destination of its records.
+Also contains the recorder of a front (gRPC server process), which counts requests by outcome
+and checks the sequence numbers of the records. The recorder never waits for the destination of its
+records.
 """
 
 import enum
@@ -17,6 +18,8 @@ from penstock.scheduler.events import Stay, Wait
 from penstock.server.observe.frames import OutcomeCount
 
 _ENCODER = msgspec.msgpack.Encoder()
+ENGINE_LOST = "engine_lost"
+"""Wait reason: the engine of the request died, and no new engine was ready yet."""
 NO_ROOM = "no_room"
 """Drop reason: `offer` rejected the record."""
 UNREADABLE = "unreadable"
@@ -194,7 +197,7 @@ class RequestRecorder:
             self._drop(NO_ROOM)
 
     def note_unreadable(self, method: str, code: int, reason: str) -> None:
-        """Count a request whose record could not be created."""
+        """Count a request whose record could not be created, and count the record as dropped."""
         self.num_records += 1
         self._count((method, code, reason, ""))
         self._drop(UNREADABLE)

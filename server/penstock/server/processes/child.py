@@ -1,7 +1,7 @@
 """One child process of the supervisor.
 
-Starts it, holds its control connection, and handles its end. Other modules decide whether it is
-restarted.
+Starts it, exchanges messages with it over its control connection, and waits for its end. Other
+modules decide whether it is restarted.
 """
 
 import asyncio
@@ -60,7 +60,8 @@ class Child:
         environment: Mapping[str, str],
         inherited_fds: Sequence[int] = (),
     ) -> "Child":
-        """Start `python -m module <control fd>` and send it its launch parameters. Raises OSError.
+        """Start `python -m module <control fd>` and send it its launch parameters. Raises
+        OSError if the process cannot be started.
 
         The child's stdout is redirected to this process's stderr, because the stdout of the service
         has only the ready line. The child gets its own process group, so that Ctrl-C in a terminal
@@ -99,7 +100,8 @@ class Child:
         return self._process.pid
 
     async def started(self) -> dict[str, Any]:
-        """Wait until the child is ready and return its startup report. Raises ChildFailed."""
+        """Wait until the child is ready and return its startup report. Raises ChildFailed if the
+        child reports a failure, ends first, or sends an invalid report."""
         match await self._first_frame():
             case Ready(facts=facts):
                 return dict(facts)

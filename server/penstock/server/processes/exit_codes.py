@@ -1,16 +1,16 @@
-"""Exit codes of the service and of its processes.
-
-`penstock serve` ends with
-  0        stopped on request: all front-end processes (fronts) drained, or were never ready
-  1        failed: a process crashed repeatedly, or crashed or hung during the drain
-  2        could not start; one line on stderr has the reason
-  128 + n  signal n arrived a second time: streams were interrupted
-"""
+"""Exit codes of the service and of its processes."""
 
 EXIT_OK = 0
 EXIT_GAVE_UP = 1
 EXIT_CANNOT_START = 2
 EXIT_SIGNAL_BASE = 128
+EXIT_CODES_HELP = f"""\
+exit codes:
+  {EXIT_OK}        stopped on request: all fronts drained, or were never ready
+  {EXIT_GAVE_UP}        failed: a process crashed repeatedly, or crashed or hung during the drain
+  {EXIT_CANNOT_START}        could not start; one line on stderr has the reason
+  {EXIT_SIGNAL_BASE} + n  signal n arrived a second time: streams were interrupted
+"""
 
 # Exit codes of child processes, for the log of the supervisor.
 EXIT_ENGINE_DIED = 70

@@ -1,4 +1,4 @@
-"""A front (front-end process): one gRPC server on uvloop, connected to the engine.
+"""A front (gRPC server process): one gRPC server on uvloop, connected to the engine.
 
 Creates its components and shuts them down. Reports to the observer with a recorder, an exporter and
 a heartbeat; a front without an observer has none of these. The supervisor runs it as `python -m
@@ -246,7 +246,7 @@ class FrontWatch:
         self.recorder = RequestRecorder(self._exporter.offer)
 
     async def start(self, server: FrontServer) -> None:
-        """Start to report the state of `server`, and changes of its connection to the engine.
+        """Start reporting the state of `server`, and changes of its connection to the engine.
 
         Does not wait for the observer.
         """

@@ -1,4 +1,4 @@
-"""Supervision of a front (front-end process): start, hang detection, and successor in a rolling
+"""Supervision of a front (gRPC server process): start, hang detection, and successor in a rolling
 restart.
 
 Assigns the ids of fronts. Each process gets a new id, so that keys of a dead front are not reused.

@@ -51,7 +51,7 @@ class ObserverSupervision:
         self._ports: dict[str, int | None] = {"metrics_port": None, "operations_port": None}
 
     def open(self, folder: Path, stack: ExitStack) -> None:
-        """Reserve the ports, and listen for fronts (front-end processes).
+        """Reserve the ports, and listen for fronts (gRPC server processes).
 
         Raises PortUnavailable, which states what to change.
         """

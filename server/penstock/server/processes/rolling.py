@@ -1,5 +1,5 @@
-"""A rolling restart: all fronts (front-end processes) and the engine are replaced, and no request
-fails.
+"""A rolling restart: all fronts (gRPC server processes) and the engine are replaced while the
+service accepts requests.
 
 Defines the order. Fronts share their port, so the new front serves before the old one drains. The
 engine ends between two steps, and its requests continue in the next engine.
@@ -17,7 +17,7 @@ from penstock.server.processes.service_processes import ServiceProcesses
 logger = logging.getLogger(__name__)
 
 _AFTER_GRACE_S = 4.0
-"""Time for a front, after the grace period, to refuse the last calls and to write the last
+"""Time for a front, after the grace period, to reject the last calls and to write the last
 messages, in seconds."""
 
 

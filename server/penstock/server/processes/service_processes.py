@@ -1,9 +1,9 @@
 """The processes that a service needs, the tasks that keep them alive, and the ordered shutdown.
 
 A process may be required or not: a process that was replaced may end without being counted as lost.
-In a shutdown the fronts (front-end processes) drain, then the engine ends, then the observer, each
-within its time limit. While a front has requests for an engine that restarts, the shutdown waits
-for that engine.
+In a shutdown the fronts (gRPC server processes) drain, then the engine ends, then the observer,
+each within its time limit. While a front has requests for an engine that restarts, the shutdown
+waits for that engine.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ AFTER_GRACE_S = 1.4
 _ENGINE_EXIT_S = 0.4
 """Minimum time for the engine to exit after the fronts, in seconds; its executor may request
 more."""
-_OBSERVER_EXIT_S = 1.8
+_OBSERVER_EXIT_S = 3.8
 """Time for an observer to exit after all other processes, in seconds."""
 _OBSERVER_TURN_S = 0.5
 """Time after the grace period, in seconds, when an observer receives the command to stop even if
 other processes still run. The observer must send its data in time, and processes that still run
 then are hung and report nothing more."""
-_LAST_EXIT_S = 1.7
+_LAST_EXIT_S = 3.7
 """Time after the grace period when the observer is killed, in seconds, so that shutdown ends within
-two seconds."""
+four seconds. A busy machine must not cost the last spans."""
 Watchers = Mapping[SupervisedProcess, "asyncio.Task[int]"]
 
 

@@ -1,4 +1,4 @@
-"""The sockets of a service: the TCP port that all fronts (front-end processes) share, and the
+"""The sockets of a service: the TCP port that all fronts (gRPC server processes) share, and the
 folder of its Unix sockets.
 
 Checks and reserves the port: a bound SO_REUSEPORT socket that never listens keeps other programs
@@ -81,7 +81,8 @@ class PortUnavailable(Exception):
 
 
 def listen(stack: contextlib.ExitStack, path: Path, backlog: int) -> socket.socket:
-    """Return a listening Unix socket at `path`, which `stack` closes. Raises PortUnavailable."""
+    """Return a listening Unix socket at `path`, which `stack` closes. Raises PortUnavailable if
+    `path` cannot be bound."""
     listener = stack.enter_context(socket.socket(socket.AF_UNIX))
     try:
         listener.bind(str(path))
@@ -94,7 +95,8 @@ def listen(stack: contextlib.ExitStack, path: Path, backlog: int) -> socket.sock
 
 
 def reserve_port(host: str, port: int, *, flag: str, host_flag: str) -> socket.socket:
-    """Return a bound socket; its `getsockname()[1]` is the port (a free one if `port` is 0).
+    """Return a bound socket that does not listen; its `getsockname()[1]` is the port (a free one if
+    `port` is 0).
 
     Raises PortUnavailable, which names the flag to change, if the port is in use or not permitted,
     or if `host` is not a local address.

@@ -56,7 +56,7 @@ def engine_environment(
     """Return the additional environment variables of the engine.
 
     They disable downloads of models, and limit the threads of a torch executor to the cores that
-    the fronts (front-end processes) do not use.
+    the fronts (gRPC server processes) do not use.
     """
     wanted: dict[str, str] = {}
     if executor.kind is not ExecutorKind.SIMULATED:

@@ -1,6 +1,6 @@
 """Keeps one process of the service alive.
 
-Handles the start, restarts with back-off, the detection of repeated crashes, and the planned end.
+Starts the process, restarts it with back-off, detects repeated crashes, and stops it on request.
 """
 
 import asyncio
@@ -112,8 +112,8 @@ class SupervisedProcess:
             self._child.stop(grace_s, is_hand_over=is_hand_over)
 
     def send_engine_lost(self) -> None:
-        """Notify the process, which is a front (front-end process), that no engine will be started
-        again."""
+        """Notify the process, which is a front (gRPC server process), that no engine will be
+        started again."""
         if self._child is not None:
             self._child.send_engine_lost()
 

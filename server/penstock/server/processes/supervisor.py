@@ -1,4 +1,4 @@
-"""The supervisor: starts engine, fronts (front-end processes) and observer, restarts them, and
+"""The supervisor: starts engine, fronts (gRPC server processes) and observer, restarts them, and
 shuts them down in order.
 
 Owns the port, the engine's listening socket, the shared memories and the signal handlers, and
@@ -119,7 +119,7 @@ class Supervisor:
 
     async def run(self) -> int:
         """Serve until a stop is requested, or until the engine or a front has crashed too often.
-        Returns the exit code. Raises CannotStart."""
+        Return the exit code. Raises CannotStart if a process fails before the service is ready."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)

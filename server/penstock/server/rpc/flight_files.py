@@ -31,13 +31,13 @@ from penstock.v1.state_pb2 import WaitReason
 
 def record_steps(data: bytes, max_steps: int | None) -> list[pb.StepRecord]:
     """Return the latest `max_steps` steps (None: all) of the encoded recording `data`, the oldest
-    first."""
+    first. Raises FlightError if `data` is not a valid recording."""
     return list(step_records(FlightReader(data).recording(), max_steps))
 
 
 def perfetto_file(data: bytes, max_steps: int | None) -> bytes:
     """Return the latest `max_steps` steps (None: all) of the encoded recording `data` as a Chrome
-    trace in JSON."""
+    trace in JSON. Raises FlightError if `data` is not a valid recording."""
     return b"".join(timeline_json(FlightReader(data).recording(), num_steps=max_steps))
 
 

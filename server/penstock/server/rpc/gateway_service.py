@@ -37,4 +37,4 @@ class GatewayService(Protocol):
 
 
 GatewayServiceMaker = Callable[[Front, AccessControl], GatewayService]
-"""Creates the service for one front-end process."""
+"""Creates the service for one gRPC server process."""

@@ -1,4 +1,4 @@
-"""Opens one request in a front-end process and writes its stream, for Penstock's API and for
+"""Opens one request in a gRPC server process and writes its stream, for Penstock's API and for
 gateways.
 
 Records the times of the call, takes events and writes messages in a loop, and distinguishes a

@@ -51,7 +51,7 @@ _LARGE_BYTES: Final = 1 << 20
 
 
 class GenerationService:
-    """The handlers of GenerationService, for one front-end process. They raise RequestError or
+    """The handlers of GenerationService, for one gRPC server process. They raise RequestError or
     CallFailed if a request is rejected or fails.
 
     Only Multiplex uses `access`, which authorises callers (None: all are authorised), and
@@ -87,8 +87,8 @@ class GenerationService:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     def on_engine(self) -> None:
-        """Register to be notified of requests that other front-end processes take over. Called when
-        an engine has connected."""
+        """Register to be notified of requests that other gRPC server processes take over. Called
+        when an engine has connected."""
         self._resume.on_engine()
 
     async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
@@ -179,14 +179,15 @@ class ResumeService:
         self._attachments = Attachments(front, self._read)
 
     def on_engine(self) -> None:
-        """Register to be notified of requests that other front-end processes take over. Called at
+        """Register to be notified of requests that other gRPC server processes take over. Called at
         each new connection to an engine."""
         if self._front.port is not None:
             self._front.port.on_detached(self._attachments.on_detached)
 
     async def resume(self, data: bytes, context: Context, caller: Caller) -> None:
         """Deliver the remaining stream of a request, after the tokens that the client has received.
-        Raises RequestError or CallFailed."""
+        Raises RequestError if Resume is disabled or the message is malformed, and CallFailed, with
+        the id of the request, for other errors."""
         front = self._front
         if not front.config.max_resume_grace_s:
             raise refuse_feature("resume")

@@ -95,7 +95,7 @@ class CallFailed(Exception):
 
 class CallAccounts:
     """Opens and closes the accounts (data for the records) of one service's requests, in one
-    front-end process."""
+    gRPC server process."""
 
     def __init__(self, front: Front, service_name: str) -> None:
         self._front = front

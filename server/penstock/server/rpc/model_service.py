@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from penstock.conventions import MAX_PAGE_SIZE
 from penstock.scheduler.executor import Feature
 from penstock.server.front.errors import ErrorReason, refuse, refuse_feature
 from penstock.server.front.front import Front
@@ -43,7 +44,6 @@ from penstock.v1 import model_pb2
 from penstock.v1 import model_service_pb2 as pb
 
 SERVICE_NAME = "penstock.v1.ModelService"
-_MAX_PAGE_SIZE = 1000
 T = TypeVar("T")
 _TOKENS_AT_ONCE = 4096
 """Number of tokens that are added to a message at a time, in about a third of a millisecond."""
@@ -63,8 +63,8 @@ _STREAMS: Final = frozenset(
 
 
 class ModelService:
-    """The handlers of ModelService, for one front-end process. They raise RequestError if a request
-    is rejected.
+    """The handlers of ModelService, for one gRPC server process. They raise RequestError if a
+    request is rejected.
 
     `has_operations` is True if the server has OperationsService on another port.
     """
@@ -96,7 +96,7 @@ class ModelService:
         request = parse(pb.ListModelsRequest, data)
         violations = Violations()
         if request.HasField("page_size"):
-            violations.integer("page_size", request.page_size, 1, _MAX_PAGE_SIZE)
+            violations.integer("page_size", request.page_size, 1, MAX_PAGE_SIZE)
         if request.page_token:
             violations.add("page_token", "is not a token of this server")
         violations.raise_if_any()
@@ -219,8 +219,8 @@ def _handler(path: str, feature: str, wrapper: HandlerWrapper) -> "grpc.RpcMetho
 def model_of(
     front: Front, keepalive: KeepaliveConfig, *, has_operations: bool = False
 ) -> model_pb2.ModelInfo:
-    """Return the description of the one model that a front-end process serves. `has_operations` is
-    True if OperationsService is served on a separate port."""
+    """Return the description of the one model that a gRPC server process serves. `has_operations`
+    is True if OperationsService is served on a separate port."""
     return model_pb2.ModelInfo(
         name=front.model,
         aliases=front.config.model_aliases,

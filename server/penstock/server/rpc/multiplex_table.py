@@ -94,7 +94,7 @@ class MultiplexedRequest:
         return self.account.request_id
 
     def live(self, request: LiveRequest, front: Front) -> None:
-        """Start to write the events of `request`, which `front` (the front-end process) has
+        """Start writing the events of `request`, which `front` (the gRPC server process) has
         accepted."""
         config = front.config
         self.request = request

@@ -64,7 +64,7 @@ class OperationsServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> int:
-        """Start to serve, and return the bound port. Raises OSError if the address cannot be
+        """Start the server and return the bound port. Raises OSError if the address cannot be
         bound."""
         # One process serves operators, so the port must not be shared with another program.
         options = dict(server_options(KeepaliveConfig()))

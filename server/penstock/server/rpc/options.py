@@ -92,8 +92,8 @@ def server_options(
         ("grpc.server.max_pending_requests", 20_000),
         # Between the two limits the core refuses connections at random; equal limits avoid that.
         ("grpc.server.max_pending_requests_hard_limit", 20_000),
-        # Front-end processes share the port, and the supervisor keeps other programs off it. This
-        # is the core's default where the system supports it.
+        # Fronts (gRPC server processes) share the port, and the supervisor reserves it. This is the
+        # core's default where the system supports it.
         ("grpc.so_reuseport", 1),
     )
 

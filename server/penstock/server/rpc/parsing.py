@@ -68,10 +68,10 @@ _MAX_PARTS_CLEARED = 64
 
 
 def parse(message_type: type[M], data: bytes) -> M:
-    """Parse `data`. Raises RequestError.
+    """Return `data`, parsed.
 
-    The reason is INVALID_ARGUMENT if a limit is exceeded, otherwise MALFORMED_REQUEST; if the cause
-    is a string that is not UTF-8, the error has its path.
+    Raises RequestError: INVALID_ARGUMENT if a limit is exceeded; MALFORMED_REQUEST if the bytes are
+    invalid, with the path of the field if it is a string that is not UTF-8.
     """
     _check_counts(message_type, data)
     return _read(message_type, data)

@@ -44,8 +44,8 @@ class ReadingSlots:
     """At most `max_num` slots, of which a caller may hold `max_per_caller`. Call all methods on one
     event loop.
 
-    `yield_after_s` is how long a slot may be held while another caller waits, in seconds. `clock`
-    is the clock of the deadlines; None for that of the running event loop.
+    `yield_after_s` is how long a slot may be held while another read waits for it, in seconds.
+    `clock` is the clock of the deadlines; None for that of the running event loop.
     """
 
     def __init__(

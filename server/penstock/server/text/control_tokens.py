@@ -263,7 +263,7 @@ def escaped_chat(
     """Return the messages and the template data with control tokens marked, and True if there were
     any.
 
-    Raises ControlTokenError.
+    Raises ControlTokenError if a control token cannot be marked.
     """
     escaped = [_escaped_message(message, controls) for message in messages]
     escaped_data = data

@@ -40,7 +40,8 @@ class ModelText:
         num_threads: int = 2,
         max_bytes_per_tenant: int = MAX_BYTES_PER_TENANT,
     ) -> "ModelText":
-        """Load the model's text files from a Hugging Face folder. Raises ModelFilesError."""
+        """Load the model's text files from a Hugging Face folder. Raises ModelFilesError if a file
+        is missing or invalid."""
         return cls(
             ModelFiles.load(path, name=name),
             num_threads=num_threads,

@@ -129,7 +129,8 @@ class Tokenizer:
         return self._bound.min_num_tokens(num_bytes)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
-        """Return the token ids of a client's text, int32 [n]. Raises ControlTokenError."""
+        """Return the token ids of a client's text, int32 [n]. Raises ControlTokenError if the text
+        would become a control token."""
         steps = self._encode(text, add_special_tokens=add_special_tokens, account=TextAccount())
         return run_at_once(steps)
 

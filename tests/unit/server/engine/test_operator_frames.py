@@ -32,6 +32,7 @@ from penstock.server.link.frames import (
 )
 from penstock.server.link.wire import FrameBuffer, LinkError
 from support.link import KEPT_LIMITS, FakeEngine, hello
+from support.patience import PATIENCE_S
 
 ORDER = Command(ticket=5, kind=CommandKind.PROFILE, argument="0.5")
 
@@ -87,13 +88,13 @@ class Observed:
         self.hub = FrontConnections(listener, dispatcher)
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(listener.getsockname())
-        self.socket.settimeout(20.0)
+        self.socket.settimeout(PATIENCE_S)
         self._frames = FrameBuffer()
         self._ready: list[Frame] = []
 
     def send(self, frame: Frame) -> None:
         self.socket.sendall(encode(frame))
-        self.hub.poll(20.0)
+        self.hub.poll(PATIENCE_S)
 
     def next(self) -> Frame:
         while not self._ready:

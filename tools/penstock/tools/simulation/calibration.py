@@ -1,10 +1,10 @@
 """Fits the cost model to measured steps.
 
-Input: a `RecordedStep` per line. The fit minimises the squares of the relative residuals, so that
-long prefills do not dominate decode steps, over non-negative coefficients. The model has four
-coefficients, so there are only sixteen sets of non-zero ones, and all are tried. Steps that took
-far longer than predicted (the first steps, pauses of the machine) are excluded and counted: the
-bound is six robust standard deviations, three to six being usual (Huber and Ronchetti, *Robust
+Input: JSON lines, each a `RecordedStep`. The fit minimises the squares of the relative residuals,
+so that long prefills do not dominate decode steps, over non-negative coefficients. The model has
+four coefficients, so there are only sixteen sets of non-zero ones, and all are tried. Steps that
+took far longer than predicted (the first steps, pauses of the machine) are excluded and counted:
+the bound is six robust standard deviations, three to six being usual (Huber and Ronchetti, *Robust
 Statistics*), but at least half the predicted time. Finally all coefficients are scaled so that the
 predicted total time of the remaining steps equals the measured one, because throughput depends on
 the total time.
@@ -20,14 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.cost_model import CostModel
+from penstock.scheduler.step_fit import SIGMA_OF_MEDIAN
 from penstock.server.observe.recording.trace import RecordedStep
 from penstock.tools.simulation.trace_formats import decoded
 
 _PRICES = ("step_s", "prefill_token_s", "decode_slot_s", "context_token_s")
 _NUM_ROUNDS = 12
 _MAX_SIGMAS = 6.0
-_SIGMA_OF_MEDIAN = 1.4826
-"""Ratio of the standard deviation of a normal distribution to the median of its absolute values."""
 _NEVER_LEFT_OUT = 0.5
 """A step is an outlier only if its relative error is above this, however small the errors of other
 steps.
@@ -140,7 +139,7 @@ def _robust_fit(
         # A step with a predicted time of 0 would have infinite weight in the next round.
         expected = np.maximum(columns @ prices, 1e-3 * seconds)
         errors = (seconds - expected) / expected
-        sigma = _SIGMA_OF_MEDIAN * float(np.median(np.abs(errors)))
+        sigma = SIGMA_OF_MEDIAN * float(np.median(np.abs(errors)))
         was_kept, is_kept = is_kept, errors <= max(_MAX_SIGMAS * sigma, _NEVER_LEFT_OUT)
     return prices, was_kept
 

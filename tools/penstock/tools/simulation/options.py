@@ -334,7 +334,7 @@ def check_report_options(args: argparse.Namespace) -> None:
 
     check_output_folder("--report", args.report)
     if args.png and not has_matplotlib():
-        raise UsageError("--png: needs matplotlib: pip install 'penstock[plots]'")
+        raise UsageError("--png: needs matplotlib: pip install 'penstock[tools]'")
     if args.png and args.report is None:
         raise UsageError("--png: needs --report")
 

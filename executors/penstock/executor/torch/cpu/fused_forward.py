@@ -91,8 +91,8 @@ class CpuFusedForward:
         return added, qkv
 
     def _work(self, batch: Batch) -> tuple[int, int]:
-        """Return the number of multiplications in one layer, and the size of its weights in bytes,
-        both for the model's dtype.
+        """Return the number of multiplications in one layer, and the size of its weights in bytes
+        in the model's dtype, even if they are packed in 8 bits.
         """
         model, counts = self._model, batch.num_tokens.astype(np.int64)
         num_keys = int(counts @ (batch.starts + counts))

@@ -32,12 +32,14 @@ from penstock.executor.torch.serving_info import served_length
 from penstock.executor.torch.step_forward import ForwardPath
 from penstock.executor.torch.step_inputs import Ints
 from penstock.executor.torch.trial_reference import make_reference
-from penstock.executor.torch.whole_sequence import trial_arrays, trial_batch
+from penstock.executor.torch.whole_sequence import (
+    NUM_CHUNK_TOKENS,
+    NUM_TRIAL_TOKENS,
+    trial_arrays,
+    trial_batch,
+)
 
 logger = logging.getLogger(__name__)
-_NUM_TRIAL_TOKENS = 24
-_NUM_CHUNK_TOKENS = 18
-"""Tokens of the trial chunk: more than a block of the usual size, and not a multiple of it."""
 
 
 class WeightsTaken(NotFused):
@@ -66,9 +68,9 @@ def fused_path(
             raise NotFused("its kernels are not compiled here")
     is_int8 = config.quantization == "int8"
     check_packing(tree, kernels, is_int8=is_int8)
-    reference = make_reference(model, tree, _NUM_TRIAL_TOKENS)
+    reference = make_reference(model, tree, NUM_TRIAL_TOKENS)
     num_weight_bytes = weight_bytes(model)
-    num_positions = max(served_length(config, model), _NUM_TRIAL_TOKENS) + 1
+    num_positions = max(served_length(config, model), NUM_TRIAL_TOKENS) + 1
 
     def trial(fused: FusedModel, kv_dtype: torch.dtype) -> Tensor:
         return _trial_logits(fused, kernels, model, config.block_size, kv_dtype)
@@ -124,9 +126,9 @@ def _trial_logits(
     kv_dtype: torch.dtype,
 ) -> Tensor:
     """Run the trial tokens, first a chunk and then single tokens; return their logits
-    [_NUM_TRIAL_TOKENS, vocabulary].
+    [NUM_TRIAL_TOKENS, vocabulary].
     """
-    num_blocks = -(-_NUM_TRIAL_TOKENS // block_size)
+    num_blocks = -(-NUM_TRIAL_TOKENS // block_size)
     pages = KVPages(
         model.shapes,
         num_blocks=num_blocks,
@@ -134,11 +136,11 @@ def _trial_logits(
         dtype=kv_dtype,
         device=model.device,
     )
-    arrays = trial_arrays(fused.embedding, _NUM_TRIAL_TOKENS, block_size)
+    arrays = trial_arrays(fused.embedding, NUM_TRIAL_TOKENS, block_size)
     forward = CpuFusedForward(fused, kernels, pages)
     steps = [
-        (0, _NUM_CHUNK_TOKENS),
-        *((at, 1) for at in range(_NUM_CHUNK_TOKENS, _NUM_TRIAL_TOKENS)),
+        (0, NUM_CHUNK_TOKENS),
+        *((at, 1) for at in range(NUM_CHUNK_TOKENS, NUM_TRIAL_TOKENS)),
     ]
     return torch.cat(
         [forward.run(trial_batch(arrays, start, count), _every).logits for start, count in steps]

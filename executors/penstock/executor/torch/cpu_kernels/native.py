@@ -144,8 +144,8 @@ class NativeKernels:
         self.instructions = instructions
         library: Any = load_library()
         self._library = library
-        # With bfloat16 instructions, oneDNN is as fast for many rows; without them, it takes three
-        # times as long for any number of rows. The baseline instruction set was not measured.
+        # With bfloat16 instructions, oneDNN is as fast for many rows; without them, it is slower
+        # for any number of rows. The baseline instruction set was not measured.
         self.has_fast_bf16_linear = instructions != "baseline"
         for name, arguments in _ARGUMENTS.items():
             function = getattr(library, f"penstock_{name}_{instructions}")

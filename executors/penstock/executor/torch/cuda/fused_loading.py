@@ -22,7 +22,6 @@ from penstock.executor.torch.cuda.fused_executor import FusedExecutor, FusedPart
 from penstock.executor.torch.cuda.fused_forward import CudaFusedForward, Ends
 from penstock.executor.torch.cuda.page_attention import HeadLayout, PageAttention
 from penstock.executor.torch.cuda.trial_steps import (
-    NUM_TRIAL_TOKENS,
     run_widest_step,
     trial_logits,
 )
@@ -38,6 +37,7 @@ from penstock.executor.torch.resources import weight_bytes
 from penstock.executor.torch.rotary_table import RotaryTable, make_rotary_table
 from penstock.executor.torch.serving_info import served_length, serving_info
 from penstock.executor.torch.trial_reference import TrialReference, make_reference
+from penstock.executor.torch.whole_sequence import NUM_TRIAL_TOKENS
 
 logger = logging.getLogger(__name__)
 _MIN_SLOTS = 2

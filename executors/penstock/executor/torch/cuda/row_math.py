@@ -129,8 +129,8 @@ class RowMath:
             shape = (rows.values.shape[0], projection.weight.shape[0])
             out = scratch.empty(name, shape, rows.values.dtype)
             return Product(self._projection.project(rows.values, projection, out), None, projection)
-        # Unscaled, because a call that scales by row and column takes twice as long. torch has no
-        # public name for this function.
+        # Unscaled, because a call that scales by row and column is slower. torch has no public
+        # name for this function.
         values = torch._scaled_mm(  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
             rows.values,
             projection.transposed,

@@ -12,13 +12,14 @@ from torch import Tensor
 from penstock.executor.torch.cuda.device_queue import DeviceQueue
 from penstock.executor.torch.cuda.fused_forward import CudaFusedForward, empty_row_tokens
 from penstock.executor.torch.cuda.row_staging import RowStaging
-from penstock.executor.torch.whole_sequence import trial_arrays, trial_batch
+from penstock.executor.torch.whole_sequence import (
+    NUM_CHUNK_TOKENS,
+    NUM_TRIAL_TOKENS,
+    trial_arrays,
+    trial_batch,
+)
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.slot_arrays import SlotArrays
-
-NUM_TRIAL_TOKENS = 24
-_NUM_CHUNK_TOKENS = 18
-"""Tokens of the trial chunk: more than a block of the usual size, and not a multiple of it."""
 
 
 def trial_logits(model: CudaFusedForward, queue: DeviceQueue, block_size: int) -> Tensor:
@@ -30,7 +31,7 @@ def trial_logits(model: CudaFusedForward, queue: DeviceQueue, block_size: int) -
     arrays = trial_arrays(model.ends.embedding, NUM_TRIAL_TOKENS, block_size)
     staging = RowStaging(queue, max_rows=2, scratch=(1, arrays.block_table.shape[1]))
     rows = staging.stage_packed(
-        trial_batch(arrays, 0, _NUM_CHUNK_TOKENS),
+        trial_batch(arrays, 0, NUM_CHUNK_TOKENS),
         tokens_a_tile=model.tokens_a_tile,
         table_width=arrays.block_table.shape[1],
     )
@@ -39,7 +40,7 @@ def trial_logits(model: CudaFusedForward, queue: DeviceQueue, block_size: int) -
     every = torch.arange(rows.num_tokens, dtype=torch.int32, device=queue.device)
     found = [model.head(hidden, every)]
     staged = staging.empty_rows()
-    for position in range(_NUM_CHUNK_TOKENS, NUM_TRIAL_TOKENS):
+    for position in range(NUM_CHUNK_TOKENS, NUM_TRIAL_TOKENS):
         num_rows = 1 + position % 2
         staging.stage_decodes(trial_batch(arrays, position, 1), staged, num_rows)
         logits = found[0].new_empty((num_rows, model.vocab_size))

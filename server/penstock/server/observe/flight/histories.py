@@ -30,7 +30,11 @@ _RANK = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDetails:
-    """The ids and options of a request. `trace_id` is hexadecimal, empty if there is none."""
+    """The ids and options of a request. `trace_id` is hexadecimal, empty if there is none.
+
+    Arrival and deadlines are seconds on the monotonic clock; a deadline is infinite if there is
+    none.
+    """
 
     request_id: str
     tenant: str
@@ -46,7 +50,10 @@ class RequestDetails:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class QueueInterval:
-    """An interval in the queue. `end_s` is infinite while the request waits."""
+    """An interval in the queue. `end_s` is infinite while the request waits.
+
+    `num_ahead` is the number of requests that were queued ahead of it; None after a preemption.
+    """
 
     start_s: float
     end_s: float = inf
@@ -55,7 +62,7 @@ class QueueInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedChunk:
-    """The part of a prefill that one step computed. The step was launched at `at_s`."""
+    """A chunk of a prefill: the tokens that one step computes. The step was launched at `at_s`."""
 
     step: int
     at_s: float
@@ -83,7 +90,7 @@ class RequestHistory:
     """The history of one output of a request, which the engine identifies by `key`.
 
     `asked` has the ids and options of the request, None if their row was overwritten. `end` is
-    FINISHED or FAILED, None while the output is live. `reason` is its FinishReason or
+    FINISHED or FAILED, None while the output is live. `reason` is the value of its FinishReason or
     FailureReason. `end_step` is the step whose result was processed last when it ended.
     `num_output_tokens` is the count in the last event that has a count of output tokens.
     """
@@ -110,7 +117,8 @@ class RequestHistory:
         return f"{self.asked.request_id}{number}"
 
     def waited_s(self, until_s: float) -> float:
-        """Return the seconds in the queue, up to `until_s` if the request still waits."""
+        """Return the total time in the queue in seconds; a wait that has not ended counts up to
+        `until_s`."""
         return sum(min(wait.end_s, until_s) - wait.start_s for wait in self.waits)
 
 
@@ -125,7 +133,8 @@ def begin_s(recording: Recording) -> float:
 
 
 def end_s(recording: Recording) -> float:
-    """Return the latest recorded time: that of the copy, or of the last step, event or launch."""
+    """Return the latest recorded time in seconds (monotonic clock): that of the copy, or of the
+    last step, event or launch."""
     steps, events, launch = recording.steps, recording.events, recording.last_launch
     known = [recording.copied_s]
     if len(steps):

@@ -55,7 +55,8 @@ STEP = np.dtype(
         ("updated_s", "<f8"),
         # The inter-token latency of this step: the time from the previous step's result to this
         # one's, for the `num_itl` rows that decoded in this step and got a token; NaN if there was
-        # none. Each such row got its last token in the previous step. A request that was preempted
+        # none. Each such row got its last token in the previous step, except paused decodes: their
+        # time without tokens is added in the step that resumes them. A request that was preempted
         # gets its next token from a prefill, so that gap is not included. For a self-paced engine
         # (see `FlightFacts`): the mean over the requests that got tokens in this iteration, each
         # since its previous tokens; requests that ended in it are not included.
@@ -153,9 +154,10 @@ _MAX_MODEL_CHARS = 200
 class EventKind(enum.IntEnum):
     """The kind of an event of one request.
 
-    CHUNK is written when its step is launched, so that the requests of a step that never returned
-    are known. All other events are written at the end of an iteration. PREFIX_FOUND has the number
-    of tokens found in the executor's own cache, which replaces the prediction of ADMITTED.
+    CHUNK is written when its step is launched, so that a recording also has the requests of a step
+    that never returned. All other events are written at the end of an iteration. PREFIX_FOUND has
+    the number of tokens found in the cache of an executor that manages its blocks itself; it
+    replaces the prediction of ADMITTED.
     """
 
     QUEUED = 1
@@ -202,7 +204,8 @@ class Geometry:
     def of_header(cls, header: bytes, num_bytes: int) -> "Geometry":
         """Return the geometry in the header of a shared-memory region or file of `num_bytes` bytes.
 
-        Raises FlightError if it is not a recording, is truncated, or has another layout version.
+        Raises FlightError if the header is invalid or has another layout version, or if
+        `num_bytes` is not the size that it implies (the recording is truncated).
         """
         if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
             raise FlightError("is not a flight recording")
@@ -226,7 +229,8 @@ class Geometry:
                 )
 
     def offset(self, ring: int) -> int:
-        """Return the offset of ring number `ring` in bytes; for 3, the end of the last ring."""
+        """Return the offset of ring number `ring` (0 to 2) in bytes; for 3, the end of the last
+        ring."""
         at = HEADER_BYTES
         for row, num in zip(RINGS[:ring], self.num_rows[:ring], strict=True):
             at += -(-row.itemsize * num // _PAGE_BYTES) * _PAGE_BYTES
@@ -242,9 +246,10 @@ class Geometry:
 class FlightFacts:
     """Metadata of the recorded engine. `block_size` is in tokens.
 
-    `epoch` increases with every start of an engine. `clock_s` and `unix_s` are the same time on the
-    monotonic clock and in seconds since 1970. If `is_self_paced`, the executor schedules its own
-    batches; a step is then one iteration that collects available results, without a predicted time.
+    `epoch` increases with every start of an engine. `clock_s` and `unix_s` are the start of the
+    recording, in seconds on the monotonic clock and in seconds since 1970. If `is_self_paced`, the
+    executor schedules its own batches; a step is then one iteration that collects available
+    results, without a predicted time.
     """
 
     model: str

@@ -1,8 +1,8 @@
 """The shared memory of a flight recorder, and its writer.
 
 Creates and maps the memory. Writes in an order that permits concurrent readers: first the row, then
-the count that includes it. The memory exists while a process has its descriptor open, so nothing is
-lost when the engine is killed. The rows are not interpreted here.
+the count that includes it. The memory exists while any process has its descriptor open, so nothing
+is lost when the engine is killed. This module does not interpret the rows.
 """
 
 import functools
@@ -92,7 +92,7 @@ _MAX_BATCH = 16
 
 
 class RingMemory:
-    """The mapped memory, for the one process that writes to it. Earlier content is discarded.
+    """The mapped memory, for its only writer. The constructor discards earlier content.
 
     `totals` has the counts of `layout.TOTALS` as 8-byte words, so that readers never see a
     partially written count. The first three are the row counts of the rings. The constructor raises
@@ -128,7 +128,8 @@ class RingMemory:
         return append
 
     def append(self, ring: int, *values: object) -> None:
-        """Add one row. For many rows `appender` is faster."""
+        """Add one row, with its fields in order as `values`. For many rows, `appender` is
+        faster."""
         self.appender(ring)(*values)
 
     def batch_appender(self, ring: int) -> Callable[[list[object]], None]:

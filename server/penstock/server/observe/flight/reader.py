@@ -1,7 +1,7 @@
 """Reads a flight recording: the memory while an engine writes to it, a copy of it, or a file.
 
 Readers never get partial rows: counts are read before and after the rows are copied, and rows that
-may have been overwritten are dropped. The writer never waits.
+may have been overwritten are dropped. Readers never block the writer.
 
 Also manages the files that are written for a running or ended engine: folder, names, permissions
 and the number of files kept.
@@ -59,7 +59,8 @@ _MAX_PARTIAL_AGE_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRecord:
-    """A step launched at `at_s`, with its numbers of rows and of prefill tokens."""
+    """A step launched at `at_s` (monotonic clock, in seconds), with its numbers of rows and of
+    prefill tokens."""
 
     step: int
     at_s: float
@@ -124,7 +125,7 @@ class FlightReader:
 
     @property
     def totals(self) -> dict[str, int]:
-        """Counts since the start of the engine, by name; see `layout.TOTALS`."""
+        """Counts since the start of the engine, by their names in `layout.TOTALS`."""
         return dict(zip(TOTALS, self._totals.tolist(), strict=True))
 
     def new_steps(self) -> tuple[NDArray[Any], int]:
@@ -169,8 +170,8 @@ class FlightReader:
         raise FlightError("contains no engine's record, or one that has just started")
 
     def copy(self, now: float) -> bytes:
-        """Copy the memory at time `now` in the file format. Rows that may have been overwritten
-        meanwhile are marked invalid.
+        """Return a copy of the memory in the file format. `now` is the time on the monotonic clock.
+        Rows that may have been overwritten during the copy are marked invalid.
 
         Raises FlightError if no engine has written yet, or one is initialising the memory.
         """

@@ -6,7 +6,7 @@ slot, with prefill chunks and decode inside. The queue: a slice for each wait; o
 are on separate lanes. A flow connects each request from the queue through its slots to the step
 that ended it. The functions have no side effects.
 
-Also writes the format: "Trace Event Format", Chromium project.
+The file format is the "Trace Event Format" of the Chromium project.
 
 Behaviour of viewers beyond the format, and the workarounds:
 
@@ -49,7 +49,8 @@ _MAX_TRACKS = 1_000_000
 
 
 class TimelineLanes:
-    """Assigns overlapping intervals to lanes, which are parallel tracks. Adds lanes as needed."""
+    """Assigns overlapping intervals to lanes, which are parallel tracks. Adds a lane if all are
+    occupied. `num` is the number of lanes."""
 
     def __init__(self) -> None:
         self.num = 0
@@ -373,15 +374,15 @@ class TraceEvents:
         self._events.append((at, _MARK, 0, {**self._event("i", track, at, name, args), "s": "t"}))
 
     def counter(self, pid: int, name: str, at_s: float, values: dict[str, float]) -> None:
-        """Add counter values that apply from `at_s`."""
+        """Add counter values, by name, that apply from `at_s` on."""
         at = self._ns(at_s)
         self._events.append((at, _MARK, 0, self._event("C", (pid, 0), at, name, values)))
 
     def flow(self, number: int, name: str, points: list[tuple[tuple[int, int], int]]) -> None:
-        """Add a flow through slices: one point (track, nanoseconds) in each slice, in order of
-        time.
+        """Add a flow through slices: one point (track, nanoseconds since `base_s`) in each slice,
+        in order of time.
 
-        Fewer than two points draw nothing.
+        With fewer than two points, nothing is added.
         """
         if len(points) < 2:
             return

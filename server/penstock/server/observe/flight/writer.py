@@ -1,9 +1,9 @@
 """Writes the flight record of an engine, on the engine's thread.
 
-An iteration is one run of the engine's step function, which may return the result of a step. Stores
-the state of live requests between events. Per step it packs one row and copies one column of the
-slot arrays. Python code runs per event (admission, chunk, first token, end), never per running
-request, so the cost is negligible. It does not read the content of requests.
+An iteration is one run of the engine's step function, which may return the result of a step. The
+writer keeps the state of live requests between events. Per step it packs one row and copies one
+column of the slot arrays. Python code runs per event (admission, chunk, first token, end), never
+per running request. The writer does not read the content of requests.
 """
 
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ from penstock.server.tenants import own_request_id
 
 
 class IterationGaps:
-    """Inter-token latency in the `num_slots` slots of a self-paced engine, whose executor schedules
-    its own batches."""
+    """Measures the inter-token latency in the `num_slots` slots of a self-paced engine, whose
+    executor schedules its own batches."""
 
     def __init__(self, num_slots: int) -> None:
         self._last_s: NDArray[np.float64] = np.full(num_slots, nan)
@@ -58,7 +58,7 @@ class IterationGaps:
 
         `known`, an int32 array, has the number of tokens of each slot after the previous iteration.
         `now` is the time of this iteration's result in seconds; it is recorded for the slots that
-        got tokens.
+        got tokens. `arrays` is None before the first launch.
         """
         if arrays is None:
             return nan, 0
@@ -161,7 +161,7 @@ class FlightWriter:
             self._outputs[specs[0].key] = tuple(spec.key for spec in specs)
 
     def note_launch(self, batch: Batch, chunks: Sequence[PrefillChunk], launched_s: float) -> None:
-        """Record the launch of a step and the events of its prefill chunks, before the launch."""
+        """Record a step, and the events of its prefill chunks, shortly before its launch."""
         self._arrays = batch.arrays
         for request in batch.admitted:
             self._granted[request.spec.key] = request.slot
@@ -211,8 +211,8 @@ class FlightWriter:
     def _note_chunks(
         self, step: int, chunks: Sequence[PrefillChunk], launched_s: float
     ) -> tuple[int, int]:
-        """Record chunks; with a self-paced executor, only the first chunk of each prompt. Returns
-        the number of chunks recorded and the number of their tokens."""
+        """Record chunks; with a self-paced executor, only the first chunk of each prompt. Return
+        the number of recorded chunks and the number of their tokens."""
         num_new = num_tokens = 0
         for chunk in chunks:
             key, count = chunk.request.spec.key, chunk.count
@@ -274,7 +274,7 @@ class FlightWriter:
         self._totals[_PREEMPTED] += 1
 
     def _note_first_tokens(self, events: StepEvents, note: StepNote | None) -> int:
-        """Record first tokens since admission. Returns the number of requests that got one."""
+        """Record the first tokens since admission. Return the number of requests that got one."""
         first = self._first_of(events.keys, note)
         if not first:
             return 0

@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to stderr. If a line cannot be written, reports the place in the code that logged
-    it."""
+    """Writes to stderr."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        """Report the place in the code that logged the line, and the type of the exception.
+        """Report on stderr the place in the code whose line could not be written, and the type of
+        the exception.
 
         The base class would also write the arguments of the line, which may quote a client.
         """

@@ -5,14 +5,14 @@ id.
 
 The type and the frames of an exception are always logged, its message only if it is safe. The
 message of an exception raised while a request is handled may quote the request ("invalid literal:
-'...'"), so messages are logged only from these sources:
+'...'"), so without `has_foreign_text` messages are logged only from these sources:
 
-- Penstock's own exceptions, except those of packages that handle client data; the part after a
-  colon may quote the cause of the exception, so it is removed if there is a cause;
+- Penstock's exceptions, except those of packages that handle client data; the part after a colon
+  may quote the cause of the exception, so it is removed if a cause is of another source;
 - errors of the operating system, by their number;
-- errors of device drivers, which do not contain request data.
+- MemoryError and the errors of device drivers, which do not contain request data.
 
-A process that cannot start logs the full message of the error in its one line.
+A process that cannot start logs one line with the full message of the error.
 """
 
 import json
@@ -72,8 +72,8 @@ class Frame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedException:
-    """One exception. `words` is its message, empty if it is not logged. `frames` are outermost
-    first."""
+    """One exception: its qualified type name `kind`, its message `words` (empty if it is not
+    logged) and its frames, the outermost first."""
 
     kind: str
     words: str

@@ -69,7 +69,8 @@ MAX_STATUS_CALLS: Final = 4
 """Maximum number of concurrent status queries. It is less than `http.MAX_CALLS`, so that a slow
 engine does not block the page."""
 MAX_REQUESTS: Final = 500
-"""Maximum number of listed requests, the oldest first. The total number is listed too."""
+"""Maximum number of requests in `requests`, the oldest first; `num_requests` is the total
+number."""
 MAX_AGE_S: Final = 0.5
 TIMEOUT_S: Final = 5.0
 

@@ -24,8 +24,8 @@ _REQUEST_SECONDS_ENDS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96,
     81.92, 163.84, 327.68, 655.36, 1310.72, 2621.44,
 )  # fmt: skip
-"""Bucket bounds for whole requests, in seconds: those of the OpenTelemetry conventions, and bounds
-below and above."""
+"""Bucket bounds for the durations of requests and of their long phases, in seconds: those of the
+OpenTelemetry conventions, and bounds below and above."""
 _OVERHEAD_SECONDS_ENDS: Final = (
     0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
     0.1, 0.25, 1.0,
@@ -99,7 +99,8 @@ def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -
     return _all[-1]
 
 
-# Requests. Counters are totals from the front-end processes, so dropped records do not affect them.
+# Requests. Counters are totals from the gRPC server processes, so dropped records do not affect
+# them.
 REQUESTS: Final = _counter(
     "requests_total", "Requests that ended.", "method", "code", "reason", "finish_reason"
 )

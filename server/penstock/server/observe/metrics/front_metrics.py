@@ -1,4 +1,4 @@
-"""Metrics from the heartbeats of fronts (front-end processes), and from records of ended requests.
+"""Metrics from the heartbeats of fronts (gRPC server processes) and records of ended requests.
 
 Requests are counted from heartbeats, because records may be lost, as totals over all fronts that
 have ever run. When a front dies, its counts are kept, including records newer than its last
@@ -14,7 +14,7 @@ from penstock.server.observe.frames import Heartbeat, OutcomeCount
 from penstock.server.observe.metrics import catalogue, labels
 from penstock.server.observe.metrics.catalogue import MetricSpec
 from penstock.server.observe.metrics.tables import MetricTables
-from penstock.server.observe.request_record import RequestRecord, SegmentKind
+from penstock.server.observe.request_record import ENGINE_LOST, RequestRecord, SegmentKind
 
 _MAX_GONE = 256
 """Maximum number of disconnected fronts whose counts are kept, because a front may reconnect."""
@@ -60,7 +60,7 @@ class FrontMetrics:
             tables.counter(catalogue.REQUESTS).begin(generate, "OK", labels.NONE, finish_reason)
 
     def take_records(self, records: Sequence[RequestRecord]) -> None:
-        """Store the outcomes, in case the front dies before its next heartbeat."""
+        """Count the outcomes, in case the front dies before its next heartbeat."""
         for record in records:
             end = OutcomeCount(
                 method=record.method,
@@ -233,7 +233,7 @@ class RequestMetrics:
         waited = counter(catalogue.QUEUE_WAIT)
         for segment in record.segments:
             if segment.is_engine_lost:
-                waited.add(segment.end_s - segment.start_s, labels.ENGINE_LOST)
+                waited.add(segment.end_s - segment.start_s, ENGINE_LOST)
             if (wait := segment.wait) is None:
                 continue
             waited.add(wait.blocks_s, "blocks")

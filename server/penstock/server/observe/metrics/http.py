@@ -267,7 +267,7 @@ class MetricsServer:
         )
 
     def start(self) -> None:
-        """Start to serve."""
+        """Start the thread that serves requests."""
         self._thread.start()
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 from penstock.scheduler.events import WaitReason
 from penstock.scheduler.request import FinishReason
 from penstock.server.error_reason import ErrorReason
+from penstock.server.observe.request_record import ENGINE_LOST
 from penstock.server.observe.status_codes import STATUS_NAMES
 
 OTHER: Final = "other"
@@ -53,7 +54,6 @@ REJECTIONS: Final = frozenset(
     )
 )
 """Reasons to reject a valid request because of the state of the service."""
-ENGINE_LOST: Final = "engine_lost"
 WAIT_REASONS: Final = (*(reason.name.lower() for reason in WaitReason), OTHER, ENGINE_LOST)
 """The values of a wait's reason.
 

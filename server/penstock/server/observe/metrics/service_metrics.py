@@ -143,7 +143,7 @@ class ServiceMetrics(ServiceListener, Collector):
             self._fronts.take_records(records)
 
     def take_heartbeat(self, beat: Heartbeat) -> None:
-        """Add the heartbeat of a front (front-end process)."""
+        """Add the heartbeat of a front (gRPC server process)."""
         with self._lock:
             self._fronts.take_heartbeat(beat)
             self._steps.take_up(self._fronts.epoch, self._fronts.is_engine_up)

@@ -58,8 +58,8 @@ class StepMetrics:
         gauge(catalogue.MAX_RUNNING).set(info.max_num_seqs)
 
     def take_up(self, epoch: int, is_up: bool) -> None:
-        """Record whether fronts (front-end processes) are connected to an engine, and its epoch. A
-        dead engine has no load."""
+        """Record whether a front (gRPC server process) is connected to an engine, and the
+        epoch of that engine. Without an engine, `set_gauges` sets the load to zero."""
         self._enter(epoch)
         self._is_up = is_up
         self._tables.gauge(catalogue.ENGINE_UP).set(float(is_up))

@@ -32,7 +32,8 @@ class CounterTable:
             self.begin()
 
     def begin(self, *labels: str) -> None:
-        """Create the series with value 0."""
+        """Create the series with value 0, if it does not exist. Raises ValueError for a wrong
+        number of labels."""
         self._values.setdefault(_checked(self._spec, labels), 0)
 
     def add(self, amount: float, *labels: str) -> None:
@@ -66,7 +67,7 @@ class GaugeTable:
             self.set(0)
 
     def set(self, value: float, *labels: str) -> None:
-        """Set the value."""
+        """Set the value of a series. Raises ValueError for a wrong number of labels."""
         self._values[_checked(self._spec, labels)] = value
 
     def value(self, *labels: str) -> float:
@@ -93,7 +94,8 @@ class _Distribution:
 
 
 class HistogramTable:
-    """One histogram, by label values. Raises ValueError unless its buckets increase."""
+    """One histogram, by label values. The constructor raises ValueError unless its buckets
+    increase."""
 
     def __init__(self, spec: MetricSpec) -> None:
         self._spec = _of_kind(spec, MetricKind.HISTOGRAM)

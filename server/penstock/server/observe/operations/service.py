@@ -1,7 +1,7 @@
 """Implements the operations service in the observer process.
 
-Queries other processes, with time limits. A hung engine or front (front-end process) is left out of
-the response. If no process answers, the response is an error.
+Queries other processes, with time limits. An engine or front (gRPC server process) that does
+not respond in time is left out of the response. If no process responds, the result is an error.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ Merge = Callable[[tuple[LiveView, ...], tuple[FrontView, ...]], tuple[RequestVie
 class Operations:
     """The operations of a service. Runs on the observer's event loop.
 
-    `send_to_supervisor` sends messages that concern the whole service to the supervisor.
+    `send_to_supervisor` sends a message to the supervisor.
     `carry_out` executes commands in this process. `merge` merges the views of engine and fronts.
     `flight` is None without a flight recorder.
     """
@@ -85,10 +85,10 @@ class Operations:
         return await asyncio.shield(self._looking)
 
     async def drain(self, timeout_s: float | None) -> int:
-        """Start to drain, and return the number of live requests.
+        """Request the supervisor to drain the service; return the number of live requests.
 
-        `timeout_s` None means the configured grace period. Raises OperationsError for an invalid
-        timeout.
+        If `timeout_s` is None, the configured grace period applies. Raises OperationsError unless
+        `timeout_s` is finite and not negative.
         """
         if timeout_s is not None and not (timeout_s >= 0 and math.isfinite(timeout_s)):
             raise OperationsError(f"timeout must be 0 or more seconds, not {timeout_s:g}")

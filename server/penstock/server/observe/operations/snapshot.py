@@ -2,8 +2,9 @@
 
 Defines the values, which correspond to `penstock.v1.ServerStats` but do not use protobuf. Merges
 the engine's and the fronts' views of a request: the engine has outputs (state, blocks, queue
-position), a front (front-end process) has requests (phase, history, backlog). If only one of them
-has a request, it is returned with the fields of that one. Durations are seconds; None: unknown.
+position), a front (gRPC server process) has requests (phase, history, backlog). A request
+that only one of them has is returned with the fields of that one. Durations are seconds; None:
+unknown.
 """
 
 import math
@@ -48,8 +49,8 @@ class ModelSnapshot:
     """The state of the engine of one model. Rates are over the last ten seconds, totals since the
     start.
 
-    `num_rejected` is the number of rejected requests. Cancelled requests are also counted in
-    `num_completed`.
+    `num_accepted` is the number of requests submitted to the engine. Cancelled requests are also
+    counted in `num_completed`.
     """
 
     model: str
@@ -86,7 +87,7 @@ class ModelSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontSnapshot:
-    """The state of one front process. `index` is its front id."""
+    """The state of one front process, from its last heartbeat. `index` is its front id."""
 
     index: int
     pid: int

@@ -1,8 +1,8 @@
 """Records the requests and the step durations of a serving engine in files, without delaying it.
 
 The engine's thread appends to a list, and a separate thread writes lines about once per second. A
-failure is logged once and ends the recording, not the service. Files have whole lines, mode 0600
-and limited size.
+failure is logged once and ends the recording, not the service. Files contain only complete lines,
+have mode 0600, and are limited in size.
 """
 
 import logging
@@ -46,7 +46,7 @@ class RecordFile:
         """Append lines up to the size limit. At the first line that would exceed it, sets `is_full`
         and stops.
 
-        Raises OSError if writing fails; the file still ends with a whole line.
+        Raises OSError if writing fails; the file then still ends with a complete line.
         """
         taken: list[bytes] = []
         room = self._max_bytes - self._num_bytes

@@ -12,12 +12,12 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from typing import Final
 from urllib.parse import unquote
 
 from penstock.scheduler.events import Stay, Wait
 from penstock.server.observe.config import TracingConfig
 from penstock.server.observe.request_record import (
+    ENGINE_LOST,
     RequestOptions,
     RequestRecord,
     Segment,
@@ -201,8 +201,6 @@ def _name(text: str) -> str:
     return text if _NAME.fullmatch(text) else UNKNOWN_NAME
 
 
-ENGINE_LOST: Final = "engine_lost"
-"""Wait reason and outcome: the engine of the request died, and no new engine was ready yet."""
 _WAIT_PARTS = (
     (keys.QUEUE_BLOCKS, "blocks"),
     (keys.QUEUE_SLOTS, "slots"),

@@ -10,21 +10,23 @@ and circular references.
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn, cast
 from urllib.parse import unquote
 
 from penstock.scheduler.executor import Feature
 from penstock.scheduler.request import Constraint, ConstraintKind
+from penstock.server.front.errors import CONSTRAINT_PATHS
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.v1 import options_pb2 as pb
 from penstock.v1.generation_service_pb2 import GenerateRequest
 
-_SCHEMA = "constraint.json_schema.schema"
-_PATTERN = "constraint.regex.pattern"
-_GRAMMAR = "constraint.grammar.ebnf"
-_CHOICES = "constraint.choice.choices"
+_SCHEMA = CONSTRAINT_PATHS[ConstraintKind.JSON_SCHEMA]
+_PATTERN = CONSTRAINT_PATHS[ConstraintKind.REGEX]
+_GRAMMAR = CONSTRAINT_PATHS[ConstraintKind.GRAMMAR]
+_CHOICES = CONSTRAINT_PATHS[ConstraintKind.CHOICE]
 
 _ROOT_RULE = re.compile(r"^[ \t]*root\s*::=", re.MULTILINE)
 MAX_DEPTH: Final = 64
@@ -72,7 +74,6 @@ _GRAMMAR_TOKEN: Final = re.compile(
 _FAR_CHARACTER: Final = re.compile(
     r"\\(?:[uUx]\{(?P<braced>[0-9A-Fa-f]*+)\}|U(?P<long>[0-9A-Fa-f]{8})|.)", re.DOTALL
 )
-_LAST_CODE_POINT: Final = 0x10FFFF
 _TOO_FAR: Final = "names a character beyond U+10FFFF"
 _REF_LOOP: Final = "has a $ref that leads to itself"
 _MOST_DIGITS: Final = 9
@@ -422,7 +423,7 @@ def _is_beyond_unicode(text: str) -> bool:
     empty character class."""
     for found in _FAR_CHARACTER.finditer(text):
         digits = (found["braced"] or found["long"] or "").lstrip("0")
-        if len(digits) > _MOST_DIGITS or int(digits or "0", 16) > _LAST_CODE_POINT:
+        if len(digits) > _MOST_DIGITS or int(digits or "0", 16) > sys.maxunicode:
             return True
     return False
 

@@ -361,7 +361,7 @@ def read_resumption(
     request: GenerateRequest, limits: Limits, violations: Violations
 ) -> Resumption | None:
     """Return how long the request is kept for Resume, and its serialised message, with which
-    another front-end process can resume it.
+    another gRPC server process can resume it.
 
     Returns None if the request is not resumable.
     """

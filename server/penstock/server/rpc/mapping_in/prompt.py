@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.server.front.generation import ChatInput, LongTokenInput, TextInput, TokenInput
 from penstock.server.front.limits import Limits
+from penstock.server.front.prompt_tokens import WINDOW_PATH
 from penstock.server.front.submission import refuse_prompt
 from penstock.server.rpc.mapping_in.violations import MAX_KEPT, Violations
 from penstock.server.rpc.parsing import MAX_PARTS
@@ -34,7 +35,6 @@ _NO_IDS: Final = TokenInput(ids=())
 TEXT_PATH = "text_prompt.text"
 TOKENS_PATH = "token_prompt.ids"
 CHAT_PATH = "chat_prompt.messages"
-WINDOW_PATH = "chat_prompt.window_tokens"
 REFUSED_FIELDS: Final[Mapping[str, str]] = {"chat_prompt.messages.parts.image": "images"}
 """Fields that are always rejected: path in GenerateRequest -> feature that the error names."""
 _MAX_NAME_CHARS: Final = 64
@@ -271,8 +271,8 @@ class _Values:
 
 
 def _number(value: float) -> int | float:
-    """Return `value`, as an integer if it is whole, because templates print it. Raises ValueError
-    if it is not finite."""
+    """Return `value`, as an int if it is an integer of at most 2**53, because templates print it.
+    Raises ValueError if it is not finite."""
     if not math.isfinite(value):
         raise ValueError("not finite")
     return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT else value

@@ -8,6 +8,7 @@ from typing import Final
 
 from google.protobuf.duration_pb2 import Duration
 
+from penstock.conventions import MAX_DURATION_S
 from penstock.server.front.errors import (
     ErrorReason,
     FieldViolation,
@@ -19,8 +20,6 @@ from penstock.server.front.errors import (
 MAX_KEPT: Final = 1000
 """Maximum number of violations that are kept, because a malicious message can have a million of
 them."""
-_MAX_DURATION_S = 315_576_000_000
-"""The maximum of google.protobuf.Duration."""
 _NANOS = 1_000_000_000
 
 
@@ -122,7 +121,7 @@ class Violations:
         self,
         path: str,
         value: Duration,
-        max_s: float = _MAX_DURATION_S,
+        max_s: float = MAX_DURATION_S,
         *,
         can_be_zero: bool = False,
     ) -> float:

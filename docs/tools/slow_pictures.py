@@ -5,7 +5,7 @@ Each case runs twice, first without and then with the settings that the page rec
 figures from the clients, Prometheus and `penstock timeline` replace the text between the page's
 marker comments.
 
-    python benchmarks/slow_pictures.py [--only blocks,flood] [--keep DIR]
+    python docs/tools/slow_pictures.py [--only CASE]...
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import asyncio
 import dataclasses
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -23,9 +22,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+# The services and the load are those of the benchmarks.
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import picture_timeline
 from load import LoadRequest, Seen, open_loop, sending
@@ -33,36 +33,20 @@ from penstock.client import NO_RETRY, ChannelConfig, Client, PenstockError, Sync
 from penstock.server.cli.top_state import TopState
 from services import Service, service
 from slow_cases import Case, cases
-from slow_site import CaseResults, Prometheus, block, with_results
+from slow_site import Prometheus, Run, block, with_results
 from usage import needing
 
 with needing("top"):
     from picture_top import top_svg
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-# One example of the output of `penstock timeline`, and one for an engine that died.
-SUMMARISED = ("blocks", "killed")
+DOCS = Path(__file__).resolve().parents[1]
 PICTURES = DOCS / "pictures"
 PAGE = DOCS / "why-is-it-slow.md"
-_FOLDER = re.compile(r"/\S*/(?=penstock-flight-)")
 _LOOK_EVERY_S = 0.25
 _BEATS_S = 1.6
 """Seconds until Prometheus has the last state of the fronts, which report once per second;
 Prometheus scrapes four times per second.
 """
-
-
-@dataclass(slots=True, kw_only=True)
-class Run:
-    """The results of one run. `trace`: the file of `penstock timeline`; `summary`: its printed
-    output."""
-
-    answers: list[Seen] = field(default_factory=list[Seen])
-    values: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
-    trace: dict[str, Any] = field(default_factory=dict[str, Any])
-    summary: str = ""
-    top: str = ""
-    log: str = ""
 
 
 class NarrowLine(ChannelConfig):
@@ -87,6 +71,7 @@ class Load(threading.Thread):
         self.answers: list[Seen] = []
 
     def run(self) -> None:
+        """Send the requests and keep what the clients saw."""
         self.answers = asyncio.run(self._drive())
 
     async def _drive(self) -> list[Seen]:
@@ -165,65 +150,39 @@ def _take_flight(file: Path, found: Run, home: Path) -> None:
     found.trace = json.loads(output.read_text(encoding="utf-8"))
 
 
-def draw(case: Case, first: Run, second: Run | None) -> dict[str, str]:
+def draw(case: Case, runs: Sequence[Run]) -> dict[str, str]:
     """Return the pictures of a case, by file name."""
-    timeline = picture_timeline.timeline_of(first.trace)
+    timeline = picture_timeline.timeline_of(runs[0].trace)
     pictures = {f"{case.name}-timeline.svg": picture_timeline.picture(timeline, case.view)}
     if case.has_top:
-        pictures[f"{case.name}-top.svg"] = first.top
-    if second is not None and case.has_timeline_after:
+        pictures[f"{case.name}-top.svg"] = runs[0].top
+    if case.has_timeline_after:
         view = dataclasses.replace(case.view, title=f"The same with {case.cured}")
-        drawn = picture_timeline.picture(picture_timeline.timeline_of(second.trace), view)
+        drawn = picture_timeline.picture(picture_timeline.timeline_of(runs[1].trace), view)
         pictures[f"{case.name}-timeline-after.svg"] = drawn
     return pictures
 
 
-def logged(log: str, words: Sequence[str]) -> str:
-    """Return the log lines since the service was ready that contain any of these words; folders are
-    removed from paths."""
-    _, _, since = log.rpartition("penstock metrics on")
-    lines = [line for line in since.splitlines() if any(word in line for word in words)]
-    return _FOLDER.sub("", "\n".join(lines))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> None:
+    """Run the cases; write their pictures and the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", metavar="CASE,...", help="these cases (default: all)")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep timelines and logs there")
-    args = parser.parse_args(argv)
-    wanted = None if args.only is None else args.only.split(",")
-    PICTURES.mkdir(exist_ok=True)
+    names = [case.name for case in cases()]
+    parser.add_argument("--only", action="append", choices=names, help="only this case; repeatable")
+    args = parser.parse_args()
     for case in cases():
-        if wanted is not None and case.name not in wanted:
+        if args.only and case.name not in args.only:
             continue
         print(f"{case.name} ...", flush=True)
-        with tempfile.TemporaryDirectory() as home:
-            folders = [Path(home) / name for name in ("before", "after")]
-            for folder in folders:
-                folder.mkdir()
-            first = run_case(case, is_cured=False, home=folders[0])
-            second = run_case(case, is_cured=True, home=folders[1]) if case.cured else None
-        for name, text in draw(case, first, second).items():
+        runs: list[Run] = []
+        for is_cured in (False, True) if case.cured else (False,):
+            with tempfile.TemporaryDirectory() as home:
+                runs.append(run_case(case, is_cured=is_cured, home=Path(home)))
+        for name, text in draw(case, runs).items():
             (PICTURES / name).write_text(text, encoding="utf-8")
             print(f"  {name}: {len(text) / 1e3:.0f} kB")
-        runs = (first,) if second is None else (first, second)
-        told = CaseResults(
-            case=case,
-            answers=[run.answers for run in runs],
-            values=[run.values for run in runs],
-            summary=first.summary if case.name in SUMMARISED else "",
-            log=logged(first.log, case.logged),
-        )
         page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(with_results(page, case.name, block(told)), encoding="utf-8")
-        if args.keep is not None:
-            args.keep.mkdir(parents=True, exist_ok=True)
-            for number, run in enumerate(runs):
-                (args.keep / f"{case.name}-{number}.json").write_text(json.dumps(run.trace))
-                (args.keep / f"{case.name}-{number}.txt").write_text(run.summary)
-            (args.keep / f"{case.name}.log").write_text(first.log)
-    return 0
+        PAGE.write_text(with_results(page, case.name, block(case, runs)), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,4 +1,4 @@
-"""Sweeps in one or several processes, and the values that the policy comparison adds to a run."""
+"""Requests that ask for more than they generate, and what a summary adds to a run."""
 
 import dataclasses
 import math
@@ -8,7 +8,6 @@ import pytest
 from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.server.observe.recording.trace import TraceRequest
-from penstock.tools.pages import html_table
 from penstock.tools.simulation.settings import BatchingPolicy, SimulationConfig
 from penstock.tools.simulation.simulate import simulate
 from penstock.tools.simulation.summary import summarise
@@ -130,11 +129,3 @@ def test_who_is_refused_for_a_full_queue_is_told_apart() -> None:
     summary = summarise(simulate([*late_pair("a"), third], config))
 
     assert (summary.num_expired, summary.num_rejected) == (1, 1)
-
-
-def test_a_table_is_escaped_and_marks_what_does_not_hold() -> None:
-    text = html_table(("a & b", "holds"), [("<1", "NO"), ("2", "yes")])
-
-    assert "<th>a &amp; b</th>" in text
-    assert "<td>&lt;1</td>" in text
-    assert text.count("class=no") == 1

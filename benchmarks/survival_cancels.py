@@ -1,8 +1,8 @@
 """Measures the time from a client's cancel until the KV blocks of the request are free, in engine
-steps and seconds.
+steps and seconds, and the blocks that many cancels leak.
 
-Runs a service in one process on a real socket, so that it can count the engine's steps after the
-front-end process reports the cancel.
+Steps are counted on a service in one process on a real socket, from when its front-end process
+reports the cancel. `stream_memory.py` measures the memory that disconnected clients leave behind.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import asyncio
 import contextlib
 import random
 import time
+from argparse import Namespace
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
-import grpc.aio
+import numpy as np
 
 from engine_on_socket import engine_on_socket
+from penstock.client import Client, OperationsClient
 from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig, SimulatedPace
 from penstock.executor.create import create_executor
 from penstock.executor.models import resolve_model
@@ -29,13 +32,15 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText
-from penstock.v1 import generation_service_pb2_grpc as pb_grpc
-from services import RunFailed
-from survival_streams import request
+from report import Outcome, RunFailed, at_most, percentile_ms
+from services import MEASURED, capacity, service, simulated
+from stream_memory import churn
+from survival_streams import prompt
 
 STEP_S = 0.01
+_NUM_COUNTED = 1600
 _NUM_CALLERS = 32
-_MAX_LOOKS = 5000
+_MAX_POLLS = 5000
 
 
 class CountedEngine(Engine):
@@ -70,9 +75,8 @@ class CountedEngine(Engine):
         return events
 
     def _look(self) -> None:
-        arrays = self.arrays
         for key in tuple(self._leaving):
-            if key not in arrays.key:
+            if key not in self.arrays.key:
                 num_steps = self.num_turns - self.asked.pop(key, self.num_turns)
                 self.freed[self._leaving.pop(key)] = (num_steps, time.monotonic())
 
@@ -81,7 +85,7 @@ class CountedEngine(Engine):
 async def _service(depth: int) -> AsyncGenerator[tuple[CountedEngine, str]]:
     text = ModelText.load(resolve_model("demo"), name="demo")
     zeros = dict.fromkeys(("prefill_token_s", "decode_slot_s", "context_token_s"), 0.0)
-    simulated = SimulatedConfig(
+    config = SimulatedConfig(
         vocab_size=text.files.vocab_size,
         pace=SimulatedPace.REAL_TIME,
         cost=CostModel(step_s=STEP_S, **zeros),
@@ -93,7 +97,7 @@ async def _service(depth: int) -> AsyncGenerator[tuple[CountedEngine, str]]:
             max_seq_len=1024,
             max_num_seqs=_NUM_CALLERS,
             pipeline_depth=depth,
-            simulated=simulated,
+            simulated=config,
         )
     )
     engine = CountedEngine(executor, SchedulerConfig(), time.monotonic)
@@ -101,11 +105,11 @@ async def _service(depth: int) -> AsyncGenerator[tuple[CountedEngine, str]]:
         stack.callback(text.close)
         port = UnixEnginePort(stack.enter_context(engine_on_socket(engine, executor)), 1)
         stack.push_async_callback(port.close)
-        say_cancel = port.cancel
+        send_cancel = port.cancel
 
         def cancel(keys: tuple[int, ...], reason: FinishReason) -> None:
             engine.asked.update(dict.fromkeys(keys, engine.num_turns))
-            say_cancel(keys, reason)
+            send_cancel(keys, reason)
 
         port.cancel = cancel  # type: ignore[method-assign] # to see when it is called
         server = FrontServer(text, FrontConfig(), port=port)
@@ -123,28 +127,60 @@ async def cancels_counted(num_cancels: int, depth: int) -> list[tuple[int, float
     """
     found: list[tuple[int, float]] = []
     chance = random.Random(depth)
-    async with _service(depth) as (engine, address), grpc.aio.insecure_channel(address) as channel:
-        stub = pb_grpc.GenerationServiceStub(channel)
+    async with _service(depth) as (engine, address), Client(address) as client:
 
         async def caller(caller_index: int) -> None:
             for number in range(num_cancels // _NUM_CALLERS):
-                message = request(number, 900)
-                message.request_id = f"{caller_index}-{number}"
-                call = stub.Generate(message)
-                # after 1 message: the request is accepted, and waits or runs; after more: it
-                # generates
-                for _ in range(chance.randint(1, 12)):
-                    await call.read()
-                at_s = time.monotonic()
-                call.cancel()
-                for _ in range(_MAX_LOOKS):
-                    if message.request_id in engine.freed:
+                name = f"{caller_index}-{number}"
+                events = client.generate(
+                    prompt(number), request_id=name, max_tokens=900, ignore_eos=True
+                )
+                # After one event, the request is accepted, and waits or runs; after more, it
+                # generates.
+                async with aclosing(events):
+                    for _ in range(chance.randint(1, 12)):
+                        await anext(events)
+                    at_s = time.monotonic()
+                for _ in range(_MAX_POLLS):
+                    if name in engine.freed:
                         break
                     await asyncio.sleep(0.001)
-                if message.request_id not in engine.freed:
+                else:
                     raise RunFailed("pages of a cancelled request are not free")
-                num_steps, freed_s = engine.freed[message.request_id]
+                num_steps, freed_s = engine.freed[name]
                 found.append((num_steps, freed_s - at_s))
 
         await asyncio.gather(*(caller(index) for index in range(_NUM_CALLERS)))
     return found
+
+
+async def used_blocks(operations: str) -> int:
+    """Return the number of used KV blocks after all clients have disconnected; these are leaked."""
+    async with OperationsClient(operations) as client:
+        used = -1
+        for _ in range(100):
+            stats = await client.get_stats()
+            used = sum(model.cache.num_used_blocks for model in stats.models)
+            if not used:
+                break
+            await asyncio.sleep(0.1)
+        return used
+
+
+async def cancel(options: Namespace) -> Outcome:
+    """Measure how soon KV blocks are free after a cancel; then run many clients that disconnect
+    after their first token.
+    """
+    freed = [one for depth in (1, 2) for one in await cancels_counted(_NUM_COUNTED, depth)]
+    num_cancels = 100_000 if options.full else 10_000
+    sizes = (*simulated(0.001), *capacity(64, 64), *MEASURED)
+    with service(*sizes, has_operations=True) as serving:
+        await asyncio.to_thread(churn, serving.port, num_cancels, 48, 1)
+        leaked = await used_blocks(serving.operations)
+    p99 = float(np.percentile([steps for steps, _ in freed], 99))
+    free_ms = percentile_ms([seconds for _, seconds in freed], 99)
+    return {"freed": freed, "num_cancels": num_cancels}, [
+        at_most("cancel to pages free, p99", p99, 2, "steps"),
+        at_most("from the client's cancel, in time, p99", free_ms, 50.0 + STEP_S * 1e3, "ms"),
+        at_most(f"blocks leaked by {num_cancels:,} cancels", leaked, 0, "blocks"),
+    ]

@@ -50,6 +50,7 @@ class Drawing:
         self._parts.append(f'<rect {box} fill="{fill}"{more}{end}')
 
     def line(self, x1: float, y1: float, x2: float, y2: float, stroke: str = LINE) -> None:
+        """Add a straight line."""
         ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
         self._parts.append(f'<line {ends} stroke="{stroke}"/>')
 

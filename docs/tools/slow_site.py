@@ -9,21 +9,26 @@ import contextlib
 import http.client
 import json
 import math
+import re
 import shutil
 import statistics
 import subprocess
 import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from load import Seen
 from picture_svg import seconds
-from services import PATIENCE_S, RunFailed, free_port
+from report import RunFailed
+from services import PATIENCE_S, free_port
 from slow_cases import Case
 
+SUMMARISED = ("blocks", "killed")
+"""One example of the output of `penstock timeline`, and one for an engine that died."""
+_FOLDER = re.compile(r"/\S*/(?=penstock-flight-)")
 MARK, MARK_END = "<!-- run: {} -->", "<!-- end of run -->"
 _POLL_S = 0.1
 _OF_TARGET = ("__name__", "instance", "job", "model")
@@ -90,36 +95,42 @@ class Prometheus:
         self._process.wait(PATIENCE_S)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseResults:
-    """The results of a case's runs, in order.
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """The results of one run. `trace`: the file of `penstock timeline`; `summary`: its printed
+    output."""
 
-    `summary`: the summary of `penstock timeline`, may be empty. `log`: the log lines to include.
-    """
-
-    case: Case
-    answers: Sequence[Sequence[Seen]]
-    values: Sequence[Mapping[str, Mapping[str, float]]]
-    summary: str
+    answers: list[Seen] = field(default_factory=list[Seen])
+    values: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    trace: dict[str, Any] = field(default_factory=dict[str, Any])
+    summary: str = ""
+    top: str = ""
     log: str = ""
 
 
-def block(results: CaseResults) -> str:
-    """Return the results as Markdown."""
-    case = results.case
-    names = ["before", *([f"with {case.cured}"] if len(results.answers) > 1 else [])]
+def block(case: Case, runs: Sequence[Run]) -> str:
+    """Return the results of a case's runs, in order, as Markdown."""
+    names = ["before", *([f"with {case.cured}"] if len(runs) > 1 else [])]
     lines = [f"| figure | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     for group in case.groups:
-        cells = [figures_of(answers, group) for answers in results.answers]
+        cells = [figures_of(run.answers, group) for run in runs]
         lines.append(f"| clients `{group}*` | {' | '.join(cells)} |")
     for query, unit in case.queries.items():
-        cells = [answer_of(values[query], unit) for values in results.values]
+        cells = [answer_of(run.values[query], unit) for run in runs]
         lines.append(f"| `{query.replace('|', chr(92) + '|')}` | {' | '.join(cells)} |")
-    if results.log:
-        lines += ["", "```", *results.log.splitlines(), "```"]
-    if results.summary:
-        lines += ["", "```", *shortened(results.summary), "```"]
+    if log := logged(runs[0].log, case.logged):
+        lines += ["", "```", *log, "```"]
+    if case.name in SUMMARISED:
+        lines += ["", "```", *shortened(runs[0].summary), "```"]
     return "\n".join(lines)
+
+
+def logged(log: str, words: Sequence[str]) -> list[str]:
+    """Return the log lines since the service was ready that contain any of these words; folders are
+    removed from paths."""
+    _, _, since = log.rpartition("penstock metrics on")
+    lines = [line for line in since.splitlines() if any(word in line for word in words)]
+    return [_FOLDER.sub("", line) for line in lines]
 
 
 def shortened(summary: str) -> list[str]:

@@ -76,17 +76,14 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The part of a recording to draw.
+    """How to draw a recording.
 
-    `until_s` is the end of the part, None for the end of the recording. `told`: the highlighted
-    requests, which have arrows; if empty, all are highlighted, without arrows. `tenants` has the
-    colour of each tenant's decodes, `max_lanes` is the maximum number of lanes of the queue, and
-    `areas` are the counters to draw.
+    `told`: the highlighted requests, which have arrows; if empty, all are highlighted, without
+    arrows. `tenants` has the colour of each tenant's decodes, `max_lanes` is the maximum number of
+    lanes of the queue, and `areas` are the counters to draw.
     """
 
     title: str
-    since_s: float = 0.0
-    until_s: float | None = None
     told: tuple[str, ...] = ()
     tenants: Mapping[str, str] = field(default_factory=dict[str, str])
     max_lanes: int = 12
@@ -135,8 +132,7 @@ class _Picture:
         self._timeline, self._view = timeline, view
         self._drawing = Drawing(WIDTH)
         ends = [each.end_s for each in timeline.slices]
-        self._until_s = max(ends, default=1.0) if view.until_s is None else view.until_s
-        self._length_s = max(self._until_s - view.since_s, 1e-6)
+        self._length_s = max(1e-6, *ends)
         self._rows: dict[tuple[int, int], tuple[float, float]] = {}
         # By slot, the residency that phases are drawn in: name and tenant.
         self._stays: dict[tuple[int, int], tuple[str, str]] = {}
@@ -151,9 +147,9 @@ class _Picture:
         self._steps()
         for index, name in enumerate(view.areas):
             self._area(name, self._areas_y + index * (_AREA + 12))
-        for each in self._seen(_SLOTS):
+        for each in self._timeline.on(_SLOTS):
             self._slot_slice(each)
-        for each in self._seen(_QUEUE):
+        for each in self._timeline.on(_QUEUE):
             self._queue_slice(each)
         self._marks()
         self._arrows()
@@ -176,13 +172,13 @@ class _Picture:
         drawing.text(16, y + 14, "steps", size=11)
         self._areas_y = y + 34
         y = self._areas_y + len(self._view.areas) * (_AREA + 12)
-        slots = sorted({each.track for each in self._seen(_SLOTS)})
+        slots = sorted({each.track for each in self._timeline.on(_SLOTS)})
         for track in slots:
             self._rows[track] = (y, _SLOT)
             drawing.text(16, y + 13, self._timeline.names.get(track, "slot"), size=11)
             y += _SLOT + 2
         y += 10
-        lanes = sorted({each.track for each in self._seen(_QUEUE)})
+        lanes = sorted({each.track for each in self._timeline.on(_QUEUE)})
         for track in self._lanes(lanes):
             self._rows[track] = (y, _LANE)
             y += _LANE + 1
@@ -199,19 +195,18 @@ class _Picture:
         """Return the lanes to draw: the first ones, of which the last are replaced by lanes of
         highlighted requests.
         """
-        told = {each.track for each in self._seen(_QUEUE) if each.name in self._view.told}
+        told = {each.track for each in self._timeline.on(_QUEUE) if each.name in self._view.told}
         others = [track for track in lanes if track not in told]
         return sorted(told.union(others[: max(0, self._view.max_lanes - len(told))]))
 
     def _grid(self) -> None:
         for each in ticks(self._length_s, 10):
-            x = self._x(self._view.since_s + each)
+            x = self._x(each)
             self._drawing.line(x, 54, x, self._y)
-            words = f"{self._view.since_s + each:.4g} s"
-            self._drawing.text(x, 48, words, size=11, fill=QUIET, anchor="middle")
+            self._drawing.text(x, 48, f"{each:.4g} s", size=11, fill=QUIET, anchor="middle")
 
     def _steps(self) -> None:
-        for each in self._seen(_STEPS):
+        for each in self._timeline.on(_STEPS):
             y, height = self._rows[each.track]
             x, end = self._span(each)
             colour = ORANGE if "prefill" in each.name else BLUE
@@ -227,7 +222,7 @@ class _Picture:
 
     def _area(self, name: str, y: float) -> None:
         course = self._timeline.counters.get(name, [])
-        drawing, view = self._drawing, self._view
+        drawing = self._drawing
         is_pool = name == "KV blocks"
         totals = [sum(values.values()) for _, values in course]
         top = max(totals, default=0.0) or 1.0
@@ -242,8 +237,8 @@ class _Picture:
             return
         drawing.text(16, y + 28, f"up to {top:.0f}", size=10, fill=QUIET)
         colour = AMBER if name == "waiting" else BLUE
-        inside = [(at, sum(v.values()), top) for at, v in course if at <= self._until_s]
-        self._fill(y, [each for each in inside if each[0] >= view.since_s], colour)
+        inside = [(at, sum(v.values()), top) for at, v in course if at <= self._length_s]
+        self._fill(y, inside, colour)
 
     def _fill(self, y: float, course: Sequence[tuple[float, float, float]], colour: str) -> None:
         """Fill the area under (time, value, top); each value applies until the next."""
@@ -254,12 +249,11 @@ class _Picture:
         last = ""
         for at_s, value, top in course:
             height = bottom - _AREA * value / top
-            x = self._x(min(max(at_s, self._view.since_s), self._until_s))
+            x = self._x(min(at_s, self._length_s))
             if f"{height:.1f}" != last:
                 points.append(f"H{x:.1f}V{height:.1f}")
                 last = f"{height:.1f}"
-        start = self._x(max(course[0][0], self._view.since_s))
-        end = self._x(min(course[-1][0], self._until_s))
+        start, end = self._x(course[0][0]), self._x(min(course[-1][0], self._length_s))
         path = f"M{start:.1f} {bottom:.1f}" + "".join(points) + f"H{end:.1f}V{bottom:.1f}Z"
         self._drawing.path(path, fill=colour)
 
@@ -295,7 +289,7 @@ class _Picture:
     def _marks(self) -> None:
         for track, name, at_s in self._timeline.marks:
             row = self._rows.get(track)
-            if row is None or not self._view.since_s <= at_s <= self._until_s:
+            if row is None or at_s > self._length_s:
                 continue
             x, middle = self._x(at_s), row[0] + row[1] / 2
             diamond = f"M{x:.1f} {middle - 5:.1f}l4 5l-4 5l-4 -5z"
@@ -313,7 +307,7 @@ class _Picture:
                 continue
             for (track, at_s), (next_track, next_s) in itertools.pairwise(points):
                 rows = self._rows.get(track), self._rows.get(next_track)
-                if rows[0] is None or rows[1] is None or next_s > self._until_s:
+                if rows[0] is None or rows[1] is None or next_s > self._length_s:
                     continue
                 self._arrow((self._x(at_s), rows[0]), (self._x(next_s), rows[1]))
 
@@ -337,14 +331,8 @@ class _Picture:
     def _opacity(self, name: str) -> float:
         return 1.0 if not self._view.told or name in self._view.told else _PALE
 
-    def _seen(self, name: str) -> list[Slice]:
-        since_s, until_s = self._view.since_s, self._until_s
-        return [e for e in self._timeline.on(name) if e.end_s > since_s and e.start_s < until_s]
-
     def _span(self, each: Slice) -> tuple[float, float]:
-        start_s = max(each.start_s, self._view.since_s)
-        return self._x(start_s), self._x(min(each.end_s, self._until_s))
+        return self._x(each.start_s), self._x(each.end_s)
 
     def _x(self, at_s: float) -> float:
-        share = (at_s - self._view.since_s) / self._length_s
-        return _LEFT + share * (_RIGHT - _LEFT)
+        return _LEFT + at_s / self._length_s * (_RIGHT - _LEFT)

@@ -7,9 +7,9 @@ the gateway.
 
 The simulated executor has a real cache and queue; its step times come from the cost model.
 
-    python benchmarks/everywhere_gateway.py [--full] [--json FILE]
+    python benchmarks/smg_gateway.py [--full] [--part NAME]... [--json FILE]
 
-Needs the gateway: `pip install smg`, and the extra `gateway`.
+Needs the extras `gateway` and `gateway-test`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import random
 import signal
 import statistics
 import sys
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from dataclasses import asdict, dataclass
+from argparse import Namespace
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from pathlib import Path
 from typing import Any
 
 from event_stream import Answered, Caller, StreamFailed
-from gateway_process import GatewayProcess, gateway_process
 from load import LoadRequest, closed_loop, read
 from penstock.client import ChatMessage, Client
-from report import Check, arguments, at_least, at_most, conclude, print_table
+from report import Measure, Outcome, RunFailed, arguments, at_least, at_most, print_rows, run_parts
 from services import Service, service, simulated
 
 MODEL = "demo"
@@ -39,6 +39,7 @@ MAX_ADDED_TTFT_MS = 10.0
 NUM_DIALOGUES, NUM_TURNS = 24, 6
 NUM_TURN_WORDS = 40
 POLICIES = ("round_robin", "cache_aware")
+_TESTS = str(Path(__file__).resolve().parents[1] / "tests")
 _RETRIES = ("--retry-max-retries", "2")
 """The retry setting of docs/gateway.md."""
 _PREFILL_PRICE_S = 200e-6
@@ -47,16 +48,22 @@ _NUM_BLOCKS = 640
 """Size of a worker's cache: about 10,000 tokens, while the conversations have 18,000."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """The amount of work per section."""
+@contextlib.asynccontextmanager
+async def gateway_for(*addresses: str, policy: str, retries: bool = False) -> AsyncGenerator[Any]:
+    """Start the gateway in front of these workers, as its tests do. Raises RunFailed if it is not
+    installed or does not serve.
+    """
+    sys.path.insert(0, _TESTS)
+    from gateway import smg
 
-    num_rounds: int
-    window_s: float
-
-
-QUICK = Size(num_rounds=1, window_s=5.0)
-WHOLE = Size(num_rounds=5, window_s=15.0)
+    if missing := smg.missing_packages():
+        raise RunFailed(f"not installed: {', '.join(missing)}")
+    more = ("--load-monitor-interval", "1", *(_RETRIES if retries else ()))
+    try:
+        async with smg.gateway(*addresses, arguments=more, policy=policy) as made:
+            yield made
+    except AssertionError as error:
+        raise RunFailed(f"the gateway does not serve: {error}") from error
 
 
 def worker(*options: str) -> contextlib.AbstractContextManager[Service]:
@@ -108,27 +115,25 @@ async def straight(addresses: list[str], window_s: float) -> list[float]:
     return found
 
 
-async def ttft(size: Size) -> tuple[Any, list[Check]]:
+async def ttft(options: Namespace) -> Outcome:
     """Measure the latency that the gateway adds to the TTFT."""
+    num_rounds, window_s = (5, 15.0) if options.full else (1, 5.0)
     rounds: list[dict[str, float]] = []
     with two_workers(*simulated(STEP_S)) as (first, second):
         addresses = [first.address, second.address]
-        async with gateway_process(*addresses, policy="round_robin") as gateway:
+        async with gateway_for(*addresses, policy="round_robin") as gateway:
             await through_gateway(gateway.port, 1.0)  # warm-up: connections, caches, code
             await straight(addresses, 1.0)
-            for _ in range(size.num_rounds):
+            for _ in range(num_rounds):
                 by_way = {
-                    "gateway": await through_gateway(gateway.port, size.window_s),
-                    "straight": await straight(addresses, size.window_s),
+                    "gateway": await through_gateway(gateway.port, window_s),
+                    "straight": await straight(addresses, window_s),
                 }
                 rounds.append(
                     {f"{way}_p50_ms": 1e3 * statistics.median(ms) for way, ms in by_way.items()}
                     | {f"{way}_num": float(len(ms)) for way, ms in by_way.items()}
                 )
-    print_table(
-        f"Time to the first token, {NUM_STREAMS} streams", list(rounds[0]),
-        [list(one.values()) for one in rounds],
-    )  # fmt: skip
+    print_rows(f"Time to the first token, {NUM_STREAMS} streams", rounds)
     added = [one["gateway_p50_ms"] - one["straight_p50_ms"] for one in rounds]
     return rounds, [
         at_most(
@@ -140,7 +145,7 @@ async def ttft(size: Size) -> tuple[Any, list[Check]]:
     ]
 
 
-async def drain(size: Size) -> tuple[Any, list[Check]]:
+async def drain(options: Namespace) -> Outcome:
     """Keep callers sending without pause while workers drain and join."""
     failures: list[str] = []
     num_done = 0
@@ -158,26 +163,22 @@ async def drain(size: Size) -> tuple[Any, list[Check]]:
             number += NUM_STREAMS
         own.close()
 
-    options = simulated(STEP_S)
-    with two_workers(*options) as (first, second), worker(*options) as third:
-        async with gateway_process(
-            first.address, second.address, policy="round_robin", options=_RETRIES
+    steps = simulated(STEP_S)
+    with two_workers(*steps) as (first, second), worker(*steps) as third:
+        async with gateway_for(
+            first.address, second.address, policy="round_robin", retries=True
         ) as gateway:
             callers = [
                 asyncio.create_task(caller(index, gateway.port)) for index in range(NUM_STREAMS)
             ]
-            await asyncio.sleep(size.window_s / 3)
+            await asyncio.sleep(5.0 if options.full else 2.0)
             await gateway.add_worker(third.address)
             first.process.send_signal(signal.SIGTERM)
             exit_code = await asyncio.to_thread(first.ended)
-            await asyncio.sleep(size.window_s / 3)
+            await asyncio.sleep(5.0 if options.full else 2.0)
             is_over.set()
             await asyncio.gather(*callers)
     results = {"num_requests": num_done, "failures": failures, "exit_code": exit_code}
-    print_table(
-        "One worker drains, a third joins", ("requests", "failed", "exit code"),
-        [(num_done, len(failures), exit_code)],
-    )  # fmt: skip
     return results, [
         at_most(
             "failed while one worker drains and a third joins",
@@ -189,12 +190,12 @@ async def drain(size: Size) -> tuple[Any, list[Check]]:
     ]
 
 
-async def dialogue(number: int, gateway: GatewayProcess) -> list[Answered]:
+async def dialogue(number: int, port: int) -> list[Answered]:
     """Run a conversation turn by turn, each prompt with all turns before it."""
     draw = random.Random(number)
     messages: list[dict[str, str]] = []
     answers: list[Answered] = []
-    caller = Caller(gateway.port)
+    caller = Caller(port)
     for _ in range(NUM_TURNS):
         words = draw.choices(
             ("gate", "flow", "turbine", "river", "stone", "wheel"), k=NUM_TURN_WORDS
@@ -208,9 +209,8 @@ async def dialogue(number: int, gateway: GatewayProcess) -> list[Answered]:
     return answers
 
 
-async def prefix(size: Size) -> tuple[Any, list[Check]]:
+async def prefix(_: Namespace) -> Outcome:
     """Measure the cached share of prompt tokens, and its effect on the TTFT."""
-    del size
     prices = {
         "step_s": 0.005,
         "prefill_token_s": _PREFILL_PRICE_S,
@@ -221,9 +221,9 @@ async def prefix(size: Size) -> tuple[Any, list[Check]]:
     for policy in POLICIES:
         options = (*simulated(0.0, cost=prices), "--num-blocks", str(_NUM_BLOCKS))
         with two_workers(*options) as (first, second):
-            async with gateway_process(first.address, second.address, policy=policy) as gateway:
+            async with gateway_for(first.address, second.address, policy=policy) as gateway:
                 answered = await asyncio.gather(
-                    *(dialogue(number, gateway) for number in range(NUM_DIALOGUES))
+                    *(dialogue(number, gateway.port) for number in range(NUM_DIALOGUES))
                 )
         later = [answer for one in answered for answer in one[1:]]
         num_tokens = sum(answer.num_prompt_tokens for answer in later)
@@ -232,10 +232,9 @@ async def prefix(size: Size) -> tuple[Any, list[Check]]:
             "ttft_p50_ms": 1e3 * statistics.median(answer.ttft_s for answer in later),
             "ttft_mean_ms": 1e3 * statistics.fmean(answer.ttft_s for answer in later),
         }
-    print_table(
+    print_rows(
         f"{NUM_DIALOGUES} dialogues of {NUM_TURNS} turns on two workers, turns after the first",
-        ("policy", "cached share", "TTFT p50 ms", "TTFT mean ms"),
-        [(policy, *values.values()) for policy, values in found.items()],
+        [{"policy": policy, **values} for policy, values in found.items()],
     )
     blind, aware = (found[policy] for policy in POLICIES)
     return found, [
@@ -254,40 +253,9 @@ async def prefix(size: Size) -> tuple[Any, list[Check]]:
     ]
 
 
-SECTIONS: dict[str, Callable[[Size], Coroutine[Any, Any, tuple[Any, list[Check]]]]] = {
-    "ttft": ttft,
-    "drain": drain,
-    "prefix": prefix,
-}
-
-
-def measured(size: Size, names: Sequence[str] = ()) -> tuple[dict[str, Any], list[Check]]:
-    """Run all sections, or those in `names`, and print them. Raises RunFailed, also if the gateway
-    is not installed."""
-    results: dict[str, Any] = {"size": asdict(size)}
-    checks: list[Check] = []
-    for name in names or SECTIONS:
-        section = SECTIONS[name]
-        print(name, file=sys.stderr)
-        results[name], told = asyncio.run(section(size))
-        checks += told
-    return results, checks
-
-
-def run(*, is_full: bool = False) -> list[Check]:
-    """Measure, print and check. Raises RunFailed, also if the gateway is not installed."""
-    return measured(WHOLE if is_full else QUICK)[1]
-
-
-def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument(
-        "--sections", nargs="+", choices=tuple(SECTIONS), default=(), metavar="NAME"
-    )
-    given = parser.parse_args()
-    results, checks = measured(WHOLE if given.full else QUICK, given.sections)
-    conclude(given, results, checks)
+def _awaited(part: Callable[[Namespace], Coroutine[Any, Any, Outcome]]) -> Measure:
+    return lambda options: asyncio.run(part(options))
 
 
 if __name__ == "__main__":
-    main()
+    run_parts(arguments(__doc__), {part.__name__: _awaited(part) for part in (ttft, drain, prefix)})

@@ -3,7 +3,7 @@
 Also maintains docs/pictures/gpu.json: rounded figures and timelines of the last runs. vLLM's
 figures were recorded in an earlier run.
 
-    python benchmarks/gpu_pictures.py [RESULTS.json ...]     add new results, then draw
+    python docs/tools/gpu_pictures.py [RESULTS.json ...]     add new results, then draw
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from picture_svg import BLUE, GREEN, GREY, INK, LINE, ORANGE, QUIET, VIOLET, Drawing, ticks
 
-FOLDER = Path(__file__).resolve().parents[1] / "docs" / "pictures"
+FOLDER = Path(__file__).resolve().parents[1] / "pictures"
 SOURCE = FOLDER / "gpu.json"
 COPY_TB_S, PRODUCT_TFLOP_S = 4.26, 788.0
 """Measured on an H200: copy bandwidth (reads plus writes), and speed of an 8192 x 8192 x 8192
@@ -258,6 +258,7 @@ def take_in(source: dict[str, Any], results: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    """Take in new results, then draw."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", nargs="*", type=Path, help="result files of benchmarks/gpu.py")
     source: dict[str, Any] = {"figures": {}, "timelines": {}}

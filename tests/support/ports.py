@@ -1,0 +1,27 @@
+"""Ports for programs that cannot take any free one, or that must get the same one again.
+
+They are below those that the kernel gives to sockets without a port, so that no connection of
+another test takes them meanwhile.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from pathlib import Path
+
+_LOWEST = 20_000
+_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def reusable_port() -> int:
+    """Return a port at which nothing listens now."""
+    end = int(_RANGE.read_text().split()[0])
+    while True:
+        port = _LOWEST + secrets.randbelow(end - _LOWEST)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
