@@ -189,8 +189,8 @@ def first_difference(folder: Path, recorded: dict[str, dict[str, Any]]) -> str:
     """Describe the first file that differs from its record in `recorded` (as from `inventory`); ""
     if none differs. An empty record counts as a difference; files without a record are ignored.
 
-    Raises OSError if a file cannot be read, AttributeError, LookupError or TypeError for a malformed
-    record.
+    Raises OSError if a file cannot be read; AttributeError, LookupError or TypeError if the record
+    is malformed.
     """
     for name, was in recorded.items():
         path = folder / name
