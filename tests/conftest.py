@@ -1,4 +1,4 @@
-"""Fixtures that every test run needs; builders and fakes are next to the tests that use them."""
+"""Fixtures for all tests; builders and fakes are in tests/support."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fake_trtllm() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelText]:
-    """Provide a small model's tokenizer and templates."""
+    """Provide the tokenizer and the chat template of a small model."""
     # Imported on demand: many tests need neither the server nor its libraries.
     from support.fronts import make_text
 

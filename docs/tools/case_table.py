@@ -1,4 +1,5 @@
-"""Updates the last column, the tests, of the table in docs/survival-cases.md.
+"""Lists, in the last column of the table in docs/survival-cases.md, the tests of each case: the
+functions `test_case_NN_...`.
 
 Usage: `python docs/tools/case_table.py`.
 """
@@ -18,7 +19,7 @@ _ROW = re.compile(r"\| (\d+) \|(.*)\|(.*)\|(.*)\|")
 _LINK = re.compile(r"\[`(\w+)`\]\(\.\./(tests/[\w/]+\.py)\)")
 
 Tests = Mapping[int, frozenset[tuple[str, str]]]
-"""By case number: the names of its tests, and their files."""
+"""Case number -> (name, file) of each of its tests; files are relative to the repository."""
 
 
 def written_tests() -> Tests:
@@ -56,12 +57,12 @@ def told_tests() -> Tests:
 
 
 def cell_of(tests: frozenset[tuple[str, str]]) -> str:
-    """Return a cell that lists the tests, with links to their files."""
+    """Return a cell that lists the tests, sorted by name, with links to their files."""
     return "<br>".join(f"[`{name}`](../{place})" for name, place in sorted(tests))
 
 
 def rewritten(text: str, tests: Tests) -> str:
-    """Return the table with its last column updated to the existing tests."""
+    """Return `text`, a page with the table, with the last column listing `tests`."""
     lines = text.splitlines()
     for index, line in enumerate(lines):
         match = _ROW.fullmatch(line)

@@ -1,6 +1,7 @@
 """Converts comments of the proto files to Markdown.
 
-Handles paragraphs, drawings, escapes, and links for names that occur in comments.
+Joins the lines of paragraphs, keeps drawings (indented paragraphs) as code blocks, escapes special
+characters, and links the names that have an anchor.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class CommentWriter:
     anchors: Collection[str]
 
     def blocks(self, comment: str) -> str:
-        """Return paragraphs for the text of a page; an indented part becomes a code block."""
+        """Return the comment as paragraphs; one whose lines are all indented by two spaces or more
+        becomes a code block.
+        """
         return "\n\n".join(
             f"```text\n{_dedent(block)}\n```" if _is_drawing(block) else self.line(block)
             for block in _split(comment)
@@ -39,7 +42,7 @@ class CommentWriter:
         return "<br>".join(self.line(block) for block in _split(comment))
 
     def line(self, text: str) -> str:
-        """Return one paragraph, its lines joined."""
+        """Return the lines of one paragraph as one line of Markdown."""
         joined = " ".join(text.split())
         return "".join(
             self._code(part) if part.startswith("`") else self._prose(part)

@@ -26,7 +26,9 @@ TRANSITIONS: Mapping[tuple[str, str], tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The tokens that one request computes in the steps of the picture."""
+    """The tokens that one request computes in the steps of the picture. `first_step` is counted
+    from 0.
+    """
 
     slot: int
     name: str
@@ -47,7 +49,9 @@ SHARES = (
 
 
 def tokens_of_step(step: int) -> int:
-    """Return the tokens that all requests of the picture compute in a step."""
+    """Return the number of tokens that all requests of the picture compute in step number `step`,
+    from 0.
+    """
     total = 0
     for share in SHARES:
         age = step - share.first_step
@@ -59,8 +63,8 @@ def tokens_of_step(step: int) -> int:
 
 
 def life() -> Canvas:
-    """Draw the path of a request through the processes: one row for each arrow. The numbers are
-    those of the page's list.
+    """Draw the path of a request through the processes: one row for each arrow. The numbers of the
+    rows refer to the list next to the picture in docs/architecture.md.
     """
     lanes = ("client", "front", "engine\nprocess", "scheduler", "executor", "observer")
     steps = (
@@ -207,7 +211,7 @@ def cache() -> Canvas:
 
 
 def replay() -> Canvas:
-    """Draw an engine that dies in the middle of an output."""
+    """Draw an engine that dies in the middle of an output, which the next engine continues."""
     canvas = Canvas("Replay: the engine dies", 900, 300)
     for row, name in enumerate(("client", "front", "engine 1", "engine 2")):
         y = 60 + 60 * row
@@ -242,7 +246,7 @@ def replay() -> Canvas:
 
 
 def resume() -> Canvas:
-    """Draw a front that dies, and the client that resumes its stream on another."""
+    """Draw a front that dies, and a client that resumes its stream on another front."""
     canvas = Canvas("Resume: the connection or the front is lost", 900, 300)
     for row, name in enumerate(("client", "front 1", "front 2", "engine")):
         y = 60 + 60 * row

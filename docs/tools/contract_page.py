@@ -75,7 +75,7 @@ class PageWriter:
         self._text = CommentWriter(anchors=frozenset(_anchors(self._files)))
 
     def page(self) -> str:
-        """Return the whole page."""
+        """Return the page, in Markdown. Raises ValueError for a message with nested types."""
         parts = [_INTRODUCTION.format(package=PACKAGE, services="\n".join(self._service_rows()))]
         for file in self._files:
             parts += self._file(file)
@@ -189,12 +189,14 @@ def _table(*heads: str) -> str:
 
 
 def contract_page(buf: str, protos: Path = REPOSITORY / "protos") -> str:
-    """Return the page for the files below `protos`, compiled by the program `buf`."""
+    """Return the page for the files below `protos`, compiled by the program at the path `buf`.
+    Raises CalledProcessError if they do not compile; ValueError if the page has no section for one.
+    """
     return PageWriter(read_contract(buf, protos)).page()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write or check the page; return the exit code."""
+    """Write or check the page; return the exit code: 1 if it is not current, 2 without buf."""
     parser = argparse.ArgumentParser(description="Write docs/contract.md from protos/.")
     parser.add_argument("--check", action="store_true", help="only say whether it is current")
     args = parser.parse_args(argv)

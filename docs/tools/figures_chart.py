@@ -1,6 +1,7 @@
-"""Draws the six figures of the README as one picture; `python docs/tools/figures_chart.py`.
+"""Draws the six measured figures of the README as one picture, one panel each.
 
-The values are from docs/figures.md, which lists machines and commands.
+Usage: `python docs/tools/figures_chart.py`. The values are from docs/figures.md, which lists the
+machines and commands.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A link or an image, with its target and position in the text."""
+    """A link or an image: its text or alternative text, and its target."""
 
     text: str
     target: str
@@ -39,7 +39,7 @@ class Link:
 
 
 def blocks(markdown: str) -> Iterator[Block]:
-    """Yield the fenced blocks, in order. Raises ValueError for a block without an end."""
+    """Yield the fenced blocks, in order. Raises ValueError for a block that is not closed."""
     lines = markdown.splitlines()
     start: int | None = None
     mark = info = indent = ""

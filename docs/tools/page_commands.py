@@ -25,8 +25,8 @@ class Command:
 
 
 def commands(markdown: str) -> Iterator[Command]:
-    """Yield the commands of shell blocks; in other blocks, lines after a `$` and commands of this
-    project.
+    """Yield the commands of `sh`, `bash` and `shell` blocks; in `console` blocks and blocks without
+    a language, only those after a `$`, and commands of penstock and grpcurl.
     """
     for block in blocks(markdown):
         if block.language not in SHELLS | {""}:

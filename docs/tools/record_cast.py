@@ -39,7 +39,7 @@ SEQUENCE = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|\x1b[()].")
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A piece of the command's output, seconds after its start."""
+    """A piece of the command's output, read `at_s` seconds after the command's start."""
 
     at_s: float
     text: str
@@ -47,14 +47,16 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The terminal's content from a time on: one line of text per row."""
+    """The terminal's content from `at_s` seconds until the next frame: one line of text per row."""
 
     at_s: float
     lines: tuple[str, ...]
 
 
 def record(command: Sequence[str], *, columns: int, rows: int) -> list[Output]:
-    """Run the command in a pseudo-terminal to its end. Raises CalledProcessError if it fails."""
+    """Run the command in a pseudo-terminal to its end, and return its output. Raises
+    CalledProcessError if its exit code is not 0.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     size = {"COLUMNS": str(columns), "LINES": str(rows), "TERM": "xterm-256color"}
@@ -91,8 +93,8 @@ def read_cast(path: Path) -> tuple[str, list[Output]]:
 
 
 class Screen:
-    """Emulates the terminal functions that the commands use: lines, returns, cursor up, erase
-    line.
+    """Emulates the terminal functions that the commands use: line feed, carriage return, cursor up,
+    erase line.
     """
 
     def __init__(self, *, columns: int, rows: int) -> None:
@@ -146,7 +148,9 @@ class Screen:
 
 
 def frames(outputs: Sequence[Output], *, max_wait_s: float, columns: int, rows: int) -> list[Frame]:
-    """Return the frames, at most one per `FRAME_S`; long waits are shortened."""
+    """Return the frames, at least `FRAME_S` apart; waits longer than `max_wait_s` are shortened to
+    it.
+    """
     screen = Screen(columns=columns, rows=rows)
     found = [Frame(0.0, ())]
     at_s = before_s = 0.0
@@ -164,12 +168,11 @@ def frames(outputs: Sequence[Output], *, max_wait_s: float, columns: int, rows: 
 
 
 def picture(shown: Sequence[Frame], title: str, note: str, *, columns: int) -> str:
-    """Return an SVG that shows the last frame and then plays all frames in a loop.
+    """Return an SVG that shows the last frame and then plays all frames in a loop; with reduced
+    motion, only the last frame.
 
-    It is as high as the frame with the most lines.
-
-    With reduced motion it shows only the last frame. The frames are stacked vertically; the
-    animation scrolls them in jumps past a window of the size of one frame.
+    It is as high as the frame with the most lines. The frames are stacked vertically; the animation
+    scrolls them in jumps past a window of the size of one frame.
     """
     total_s = shown[-1].at_s + HOLD_S
     rows = max(_num_rows(frame) for frame in shown)

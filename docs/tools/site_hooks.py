@@ -33,7 +33,7 @@ PICTURES = {
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the decisions to the navigation, one entry per file of their folder."""
+    """Add the files of docs/decisions to the navigation, one entry each; return `config`."""
     for part in _parts(_nav(config)):
         if "Decisions" in part:
             pages = sorted((REPOSITORY / "docs" / "decisions").glob("[0-9]*.md"))
@@ -45,8 +45,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the files outside docs/ that the pages link to, and the files that these link
-    to in turn."""
+    """Add the files outside docs/ that pages or other added files link to, and those in the
+    navigation; return `files`.
+    """
     # Imported here: the tests of links run without mkdocs.
     from mkdocs.structure.files import File
 
@@ -72,7 +73,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite the links to paths on the site."""
+    """Return the page's Markdown for the site: diagrams replaced by pictures, Markdown of GitHub
+    adapted, links rewritten to paths on the site.
+    """
     del config, files
     place = page.file.src_uri
     path = _in_repository(place) if _is_below(place) else f"docs/{place}"
@@ -98,7 +101,9 @@ def for_site(path: str, markdown: str) -> str:
 
 
 def with_pictures(path: str, markdown: str) -> str:
-    """Replace each diagram by its picture. Raises ValueError if there is none."""
+    """Replace each Mermaid diagram in the Markdown of file `path` by its picture. Raises ValueError
+    if it has none in `PICTURES`.
+    """
     for block in blocks(markdown):
         if block.language == "mermaid":
             if path not in PICTURES:

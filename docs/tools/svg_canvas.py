@@ -1,7 +1,7 @@
 """Draws boxes, arrows and text as SVG.
 
-The style of the concept pages' pictures: a white background, so that they are also readable on a
-dark page, and colours that colour-blind readers can distinguish.
+The pictures have a white background, so that they are also readable on a dark page, and colours
+that colour-blind readers can distinguish.
 """
 
 from __future__ import annotations

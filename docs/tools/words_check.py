@@ -85,13 +85,15 @@ def _is_prose(path: Path, token: tokenize.TokenInfo) -> bool:
 
 
 def _comment(line: str) -> str:
-    """Return the comment of a line of a proto."""
+    """Return the comment in a line of a proto file; "" if there is none."""
     found = re.search(r"(?<!:)//+|^\s*/?\*+(?=\s|/)", line)
     return line[found.end() :] if found else ""
 
 
 def markers(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield line, words and replacement of each marker in prose."""
+    """Yield the line number (from 1), the words and the replacement of each marker in the prose
+    `text`.
+    """
     for found in _MARKER.finditer(text):
         line = text.count("\n", 0, found.start()) + 1
         yield line, " ".join(found[0].split()), list(_MARKERS.values())[(found.lastindex or 1) - 1]

@@ -1,4 +1,6 @@
-"""Checks of the contract that buf lacks: presence, limits, exports, the mirrored messages."""
+"""Checks of the API contract that buf lacks: unset fields, limits in comments, the package's
+exports, unshared messages.
+"""
 
 from __future__ import annotations
 

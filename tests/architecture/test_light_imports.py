@@ -1,4 +1,4 @@
-"""Fronts, client and core import no heavy modules, so that they start fast."""
+"""The packages of fronts, client and scheduler import no heavy modules, so that they start fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`penstock` is one namespace package over seven roots: none has an `__init__.py` for it."""
+"""`penstock` is one namespace package over seven roots: none has an `__init__.py` in
+`penstock/`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The scheduler is pure: no threads, clocks, files, sockets, event loops or frameworks."""
+"""The scheduler imports nothing for threads, clocks, files, sockets or event loops, and no
+frameworks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state diagram in the docs equals the table in the code."""
+"""The state diagram in the docs equals the transition table in the code."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every survival case has tests, and docs/survival-cases.md names them all and no others."""
+"""Every survival case has tests, and docs/survival-cases.md lists exactly these tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel contains all files that the package needs, those that are not Python included."""
+"""The wheel contains all files that the package needs, also those that are not Python."""
 
 from __future__ import annotations
 

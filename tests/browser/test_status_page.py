@@ -1,4 +1,4 @@
-"""The status page in headless Chromium, served by the real metrics port."""
+"""The status page in headless Chromium, served by a real metrics port."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ Status = Callable[[], bytes]
 
 
 class PageHouse:
-    """Serves the page over a status that tests set; `num_asked` counts its fetches."""
+    """Serves the page with a status that the test sets. `num_asked`: number of times that the
+    status was fetched.
+    """
 
     def __init__(self, home: Path) -> None:
         self.num_asked = 0

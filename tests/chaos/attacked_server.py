@@ -1,6 +1,7 @@
-"""A real service under attack, with a well-behaved client that runs all the time.
+"""A real service under attack, and a well-behaved client that sends requests during the attack.
 
-Contains that client, the checks of what the attack left behind, and the front's memory use.
+Contains that client, and waits for what the attack must not leave behind: calls, requests, cache
+blocks, memory.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from support.service import Service, simulated, started, stream
 
 @dataclass
 class Probe:
-    """The calls of the well-behaved client: their statuses and durations."""
+    """The calls of the well-behaved client: their statuses and durations in seconds."""
 
     outcomes: list[grpc.StatusCode] = field(default_factory=list[grpc.StatusCode])
     seconds: list[float] = field(default_factory=list[float])
@@ -32,7 +33,7 @@ class Probe:
 
 @dataclass
 class Siege:
-    """A service with one front, and its operations port."""
+    """A service with one front, and a client of its operations port."""
 
     service: Service
     operations: OperationsClient
@@ -47,7 +48,9 @@ class Siege:
 
     @contextlib.asynccontextmanager
     async def probed(self) -> AsyncGenerator[Probe]:
-        """Run short generations one after another on one connection during the block."""
+        """Run short generations one after another on one connection during the block; provide their
+        record.
+        """
         probe, is_over = Probe(), asyncio.Event()
         clock = asyncio.get_running_loop().time
 
@@ -70,23 +73,25 @@ class Siege:
         return await until_stats(self.operations, is_so)
 
     async def until_calm(self) -> None:
-        """Wait until no call, request or block is left."""
+        """Wait until no call is open, no request is live and no cache block is in use."""
         await self.until(
             lambda stats: is_quiet(stats) and not any(front.num_streams for front in stats.fronts)
         )
 
     async def until_nothing_runs(self) -> None:
-        """Wait until no request is live and no block is held; calls may still be open."""
+        """Wait until no request is live and no cache block is in use; calls may still be open."""
         await self.until(is_quiet)
 
     async def until_within(self, max_mib: float) -> None:
-        """Wait until the front's memory is at most `max_mib`."""
+        """Wait until the resident memory of the front is at most `max_mib` MiB."""
         await self.until(lambda _: self.rss_mib() <= max_mib)
 
 
 @contextlib.asynccontextmanager
 async def besieged(*arguments: str) -> AsyncGenerator[Siege]:
-    """Start a service on the simulated executor; check at the end that it stops cleanly."""
+    """Start a service on the simulated executor; check at the end that it has not exited and has
+    logged no error.
+    """
     options = ("--operations-port", "0", "--fronts", "1", "--drain-grace-s", "1")
     async with started(*simulated(), *options, *arguments) as service:
         front_pid = await service.next_pid("front")

@@ -51,7 +51,7 @@ class Seen:
 
 
 def request(num_tokens: int, *, max_tokens: int = 64) -> bytes:
-    """Return a valid request with a prompt of `num_tokens` tokens."""
+    """Return an encoded GenerateRequest with a prompt of `num_tokens` tokens."""
     message = pb.GenerateRequest()
     message.token_prompt.ids.extend([7] * num_tokens)
     message.stopping.max_tokens = max_tokens
@@ -60,7 +60,7 @@ def request(num_tokens: int, *, max_tokens: int = 64) -> bytes:
 
 
 def once_request(num_tokens: int) -> bytes:
-    """Return the request of `request` for GenerateOnce."""
+    """Return an encoded GenerateOnceRequest with the same request as `request`."""
     once = pb.GenerateOnceRequest()
     once.generation.ParseFromString(request(num_tokens))
     return once.SerializeToString()
@@ -186,7 +186,7 @@ async def compression_bomb(address: str, num: int = 20) -> Seen:
 
 
 async def huge_metadata(address: str, num: int = 200) -> Seen:
-    """Open calls with 20 KB of metadata, the first before the server's SETTINGS can be known."""
+    """Open calls with 20 KB of metadata, the first before the server's SETTINGS have arrived."""
     extra = h2.field(b"x-pad", b"a" * 20_000)
     async with h2.raw_connection(address) as connection:
         for stream in range(1, 2 * num, 2):
@@ -209,7 +209,9 @@ async def huge_messages(address: str, num: int = 20) -> Seen:
 
 
 async def half_sent_messages(address: str, path: str = GENERATE, num: int = 200) -> Seen:
-    """Send messages of the largest size without their last octet, as far as the server reads."""
+    """Send messages of the maximum size without their last octet, as far as the server's windows
+    allow.
+    """
     async with half_sent_calls(address, path, num) as connection:
         return seen(connection, num)
 
@@ -338,7 +340,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 def main(arguments: list[str]) -> None:
-    """Run one attack; print what was seen as JSON on stdout."""
+    """Run one attack; print its `Seen` as JSON on stdout."""
     name, address, *scale = arguments
     attack = ATTACKS[name]
     result = asyncio.run(_run(attack(address, *map(int, scale))))

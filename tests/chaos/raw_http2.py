@@ -1,7 +1,7 @@
 """HTTP/2 frames as bytes, and a connection that sends them, valid or not.
 
-Of the responses, frames are counted and the statuses of calls read. gRPC's own client is not used,
-because it would refuse to misbehave.
+Frames that are received are counted, and the statuses of calls are read. gRPC's client is not used,
+because it cannot send invalid frames.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def field(name: bytes, value: bytes) -> bytes:
 
 
 def headers(stream: int, path: str, *, flags: int = END_HEADERS, extra: bytes = b"") -> bytes:
-    """Return the HEADERS of a gRPC call; `extra`: more fields."""
+    """Return the HEADERS frame of a gRPC call; `extra`: further encoded header fields."""
     return frame(HEADERS, flags, stream, call_fields(path) + extra)
 
 
@@ -64,7 +64,7 @@ def call_fields(path: str, content_type: bytes = b"application/grpc") -> bytes:
 
 
 def message(stream: int, data: bytes, *, is_compressed: bool = False) -> bytes:
-    """Return one whole gRPC message that ends the stream, in as many DATA frames as needed."""
+    """Return one gRPC message that ends the stream, as DATA frames of at most 16 KiB."""
     body = bytes((is_compressed,)) + len(data).to_bytes(4, "big") + data
     parts = [body[start : start + 16384] for start in range(0, len(body), 16384)]
     last = len(parts) - 1
@@ -83,12 +83,12 @@ def reset(stream: int, code: int = CANCEL) -> bytes:
 
 
 class RawConnection:
-    """A connection. `counts`: frames received, by kind; `goaway`: the code of the last GOAWAY;
-    `statuses`: the codes that calls ended with, in the order of their ends. `settings`: the
-    server's; `granted`: bytes added to send windows, by stream, the connection as 0.
+    """A connection. `counts`: number of frames received, by kind; `goaway`: the code of the last
+    GOAWAY; `statuses`: the status codes of calls, in the order of their ends. `settings`: those of
+    the server; `granted`: bytes added to send windows, by stream; 0 is the connection.
 
-    It acknowledges settings and pings, except those in `unacknowledged` (frame kinds);
-    `initial_window` bytes is the receive window of each stream, which is never extended.
+    It acknowledges settings and pings, except those in `unacknowledged` (frame kinds).
+    `initial_window`: receive window of each stream in bytes, which is never extended.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class RawConnection:
         return cls(reader, writer, unacknowledged)
 
     async def send(self, *parts: bytes) -> None:
-        """Send; drop what a closed peer no longer accepts."""
+        """Send the frames; discard them if the peer has closed the connection."""
         data = b"".join(parts)
         with contextlib.suppress(ConnectionError):
             for start in range(0, len(data), _MAX_WRITE_BYTES):
@@ -142,13 +142,15 @@ class RawConnection:
             await self._news.wait_for(lambda: self.is_closed or is_so())
 
     async def until_heard(self) -> None:
-        """Wait by a PING until the peer has read everything sent so far, or closed."""
+        """Send a PING, and wait until it is answered, so that the peer has read all earlier frames,
+        or until the connection is closed.
+        """
         num_before = self.num_answered_pings
         await self.send(frame(PING, 0, 0, b"are you?"))
         await self.until(lambda: self.num_answered_pings > num_before)
 
     async def until_settled(self) -> None:
-        """Wait by SETTINGS like `until_heard`, where frequent pings would be rejected."""
+        """Wait as `until_heard`, but with SETTINGS, where frequent pings would be rejected."""
         num_before = self.counts[SETTINGS]
         await self.send(settings())
         await self.until(lambda: self.counts[SETTINGS] > num_before)
@@ -228,7 +230,7 @@ async def raw_connection(
 async def silent_sockets(
     address: str, greetings: Sequence[bytes]
 ) -> AsyncGenerator[list[SilentSocket]]:
-    """Open one connection for each greeting, which sends only that."""
+    """Open one connection for each greeting, which sends only the greeting."""
     host, _, port = address.rpartition(":")
     sockets: list[SilentSocket] = []
     try:
@@ -242,7 +244,7 @@ async def silent_sockets(
 
 
 class SilentSocket:
-    """A connection that only waits until it is closed."""
+    """A connection that sends nothing more and waits until it is closed."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer

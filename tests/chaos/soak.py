@@ -1,9 +1,8 @@
-"""A soak of a real service: load, bursts, cancels, slow readers and poison, while its processes are
-stopped and killed; see docs/survival-cases.md, case 48.
+"""A soak test of a real service: load, bursts, cancels, slow readers and faulty requests, while its
+processes are stopped and killed; see docs/survival-cases.md, case 48.
 
-    PYTHONPATH=tests python -m chaos.soak --minutes 5      (--full: two hours)
-
-Exit code 0 when every limit held, 1 when one did not.
+Usage: `PYTHONPATH=tests python -m chaos.soak --minutes 5`; `--full`: two hours. Exit code 0: every
+limit held, 1: one did not.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from support.service import Service, simulated, until_gone
 
 
 class Fault(enum.StrEnum):
-    """What is done to a service under load."""
+    """A fault that is injected into a service under load."""
 
     ENGINE_KILL = "engine killed"
     ENGINE_HANG = "engine stopped for good"
@@ -54,7 +53,8 @@ class Fault(enum.StrEnum):
 
 
 DEATHS = {Fault.ENGINE_KILL: 1, Fault.ENGINE_HANG: 1, Fault.DEADLY_PROMPT: 2}
-"""How often the fault kills the engine: a prompt is known to be deadly only after its second crash.
+"""How often the fault kills the engine: a prompt is known to be deadly only after its
+second crash.
 """
 MAX_DEATHS, DEATH_WINDOW_S = 4, 65.0
 """With one more in this time the service gives up, as it should."""
@@ -86,9 +86,10 @@ FULL = replace(
 
 
 def schedule(plan: SoakPlan) -> Iterator[tuple[float, Fault]]:
-    """Yield when to inject which fault, seconds from the start: each once before any again.
+    """Yield (seconds from the start, fault) in order; every kind of fault occurs once before any
+    occurs again.
 
-    A fault that would exceed the engine deaths that the service tolerates is postponed.
+    A fault that would exceed the number of engine deaths that the service tolerates is postponed.
     """
     chance = random.Random(plan.seed)
     possible = [
@@ -118,7 +119,7 @@ def schedule(plan: SoakPlan) -> Iterator[tuple[float, Fault]]:
 
 
 class Watch:
-    """Observes a service once a second. `problems`: what must not be, in its accounts and log.
+    """Observes a service once a second. `problems`: invalid statistics and forbidden log lines.
 
     `memory`: (seconds, resident bytes) of every process, by its role and pid.
     """
@@ -133,7 +134,7 @@ class Watch:
         self._num_read = 0
 
     async def run(self, report: Callable[[], None]) -> None:
-        """Observe until cancelled; `report` now and then."""
+        """Observe until cancelled; call `report` periodically."""
         async for stats in self._operations.watch_stats(interval_s=1.0):
             self.problems += problems_of(stats)
             for role, process in self._live():
@@ -151,7 +152,7 @@ class Watch:
         return [process for known, process in self._live() if known == role]
 
     def read_log(self) -> None:
-        """Search the new lines, and drop the oldest: a soak is longer than a test."""
+        """Search the new log lines for forbidden texts, and discard old ones, to bound memory."""
         lines = self._service.stderr
         for line in lines[self._num_read :]:
             if "flight" not in line and any(text in line for text in FORBIDDEN):
@@ -194,7 +195,9 @@ def _is_alive(process: psutil.Process) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class Injected:
-    """One fault, and after how long a canary sent right after it got its first token."""
+    """One injected fault. `recovery_s`: time to the first token of a request sent right after it;
+    None: none arrived.
+    """
 
     fault: Fault
     at_s: float
@@ -225,7 +228,7 @@ class Injector:
         self._chance = random.Random(f"{plan.seed}/faults")
 
     async def run(self) -> None:
-        """Inject every fault at its time, or later by the delay of earlier ones."""
+        """Inject every fault at its time, or later if earlier ones were late."""
         begun_s = time.monotonic()
         late_s = 0.0
         async with asyncio.TaskGroup() as group:
@@ -242,7 +245,7 @@ class Injector:
                 await self._inject(one)
 
     async def _probe(self, one: Injected) -> None:
-        """Measure how long a request that is sent after the fault waits for its first token."""
+        """Measure the time to the first token of a request that is sent right after the fault."""
         await one.has_struck.wait()
         asked_s = time.monotonic()
         one.note, first_s = await self._load.canary()
@@ -280,7 +283,9 @@ class Injector:
                 await self._load.deadly()
 
     def _signal(self, one: Injected, role: str, number: signal.Signals) -> psutil.Process | None:
-        """Signal one process of that role, if there is one."""
+        """Send a signal to a random process of that role; return the process, None if there is
+        none.
+        """
         one.has_struck.set()
         processes = self._watch.alive(role)
         if not processes:
@@ -298,7 +303,9 @@ class Injector:
                 process.resume()
 
     async def _hang(self, one: Injected) -> None:
-        """Stop an engine and leave it stopped: the supervisor must detect it."""
+        """Stop an engine with SIGSTOP and do not resume it: the supervisor must detect and replace
+        it.
+        """
         process = self._signal(one, "engine", signal.SIGSTOP)
         if process is None:
             return
@@ -312,8 +319,8 @@ class Injector:
 
 @dataclass(frozen=True, slots=True)
 class SoakResult:
-    """`limits`: conditions on the whole soak, each with its value and whether it holds. `details`:
-    what else a reader needs, in lines.
+    """`limits`: (name, value, whether it holds) of each condition on the soak. `details`: further
+    lines of the report.
     """
 
     limits: list[tuple[str, object, bool]]
@@ -332,7 +339,7 @@ class SoakResult:
 
 
 async def run_soak(plan: SoakPlan, report: Callable[[str], None]) -> SoakResult:
-    """Run a plan. `report` receives a progress line from time to time."""
+    """Run a plan; return its result. `report` receives progress lines."""
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-"))
         service, operations = await stack.enter_async_context(observed(*arguments(plan, folder)))
@@ -379,7 +386,9 @@ async def run_soak(plan: SoakPlan, report: Callable[[str], None]) -> SoakResult:
 
 
 def arguments(plan: SoakPlan, flight_folder: str) -> list[str]:
-    """Return the service's arguments: capacity for the steady load, not for a whole burst."""
+    """Return the arguments of `penstock serve`: capacity for the steady load, but not
+    for a burst.
+    """
     cost = {"step_s": 0.02, "prefill_token_s": 0.0, "decode_slot_s": 0.0}
     faults = [
         {"kind": "request_fails", "at_prompt_token": POISON, "max_times": 10**9},
@@ -424,7 +433,9 @@ def _limits_of_faults(injected: list[Injected]) -> Iterator[tuple[str, object, b
 
 
 def _limits_of_memory(watch: Watch, load: Load) -> Iterator[tuple[str, object, bool]]:
-    """Yield limits of processes that lived long enough to have made their first allocations."""
+    """Yield a limit on memory growth for each process that lived long enough to have made its first
+    allocations.
+    """
     most = MAX_BYTES_ONCE + MAX_BYTES_PER_CANCEL * load.ledger.num[Kind.CANCEL]
     for (role, pid), samples in watch.memory.items():
         begun_s, ended_s = samples[0][0], samples[-1][0]

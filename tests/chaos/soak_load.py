@@ -1,6 +1,6 @@
-"""The clients of a soak: what they send, how they read, and what they must receive.
+"""The clients of a soak test: what they send, how they read, and what they must receive.
 
-They are the product's own clients: those follow retry times and resume streams that broke.
+They use the Python client, which observes retry delays and resumes broken streams.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ _FAIL = (Kind.POISON, Kind.DEADLY)
 class SoakPlan:
     """The sizes of one soak.
 
-    `num_streams` run at all times, `num_held` more in client processes that are stopped or killed;
-    `burst_size` start at once every `burst_every_s`. After `seconds` nothing new is sent.
-    `is_torch`: the demo model in place of the simulated one, without scripted faults.
+    `num_streams` run at all times, and `num_held` more in client processes that are stopped or
+    killed; `burst_size` start at once every `burst_every_s`. After `seconds` no new requests are
+    sent. `is_torch`: the demo model instead of the simulated one, without scripted faults.
     """
 
     seconds: float = 300.0
@@ -86,10 +86,10 @@ class SoakPlan:
 
 
 class Ledger:
-    """How the requests ended: only sums and the causes of errors, so that it can run for hours.
+    """The ends of the requests: only sums and the causes of errors, so that memory is bounded.
 
-    `wrong`: tokens or numbers that are not the expected ones. `by_minute`, `errors_by_minute`:
-    requests that ended in it, and those among them that were errors.
+    `wrong`: descriptions of unexpected tokens or counts. `by_minute`, `errors_by_minute`: number of
+    requests that ended in each minute, and of those that failed.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Draws usual prompts, and returns the first tokens of their correct output."""
+    """Draws prompts, and returns the first tokens of their correct outputs."""
 
     draw: Callable[[random.Random], Prompt]
     tokens: Callable[[Prompt, int], list[int]]
@@ -138,7 +138,7 @@ class Reference:
 
 
 def simulated_reference() -> Reference:
-    """Return the reference of the simulated executor: any prompt, computed here."""
+    """Return a reference for the simulated executor, which computes the output of any prompt."""
     config = json.loads((resolve_model("demo") / "config.json").read_text(encoding="utf-8"))
 
     def tokens(prompt: Prompt, count: int) -> list[int]:
@@ -150,9 +150,10 @@ def simulated_reference() -> Reference:
 
 
 async def measured_reference(address: str, seed: int) -> Reference:
-    """Return a few prompts and their outputs, measured on the idle service.
+    """Return a reference of a few prompts whose outputs are measured on the idle service.
 
-    Only outputs of which no token's probability is close to another's: no rounding changes them.
+    Contains only outputs in which no token has a close second in probability, so that rounding does
+    not change them.
     """
     chance = random.Random(seed)
     known: dict[Prompt, list[int]] = {}
@@ -216,13 +217,13 @@ class Load:
                 await self._pause(5.0)
 
     async def canary(self) -> tuple[str, float | None]:
-        """Send a prompt that is sent repeatedly; return as `send`."""
+        """Send one of the repeated prompts; return as `send` does."""
         self._num_canaries += 1
         prompt = self._reference.canary(self._num_canaries)
         return await self.send(self.resuming, Kind.CANARY, prompt, CANARY_TOKENS)
 
     async def deadly(self) -> None:
-        """Send a request that ends the engine process whenever it gets its fourth token."""
+        """Send a request that ends the engine process at its fourth token."""
         prompt = (*self._reference.canary(0), DEADLY)
         await self.send(self.plain, Kind.DEADLY, prompt, CANARY_TOKENS)
 
@@ -234,9 +235,10 @@ class Load:
         num_tokens: int,
         leaves_after: float = float("inf"),
     ) -> tuple[str, float | None]:
-        """Send a request and read its stream; `leaves_after`: events until it disconnects.
+        """Send a request and read its stream; disconnect after `leaves_after` events.
 
-        Return the cause of its error, "" if it ended as it should, and when its first token came.
+        Return the cause of its error, "" if there is none, and the monotonic time of its first
+        token, None without one.
         """
         received = _Received(self._reference.tokens(prompt, num_tokens))
         stream = client.generate(
@@ -304,7 +306,7 @@ class Load:
 
 
 class _Received:
-    """What one request received, compared with the expected tokens event by event."""
+    """What one request received, compared event by event with the expected tokens."""
 
     def __init__(self, expected: list[int]) -> None:
         self.expected = expected
@@ -349,7 +351,7 @@ class _Received:
 
 @contextlib.asynccontextmanager
 async def loaded(plan: SoakPlan, address: str) -> AsyncGenerator[Load]:
-    """Provide the clients of a service that is still idle."""
+    """Provide the clients for a service that is idle."""
     reference = (
         await measured_reference(address, plan.seed) if plan.is_torch else simulated_reference()
     )

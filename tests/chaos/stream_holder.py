@@ -1,6 +1,6 @@
 """A client process that holds many streams open: `python -m chaos.stream_holder ADDRESS COUNT`.
 
-Prints "running" on stdout when each of its streams has a token, and reads until all are over. The
+Prints "running" on stdout when each of its streams has a token, and reads until all have ended. The
 caller stops or kills it.
 """
 
@@ -21,9 +21,9 @@ NUM_TOKENS = 900
 
 @contextlib.asynccontextmanager
 async def holder(address: str, count: int) -> AsyncGenerator[asyncio.subprocess.Process]:
-    """Start a client with `count` running streams; it is gone after the block.
+    """Start a client process with `count` running streams; it is killed at the end of the block.
 
-    Its streams may be refused, or lose their engine: then it ends without a line on stdout.
+    If a stream is rejected or loses its engine, the process exits without a line on stdout.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "chaos.stream_holder", address, str(count)),

@@ -1,4 +1,4 @@
-"""Case 6: a client process with fifty streams is killed; the service releases all of them."""
+"""Case 6: a client process with fifty streams is killed, and the service releases all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A client is frozen, not dead: the service finds its streams, idle ones included."""
+"""Case 7: a client process is stopped, not killed: the service detects its streams,
+also idle ones.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Case 8: 64 clients open and cancel streams in a loop, next to four ordinary clients.
 
-PENSTOCK_NUM_CANCELS sets the number of cancels: 100,000 for the whole case.
+PENSTOCK_NUM_CANCELS sets the number of cancels, 100,000 for the complete case.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_BYTES_ONCE = 48 << 20
 
 @dataclass
 class Storm:
-    """The number of cancels left, and the outputs of the canaries."""
+    """The number of remaining cancels, and the outputs of the ordinary clients."""
 
     channels: list[grpc.aio.Channel]
     chance: random.Random = field(default_factory=lambda: random.Random(8))
@@ -40,7 +40,7 @@ class Storm:
     canaries: dict[int, list[list[int]]] = field(default_factory=dict[int, list[list[int]]])
 
     async def leave(self, client: int) -> None:
-        """Open a stream, read up to two messages and cancel it, until there were enough."""
+        """Open streams, read up to two messages of each and cancel it, until `num_left` is 0."""
         channel = self.channels[client % len(self.channels)]
         stub = pb_grpc.GenerationServiceStub(channel)
         while self.num_left > 0:
@@ -53,7 +53,7 @@ class Storm:
             assert await call.code() is grpc.StatusCode.CANCELLED
 
     async def sing(self, canary: int) -> None:
-        """Send the same request repeatedly."""
+        """Send the same request repeatedly, and record its outputs."""
         stub = pb_grpc.GenerationServiceStub(self.channels[canary % len(self.channels)])
         seen = self.canaries.setdefault(canary, [])
         while self.num_left > 0 or len(seen) < 2:

@@ -1,4 +1,6 @@
-"""The streams of a client that stops reading are closed; other clients are not affected."""
+"""Cases 12 to 14: the streams of a client that stops reading are closed; others are not
+affected.
+"""
 
 from __future__ import annotations
 

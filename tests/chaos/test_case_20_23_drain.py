@@ -1,4 +1,6 @@
-"""The service is stopped at unfavourable moments: it drains in order and in time."""
+"""Cases 20 to 23: the service is stopped at unfavourable moments, and drains within its
+time limit.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Engine, fronts and supervisor die or hang: which streams are lost and what is restarted.
+"""Cases 24 to 27: engine, fronts and supervisor die or hang: which streams are lost, and which
+processes are restarted.
 
-No process is orphaned, and no stream hangs.
+No process is left behind, and no stream hangs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Engines are killed under streams; the streams deliver the same tokens as without the kills."""
+"""Case 24: engines are killed during streams, which deliver the same tokens as without
+the kills.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def text_of(events: Sequence[Event]) -> str:
 
 
 def num_returns(events: Sequence[Event]) -> int:
-    """Return how often the request was reported waiting again."""
+    """Return how often the request was reported PENDING after its first token."""
     first = next(at for at, event in enumerate(events) if isinstance(event, Tokens))
     return sum(
         isinstance(event, Progress) and event.state is RequestState.PENDING
@@ -58,7 +60,7 @@ def num_returns(events: Sequence[Event]) -> int:
 
 
 async def read(client: Client, number: int, events: list[Event], news: asyncio.Event) -> None:
-    """Read a stream to its end: the client raises if a message is missing or comes twice."""
+    """Read a stream to its end into `events`; check that no message is missing or duplicated."""
     async for event in client.generate(**asked(number)):
         events.append(event)
         news.set()
@@ -67,8 +69,8 @@ async def read(client: Client, number: int, events: list[Event], news: asyncio.E
 
 
 async def all_streams(service: Service, kills: Sequence[int]) -> list[list[Event]]:
-    """Run all streams to their end; kill the engine whenever the first has one of the `kills` token
-    counts.
+    """Run all streams to their end; kill the engine each time that the first stream has the next of
+    the token counts in `kills`.
     """
     told: list[list[Event]] = [[] for _ in range(NUM_STREAMS)]
     news = asyncio.Event()

@@ -1,4 +1,6 @@
-"""Fronts and engines are killed under resumable streams: they continue, token for token."""
+"""Cases 24 and 27: fronts and engines are killed during resumable streams, which continue with the
+same tokens.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ async def read(address: str, first: int, *, begun: asyncio.Event | None = None) 
 
 
 async def begin(address: str, request_id: str, events: list[Event]) -> ResumePoint:
-    """Read a few messages over a connection, which then closes as if the process had died."""
+    """Read six events over a connection, then close it without a cancel, as a killed client does;
+    return the resume point.
+    """
     point = ResumePoint(request_id=request_id)
     client = Client(address, resume_grace_s=GRACE_S)
     stream = client.generate(TokenPrompt(ids=(5, 6, 7)), request_id=request_id, **OPTIONS)
@@ -56,7 +60,7 @@ async def begin(address: str, request_id: str, events: list[Event]) -> ResumePoi
 async def go_on(
     address: str, point: ResumePoint, events: list[Event], *, asked: asyncio.Semaphore
 ) -> None:
-    """Resume over another connection, on the front that accepts it."""
+    """Resume over another connection, on any front; release `asked` first."""
     async with Client(address, resume_grace_s=GRACE_S) as client:
         asked.release()
         async for event in client.resume(point):

@@ -1,4 +1,4 @@
-"""Messages and metadata beyond the limits are rejected, and no memory stays allocated."""
+"""Case 41: messages and metadata beyond the limits are rejected, and their memory is freed."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ async def test_case_41_what_is_too_large_is_refused(attack: attacks.Attack) -> N
 
 
 async def most_mib_while(siege: Siege, path: str, *, extra: bytes = b"") -> float:
-    """Return the front's peak growth while messages lack their last octet; check that others are
-    served.
+    """Return the peak growth of the front's memory, MiB, while messages lack their last octet;
+    check that other requests are served meanwhile.
     """
     before_mib = siege.rss_mib()
     peak_mib = before_mib

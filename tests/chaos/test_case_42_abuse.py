@@ -1,4 +1,6 @@
-"""Malformed HTTP/2 frames on one connection affect no other connection and leave nothing."""
+"""Case 42: malformed HTTP/2 frames on one connection affect no other connection and
+leave no state.
+"""
 
 from __future__ import annotations
 

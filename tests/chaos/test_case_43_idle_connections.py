@@ -1,4 +1,4 @@
-"""Connections that send too little are closed; ordinary clients still connect."""
+"""Case 43: connections that send too little are closed; ordinary clients still connect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that pings too often is disconnected; one that pings as documented is not."""
+"""Case 44: a client that pings too often is disconnected; one that pings as documented is not."""
 
 from __future__ import annotations
 

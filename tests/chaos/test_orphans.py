@@ -1,4 +1,6 @@
-"""Processes that an engine leaves behind end before the next engine starts (real processes)."""
+"""Processes that an engine leaves behind are ended before the next engine starts (real
+processes).
+"""
 
 import json
 import os
@@ -31,8 +33,8 @@ def engine_conduct(
 ) -> dict[str, str]:
     """Return the environment for `support.service`. `folder`: an empty one, where workers report.
 
-    Workers: a child of the engine, a detached one, one that also ignores SIGTERM, or a detached one
-    with its own workers. Each holds a lock that the next engine's worker needs.
+    `worker`: a child of the engine, a detached one, one that also ignores SIGTERM, or a detached
+    one with children. Each holds a lock that the next engine's worker needs.
     """
     conduct = {
         "folder": str(folder),
@@ -46,12 +48,12 @@ def engine_conduct(
 
 
 def workers_in(folder: Path) -> set[int]:
-    """Return the pids of all workers so far."""
+    """Return the pids of all workers that were started."""
     return {int(path.name.removeprefix("worker-")) for path in folder.glob("worker-*")}
 
 
 def is_worker_of(pid: int, folder: Path) -> bool:
-    """Return whether this pid is still such a worker."""
+    """Return whether this pid is still one of the workers."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -72,7 +74,7 @@ LOADS: list[tuple[Load, str]] = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Provide the folder where workers report; a failed test leaves no worker."""
+    """Provide the folder where workers report; kill remaining workers at the end."""
     yield tmp_path
     for pid in workers_in(tmp_path):
         entry = entry_of(pid)

@@ -1,4 +1,4 @@
-"""A request that kills every engine fails alone, on whichever front other requests are."""
+"""A request that crashes every engine fails alone, whichever front the other requests use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ POISON = 300
 
 
 def deadly(kind: str, at_output: int, **settings: object) -> list[str]:
-    """Return arguments for an executor that crashes on a prompt that contains POISON."""
+    """Return arguments of `serve` for an executor that crashes on a prompt that contains POISON.
+    `settings`: other fields of the fault.
+    """
     fault = {"kind": kind, "at_prompt_token": POISON, "at_output": at_output, "max_times": 1000}
     return simulated(faults=[{**fault, **settings}])
 
@@ -80,7 +82,7 @@ async def test_new_requests_do_not_wait_for_trials() -> None:
 
 
 async def _until_ok(channel: grpc.aio.Channel) -> None:
-    """Retry as a client does."""
+    """Send requests until one succeeds."""
     async with asyncio.timeout(PATIENCE_S):
         while await stream(channel, 5, 60).outcome() is not OK:
             pass

@@ -1,4 +1,4 @@
-"""SIGUSR2 replaces all fronts and the engine, and no request fails."""
+"""SIGUSR2 replaces all fronts and the engine, and no request fails (rolling restart)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ten thousand requests with random cancels, failures and deadlines leave no resources held."""
+"""Ten thousand requests with random cancels, failures and deadlines leave no resources in use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POISON = 3
 
 
 class Storm:
-    """Random requests, all from one seed, through one engine that runs freely."""
+    """Random requests, all from one seed, to one engine whose stand-in is not paused."""
 
     def __init__(self, folder: Path, policy: CapacityPolicy, seed: int) -> None:
         self.random = random.Random(seed)
@@ -69,7 +69,9 @@ class Storm:
         )
 
     def deadline_s(self, key: int) -> float:
-        """Return a deadline for some requests; some end in any case before their first token."""
+        """Return the deadline of request `key`, at the current time for every hundredth; NO_TIME
+        for most.
+        """
         now_s = self.house.clock.now_s
         if key % 100 == 0:
             return now_s
@@ -144,10 +146,7 @@ class Storm:
 
 
 class Belongings:
-    """The open files and threads of this process, to report what was added.
-
-    Only additions count: leftovers of earlier tests may disappear at any time.
-    """
+    """The open files and threads of this process, to determine those added between two times."""
 
     def __init__(self) -> None:
         for thread in threading.enumerate():

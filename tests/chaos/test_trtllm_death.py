@@ -1,6 +1,6 @@
-"""The TensorRT-LLM engine dies in each phase of a real service: what clients get, and recovery.
+"""The TensorRT-LLM engine dies in each phase of a real service: what clients receive, and recovery.
 
-The stand-in has another process next to the engine process, as MPI starts one: none may stay.
+The stand-in starts another process, as MPI does; none of these may remain.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _lifetimes = itertools.count()
 
 
 class Site:
-    """A service, and what identifies its engines' processes."""
+    """A service, and a mark that identifies the processes of its engines."""
 
     def __init__(self, service: Service, lifetime_s: float) -> None:
         self.service = service
@@ -69,7 +69,9 @@ class Site:
 async def serving(
     *arguments: str, watch: dict[str, float] | None = None, max_replays: int = 0, **fake: Any
 ) -> AsyncGenerator[Site]:
-    """Launch `penstock serve --executor trtllm`; no process of an engine is left at the end."""
+    """Launch `penstock serve --executor trtllm`; check at the end that no process of an engine
+    remains.
+    """
     config = {
         "max_batch_size": 8,
         "max_num_tokens": 256,
@@ -94,7 +96,7 @@ async def serving(
 
 
 def reason_in(metadata: Any) -> str:
-    """Return ErrorInfo.reason of a failed call, from its trailing metadata."""
+    """Return the ErrorInfo reason in the trailing metadata of a failed call; "" without one."""
     for key, value in metadata:
         if key == "grpc-status-details-bin":
             status = status_pb2.Status.FromString(value)
@@ -106,7 +108,7 @@ def reason_in(metadata: Any) -> str:
 
 
 async def check_lost(*streams: Stream) -> None:
-    """Check that the calls ended with the retryable error of a lost engine."""
+    """Check that the calls ended with UNAVAILABLE and the reason ENGINE_DOWN."""
     for one in streams:
         assert await one.outcome() is grpc.StatusCode.UNAVAILABLE
         assert not one.has_finished
@@ -126,7 +128,7 @@ async def check_serves(site: Site, channel: grpc.aio.Channel) -> None:
 async def running_streams(
     site: Site, num_streams: int = 4
 ) -> AsyncGenerator[tuple[grpc.aio.Channel, list[Stream]]]:
-    """Provide a service with streams that have their first tokens."""
+    """Provide a channel to a ready service, and streams on it that have their first tokens."""
     await site.service.until_ready()
     await site.service.next_pid("engine")
     async with site.service.channel() as channel:
@@ -139,7 +141,9 @@ async def running_streams(
 
 
 async def until_loading(site: Site) -> int:
-    """Wait for an engine process whose executor has its event loop: loading follows directly."""
+    """Wait for an engine process whose executor has created its event loop, which is before the
+    model is loaded; return its pid.
+    """
 
     def found() -> int | None:
         with contextlib.suppress(OSError, ValueError):

@@ -36,7 +36,7 @@ def parsed(known: tuple[str, ...]) -> argparse.Namespace:
 
 
 def tell(result: Result) -> None:
-    """Print one line for people."""
+    """Print the result of one scenario as a line."""
     why = f"  {result.why}" if result.why else ""
     print(f"{result.outcome:8}{result.scenario}{why}", flush=True)
 

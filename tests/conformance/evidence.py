@@ -1,8 +1,7 @@
 """The evidence that each scenario leaves at the service: the root spans of its requests.
 
-A program's output is not enough: one that prints "passed" must have sent the requests. Defines the
-expected spans, which come from the service's exporter, so no client can forge them. Does not wait
-for them.
+A program's output is not sufficient: one that prints "passed" must have sent the requests. Defines
+the expected spans, which come from the service's exporter, so no client can forge them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _STREAM, _ONCE, _MULTIPLEX = "Generate", "GenerateOnce", "Multiplex"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Root:
-    """A request as its root span describes it. Absent values are "" or 0."""
+    """A request as described by its root span. Missing values are "" or 0."""
 
     method: str
     code: str
@@ -42,10 +41,11 @@ class Root:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trail:
-    """At least `num` requests of this kind; None: any. `num_*_tokens` and `num_replays`: minimums.
+    """A kind of request of which a scenario must send at least `num`. None: any value.
+    `num_*_tokens` and `num_replays`: minimums.
 
-    `methods`: one of these. `is_cut`: fewer than half of the requested tokens were sent to its
-    call.
+    `methods`: the request used one of these. `is_cut`: its call received fewer messages than half
+    of the requested tokens.
     """
 
     methods: tuple[str, ...] = (_STREAM, _ONCE)
@@ -92,10 +92,9 @@ def _is_met(name: str, value: Any, wanted: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """The spans that a scenario leaves. `one_id`: two of its requests had the same id.
+    """The spans that a scenario must leave. `one_id`: two of its requests have the same id.
 
-    `num_made_tokens`: the least number of tokens generated in the scenario, by the engine's
-    counters.
+    `num_made_tokens`: minimum number of tokens generated in the scenario, by the engine's counters.
     """
 
     trails: tuple[Trail, ...]
@@ -103,7 +102,7 @@ class Evidence:
     num_made_tokens: int = 0
 
     def lacks(self, roots: Sequence[Root]) -> str:
-        """Return which evidence the requests lack; "" if none."""
+        """Return a description of the missing evidence; "" if none is missing."""
         for trail in self.trails:
             if sum(map(trail.fits, roots)) < trail.num:
                 return f"no {trail}"
@@ -114,7 +113,7 @@ class Evidence:
 
 
 def roots_of(spans: Sequence[Any]) -> list[Root]:
-    """Return the requests of programs among spans."""
+    """Return the requests among the spans that programs, not the driver, have sent."""
     told = [(span, attributes_of(span.attributes)) for span in spans]
     return [
         _root(span, attributes)

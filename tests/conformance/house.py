@@ -1,7 +1,7 @@
-"""The service that the scenarios run against, and what the scenarios expect of it.
+"""The service that the scenarios run against, and the checks of what a scenario leaves there.
 
-Contains the service, its trace collector, and the faults injected during a scenario. Knows nothing
-of programs. Every wait is bounded.
+Contains the service, its trace collector, and the faults injected during a scenario, but nothing
+specific to programs. Every wait has a time limit.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NUM_WATCHES = 12
 
 
 class House:
-    """The service under test: started when first needed, and again after a drain."""
+    """The service under test: started when first used, and again after a drain."""
 
     def __init__(self, *, evidence_s: float = EVIDENCE_S) -> None:
         self._stack = contextlib.AsyncExitStack()
@@ -65,11 +65,11 @@ class House:
         self._num_made_before = 0
 
     async def address(self) -> str:
-        """Return the address once the service is ready."""
+        """Start the service if it does not run; return its address once it is ready."""
         return (await self._running()).address
 
     async def close(self) -> None:
-        """Stop the service; the next address is of a new one."""
+        """Stop the service; `address` then starts another."""
         self._service = None
         await self._stack.aclose()
 
@@ -80,7 +80,9 @@ class House:
         os.kill(self._engine_pid, signal.SIGKILL)
 
     async def drain(self) -> None:
-        """Send SIGTERM, and wait until the service reports on every connection that it drains."""
+        """Send SIGTERM, and wait until the health of the service is NOT_SERVING on several
+        connections.
+        """
         service = await self._running()
         async with contextlib.AsyncExitStack() as stack:
             # The kernel spreads connections over the fronts.
@@ -98,7 +100,7 @@ class House:
                             break
 
     async def begin(self, scenario: str) -> None:
-        """Begin a scenario: later spans and tokens are its own."""
+        """Begin a scenario: later spans and tokens are attributed to it."""
         await self._running()
         self._evidence = EVIDENCE[scenario]
         self._num_earlier_spans = len(self._collector.spans())
@@ -106,7 +108,9 @@ class House:
             self._num_made_before = await self._num_made(_LAG_TICKS)
 
     async def lacks(self) -> str:
-        """Return what the scenario should have left at the service and did not; "" if nothing."""
+        """Return a description of what a passed scenario should have left at the service and did
+        not; "" if nothing is missing.
+        """
         await asyncio.to_thread(
             self._collector.is_settled, lambda: not self._lacks_spans(), self._evidence_s
         )
@@ -120,7 +124,9 @@ class House:
         return ""
 
     async def why_not_idle(self) -> str:
-        """Return what of a scenario is still running some seconds after its end; "" if nothing."""
+        """Return a description of what is still running some seconds after a scenario's end; "" if
+        nothing is.
+        """
         service = await self._running()
         why = "its counters did not come"
         async with (
@@ -143,8 +149,8 @@ class House:
         return self._evidence.lacks(roots_of(spans))
 
     async def _num_made(self, num_ticks: int, enough: int | None = None) -> int:
-        """Return the tokens that the engine has generated, after `num_ticks` or once there are
-        `enough`.
+        """Return the number of tokens that the engine has generated, after `num_ticks` statistics
+        or once it is at least `enough`.
         """
         service = await self._running()
         num_made = num_seen = 0
@@ -174,7 +180,7 @@ class House:
 
 
 async def _ticks(operations: OperationsClient) -> AsyncGenerator[ServerStats]:
-    """Yield snapshots of the service while it may still become idle."""
+    """Yield statistics of the service until the time limit for becoming idle."""
     stats = operations.watch_stats(interval_s=_TICK_S, deadline_s=IDLE_S)
     with contextlib.suppress(DeadlineExceeded):
         async with contextlib.aclosing(stats):
@@ -183,7 +189,9 @@ async def _ticks(operations: OperationsClient) -> AsyncGenerator[ServerStats]:
 
 
 async def _why_busy(operations: OperationsClient, client: Client) -> str:
-    """Return what blocks the next scenario; "" if nothing. Raise PenstockError except QueueFull."""
+    """Return what prevents the next scenario; "" if nothing does. Raises PenstockError, except
+    QueueFull.
+    """
     if num_left := len(await operations.list_requests()):
         return f"{num_left} of its requests still live on the server"
     request_id = f"{DRIVER_PREFIX}{uuid.uuid4()}"

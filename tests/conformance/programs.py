@@ -1,6 +1,6 @@
-"""The languages, and how each one's conformance program is found and built.
+"""The client languages, and how the conformance program of each is found and built.
 
-Defines what a language needs on a machine and how to find it. Does not run scenarios.
+Defines which tools a language requires on the machine.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+")
 
 
 class NotBuilt(Exception):
-    """A program could not be built; carries the end of the build's output."""
+    """A program could not be built; the message contains the end of the build's output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """A library that a build takes from the machine: it is installed if `path` exists."""
+    """A library that a build requires on the machine: it is installed if `path` exists."""
 
     package: str
     path: str
@@ -45,11 +45,11 @@ class Version:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Language:
-    """One language: its folder in clients/, what its program and its build need.
+    """One language: its folder in clients/, and what its program and its build require.
 
-    `runtime`: programs needed to run it; `tools` and `libraries`: needed to build it, not if its
-    `output` exists already. `template`: there are no sources, only the template that generates
-    stubs.
+    `runtime`: executables required to run the program; `tools` and `libraries`: required to build
+    it, unless its `output` exists. `template`: there is no client, only this template that
+    generates stubs.
     """
 
     name: str
@@ -63,11 +63,11 @@ class Language:
 
     @property
     def path(self) -> Path:
-        """Return the folder of its client."""
+        """Return the folder of the language's client."""
         return REPOSITORY / "clients" / self.folder
 
     def why_not(self) -> str:
-        """Return why it cannot run on this machine; "" if it can."""
+        """Return why the language's program cannot run on this machine; "" if it can."""
         if self.template:
             return f"stubs only, from {self.template}"
         if self.folder and not (self.path / "Makefile").is_file():
@@ -79,7 +79,7 @@ class Language:
         return f"needs {', '.join(missing)}" if missing else ""
 
     def command(self) -> list[str]:
-        """Build the program if needed; return its command. Raise NotBuilt."""
+        """Build the program if necessary; return its command. Raises NotBuilt."""
         if not self.folder:
             return [sys.executable, str(Path(__file__).with_name("python_program.py"))]
         try:
@@ -101,7 +101,7 @@ class Language:
         return shlex.split(lines[0])
 
     def told_versions(self) -> str:
-        """Return the versions of its tools and libraries that report one."""
+        """Return the versions of the language's tools and libraries, as far as they report one."""
         if not self.folder:
             grpc = importlib.metadata.version("grpcio")
             return f"Python {platform.python_version()}, grpcio {grpc}"
@@ -110,15 +110,17 @@ class Language:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without the variables of make: its warnings would mix with
-    the output.
+    """Return this process's environment without the variables of make, whose warnings would be
+    mixed with the output.
     """
     told = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return {**told, "PYTHON": sys.executable}
 
 
 def _told_version(command: tuple[str, ...], folder: Path) -> str:
-    """Return the first version number that a command prints; "" if there is none."""
+    """Return the first version number in the output of a command; "" if there is none or the
+    command fails.
+    """
     try:
         said = subprocess.run(
             command,

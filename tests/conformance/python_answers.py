@@ -1,7 +1,4 @@
-"""The scenarios about responses: streams, prompts, text and metadata.
-
-Contains no rejections, and no ends that the request did not cause itself.
-"""
+"""The Python scenarios about responses: streams, prompts, text and metadata."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _TEXT = "naïve 日本語 🚀"
 
 
 async def stream_in_order(talk: Talk) -> None:
-    """Check the order: one accepted, tokens, one finished."""
+    """Check the order of events: one accepted, then tokens, then one finished."""
     async with talk.client() as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(12)))
         finished = await checked.until_end()
@@ -39,7 +36,7 @@ async def stream_in_order(talk: Talk) -> None:
 
 
 async def once_equals_stream(talk: Talk) -> None:
-    """Check that both calls return the same result."""
+    """Check that Generate and GenerateOnce return the same text."""
     async with talk.client() as client:
         checked = CheckedStream(client.generate(PROMPT, deadline_s=CALL_S, **greedy(32)))
         await checked.until_end()
@@ -49,7 +46,7 @@ async def once_equals_stream(talk: Talk) -> None:
 
 
 async def token_prompt(talk: Talk) -> None:
-    """Check that ids as input and output give the same result twice."""
+    """Check that a prompt of token ids gives the same output ids twice."""
     ids = list(range(5, 25))
     answers: list[list[int]] = []
     async with talk.client() as client:
@@ -69,7 +66,7 @@ async def token_prompt(talk: Talk) -> None:
 
 
 async def chat(talk: Talk) -> None:
-    """Send a conversation of two messages."""
+    """Check the response to a chat prompt of two messages."""
     messages = (
         ChatMessage(role="system", content="You answer in one sentence."),
         ChatMessage(role="user", content="Where is the Globe?"),
@@ -82,7 +79,7 @@ async def chat(talk: Talk) -> None:
 
 
 async def utf8_across_chunks(talk: Talk) -> None:
-    """Check that characters of several tokens arrive whole."""
+    """Check that characters that consist of several tokens arrive intact."""
     async with talk.client() as client:
         events = client.generate(_TEXT, deadline_s=CALL_S, **greedy(200, min_chunk_tokens=1))
         checked = CheckedStream(events)
@@ -99,7 +96,7 @@ async def utf8_across_chunks(talk: Talk) -> None:
 
 
 async def large_prompt(talk: Talk) -> None:
-    """Send a prompt of 100,000 tokens."""
+    """Check the response to a prompt of 100,000 tokens."""
     ids = [5 + number % 1000 for number in range(NUM_LARGE_TOKENS)]
     async with talk.client() as client:
         checked = CheckedStream(client.generate(ids, deadline_s=CALL_S, **greedy(4)))
@@ -110,7 +107,7 @@ async def large_prompt(talk: Talk) -> None:
 
 
 async def metadata(talk: Talk) -> None:
-    """Check that the trace context is used, and its id and the request id are returned."""
+    """Check that the trace id and the request id of the call are used and returned."""
     trace_id, request_id = secrets.token_hex(16), new_id()
     trace = TraceContext(traceparent=f"00-{trace_id}-{secrets.token_hex(8)}-01")
     async with talk.client() as client:

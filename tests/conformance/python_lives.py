@@ -1,4 +1,6 @@
-"""The scenarios about the course of a request: cancels, deadlines, Multiplex and failures."""
+"""The Python scenarios about the course of a request: cancels, deadlines, resumes and engine
+deaths.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ ENDED_WITHIN_S = 20.0
 
 
 async def cancel_after_first_token(talk: Talk) -> None:
-    """Check that closing the iterator ends the request: its id is free again."""
+    """Check that closing the iterator ends the request: its id becomes free again."""
     request_id = new_id()
     async with talk.client() as client:
         options = greedy(LONG_TOKENS, request_id=request_id)
@@ -55,7 +57,7 @@ async def _until_id_is_free(client: Client, request_id: str) -> None:
 
 
 async def cancel_by_id(talk: Talk) -> None:
-    """Cancel from another call; the stream ends without an error."""
+    """Check that Cancel from another client ends the stream without an error."""
     request_id = new_id()
     async with talk.client() as client, talk.client() as other:
         options = greedy(LONG_TOKENS, request_id=request_id)
@@ -83,7 +85,7 @@ async def deadline(talk: Talk) -> None:
 
 
 async def resume(talk: Talk) -> None:
-    """Check that a request outlives its connection."""
+    """Check that a request survives the loss of its connection, and that its stream is resumed."""
     num_tokens, num_before = 200, 20
     async with talk.client() as client:
         lost = CheckedStream(client.generate(PROMPT, **greedy(num_tokens, resume_grace_s=30.0)))

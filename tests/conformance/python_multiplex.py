@@ -1,7 +1,7 @@
-"""The scenario about many requests on one Multiplex stream.
+"""The Python scenario about many requests on one Multiplex stream.
 
-Uses the client where it exposes the feature; keys and credit, which are internal to it, on a call
-of its generated stub.
+Uses the client where it exposes the feature; keys and credit, which are internal to it, are tested
+with the generated stub.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CANCELLED, _CREDITED, _CLOCK = 8, 9, 10
 
 
 async def multiplex(talk: Talk) -> None:
-    """Check texts and an error through the client, then cancel and credit by key."""
+    """Check texts and an error through the client, and then cancel and credit through the stub."""
     await _texts_and_an_error(talk)
     async with grpc.aio.insecure_channel(talk.address) as channel:
         await _Keys(channel).run()
@@ -70,7 +70,7 @@ async def _texts_and_an_error(talk: Talk) -> None:
 
 
 class _Keys:
-    """One Multiplex call, its requests by their keys."""
+    """One Multiplex call, and its requests by key."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._call = pb.GenerationServiceStub(channel).Multiplex(timeout=CALL_S)
@@ -78,7 +78,7 @@ class _Keys:
         self._reasons: dict[int, state_pb2.FinishReason.ValueType] = {}
 
     async def run(self) -> None:
-        """Cancel one request by its key; let another wait for credit."""
+        """Cancel one request by its key, and check that another waits for credit."""
         await self._submit(_CANCELLED, LONG_TOKENS)
         await self._submit(_CREDITED, 20, num_credit_tokens=5)
         await self._until_tokens(_CANCELLED)

@@ -1,6 +1,6 @@
-"""The conformance program of the Python client; README.md next to this file is its contract.
+"""The conformance program of the Python client; README.md next to this file specifies its protocol.
 
-Reads and writes the lines on stdin and stdout. The scenarios are in the modules next to it.
+Reads and writes the lines of the protocol; other modules contain the scenarios.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def next_line() -> str:
 
 
 async def outcome(name: str, check: Check | None, address: str) -> dict[str, str]:
-    """Run one scenario; return its result line."""
+    """Run one scenario; return its result line as a dictionary."""
     from conformance.python_talk import NotHeld, Talk
     from penstock.client import PenstockError
 
@@ -61,7 +61,7 @@ async def outcome(name: str, check: Check | None, address: str) -> dict[str, str
 
 
 async def serve_stdin(address: str) -> None:
-    """Answer line by line until stdin ends."""
+    """Run a scenario for each line of stdin until it ends."""
     from conformance import python_answers, python_lives, python_refusals
 
     checks: dict[str, Check] = {

@@ -1,6 +1,7 @@
-"""The scenarios about rejections: each status has all the details that the contract names.
+"""The Python scenarios about rejections: each status has all the details that the contract
+specifies.
 
-Each checks the client's exception, which decodes the google.rpc details.
+They check the client's exceptions, which contain the decoded google.rpc details.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ ErrorT = TypeVar("ErrorT", bound=PenstockError)
 
 
 async def refused(kind: type[ErrorT], call: Coroutine[Any, Any, object]) -> ErrorT:
-    """Return the failure of a call, which must be of this kind."""
+    """Return the exception of a call. Raises NotHeld if it is of another class or there is none."""
     try:
         await call
     except kind as error:
@@ -53,7 +54,7 @@ async def refused(kind: type[ErrorT], call: Coroutine[Any, Any, object]) -> Erro
 
 
 async def invalid_field(talk: Talk) -> None:
-    """Check the field's path."""
+    """Check that an invalid value is rejected with the field's path."""
     async with talk.client() as client:
         error = await refused(
             InvalidArgument, client.generate_once(PROMPT, deadline_s=CALL_S, temperature=-1.0)
@@ -64,7 +65,7 @@ async def invalid_field(talk: Talk) -> None:
 
 
 async def unknown_model(talk: Talk) -> None:
-    """Check the machine-readable reason."""
+    """Check that an unknown model is rejected, with its name in ErrorInfo."""
     async with talk.client() as client:
         error = await refused(
             ModelNotFound, client.generate_once(PROMPT, deadline_s=CALL_S, model="no-such-model")
@@ -74,7 +75,7 @@ async def unknown_model(talk: Talk) -> None:
 
 
 async def unimplemented_feature(talk: Talk) -> None:
-    """Check the feature's name in ModelFeatures."""
+    """Check that an unsupported feature is rejected with its name in ModelFeatures."""
     schema = JsonSchemaConstraint(schema='{"type": "object"}')
     async with talk.client() as client:
         error = await refused(
@@ -85,7 +86,7 @@ async def unimplemented_feature(talk: Talk) -> None:
 
 
 async def duplicate_request_id(talk: Talk) -> None:
-    """Check that the second is rejected and the first is unaffected."""
+    """Check that a second request with the same id is rejected and the first one unaffected."""
     request_id = new_id()
     async with talk.client() as client:
         first = CheckedStream(
@@ -102,7 +103,7 @@ async def duplicate_request_id(talk: Talk) -> None:
 
 @contextlib.asynccontextmanager
 async def full_queue(client: Client, num_tokens: int) -> AsyncGenerator[list[CheckedStream]]:
-    """Provide eight long requests: four that have tokens, then four that wait."""
+    """Provide long requests that fill the service: four that have tokens, and four that wait."""
     blockers: list[CheckedStream] = []
     try:
         for number in range(NUM_PLACES + NUM_WAITING):
@@ -118,7 +119,7 @@ async def full_queue(client: Client, num_tokens: int) -> AsyncGenerator[list[Che
 
 
 async def queue_full(talk: Talk) -> None:
-    """Check that the ninth request gets a retry delay."""
+    """Check that a request beyond the queue's limit is rejected with a retry delay."""
     async with talk.client() as client, full_queue(client, LONG_TOKENS):
         error = await refused(
             QueueFull, client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(4))
@@ -128,7 +129,7 @@ async def queue_full(talk: Talk) -> None:
 
 
 async def retry_after_rejection(talk: Talk) -> None:
-    """Check that the client retries by itself, and is served."""
+    """Check that the client retries after a rejection, and is served."""
     is_refused = asyncio.Event()
 
     async def sleep(seconds: float) -> None:

@@ -1,7 +1,4 @@
-"""Helpers of the Python scenarios: the address, failed expectations, and checked streams.
-
-Specific to no scenario.
-"""
+"""Helpers of the Python scenarios: their input, checks of expectations, and checked streams."""
 
 from __future__ import annotations
 
@@ -34,14 +31,16 @@ class NotHeld(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Talk:
-    """The input of a scenario. `ready` notifies the driver; `until_go` also waits for its "go"."""
+    """The input of a scenario. `ready` notifies the driver; `until_go` does so and waits for the
+    answer "go".
+    """
 
     address: str
     ready: Callable[[], None]
     until_go: Callable[[], Awaitable[None]]
 
     def client(self) -> Client:
-        """Return a client with its own connection that raises every failure without a retry."""
+        """Return a client with a new connection that does not retry."""
         return Client(self.address, retry=NO_RETRY)
 
 
@@ -59,16 +58,14 @@ def new_id() -> str:
 
 
 def greedy(num_tokens: int, **more: Unpack[GenerationOptions]) -> GenerationOptions:
-    """Return options for exactly `num_tokens` tokens, determined by the prompt; and other
-    options.
-    """
+    """Return options for exactly `num_tokens` greedy tokens, and the options `more`."""
     return {**more, "temperature": 0.0, "ignore_eos": True, "max_tokens": num_tokens}
 
 
 class CheckedStream:
-    """The events of one stream as they are read, each checked against the one before.
+    """The events of one stream as they are read, each checked against the previous one.
 
-    The client rejects gaps too; this checks again, because it tests the client.
+    The client also rejects gaps; they are checked again because the client is under test.
     """
 
     def __init__(self, events: AsyncGenerator[Event, None], *, next_sequence: int = 0) -> None:
@@ -89,12 +86,12 @@ class CheckedStream:
 
     @property
     def token_ids(self) -> list[int]:
-        """Return their ids, if requested."""
+        """Return the token ids received so far, if requested."""
         return [record.id for chunk in self.chunks for record in chunk.records]
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Return the finish reason; None while it runs."""
+        """Return the finish reason of the first output; None before the end."""
         return self.finished.outputs[0].finish_reason if self.finished is not None else None
 
     async def until_accepted(self) -> Accepted:
@@ -107,7 +104,9 @@ class CheckedStream:
             await self._read()
 
     async def until_end(self) -> Finished:
-        """Read to the end, past the last event."""
+        """Read to the end of the stream; return the finished event, after which no other may
+        follow.
+        """
         while self.finished is None:
             await self._read()
         late = await anext(self._events, None)

@@ -1,7 +1,7 @@
-"""One run of a conformance program: its service, the lines it prints, and the results.
+"""A run of a conformance program: its service, the lines it prints, and the results.
 
-Contains the program's process and the line protocol. The service is `House`'s. Knows nothing of
-languages. Every wait is bounded.
+Contains the program's process and the line protocol, but nothing specific to a language. Every wait
+has a time limit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Result:
 
 
 class Program:
-    """A program's process: writes lines to it, and reads JSON lines from it."""
+    """A program's process: receives lines on stdin, and prints JSON lines."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -51,7 +51,7 @@ class Program:
 
     @classmethod
     async def start(cls, command: Sequence[str], address: str) -> Program:
-        """Start `command` in its own process group, so that all of it can be killed."""
+        """Start `command` in a new process group, so that all its processes can be killed."""
         process = await asyncio.create_subprocess_exec(
             *command,
             "--address",
@@ -75,8 +75,8 @@ class Program:
             await self._process.stdin.drain()
 
     async def read(self) -> dict[str, Any]:
-        """Return its next line. Raise ValueError if it is no JSON object, EOFError after the
-        exit.
+        """Return the program's next line, decoded. Raises ValueError if it is no JSON object,
+        EOFError after the program's exit.
         """
         assert self._process.stdout is not None
         raw = await self._process.stdout.readline()
@@ -91,11 +91,11 @@ class Program:
 
     @property
     def last_words(self) -> str:
-        """Return the end of its stderr, for people."""
+        """Return the end of the program's stderr, as a suffix for a message."""
         return "; stderr: " + " | ".join(self._said) if self._said else ""
 
     async def exit_code(self) -> int | None:
-        """Close its stdin; return its exit code, None if it does not exit."""
+        """Close the program's stdin; return its exit code, None if it does not exit in time."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -105,7 +105,7 @@ class Program:
             return None
 
     async def end(self) -> None:
-        """Kill what is left of it."""
+        """Kill all processes of the program."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
@@ -118,7 +118,7 @@ class Program:
 
 
 class Run:
-    """`async with Run(command) as run`: runs scenarios one after another on one program."""
+    """Runs scenarios one after another on one program: `async with Run(command) as run`."""
 
     def __init__(
         self, command: Sequence[str], *, house: House | None = None, answer_s: float = ANSWER_S
@@ -142,7 +142,7 @@ class Run:
         await self._house.close()
 
     async def ask(self, name: str) -> Result:
-        """Run one scenario; return a result whatever the program does."""
+        """Run one scenario and return its result; errors of the program are a failed result."""
         scenario = BY_NAME[name]
         try:
             program = await self._ready_program()
@@ -162,7 +162,9 @@ class Run:
         return await self._cleaned(scenario, result)
 
     async def goodbye(self) -> str:
-        """Close the program's stdin; return what is wrong with its exit, "" if nothing."""
+        """Close the program's stdin; return a description of an incorrect exit, "" if there is
+        none.
+        """
         if self._program is None or not self._program.is_running:
             return ""
         code = await self._program.exit_code()
@@ -208,10 +210,8 @@ class Run:
             await program.tell("go")
 
     async def _cleaned(self, scenario: Scenario, result: Result) -> Result:
-        """Check that a passed scenario left its traces, and that the next one finds the service
-        empty.
-
-        A failed check is the scenario's failure.
+        """Return `result`, or a failed result if a passed scenario left no evidence at the service
+        or left requests running.
         """
         why = await self._house.lacks() if result.outcome == "passed" else ""
         if scenario.act is Act.DRAIN or why or result.outcome == "failed":

@@ -1,6 +1,6 @@
-"""The twenty scenarios by name, and the driver's actions during two of them.
+"""The twenty scenarios by name, in order, and the driver's actions during two of them.
 
-Defines the list and its order. README.md next to this file specifies each one.
+README.md next to this file specifies each one.
 """
 
 from __future__ import annotations

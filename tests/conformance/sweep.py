@@ -1,6 +1,6 @@
-"""All scenarios in all languages that run on this machine, and the page with the results.
+"""Runs all scenarios in all languages available on this machine, and generates docs/conformance.md.
 
-Generates docs/conformance.md. Nothing in it depends on the date.
+The page does not depend on the date.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAMES = tuple(scenario.name for scenario in SCENARIOS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """One language: its results by scenario, or why there are none."""
+    """The result for one language: its results by scenario, or in `not_run` why there are none."""
 
     language: Language
     versions: str = ""
@@ -32,19 +32,19 @@ class Told:
 
     @property
     def is_well(self) -> bool:
-        """Return whether nothing failed."""
+        """Return whether no scenario failed and the program could be built."""
         return not self.not_built and all(result.outcome != "failed" for result in self.results)
 
     @property
     def not_built(self) -> bool:
-        """Return whether a program should have run and could not be built."""
+        """Return whether the program could not be built although its tools are installed."""
         return not self.results and not self.language.why_not()
 
 
 def run_language(language: Language, on_result: Callable[[Result], None] = lambda _: None) -> Told:
     """Build a language's program and run all scenarios on it.
 
-    An error of the driver is a result named "driver", so that the page keeps the other languages.
+    An error of the driver becomes a result named "driver", so that other languages still run.
     """
     if why := language.why_not():
         return Told(language=language, not_run=why)
@@ -139,5 +139,5 @@ def _failures(all_told: Sequence[Told]) -> list[str]:
 
 
 def _in_cell(text: str) -> str:
-    """Return text that is valid in a table cell."""
+    """Return the text as one line without pipes, for a table cell."""
     return " ".join(text.replace("|", "/").split())

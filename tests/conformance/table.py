@@ -1,8 +1,8 @@
-"""Run the scenarios in every language of this machine, and write docs/conformance.md.
+"""Run the scenarios in every language available on this machine, and write docs/conformance.md.
 
-`python tests/conformance/table.py`, with `--json FILE` for the results as data. Languages whose
-toolchain is missing are reported as not run. Exit code 1 when a scenario failed or a program did
-not build.
+Usage: `python tests/conformance/table.py`, with `--json FILE` for the results as data. Languages
+without their tools are reported as not run. Exit code 1: a scenario failed, or a program could not
+be built.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def tell(result: Result) -> None:
 
 
 def main() -> int:
-    """Run the scenarios and write the page; return 1 on a failure."""
+    """Run the scenarios and write the page; return the exit code."""
     sys.path.insert(0, str(TESTS))
     from conformance.programs import LANGUAGES
     from conformance.sweep import NAMES, page_of, run_language

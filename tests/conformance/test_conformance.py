@@ -1,4 +1,4 @@
-"""Every language's program passes every scenario; languages whose tools are missing are skipped."""
+"""Every language's program passes every scenario; languages without their tools are skipped."""
 
 from __future__ import annotations
 

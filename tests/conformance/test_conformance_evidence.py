@@ -1,4 +1,6 @@
-"""A scenario passes only if its requests left the expected traces, whatever the program prints."""
+"""A scenario passes only if its requests left the expected traces, regardless of the program's
+output.
+"""
 
 from __future__ import annotations
 

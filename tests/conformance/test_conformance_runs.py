@@ -1,4 +1,4 @@
-"""A run reports the result of a misbehaving program, and continues with the next scenario."""
+"""A run reports the failure of a misbehaving program, and continues with the next scenario."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def passed(name):
 
 
 class NoHouse(House):
-    """Stands in for the service; records the calls it gets."""
+    """Stands in for the service, and records the calls that it receives."""
 
     def __init__(self, busy: Sequence[str] = (), lacking: Mapping[str, str] | None = None) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class NoHouse(House):
 
 
 def program(body: str) -> list[str]:
-    """Return the command of a program that handles each line of stdin by `body`."""
+    """Return the command of a program that runs `body` for each line of stdin."""
     indented = "\n".join(f"    {line}" for line in body.strip().splitlines())
     return [
         sys.executable,

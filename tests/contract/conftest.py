@@ -1,4 +1,4 @@
-"""Models small enough for the contract suite, created from random numbers."""
+"""Models with random weights, small enough for the contract tests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 @pytest.fixture(scope="session")
 def make_tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Path]:
-    """Return a factory for folders of a random two-layer Llama, by vocabulary and breaking token
-    id.
+    """Return a function of (vocabulary size, token id) that returns the folder of a random
+    two-layer Llama.
 
-    The embedding of that token is NaN: a request that contains it has no finite logits.
+    The embedding of that token is NaN, so that a request that contains it has no finite logits.
     """
 
     @functools.cache

@@ -1,7 +1,8 @@
-"""The contract between executors and scheduler: one suite for all executors, run by the engine.
+"""The contract between executors and the scheduler: the same tests for all executors, run through
+the engine.
 
 An executor is compared with itself: a request that runs alone, in one chunk, on fresh blocks must
-give the same result in any batch. A line in CASES adds an executor.
+give the same result in any batch. To test an executor, add a line to CASES.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def torch_on_cpu(folder: Path) -> ExecutorConfig:
 
 
 def torch_eager(folder: Path) -> ExecutorConfig:
-    """Return the config of the path that serves models without a fused one."""
+    """Return the config of the eager path, which serves models that the fused path does not."""
     return torch_on_cpu(folder)
 
 
@@ -82,13 +83,15 @@ def torch_on_cuda(depth: int) -> Callable[[Path], ExecutorConfig]:
 
 
 def torch_eight_bit(folder: Path) -> ExecutorConfig:
-    """Return the config of int8 weights under float32: products do not depend on the batch."""
+    """Return the config with int8 weights and float32 activations, so that products do not depend
+    on the batch.
+    """
     return replace(torch_on_cuda(2)(folder), quantization="int8", kv_cache_dtype="fp8")
 
 
 def trtllm(sampler: SamplerType) -> Callable[[Path], ExecutorConfig]:
-    """Return the config over the stand-in for the engine, which cannot be installed; see
-    tests/fakes.
+    """Return a function that returns the config for the stand-in of TensorRT-LLM (tests/fakes) with
+    this sampler.
     """
 
     def config(folder: Path) -> ExecutorConfig:
@@ -146,18 +149,20 @@ def house(request: pytest.FixtureRequest, tmp_path: Path, fake_trtllm: None) -> 
 
 
 def prompt_of(length: int, start: int = 0) -> NDArray[np.int32]:
-    """Return ids different from POISON, and different for every start."""
+    """Return ids int32 [length] that do not contain POISON and differ between values of `start`."""
     return np.array([(7 * i + 3 * start + start * i) % 90 for i in range(length)], dtype=np.int32)
 
 
 def spec_of(key: int, prompt: NDArray[np.int32], **fields: Any) -> RequestSpec:
-    """Return a greedy request; `hashed`: its blocks may be shared."""
+    """Return a greedy request with unhashed blocks, so that they are not shared, unless `fields`
+    sets `hashed`.
+    """
     defaults: dict[str, Any] = {"max_tokens": 10, "hashed": False, "sampling": GREEDY}
     return make_spec(key, prompt.tolist(), **(defaults | fields))
 
 
 def crowd(count: int = 6, **fields: Any) -> list[RequestSpec]:
-    """Return requests of lengths 1 to 26 and outputs of 3 to 13 tokens."""
+    """Return requests with 1, 6, 11 ... prompt tokens and 3, 5, 7 ... output tokens."""
     return [
         spec_of(i + 1, prompt_of(1 + 5 * i, i), max_tokens=3 + 2 * i, **fields)
         for i in range(count)
@@ -170,7 +175,7 @@ def needs(house: House, feature: Feature) -> None:
 
 
 def arm(executor: Witness) -> Witness:
-    """Make BREAKER break the one executor that has no setting for it."""
+    """Make BREAKER break the torch executor, which has no setting for it; return the executor."""
     if executor.info.name == "torch":
         from support.torch_saboteur import for_prompt_token, sabotage
 

@@ -1,7 +1,7 @@
 """A pipeline of depth 2 gives the same results as depth 1 for every sampling option.
 
-At depth 2 the scheduler's arrays lag by the token of the step that was not collected. Runs every
-sampling option that reads a position, a length or the tokens so far.
+At depth 2 the scheduler's arrays lack the token of the step that is not collected yet. Tests every
+sampling option that depends on a position, a length or the tokens so far.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from support.executor_runs import MAX_SEQ_LEN, House, Outcome, Witness
 
 
 class LateArrays:
-    """Forwards batches with only the tokens that were sampled and not collected."""
+    """Forwards batches to an executor at depth 2; in their arrays, the tokens of the uncollected
+    step are missing.
+    """
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
@@ -186,7 +188,7 @@ def test_a_step_under_way_changes_nothing(
     num_blocks: int,
     make_tiny_llama: Callable[[int, int], Path],
 ) -> None:
-    """Nor does a preemption, after which the tokens so far are the prompt."""
+    """Also after a preemption, when the tokens so far become the prompt."""
     folder = make_tiny_llama(VOCAB, VOCAB - 1)
     specs = crowd(OPTIONS[option])
 

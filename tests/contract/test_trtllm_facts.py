@@ -1,8 +1,8 @@
 """The recorded API of TensorRT-LLM covers what the adapter uses and what the stand-in has.
 
-The package cannot be installed here. Instead, adapter and stand-in agree with one table, and the
-table records the source of every entry. That the adapter passes only keywords of the recorded
-classes is shown by the stand-in, whose classes of settings are made of the table.
+The package cannot be installed for tests. Instead, adapter and stand-in agree with one table, which
+records the source of every entry. The stand-in's settings classes are built from the table, so they
+reject keywords that are not recorded.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def found_in_fake(path: str) -> Any:
 
 
 def as_recorded(default: Any) -> Any:
-    """Return a default as the table writes it."""
+    """Return a default value as it is written in the table."""
     if default is inspect.Parameter.empty:
         return {"required": True}
     if type(default).__name__ == "_HAS_DEFAULT_FACTORY_CLASS":
@@ -109,7 +109,9 @@ def test_the_fake_has_the_recorded_names_and_no_others() -> None:
 
 
 def source(folder: Path) -> Path:
-    """Write a source tree of the recorded classes, the members of each in a base."""
+    """Write a source tree with the recorded classes, whose members are in base classes; return its
+    folder.
+    """
     texts: dict[str, str] = {"version.py": '__version__ = "1.2.1"\n'}
     for path, entry in load_facts()["classes"].items():
         name = path.rpartition(".")[2]
@@ -229,7 +231,7 @@ def test_every_member_of_the_protocols_is_recorded(protocol: Any) -> None:
 def test_the_adapter_takes_only_recorded_names_from_the_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only its module `package` imports the package."""
+    """Only the adapter's module `package` imports the vendor's package."""
     taken: list[tuple[str, str]] = []
 
     class Watched(ModuleType):
@@ -248,7 +250,7 @@ def test_the_adapter_takes_only_recorded_names_from_the_package(
 
 
 def words_of(module: str) -> set[str]:
-    """Return the string constants of a module of the adapter, without docstrings."""
+    """Return the string constants in a module of the adapter, without docstrings."""
     tree = ast.parse((ADAPTER / module).read_text(encoding="utf-8"))
     prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return {
@@ -260,7 +262,7 @@ def words_of(module: str) -> set[str]:
 
 @pytest.mark.parametrize("module", sorted(OWN_WORDS))
 def test_every_name_in_quotes_is_recorded(module: str) -> None:
-    """Arguments are collected in dictionaries by name: each name must be in the table."""
+    """Arguments are collected in dictionaries by name, and each name must be in the table."""
     names = {word for word in words_of(module) if word.isidentifier()}
 
     assert names

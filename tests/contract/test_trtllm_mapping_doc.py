@@ -27,7 +27,7 @@ CODE = re.compile(r"`([^`]+)`")
 
 @dataclass(frozen=True)
 class Row:
-    """Cells of a table row, the first as the names in backticks in it."""
+    """A table row: the names in backticks in its first cell, and its other cells."""
 
     names: tuple[str, ...]
     cells: tuple[str, ...]
@@ -35,7 +35,7 @@ class Row:
 
 @cache
 def tables() -> dict[str, list[Row]]:
-    """Return rows by the header of their table's first two columns."""
+    """Return the rows of each table, by the headings of its first two columns, joined by "|"."""
     found: dict[str, list[Row]] = {}
     head = ""
     for line in DOC.read_text().splitlines():
@@ -56,7 +56,9 @@ FIELDS = tables()["field|where it goes"]
 
 
 def leaves(message: Descriptor, prefix: str = "") -> Iterator[str]:
-    """Yield the paths of its fields; do not descend into a field that is rejected as a whole."""
+    """Yield the paths of the message's fields, without the subfields of a field that is rejected as
+    a whole.
+    """
     for field in message.fields:
         path, inner = prefix + field.name, field.message_type
         is_ours = inner is not None and inner.file.package == message.file.package

@@ -1,7 +1,8 @@
-"""The constraint check with the real xgrammar, in the oldest and newest versions of engines.
+"""The constraint check with the real xgrammar, in the oldest and the newest version that engines
+use.
 
-`make install` installs both separately, without their dependencies: torch and transformers are
-there.
+`make install` installs both without their dependencies, torch and transformers, which are already
+installed.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def test_what_the_engine_reports_of_a_broken_form_is_the_requests_fault(
 def test_a_pattern_that_takes_the_square_of_its_length_holds_up_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """32 kB, which the oldest version compiles for minutes while it holds the GIL."""
+    """A pattern of 32 kB, which the oldest version compiles for minutes while it holds the GIL."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(VERSIONS[0]), *sys.path)))
     slow = Constraint(kind=ConstraintKind.REGEX, texts=("(a?)" * 8192,))
     quick = Constraint(kind=ConstraintKind.REGEX, texts=("a?",))

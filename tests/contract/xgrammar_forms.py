@@ -1,7 +1,7 @@
 """Constraints for xgrammar: invalid ones, one with a dead end, and valid ones.
 
-As a program it checks them with the xgrammar on its path: `python xgrammar_forms.py` prints one
-JSON object, the faults by constraint and the error texts.
+Run as a program, it checks them with the xgrammar on its path, and prints a JSON object with the
+fault of each constraint and the error texts.
 """
 
 from __future__ import annotations
@@ -104,14 +104,18 @@ def constraint(kind: ConstraintKind, form: str | tuple[str, ...]) -> Constraint:
 
 
 def expected() -> dict[str, str]:
-    """Return the fault of each constraint by its printed form."""
+    """Return the expected fault of each constraint, "" if it is valid, by the constraint's text
+    form.
+    """
     faults = {**dict.fromkeys(map(str, BROKEN), NOT_COMPILED)}
     faults |= dict.fromkeys(map(str, DEAD_ENDS), NO_OUTPUT)
     return faults | dict.fromkeys(map(str, GOOD), "")
 
 
 def texts_of_refusals(grammar: Any) -> list[tuple[str, str]]:
-    """Return the engine's error for each broken constraint, and the constraint it may quote."""
+    """Return (the engine's error text, the constraint that it may quote) of each invalid
+    constraint.
+    """
     texts: list[tuple[str, str]] = []
     for kind, form in BROKEN:
         try:

@@ -1,4 +1,4 @@
-"""The changelog begins with the changes since the version that the package has."""
+"""The first section of the changelog is that of the package's version."""
 
 import re
 import tomllib

@@ -1,4 +1,6 @@
-"""The site builds without warnings and network, and its pages fetch nothing from elsewhere."""
+"""The site builds without warnings and without network access, and its pages load nothing from
+other hosts.
+"""
 
 from __future__ import annotations
 

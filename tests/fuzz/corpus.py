@@ -1,6 +1,7 @@
-"""Requests of every kind, and mutations of their bytes: flipped, cut, doubled and joined.
+"""Requests of every kind, and mutations of their bytes: bits flipped, bytes removed, doubled or
+joined.
 
-Both the seeds and their mutations are determined by the random seed.
+A random seed determines the mutations.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def generation() -> pb.GenerateRequest:
 
 
 def seeds() -> dict[str, list[bytes]]:
-    """Return valid messages by the method that receives them."""
+    """Return valid encoded messages by the path of the method that receives them."""
     text = pb.GenerateRequest()
     text.text_prompt.text = "hello"
     text.stopping.max_tokens = 3
@@ -94,7 +95,9 @@ def seeds() -> dict[str, list[bytes]]:
 
 
 def mutated(data: bytes, draw: random.Random, others: Mapping[int, bytes] | None = None) -> bytes:
-    """Return `data` after one to four changes, cut to 4 KiB."""
+    """Return `data` after one to four random changes, truncated to 4 KiB. `others`: messages that
+    may be joined to it.
+    """
     result = bytearray(data)
     for _ in range(draw.randint(1, 4)):
         _change(result, draw, others or {0: data})

@@ -1,6 +1,6 @@
-"""The decoders of untrusted bytes as functions of bytes: each returns, or raises for a bug.
+"""The decoders of untrusted bytes as functions of bytes: each returns, or raises if there is a bug.
 
-Contains the list of targets, and the errors that each reader may raise for invalid bytes.
+Contains the list of targets, and the errors that each decoder may raise for invalid bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read_request(data: bytes) -> None:
 
 
 def parse_messages(data: bytes) -> None:
-    """Parse the same bytes as each of the other messages."""
+    """Parse the bytes as each of the other messages."""
     for message_type in _MESSAGES:
         try:
             num_unknown_fields(parse(message_type, data))
@@ -65,7 +65,9 @@ def _told(error: Exception) -> None:
 
 
 class _Table:
-    """Accepts commands, and reads a submission as the real table does."""
+    """Accepts the commands of a Multiplex call, and decodes submissions as the real request table
+    does.
+    """
 
     def submit(self, submit: Any, refusal: Refusal | None) -> None:
         if refusal is not None:
@@ -81,7 +83,7 @@ class _Table:
 
 
 def read_command(data: bytes) -> None:
-    """Read and apply a command of a Multiplex call."""
+    """Decode and apply a command of a Multiplex call."""
     table: Any = _Table()
     try:
         apply_command(*parse_request(pb.MultiplexRequest, data), table)
@@ -90,7 +92,7 @@ def read_command(data: bytes) -> None:
 
 
 def read_trace_headers(data: bytes) -> None:
-    """Parse a traceparent and, after a line feed, a tracestate."""
+    """Parse a traceparent and, after a line feed, a tracestate, as bytes and as text."""
     parent, _, state = data.partition(b"\n")
     for one, other in ((parent, state), (parent.decode("latin-1"), state.decode("latin-1"))):
         found = parse_traceparent(one, other)
@@ -98,7 +100,9 @@ def read_trace_headers(data: bytes) -> None:
 
 
 def read_policy(data: bytes) -> None:
-    """Read a policy file; it comes from operators, but an invalid one must not end a service."""
+    """Parse a policy file: an invalid one must raise BadPolicy, because other errors would end a
+    service.
+    """
     try:
         parse_policy(data.decode("utf-8", "replace"), Path("/nowhere"))
     except BadPolicy as error:
@@ -106,7 +110,7 @@ def read_policy(data: bytes) -> None:
 
 
 def read_keys(data: bytes) -> None:
-    """Read a key set as an issuer publishes it."""
+    """Parse a key set (JWKS); an invalid one must raise BadKeySet."""
     try:
         read_key_set(data, ("RS256", "ES256", "EdDSA"))
     except BadKeySet as error:
@@ -144,7 +148,7 @@ _KEYS = b"""{"keys": [
 
 
 def corpus(name: str) -> list[bytes]:
-    """Return the initial inputs of a target's search."""
+    """Return the initial inputs for fuzzing a target."""
     wire = seeds()
     of_messages = [data for path, some in wire.items() for data in some if path != MULTIPLEX]
     return {

@@ -1,6 +1,8 @@
-"""Every decoder of untrusted bytes over mutated seeds raises only its own exceptions.
+"""Case 40: every decoder of untrusted bytes raises only its documented exceptions for mutated
+messages.
 
-`run_atheris.py` is guided by branch coverage; this test needs no extra package.
+Unlike `run_atheris.py`, which is guided by branch coverage, this test requires no additional
+package.
 """
 
 from __future__ import annotations

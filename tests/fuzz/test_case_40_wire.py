@@ -1,4 +1,6 @@
-"""Mutated messages of every method at a live service: errors are reported, nothing else happens."""
+"""Case 40: mutated messages of every method are rejected by a live service and have no other
+effect.
+"""
 
 from __future__ import annotations
 

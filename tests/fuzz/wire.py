@@ -32,8 +32,8 @@ EXPECTED = frozenset(
 
 
 class WireFuzz:
-    """Sends messages. `codes`: calls by status; `odd`: the first few that ended with a forbidden
-    one.
+    """Sends mutated messages. `codes`: number of calls by status; `odd`: the first calls that ended
+    with a forbidden status.
     """
 
     def __init__(self, seed: str = "wire") -> None:
@@ -44,7 +44,7 @@ class WireFuzz:
         self._others = dict(enumerate(data for some in self._seeds.values() for data in some))
 
     async def run(self, channel: grpc.aio.Channel, num_calls: int) -> None:
-        """Send `num_calls`, several at a time."""
+        """Send `num_calls` messages, several concurrently."""
         left = iter(range(num_calls))
 
         async def work() -> None:
@@ -65,7 +65,7 @@ class WireFuzz:
 
 
 async def _outcome(channel: Any, path: str, data: bytes) -> grpc.StatusCode:
-    """Return how the call ended; OK for one that was left after its first message."""
+    """Return the status of the call; OK for a stream that was cancelled after its first message."""
     call: Any
     if path in STREAMING:
         call = channel.unary_stream(path)(data, timeout=CALL_TIMEOUT_S)

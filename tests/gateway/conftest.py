@@ -1,4 +1,6 @@
-"""Fixtures of the gateway tests: the protocol's code, and for some the gateway and a client."""
+"""Fixtures of the gateway tests: the generated protocol code, and skips if the gateway or a client
+for it is missing.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Starts the unmodified smg gateway of PyPI in front of workers that tests start.
+"""Starts the unmodified smg gateway from PyPI in front of workers that tests start.
 
-Contains the process and its output. Progress is read from its log line by line, not polled. Only
-that process is ever signalled.
+Its state is read from its log line by line, without polling. Only its process is signalled.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ def missing_packages() -> list[str]:
 
 
 class Gateway:
-    """`async with gateway(...) as made`: the gateway is up inside, with its workers and
-    tokenizer.
+    """A running gateway process: inside `async with gateway(...) as made`, its workers and its
+    tokenizer are ready.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, port: int, metrics_port: int) -> None:
@@ -54,14 +53,16 @@ class Gateway:
         return sum(text in line for line in self.lines)
 
     async def until_logged(self, text: str, num: int = 1) -> None:
-        """Wait for `num` log lines with `text`; raise AssertionError with the log if it exits."""
+        """Wait for `num` log lines with `text`. Raises AssertionError with the end of the log if
+        the gateway exits.
+        """
         async with asyncio.timeout(PATIENCE_S), self._news:
             while self.num_lines(text) < num:
                 assert not self._is_over, "".join(self.lines[-20:])
                 await self._news.wait()
 
     async def until_workers(self, num: int) -> None:
-        """Wait for `num` registrations since the start, and for the tokenizer."""
+        """Wait for `num` worker registrations since the start, and for the tokenizer."""
         await self.until_logged("Activated 1 of 1 worker(s)", num)
         await self.until_logged("Successfully loaded tokenizer")
 
@@ -71,24 +72,26 @@ class Gateway:
         await self.until_logged("Activated 1 of 1 worker(s)", num + 1)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Send a POST request on its own connection; return the JSON response."""
+        """Send a POST request on a new connection; return the decoded JSON response."""
         data = json.dumps(body).encode()
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(f"{self.url}{path}", data=data, headers=headers)
         return await asyncio.to_thread(_answer, request)
 
     async def get(self, path: str) -> Any:
-        """Send a GET request on its own connection; return the JSON response."""
+        """Send a GET request on a new connection; return the decoded JSON response."""
         return await asyncio.to_thread(_answer, urllib.request.Request(f"{self.url}{path}"))
 
     async def until_healthy(self) -> None:
-        """Wait until the gateway's periodic health checks find all its workers healthy."""
+        """Wait until the gateway reports all its workers as healthy."""
         async with asyncio.timeout(PATIENCE_S):
             while not all(one["is_healthy"] for one in (await self.get("/workers"))["workers"]):
                 pass
 
     async def until_metric(self, name: str, least: float, **labels: str) -> None:
-        """Poll its metrics until one of them, with these labels, is at least this large."""
+        """Poll the gateway's metrics until a sample with this name and these labels is at least
+        `least`.
+        """
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         async with asyncio.timeout(PATIENCE_S):
             while True:
@@ -132,7 +135,7 @@ async def gateway(
 async def launched_gateway(
     *addresses: str, arguments: Sequence[str] = ()
 ) -> AsyncGenerator[Gateway]:
-    """Start the gateway without waiting for its workers."""
+    """Start the gateway without waiting for its workers; kill it at the end of the block."""
     made = await _launched(addresses, arguments)
     try:
         yield made
@@ -144,7 +147,7 @@ async def launched_gateway(
 
 @contextlib.asynccontextmanager
 async def openai_client(made: Gateway) -> AsyncGenerator[Any]:
-    """Provide OpenAI's own client without retries; untyped, because it need not be installed."""
+    """Provide OpenAI's client without retries; untyped, because it may not be installed."""
     async with openai().AsyncOpenAI(
         base_url=f"{made.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
     ) as client:
@@ -156,7 +159,9 @@ def openai() -> Any:
 
 
 async def _launched(addresses: Sequence[str], arguments: Sequence[str]) -> Gateway:
-    """Start the process. Retry: it does not accept port 0, and ports may be taken meanwhile."""
+    """Start the process. Tries several ports, because it does not accept port 0 and a free port may
+    be taken meanwhile.
+    """
     for _ in range(_NUM_TRIES):
         port, metrics_port = reusable_port(), reusable_port()
         process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""The gateway protocol over real sockets with the real contract; the test controls the engine."""
+"""The gateway protocol over real sockets, with an engine that the test controls."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_a_request_goes_the_way_of_all_requests(served: ServedFront) -> No
 
 
 async def test_an_abort_ends_the_work_and_the_call(served: ServedFront) -> None:
-    """The gateway keeps the call open after an abort: it must end by itself."""
+    """The gateway keeps the call open after an abort, so the service must end it."""
     served.port.is_answering = True
     call = generate(served, max_tokens=100)
     (spec,) = await served.port.next_submission()
@@ -167,7 +167,9 @@ async def test_malformed_bytes_are_told_as_such(served: ServedFront) -> None:
 
 
 async def test_health_is_the_services_own(served: ServedFront) -> None:
-    """A gateway takes any response for healthy: only an error status keeps it from routing here."""
+    """A gateway regards any response as healthy: only an error status prevents it from routing
+    requests here.
+    """
     assert (await ask(served, "HealthCheck")).healthy
 
     served.port.go_down()

@@ -1,4 +1,4 @@
-"""A gateway follows what is cached: real sockets and the real contract."""
+"""A gateway's subscription to the cached blocks, over real sockets."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def read(call: Any, max_batches: int) -> None:
 
 
 async def refused(call: Any, num_batches: int = 1) -> grpc.aio.AioRpcError:
-    """Read up to `num_batches`; return the error status of the call."""
+    """Read up to `num_batches` batches of a call until it fails; return its error."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await read(call, num_batches)
     return caught.value
@@ -79,7 +79,9 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def followed(served: ServedFront, salt: bytes = b"c", **more: Any) -> Any:
-    """Open a stream; return once the engine has its listener."""
+    """Open a subscription; return it once the engine port has its listener. `more`: fields of the
+    request.
+    """
     call = subscribe(served.channel, **more)
     # At once, before there is anything to report.
     await call.initial_metadata()
@@ -183,7 +185,9 @@ async def test_who_blocks_a_write_is_cut_out_of_it(served: ServedFront) -> None:
     num_heard = 0
 
     def is_stuck_or_cut() -> bool:
-        """Send an empty update; return whether the reader was cut or another write began."""
+        """Send an empty update; return whether the reader was disconnected or another
+        write began.
+        """
         hear(CacheUpdate(ticket=0, changes=()))
         return writer.is_cut or writer.num_writes > num_heard
 
@@ -271,7 +275,7 @@ async def test_blocks_that_all_share_are_for_operators(text: ModelText, tmp_path
 
 
 class Replay:
-    """A gateway's copy of a stream; it knows block hashes only from the messages."""
+    """A gateway's copy of the cached blocks, built only from the messages of a subscription."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[int, ...]] = {}
@@ -292,13 +296,13 @@ class Replay:
                 del self.blocks[removed]
 
     async def read(self, service: SteppedService, call: Any) -> None:
-        """Read one batch while the engine runs."""
+        """Read and apply one batch while the engine runs."""
         reading = asyncio.ensure_future(call.read())
         await service.until(reading.done, steps=True)
         self.apply(reading.result())
 
     async def until_cached(self, service: SteppedService, call: Any, salt: bytes = b"c") -> None:
-        """Read until the copy equals the engine's cache under that salt."""
+        """Read until the copy equals the engine's cached blocks under `salt`."""
         cache_index = service.engine.cache.pool.cache_index
         assert cache_index is not None
         watch = cache_index.watch(salt)
@@ -314,7 +318,7 @@ class Replay:
 
 
 async def test_the_stream_is_the_engines_cache(text: ModelText) -> None:
-    """Over a real engine with a small cache: the reported blocks are exactly the cached ones."""
+    """With a real engine and a small cache, the reported blocks are exactly the cached ones."""
     async with stepped(
         text, front=QUIET, gateway=gateway, num_blocks=16, max_seq_len=128
     ) as service:

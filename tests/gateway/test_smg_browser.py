@@ -1,4 +1,6 @@
-"""The page of clients/browser in headless Chromium: tokens stream through the real gateway."""
+"""The page of clients/browser in headless Chromium, which streams tokens through the
+real gateway.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from support.service import simulated
 
 
 class Browser:
-    """`with live_browser(home) as browser`. One thread reads; any thread may call."""
+    """A connection to Chromium's DevTools, from `live_browser`. One thread reads the responses;
+    `call` may be used from any thread.
+    """
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands = os.fdopen(commands, "wb", buffering=0)
@@ -43,8 +47,8 @@ class Browser:
         self._reader.start()
 
     def call(self, method: str, session: str = "", **params: object) -> dict[str, Any]:
-        """Send one command; return its result. Raise AssertionError with the browser's message on
-        an error.
+        """Send one DevTools command; return its result. Raises AssertionError with the browser's
+        message on an error.
         """
         answer: Future[dict[str, Any]] = Future()
         with self._lock:
@@ -95,7 +99,9 @@ class Page:
         self._session = session
 
     def evaluate(self, expression: str) -> Any:
-        """Return the awaited value of an expression. Raise AssertionError if it throws."""
+        """Return the awaited value of a JavaScript expression. Raises AssertionError if
+        it throws.
+        """
         result = self._browser.call(
             "Runtime.evaluate",
             self._session,
@@ -107,7 +113,9 @@ class Page:
         return result["result"].get("value")
 
     def until(self, condition: str) -> None:
-        """Wait until an expression holds; evaluate it after every change of the document."""
+        """Wait until a JavaScript expression is true; it is evaluated after every change of the
+        document.
+        """
         self.evaluate(
             "new Promise((resolve) => { const look = () => { try {"
             f" if ({condition}) {{ seen.disconnect(); resolve(true); }} }} catch {{ }} }};"
@@ -117,13 +125,13 @@ class Page:
         )
 
     def left(self) -> Left:
-        """Return the current document."""
+        """Return the current document of the page."""
         return Left(document=self.evaluate("document.documentElement.outerHTML"), console=())
 
 
 @contextlib.contextmanager
 def live_browser(home: Path) -> Generator[Browser]:
-    """Start Chromium with its files in `home`."""
+    """Start Chromium with its profile in `home`."""
     (theirs_in, commands), (answers, theirs_out) = _pipe(), _pipe()
     # It takes commands from descriptor 3 and answers on 4.
     moved = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
@@ -157,7 +165,7 @@ def live_browser(home: Path) -> Generator[Browser]:
 
 
 def _pipe() -> tuple[int, int]:
-    """Return the ends of a pipe with descriptors other than 3 and 4."""
+    """Return the ends of a pipe; their descriptors are 10 or higher, not 3 or 4."""
     low = os.pipe()
     high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in low]
     for end in low:
@@ -192,14 +200,16 @@ IS_OVER = "['done', 'stopped', 'failed'].includes(document.body.dataset.state)"
 
 @contextmanager
 def static_server() -> Generator[str]:
-    """Serve the folder of the page over HTTP; return its origin."""
+    """Serve the folder of the page over HTTP; provide its origin."""
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
             pass
 
         def do_POST(self) -> None:
-            """Stand in for a gateway whose responses end as a real one's cannot be made to end."""
+            """Respond as a gateway with a scripted stream, whose end a real gateway cannot be made
+            to send.
+            """
             asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
             body, _ = STREAMS[asked["model"]]
             self.send_response(200)
@@ -272,7 +282,9 @@ def test_an_answer_is_whole_or_the_page_says_so(browser: Browser, origin: str, m
 def visited(
     browser: Browser, origin: str, to: str, max_tokens: str, until: str, model: str = "demo"
 ) -> Left:
-    """Return the page after it has sent its prompt, once `until` holds."""
+    """Open the page with a prompt that is sent at once; return the document when the response is
+    over. If `until` is another condition, press Stop once it holds.
+    """
     asked = {"gateway": to, "prompt": GREETING, "max_tokens": max_tokens, "model": model}
     page = browser.open(f"{origin}/?{urllib.parse.urlencode(asked)}")
     page.until(until)
@@ -283,5 +295,5 @@ def visited(
 
 
 def stop_under_way(visit: Callable[[str, str], Left]) -> Left:
-    """Return the page after Stop was pressed in the middle of the text."""
+    """Return the document after Stop was pressed in the middle of the text."""
     return visit("900", "document.getElementById('output').textContent.length > 10")

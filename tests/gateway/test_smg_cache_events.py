@@ -1,6 +1,7 @@
-"""The real gateway follows what its workers have cached, and routes by it.
+"""The real gateway follows which blocks its workers have cached, and routes requests by them.
 
-Requests it sent itself give it no hint: the prompts were sent to the workers' own port.
+The prompts are sent to the workers directly, so that the gateway cannot route by its earlier
+requests.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def prompt(number: int, topic: str = "river") -> str:
 
 
 async def fill(worker: Service, text: str) -> int:
-    """Cache a prompt by a call that bypasses the gateway; return how many blocks it fills."""
+    """Send a prompt to the worker directly; return the number of blocks that are then cached."""
     async with Client(worker.address) as client:
         wanted = TextPrompt(text=text, add_special_tokens=False)
         answer = await client.generate_once(wanted, max_tokens=4, temperature=0.0)

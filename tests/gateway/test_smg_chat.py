@@ -1,4 +1,4 @@
-"""An OpenAI client through the real gateway: which fields are passed on, and the answers."""
+"""An OpenAI client through the real gateway: which fields are passed on, and the responses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 @dataclass
 class House:
-    """Two workers, the gateway in front of them, and the collector of all traces."""
+    """Two workers, the gateway in front of them, and the collector of all their traces."""
 
     workers: list[Service]
     operations: list[OperationsClient]
@@ -65,7 +65,7 @@ async def house() -> AsyncIterator[House]:
 
 
 async def read(stream: Any) -> tuple[dict[int, str], dict[int, str], Any]:
-    """Return texts and finish reasons by choice, and the usage."""
+    """Return the texts and finish reasons of a stream by choice index, and the usage."""
     texts: dict[int, str] = {}
     reasons: dict[int, str] = {}
     usage = None
@@ -101,7 +101,7 @@ async def test_chat_streams_what_the_worker_says_itself(house: House) -> None:
 
 
 async def test_completions_and_seeds_are_the_workers(house: House) -> None:
-    """Seeds are passed on. The gateway adds no begin-of-sequence token to a plain text."""
+    """Seeds are passed on, and the gateway adds no begin-of-sequence token to a text prompt."""
     prompt = TextPrompt(text="The gate opens", add_special_tokens=False)
     async with Client(house.workers[0].address) as direct:
         wanted = await direct.generate_once(prompt, max_tokens=16, seed=7)
@@ -135,7 +135,7 @@ async def test_several_choices_with_logprobs(house: House) -> None:
 
 
 async def test_a_stop_string_ends_the_work(house: House) -> None:
-    """The gateway would truncate the text itself, and let the worker run to the end."""
+    """The gateway alone would truncate the text but let the worker run to the end."""
     long = await house.openai.chat.completions.create(
         model="demo", messages=MESSAGES, max_tokens=40, temperature=0.0
     )
@@ -174,7 +174,7 @@ async def test_a_client_that_leaves_takes_its_work_along(house: House, is_stream
 
 
 async def until_one_runs(operations: list[OperationsClient]) -> None:
-    """Wait until one of the workers, whichever the gateway chose, has a running request."""
+    """Wait until one of the workers has a running request."""
     watches = [asyncio.create_task(until_stats(one, is_running)) for one in operations]
     await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
     for watch in watches:
@@ -195,7 +195,7 @@ def is_idle(stats: Any) -> bool:
 
 
 async def test_a_form_is_refused_where_the_executor_has_none(house: House) -> None:
-    """Not ignored: the client gets one error status that names it."""
+    """It is not ignored: the client gets an error that names it."""
     with pytest.raises(openai().APIStatusError) as caught:
         await house.openai.chat.completions.create(
             model="demo", messages=MESSAGES, max_tokens=8, response_format={"type": "json_object"}

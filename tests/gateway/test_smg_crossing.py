@@ -1,4 +1,4 @@
-"""The fields that the real gateway passes on and those it drops, row by row of docs/gateway.md.
+"""The fields that the real gateway passes on and those it drops, for each row of docs/gateway.md.
 
 The worker supports constraints; a relay in front of it records what it receives.
 """
@@ -37,7 +37,7 @@ class Call:
     """One call: its method, the caller's metadata and deadline, and the messages in both
     directions.
 
-    `left_s`: seconds until the deadline on arrival, None without a deadline.
+    `left_s`: seconds until the deadline when the call arrived, None without a deadline.
     """
 
     method: str
@@ -48,7 +48,9 @@ class Call:
 
 
 class TellingRelay(grpc.GenericRpcHandler):
-    """`calls`: all received calls, in order. While it `is_shut` it rejects all with UNAVAILABLE."""
+    """A gRPC relay that records `calls`, in order of arrival. While `is_shut` is True it rejects
+    all calls with UNAVAILABLE.
+    """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
@@ -57,7 +59,7 @@ class TellingRelay(grpc.GenericRpcHandler):
         self.is_shut = False
 
     def to(self, method: str) -> list[Call]:
-        """Return the calls of one method, by its unqualified name."""
+        """Return the calls of a method, given by its unqualified name."""
         return [call for call in self.calls if call.method.endswith(f"/{method}")]
 
     def service(self, handler_call_details: Any) -> Any:
@@ -96,7 +98,7 @@ class TellingRelay(grpc.GenericRpcHandler):
 
 @asynccontextmanager
 async def telling_relay(address: str) -> AsyncGenerator[TellingRelay]:
-    """Start a relay to the service at `address`; `relay.address` is its own."""
+    """Start a relay to the service at `address`; `relay.address` is the address of the relay."""
     async with grpc.aio.insecure_channel(
         address, options=[("grpc.use_local_subchannel_pool", 1)]
     ) as channel:
@@ -149,7 +151,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Return the text of its one choice."""
+        """Return the text of the response's only choice."""
         choice = self.body["choices"][0]
         text: str = choice["message"]["content"] if "message" in choice else choice["text"]
         return text
@@ -162,7 +164,9 @@ class Answer:
 
 @dataclass
 class House:
-    """The gateway, the relay between it and its worker, and its first response without a worker."""
+    """The gateway, the relay between it and its worker, and its first response, sent before it had
+    a worker.
+    """
 
     gateway: Gateway
     relay: TellingRelay
@@ -171,19 +175,19 @@ class House:
     async def post(
         self, path: str, headers: dict[str, str] | None = None, **options: Any
     ) -> Answer:
-        """Send a request with the prompt for that path."""
+        """Send a request with the prompt for `path`; return the HTTP response."""
         body = {"model": "demo", **PROMPTS.get(path, {}), **options}
         return await asyncio.to_thread(posted, f"{self.gateway.url}{path}", body, headers or {})
 
     async def sent(self, path: str, headers: dict[str, str] | None = None, **options: Any) -> Any:
-        """Send a request; return the worker's GenerateRequest."""
+        """Send a request; return the GenerateRequest that the worker received."""
         num_before = len(self.relay.to("Generate"))
         await self.post(path, headers, **options)
         (call,) = self.relay.to("Generate")[num_before:]
         return generation(call.requests[0])
 
     async def params(self, path: str, **options: Any) -> dict[str, Any]:
-        """Send a request; return the sampling parameters that are set, by name."""
+        """Send a request; return the sampling parameters that the worker received, by name."""
         message = (await self.sent(path, **options)).sampling_params
         return {field.name: value for field, value in message.ListFields()}
 
@@ -227,7 +231,9 @@ async def house() -> AsyncIterator[House]:
 
 
 async def first_answer(made: Gateway) -> Answer:
-    """Return its response without a worker. It logs when it looks for one, not when it listens."""
+    """Return the gateway's response without a worker; retries until it listens, which it does not
+    log.
+    """
     body = {"model": "demo", **PROMPTS[CHAT]}
     for num in range(1, MAX_LOOKS):
         await made.until_logged("Step retrying", num)
@@ -324,7 +330,7 @@ async def test_other_forms(house: House, path: str, form: dict[str, Any], text: 
     ],
 )  # fmt: skip
 async def test_what_the_gateway_drops(house: House, path: str, option: dict[str, Any]) -> None:
-    """Silently: neither the worker nor the client is notified."""
+    """They are dropped silently: neither the worker nor the client is notified."""
     plain = await house.params(path, max_tokens=4)
 
     assert (await house.post(path, max_tokens=4, **option)).status == 200
@@ -400,7 +406,7 @@ async def test_methods_that_are_not_there_are_told_to_the_client(house: House) -
 
 
 async def test_a_full_queue_is_429_without_a_hint(house: House) -> None:
-    """The worker's rejection has a retry delay. By default the gateway attempts five times."""
+    """The worker's rejection has a retry delay; by default the gateway makes five attempts."""
     async with openai_client(house.gateway) as client:
         streams = []
         for _ in range(MAX_SEATED):

@@ -1,4 +1,6 @@
-"""Workers of the real gateway are added and removed: clients notice as little as possible."""
+"""Workers of the real gateway are added and removed, with as little effect on clients
+as possible.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ WORKER = (*simulated(), "--gateway", "smg", "--fronts", "1")
 
 
 async def ask(client: Any, num: int, max_tokens: int = 10) -> int:
-    """Send one distinct request; return its number of output tokens."""
+    """Send request number `num`; return its number of output tokens."""
     answer: Any = await client.completions.create(
         model="demo", prompt=f"request {num}", max_tokens=max_tokens
     )

@@ -57,8 +57,9 @@ def specs_of(lengths: list[int], max_tokens: list[int]) -> list[RequestSpec]:
 def run_together(
     folder: Path, specs: list[RequestSpec], dtype: str
 ) -> tuple[list[StepEvents], set[Any], set[Any]]:
-    """Start the requests in one step; return the events, the forward graphs that were replayed
-    (row count, long contexts) and those that were captured.
+    """Submit the requests together and run them to their end; return the events, the keys (row
+    count, long contexts) of the forward graphs that were replayed, and the keys of those that were
+    captured.
     """
     config = ExecutorConfig(
         model_path=folder,
@@ -80,7 +81,7 @@ def run_together(
 
 
 class _Recorded(dict[Any, Any]):
-    """Adds the keys that are looked up to `found`."""
+    """A dictionary that adds the keys that are looked up to `found`."""
 
     def __init__(self, graphs: dict[Any, Any], found: set[Any]) -> None:
         super().__init__(graphs)
@@ -92,7 +93,9 @@ class _Recorded(dict[Any, Any]):
 
 
 def max_error(told: list[StepEvents], specs: list[RequestSpec], naive: NaiveModel) -> float:
-    """Return the largest error of an output token's log probability."""
+    """Return the largest absolute error of an output token's log probability against naive
+    forwards.
+    """
     tokens, found = defaultdict[int, list[int]](list), defaultdict[int, list[float]](list)
     for events in told:
         if events.logprobs is not None:
@@ -117,7 +120,7 @@ def naive_logprobs(naive: NaiveModel, prompt: list[int], output: list[int]) -> N
 
 @pytest.mark.parametrize("dtype", MAX_ERROR)
 def test_every_batch_size_decodes_as_a_full_forward(dtype: str, folder: Path) -> None:
-    """One request ends with every step, so that the number of rows falls from 256 to 1."""
+    """One request ends in every step, so that the number of rows falls from 256 to 1."""
     lengths = [1 + 37 * index % 211 for index in range(MAX_ROWS)]
     specs = specs_of(lengths, [4 + index for index in range(MAX_ROWS - 1)] + [MAX_ROWS + 8])
 
@@ -131,7 +134,9 @@ def test_every_batch_size_decodes_as_a_full_forward(dtype: str, folder: Path) ->
 def test_every_batch_size_of_long_contexts_decodes_as_a_full_forward(
     dtype: str, folder: Path
 ) -> None:
-    """Up to 8 rows, next to short contexts; the first request passes the limit while it decodes."""
+    """Up to 8 rows with long contexts, next to short ones; the first request becomes long while it
+    decodes.
+    """
     lengths = [LONG_CONTEXT - 20, 1, 4000, 2300, 900, 3000, 2049, 17]
     specs = specs_of(lengths, [60, 8, 16, 24, 12, 20, 28, 30])
 

@@ -141,7 +141,7 @@ def test_the_fused_path_says_what_a_full_forward_says(
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_options_give_the_same_tokens_on_both_paths(depth: int, name: str, folder: Path) -> None:
-    """Position, counts and stops must not be read from arrays that lag at depth 2."""
+    """Positions, counts and stop ids must not be read from arrays that lag at depth 2."""
     if name not in FUSED:
         pytest.skip("the eager path serves it")
     for sampling in (
@@ -169,7 +169,7 @@ def test_options_give_the_same_tokens_on_both_paths(depth: int, name: str, folde
 
 
 def prompt_scores(told: Any) -> dict[tuple[int, int], float]:
-    """Return prompt log probabilities by request and position: another depth may chunk
+    """Return prompt log probabilities by (key, position), because the two paths may chunk
     differently.
     """
     return {
@@ -218,7 +218,7 @@ def test_eight_bits_give_every_token_and_say_so(
 
 
 def test_pages_in_fp8_follow_the_magnitude_of_keys_and_values(tmp_path: Path) -> None:
-    """Keys above the range of e4m3 and values below: the same model but for powers of two."""
+    """Keys beyond the range of e4m3 and values below it: the same model up to powers of two."""
     plain = save_tiny_model("llama", tmp_path / "plain")
     scaled = save_tiny_model("llama", tmp_path / "scaled")
     tensors = load_file(scaled / "model.safetensors")
@@ -303,7 +303,7 @@ def test_a_device_lost_at_an_admission_is_the_executor_s_death(
 
 
 def test_values_that_are_not_finite_end_a_request_with_its_first_chunk(llama: Path) -> None:
-    """Before its blocks are reused: no logits of the last layer show the values yet."""
+    """They end before their blocks are reused, although the logits do not show the values yet."""
     executor: Any = make_executor(llama, pipeline_depth=1)
     with torch.inference_mode():
         executor._packed._model._layers[-1].qkv.weight[-1].fill_(float("inf"))
@@ -338,7 +338,7 @@ def test_a_model_on_the_second_card_leaves_the_first_alone(
 
 
 def peak_of(make: Callable[[], Any]) -> tuple[Any, int]:
-    """Return what `make` returns, and the peak of the device's memory that it took."""
+    """Return the result of `make`, and the peak of the device memory that it allocated, bytes."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

@@ -1,7 +1,7 @@
-"""Secrets that a client sends, and all encodings in which a service might leak them.
+"""Secrets that a client sends (canaries), and all encodings in which a service might leak them.
 
-Contains the texts and token ids, the requests that carry them, and the search. A canary is found
-verbatim, as JSON or Python would quote it, cut to its beginning, and token ids also as numbers.
+Contains the texts and token ids, the requests that carry them, and the search. Texts are searched
+verbatim, token ids as text, in memory and as protobuf.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ WORDS = {place: f"Kanarie {place} zingt zachtjes" for place in _PLACES}
 
 @dataclass(frozen=True)
 class Leak:
-    """A canary that leaked: its place, and where it was found."""
+    """A canary that was found. `place`: the canary's name. `where`: the source in which it was
+    found; `around`: the bytes around it.
+    """
 
     place: str
     where: str
@@ -50,13 +52,15 @@ def find(sources: dict[str, bytes], words: dict[str, bytes]) -> list[Leak]:
 
 
 def sought() -> dict[str, bytes]:
-    """Return the canaries to look for, whatever the executor makes of the prompts."""
+    """Return the canaries to search for, by name."""
     words = {place: f"Kanarie {place}".encode() for place in WORDS}
     return words | dict(forms_of_ids("ids", IDS))
 
 
 def forms_of_ids(name: str, ids: Sequence[int]) -> Iterator[tuple[str, bytes]]:
-    """Yield every four consecutive ids as text, as integers in memory, and as protobuf."""
+    """Yield (name, bytes) of every four consecutive ids in each encoding: text, integers in memory,
+    protobuf.
+    """
     for start in range(len(ids) - 3):
         four = ids[start : start + 4]
         for sign in (", ", ",", " ", "\n"):
@@ -69,7 +73,7 @@ def forms_of_ids(name: str, ids: Sequence[int]) -> Iterator[tuple[str, bytes]]:
 
 
 def metadata() -> tuple[tuple[str, str], ...]:
-    """Return credentials and other metadata that callers send."""
+    """Return metadata with credentials and other canaries."""
     return (
         ("authorization", f"Bearer {WORDS['authorization']}"),
         ("cookie", WORDS["cookie"]),
@@ -79,7 +83,7 @@ def metadata() -> tuple[tuple[str, str], ...]:
 
 
 def text_request(num_tokens: int) -> pb.GenerateRequest:
-    """Return a text prompt with a stop string, a salt and a session."""
+    """Return a request with a text prompt, a stop string, a salt and a session, all canaries."""
     message = pb.GenerateRequest()
     message.text_prompt.text = WORDS["text"]
     message.sampling.temperature = 0.0
@@ -92,21 +96,21 @@ def text_request(num_tokens: int) -> pb.GenerateRequest:
 
 
 def chat_request(num_tokens: int) -> pb.GenerateRequest:
-    """Return `text_request` as a chat prompt."""
+    """Return the request of `text_request` with a chat prompt."""
     message = text_request(num_tokens)
     message.chat_prompt.messages.add(role="user", parts=[ContentPart(text=WORDS["chat"])])
     return message
 
 
 def ids_request(num_tokens: int, *more: int) -> pb.GenerateRequest:
-    """Return `text_request` as token ids; `more` at the end."""
+    """Return the request of `text_request` with a prompt of token ids, followed by `more`."""
     message = text_request(num_tokens)
     message.token_prompt.ids.extend((*IDS, *more))
     return message
 
 
 def refused_requests() -> dict[str, pb.GenerateRequest | bytes]:
-    """Return requests that are refused, each with a canary in its invalid part; see `TAKEN`."""
+    """Return requests that are rejected, each with a canary in its invalid field; see `TAKEN`."""
     image = {"role": "user", "parts": [{"image": {"mime_type": WORDS["mime"]}}]}
     edits: dict[str, edit.Edit] = {
         "model": edit.merging(model=WORDS["model"]),

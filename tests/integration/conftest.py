@@ -1,4 +1,6 @@
-"""Builders that end with the test, and both clients on a scripted server."""
+"""Fixtures: services and builders that are closed at the end of the test, and both clients on a
+scripted server.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,7 @@ from support.trtllm_engine import TrtllmHouse
 
 @pytest.fixture
 def build(tmp_path: Path, fake_trtllm: None) -> Iterator[Callable[..., TrtllmHouse]]:
-    """Provide a builder of engines of the TensorRT-LLM stand-in under our executor; see
-    TrtllmHouse.
-    """
+    """Provide a function that builds a TrtllmHouse, which is closed at the end."""
     built: list[TrtllmHouse] = []
 
     def make(**settings: Any) -> TrtllmHouse:
@@ -43,20 +43,20 @@ def path() -> Iterator[Path]:
 
 @pytest.fixture
 def premises(tmp_path: Path) -> Premises:
-    """Provide a folder with a policy and certificates."""
+    """Provide the files of a service with authentication."""
     return Premises(tmp_path)
 
 
 @pytest.fixture
 async def served(text: ModelText) -> AsyncIterator[ServedFront]:
-    """Provide a front on a socket whose engine the test controls."""
+    """Provide a front server whose engine the test controls."""
     async with serving(text) as served:
         yield served
 
 
 @pytest.fixture
 async def operations() -> AsyncIterator[ServedDesk]:
-    """Provide the operations server on a socket, over scripted data."""
+    """Provide an operations server with scripted data."""
     async with serving_desk() as operations:
         yield operations
 
@@ -79,7 +79,7 @@ def kind(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 async def face(kind: Any, server: ScriptedServer, time: FakeTime) -> AsyncIterator[Face]:
-    """Provide each client in turn, on the test's server."""
+    """Provide each of the clients in turn, connected to the scripted server."""
     face: Face = kind(server.address, time)
     yield face
     await face.close()

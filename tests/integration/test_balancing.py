@@ -1,7 +1,7 @@
 """Three real servers, clients that balance over them, and servers that start, stop and die.
 
-Tests the statements of docs/balancing.md. Every server ends its connections after a second here, so
-that connections also age in every test.
+Tests the statements of docs/balancing.md. Every server ends its connections after a second, so that
+connections are also replaced because of their age in every test.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ PROMPT = TokenPrompt(ids=(5, 6, 7, 8))
 
 
 class SteadyLoad:
-    """`answered`: requests by the model name of the server that answered; `failures`: all
-    errors.
+    """Sends requests continuously. `answered`: number of responses by model name, which identifies
+    the server; `failures`: all errors.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,9 @@ class SteadyLoad:
                 self._news.notify_all()
 
     async def more(self, *names: str, count: int = 10) -> Counter[str]:
-        """Wait until each of these has answered `count` more; return all answers meanwhile."""
+        """Wait until each of these servers has answered `count` more requests; return all answers
+        meanwhile.
+        """
         before = self.answered.copy()
         async with asyncio.timeout(PATIENCE_S), self._news:
             await self._news.wait_for(
@@ -70,7 +72,7 @@ class SteadyLoad:
         return self.answered - before
 
     async def without(self, name: str, count: int = 30) -> None:
-        """Wait for `count` answers in a row that are not from this one."""
+        """Wait for `count` answers in a row that are not from this server."""
         async with asyncio.timeout(PATIENCE_S), self._news:
             while True:
                 before = self.answered.copy()
@@ -106,7 +108,9 @@ _NAME_ABOVE = 0xC00C
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """`addresses`: the current answer. `num_questions`: queries for A records so far."""
+    """A DNS server. `addresses`: the addresses that it returns. `num_questions`: number of queries
+    for A records so far.
+    """
 
     def __init__(self, *addresses: str) -> None:
         self.addresses = list(addresses)
@@ -157,9 +161,9 @@ STEP_S = 0.04
 
 
 class QuickNames(ChannelConfig):
-    """Resolves a name again as soon as a connection ends.
+    """A ChannelConfig with which gRPC resolves a name again as soon as a connection ends.
 
-    gRPC waits 30 seconds between two queries by default; nothing else differs.
+    By default gRPC waits 30 seconds between two queries.
     """
 
     def options(self, target: str = "") -> tuple[tuple[str, int | str], ...]:
@@ -170,7 +174,7 @@ class QuickNames(ChannelConfig):
 
 
 def server(name: str, *place: str) -> contextlib.AbstractAsyncContextManager[Service]:
-    """Start a server that reports its name as that of the model."""
+    """Start a server whose model has the server's name. `place`: other arguments of `serve`."""
     ages = ("--max-connection-age-s", AGE_S)
     return started(*simulated(STEP_S), "--fronts", "1", "--model-name", name, *ages, *place)
 
@@ -215,7 +219,7 @@ async def test_a_list_of_servers_one_drained_and_one_killed(stack: AsyncExitStac
 
 
 async def opened_on(client: Client, name: str) -> AsyncGenerator[object]:
-    """Start a long generation on this server; return it after its first token."""
+    """Start a long generation on this server; return its events after the first token."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             events = client.generate(PROMPT, max_tokens=900, ignore_eos=True)
@@ -229,7 +233,7 @@ async def opened_on(client: Client, name: str) -> AsyncGenerator[object]:
 
 
 async def test_a_name_whose_addresses_change(stack: AsyncExitStack) -> None:
-    """Like a headless Service: one port, an address for each ready pod."""
+    """As with a headless Service of Kubernetes: one port, an address for each ready pod."""
     port = str(reusable_port())
     a = await stack.enter_async_context(server("a", "--host", "127.0.0.1", "--port", port))
     await stack.enter_async_context(server("b", "--host", "127.0.0.2", "--port", port))
@@ -256,7 +260,9 @@ async def test_a_name_whose_addresses_change(stack: AsyncExitStack) -> None:
 
 
 async def test_one_connection_stays_until_it_is_too_old(stack: AsyncExitStack) -> None:
-    """Like an ordinary Service: connections are balanced, and calls follow their connection."""
+    """As with an ordinary Service of Kubernetes, which balances connections: calls follow their
+    connection.
+    """
     a = await stack.enter_async_context(server("a"))
     newcomer = await stack.enter_async_context(server("b"))
     relay = await stack.enter_async_context(cut_relay(a.address))

@@ -216,14 +216,16 @@ async def test_nobody_at_the_address_is_code_3() -> None:
 
 
 def workers_of(process: asyncio.subprocess.Process) -> list[psutil.Process]:
-    """Return the processes that send."""
+    """Return the worker processes of a `penstock bench`."""
     children = psutil.Process(process.pid).children()
     return [child for child in children if any("spawn_main" in part for part in child.cmdline())]
 
 
 @asynccontextmanager
 async def under_load() -> AsyncGenerator[tuple[ScriptedServer, asyncio.subprocess.Process], None]:
-    """Start a bench of two processes; its first requests have arrived and are never answered."""
+    """Start a `penstock bench` with two workers; its first requests have arrived and are never
+    answered.
+    """
 
     async def never(call: ServedCall) -> None:
         await call.cancelled.wait()

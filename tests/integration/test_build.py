@@ -27,7 +27,7 @@ CHECKPOINT = {
 
 
 class House:
-    """A checkpoint, a cache, and the log of builds."""
+    """A checkpoint, an engine cache, and the log of builds."""
 
     def __init__(self, root: Path) -> None:
         self.model, self.cache, self._log = root / "llama", root / "cache", root / "log"
@@ -44,14 +44,16 @@ class House:
 
     @property
     def visible(self) -> list[str]:
-        """Return the cache's entries except locks."""
+        """Return the names of the cache's entries without locks, sorted."""
         names = [path.name for path in self.cache.iterdir()] if self.cache.exists() else []
         return sorted(name for name in names if not name.endswith(".lock"))
 
     def started(
         self, *args: str, **environment: str
     ) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
-        """Start a build; end it with the block."""
+        """Start a build with the scripted builder; kill it at the end of the block if it still
+        runs.
+        """
         variables = {
             "PATH": os.pathsep.join((str(FAKES), os.environ["PATH"])),
             "FAKE_BUILD_LOG": str(self._log),
@@ -67,7 +69,7 @@ class House:
 
 
 async def until_said(process: asyncio.subprocess.Process, text: bytes) -> None:
-    """Read stderr until the text was found."""
+    """Read stderr up to a line with `text`."""
     assert process.stderr is not None
     line = b""
     while text not in line:

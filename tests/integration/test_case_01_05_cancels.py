@@ -1,4 +1,4 @@
-"""Cases 1 to 5: clients cancel in every phase; two steps later their pages are free.
+"""Cases 1 to 5: clients cancel in every phase, and two steps later their cache blocks are free.
 
 The test runs each step of the engine, so that steps can be counted; clients are real.
 """
@@ -104,7 +104,7 @@ async def test_case_03_cancel_after_the_first_token(one_slot: SteppedService) ->
 
 
 def raced(engine: Engine, key: int, num_tokens: int, num_before: int) -> Completed | Failed:
-    """Submit one request and cancel it after `num_before` turns; return how it ended."""
+    """Submit one request and cancel it after `num_before` iterations; return its end."""
     engine.submit((make_spec(key, max_tokens=num_tokens),))
     ends: list[Completed | Failed] = []
     for turn in range(num_tokens + 8):
@@ -120,7 +120,7 @@ def raced(engine: Engine, key: int, num_tokens: int, num_before: int) -> Complet
 
 
 def test_case_04_cancel_racing_completion_in_the_engine() -> None:
-    """Cancels at turns around the end: each request ends exactly once."""
+    """Cancels in the iterations around the end: each request ends exactly once."""
     chance = random.Random(4)
     engines = [make_engine(make_info(pipeline_depth=depth))[0] for depth in (1, 2)]
     reasons: Counter[FinishReason] = Counter()
@@ -137,7 +137,7 @@ def test_case_04_cancel_racing_completion_in_the_engine() -> None:
 
 
 async def outcome(call: Any) -> grpc.StatusCode:
-    """Read to the end; return the status."""
+    """Read a call to its end; return its status."""
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
         async for _ in call:
             pass
@@ -168,7 +168,9 @@ async def test_case_04_cancel_racing_completion_at_the_client(text: ModelText) -
 
 
 async def until_blocked(served: ServedFront) -> int:
-    """Fill a reader's window until its writer blocks; return the request's key."""
+    """Send tokens until the writer of the next request's stream blocks; return the
+    request's key.
+    """
     (spec,) = await served.port.next_submission()
     served.port.admit(spec.key)
     output = served.server.front.table.output(spec.key)

@@ -1,4 +1,6 @@
-"""Cases 9 and 11: a deadline ends a request on both sides, whether or not the client sent one."""
+"""Cases 9 and 11: a deadline ends a request at the client and in the engine, whether or not the
+client sets one.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ MOST_STEPS = 2
 
 
 async def test_case_09_deadline_while_the_engine_sleeps(text: ModelText) -> None:
-    """No step runs while the deadline passes: gRPC ends the call, and the pages wait for a step."""
+    """No step runs when the deadline passes: gRPC ends the call, and the blocks are freed in the
+    next step.
+    """
     async with stepped(text) as service:
         call = service.stub.Generate(request(LONG), timeout=4.0)
         await service.until_live(1)
@@ -32,7 +36,7 @@ async def test_case_09_deadline_while_the_engine_sleeps(text: ModelText) -> None
 
 
 async def test_case_11_the_servers_own_deadline(text: ModelText) -> None:
-    """A call without one gets the server's; when it passes, the engine itself ends the request."""
+    """A call without a deadline gets the server's; when it passes, the engine ends the request."""
     now_s = 1000.0
     config = FrontConfig(default_deadline_s=2.0, acceptance_delay_s=0.0)
     async with stepped(text, front=config, clock=lambda: now_s) as service:

@@ -1,6 +1,6 @@
-"""Cases 10 and 15 to 19: more requests than the service can take, and the statuses of rejections.
+"""Cases 10 and 15 to 19: more requests than the service can serve, and the statuses of rejections.
 
-The test runs each step of the engine. A rejection without a step was made by the front alone.
+The test runs each step of the engine: a rejection without a step was made by the front.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ FULL = SchedulerConfig(max_num_waiting=MAX_WAITING, max_num_batched_tokens=256)
 
 
 def num_heard(service: SteppedService) -> int:
-    """Return how many requests the engine has received: live ones, and ones it has yet to
-    reject.
+    """Return the number of requests that the engine has received: live ones, and rejected ones
+    whose end is not reported yet.
     """
     service.hear()
     return len(service.engine.requests) + len(service.engine.events.ends)
 
 
 async def filled(service: SteppedService, num_tokens: int) -> tuple[Calls, ShownQueue]:
-    """Fill the slots with outputs of that length, and the queue, which is shown from then on."""
+    """Fill the slots with requests of `num_tokens` output tokens, and then the queue, which fronts
+    can read from then on.
+    """
     calls = Calls()
     await fill_slots(service, calls, SLOTS, num_tokens)
     shown = show_queue(service)
@@ -56,8 +58,8 @@ async def filled(service: SteppedService, num_tokens: int) -> tuple[Calls, Shown
 
 @pytest.mark.parametrize("is_shown", [True, False])
 async def test_case_15_ten_times_as_many_as_may_wait(text: ModelText, is_shown: bool) -> None:
-    """Exactly the queue limit is admitted, whether the front or the engine's admission control
-    rejects.
+    """Exactly as many as the queue limit are admitted, whether the front or the engine rejects the
+    others.
     """
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
         calls, burst = Calls(), Calls()
@@ -157,7 +159,7 @@ async def test_case_17_health_during_a_burst(text: ModelText) -> None:
 
 
 async def test_case_18_one_tenant_floods(text: ModelText) -> None:
-    """The other tenant's requests take as many steps as without the flood, and all succeed."""
+    """The other tenant's requests take as many steps as without the flood, and none fails."""
     most_live = 3
     config = SchedulerConfig(
         max_num_waiting=MAX_WAITING,
@@ -309,8 +311,8 @@ async def _ended(service: SteppedService, task: asyncio.Task[Any]) -> None:
 
 
 async def _steps_to_first_token(service: SteppedService) -> int:
-    """Return the steps of one request of tenant b, from its receipt by the engine to its first
-    token.
+    """Return the number of steps of one request of tenant b, from its receipt by the engine to its
+    first token.
     """
     call: Any = service.stub.Generate(request(NUM_TOKENS), metadata=(("x-tenant", "b"),))
     reading = asyncio.ensure_future(read_all(call))

@@ -1,7 +1,7 @@
 """Cases 28, 29, 31 and 34: a request that causes a fault does not affect other requests.
 
-Covers the whole path from a client's stream to the executor and back. The outputs of other requests
-are compared with the reference generation, token for token.
+Covers the path from a client's stream to the executor and back. The outputs of other requests are
+compared with the reference output.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ NUM_TOKENS = 12
 
 
 def prompt_of(index: int) -> list[int]:
-    """Return a prompt of 3 to 34 tokens: the last are still in prefill when the first decode."""
+    """Return a prompt of 3 + `index` tokens: the longest are still in prefill when the first
+    decode.
+    """
     return [100 + (7 * index + i) % 150 for i in range(3 + index)]
 
 
@@ -50,7 +52,7 @@ def reference(text: ModelText, prompt: Sequence[int]) -> list[int]:
 
 
 async def outcome(call: Any) -> tuple[list[int], str, str]:
-    """Return token ids, status and reason of one stream."""
+    """Return the token ids, the status and the error reason of one stream."""
     responses: list[pb.GenerateResponse] = []
     try:
         async for response in call:
@@ -61,7 +63,9 @@ async def outcome(call: Any) -> tuple[list[int], str, str]:
 
 
 async def check_one_falls(service: SteppedService, text: ModelText, place: int) -> None:
-    """Check that request `place` of 32 ends INTERNAL, 31 are unaffected, and all is released."""
+    """Check that request number `place` of 32 ends INTERNAL, that the others are unaffected, and
+    that all are released.
+    """
     prompts = [prompt_of(index) for index in range(NUM_REQUESTS)]
     prompts[place][1] = POISON
     calls = [service.stub.Generate(request(NUM_TOKENS, prompt)) for prompt in prompts]
@@ -114,7 +118,7 @@ async def test_case_31_logits_that_are_not_finite_fell_one_request(
 
 @pytest.fixture(params=["detokeniser", "plain path", "stop check"])
 def broken_for_x(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Make one stage between a token and its text raise at every x."""
+    """Make one stage that converts tokens to text raise at every "x"; return its name."""
 
     def breaks(owner: type[Any], name: str, is_hit: Callable[[Any, Any], bool]) -> None:
         inner = getattr(owner, name)
@@ -139,7 +143,7 @@ def broken_for_x(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 async def test_case_29_text_that_cannot_be_made_costs_one_request(
     broken_for_x: str, text: ModelText, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The front cancels it in the engine at once; events still in flight do no more harm."""
+    """The front cancels it in the engine at once; later events for it have no effect."""
     message = text_request()
     if broken_for_x == "stop check":
         message.stopping.stop_strings.append("never")
@@ -177,7 +181,7 @@ async def test_case_29_text_that_cannot_be_made_costs_one_request(
 def test_case_34_blocks_that_are_not_to_be_had_cost_time_and_no_token(
     policy: AdmissionPolicy, seed: int
 ) -> None:
-    """Some steps find every free block gone: requests are preempted and continue later."""
+    """Some steps find all free blocks taken: requests are preempted and continue later."""
     executor = create_executor(
         ExecutorConfig(
             kind=ExecutorKind.SIMULATED,

@@ -1,4 +1,4 @@
-"""Case 28 on TensorRT-LLM: invalid grammars and failing requests do not affect other requests."""
+"""Case 28 with TensorRT-LLM: invalid grammars and failing requests do not affect other requests."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ BAD_FORMS = [
 
 
 class Letters:
-    """A tokenizer of one token per character, sufficient for guided decoding."""
+    """A tokenizer with one token per character, which suffices for guided decoding."""
 
     def encode(self, text: str) -> list[int]:
         return [ord(letter) % 64 + 8 for letter in text]
@@ -76,8 +76,8 @@ def check_others(house: TrtllmHouse, others: list[RequestSpec]) -> None:
 
 @pytest.fixture
 def guided(build: Houses, monkeypatch: pytest.MonkeyPatch) -> Houses:
-    """Provide a builder of engines with guided decoding, whose constraints are not checked
-    before.
+    """Provide a builder of engines with guided decoding, whose constraints are not
+    checked before.
     """
     engine_class: Any = fake_module("llmapi.llm").LLM
     monkeypatch.setattr(engine_class, "_load_tokenizer", lambda *_: Letters())
@@ -132,7 +132,7 @@ def test_case_28_a_hundred_bad_forms_in_a_row_do_not_restart_an_idle_engine(
 
 
 class Grammar:
-    """Prints its source text, as xgrammar.Grammar does; `from_regex` rejects everything."""
+    """Stands in for xgrammar.Grammar: prints its source text; `from_regex` rejects everything."""
 
     def __init__(self, text: str) -> None:
         self._text = text

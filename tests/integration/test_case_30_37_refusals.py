@@ -15,7 +15,7 @@ CANARY = (31, 32, 33)
 
 
 def invalid(name: str) -> tuple[pb.GenerateRequest, str]:
-    """Return a request and its invalid field."""
+    """Return an invalid request and the path of its invalid field."""
     message = request()
     match name:
         case "no tokens":
@@ -60,7 +60,9 @@ async def test_case_30_the_same_invalid_request_twice(text: ModelText, name: str
 
 
 async def test_case_33_larger_than_the_whole_pool(text: ModelText) -> None:
-    """A request that can never fit is rejected at once: the queue behind it would wait forever."""
+    """A request that can never fit is rejected at once, because the queue behind it would wait
+    forever.
+    """
     async with stepped(text, num_blocks=4, max_seq_len=512) as service:
         for num_prompt, num_tokens in ((200, 8), (16, 200)):
             error = await refused(service, request(num_tokens, range(10, 10 + num_prompt)))

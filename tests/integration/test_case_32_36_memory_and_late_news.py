@@ -1,4 +1,4 @@
-"""Cases 32, 35 and 36: too little memory, late cancels, and cleanup without running requests."""
+"""Cases 32, 35 and 36: too little memory, late events, and cleanup without running requests."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ def steps_until_clean(engine: Engine, most: int) -> list[StepEvents]:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_case_36_cleaning_up_with_nobody_to_run(depth: int) -> None:
-    """The pages of cancelled requests are freed and their ends reported without new requests."""
+    """The blocks of cancelled requests are freed and their ends reported although no new request
+    arrives.
+    """
     engine, executor = make_engine(make_info(pipeline_depth=depth))
     for key in range(1, 7):
         engine.submit((make_spec(key, max_tokens=40),))

@@ -1,4 +1,6 @@
-"""Valid and invalid request fields, and the reported violations, in an in-process service."""
+"""Cases 38 and 39: valid and invalid request fields, and the reported violations, in an in-process
+service.
+"""
 
 from __future__ import annotations
 

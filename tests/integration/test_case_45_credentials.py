@@ -53,7 +53,7 @@ def request(priority: int = 0) -> pb.GenerateRequest:
 
 
 def methods_of(service: str) -> list[tuple[str, bool]]:
-    """Return the path of each method, and whether its client sends a stream."""
+    """Return (path, whether the client sends a stream) of each method of the service."""
     found = descriptor_pool.Default().FindServiceByName(f"penstock.v1.{service}")
     return [
         (f"/{found.full_name}/{method.name}", method.client_streaming) for method in found.methods
@@ -63,10 +63,10 @@ def methods_of(service: str) -> list[tuple[str, bool]]:
 async def raw_code(
     channel: grpc.aio.Channel, path: str, data: bytes | None = b"", *, token: str | None = None
 ) -> grpc.StatusCode:
-    """Return the status of any method for these bytes (None: nothing is sent).
+    """Call any method with these bytes (None: nothing is sent); return the status.
 
-    On the wire all kinds of calls are the same. If a call ends while the client sends, the client's
-    core may report INTERNAL in place of the status: then call again.
+    The method's type does not matter on the wire. If a call ends while the client sends, gRPC core
+    may report INTERNAL instead of the status; then the call is repeated.
     """
     begin: Any = channel.stream_stream(path)
     metadata = () if token is None else bearing(token)
@@ -293,7 +293,7 @@ async def test_a_shared_call_does_not_outlive_its_token(
 
 
 async def certificate_of(address: str) -> bytes:
-    """Return the certificate that the server presents, without verification."""
+    """Return the certificate that the server presents, as PEM, without verifying it."""
     import ssl
 
     host, _, port = address.rpartition(":")

@@ -1,4 +1,6 @@
-"""A child process that cannot be started, or sends an invalid startup report (real processes)."""
+"""Child processes of the supervisor that cannot be started, or send an invalid startup report (real
+processes).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ READY = FROM_CHILD.encode(Ready(facts={"num_blocks": 7}))
 
 
 async def spawn_saying(folder: Path, words: bytes, end: str = WAIT) -> Child:
-    """Start a child that sends `words` on its control socket, then waits until that is closed."""
+    """Start a child that sends `words` on its control socket, and then runs the code `end`, by
+    default waiting until the socket is closed.
+    """
     code = (
         "import socket, sys\n"
         "line = socket.socket(fileno=int(sys.argv[1]))\n"

@@ -33,7 +33,7 @@ control.send(Drain(timeout_s=control.ordered_grace_s))
 
 
 class Place:
-    """One process, its child's messages, and the clean-ups after it."""
+    """One supervised process, the messages of its child, and the calls of its clean-up function."""
 
     def __init__(self, folder: Path, before_exit: str = "") -> None:
         text = _CHILD.format(folder=str(folder), before_exit=before_exit)
@@ -50,7 +50,7 @@ class Place:
         return await asyncio.wait_for(self.messages.get(), PATIENCE_S)
 
     async def kept_alive(self) -> asyncio.Task[int]:
-        """Keep the process alive; return once it is ready."""
+        """Keep the process alive in a task; return the task once the process is ready."""
         keeper = asyncio.create_task(self.process.keep_alive())
         await asyncio.wait_for(self.process.is_ready.wait(), PATIENCE_S)
         return keeper

@@ -61,7 +61,7 @@ def terminal() -> Iterator[Terminal]:
 
 @pytest.fixture
 async def processes() -> AsyncIterator[list[asyncio.subprocess.Process]]:
-    """Provide a list whose processes are killed at the end of the test."""
+    """Provide a list for processes, which are killed at the end of the test."""
     processes: list[asyncio.subprocess.Process] = []
     yield processes
     for process in processes:
@@ -87,7 +87,7 @@ async def chat(
 
 
 async def said(terminal: Terminal, line: bytes, answer: bytes) -> None:
-    """Type a line at the prompt; wait for its answer."""
+    """Type a line at the prompt; wait until `answer` is displayed."""
     await terminal.wait_for(b"> ")
     terminal.type(line + b"\n")
     await terminal.wait_for(answer)

@@ -198,7 +198,7 @@ def test_bad_batches_are_refused_at_once(kind: type[Client] | type[SyncClient]) 
 
 
 async def test_a_slow_consumer_holds_the_streams(server: ScriptedServer, time: FakeTime) -> None:
-    """The buffer of unconsumed events is bounded, however much there is to read."""
+    """The number of unconsumed events is bounded, however many there are to read."""
     num_sent = 0
 
     async def flood(call: ServedCall) -> None:

@@ -1,4 +1,4 @@
-"""Calls that end abnormally, both clients: rejected during writes, cancelled, too large."""
+"""Calls that end abnormally, with both clients: rejected during writes, cancelled, too large."""
 
 import asyncio
 from typing import Any
@@ -38,7 +38,7 @@ async def error_of(face: Face, prompt: str) -> PenstockError | None:
 
 
 async def test_a_call_that_ends_under_writes_is_told_as_it_ended(server: ScriptedServer) -> None:
-    """grpc.aio itself reports such a call as INTERNAL, not with the server's status."""
+    """grpc.aio reports such a call as INTERNAL instead of with the server's status."""
     for _ in range(NUM_ROUNDS):
         server.refusals.extend([(grpc.StatusCode.UNAUTHENTICATED, "who are you")] * NUM_REQUESTS)
         settings = CallSettings(retry=NO_RETRY)

@@ -1,4 +1,4 @@
-"""Both clients with multiplex=True against a Multiplex server that a test controls."""
+"""Both clients with multiplex=True, against a Multiplex server that the test controls."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -205,7 +205,9 @@ async def test_a_lost_message_breaks_its_request_alone(face: Face, server: Scrip
 
 
 async def test_a_draining_server_gets_a_new_call(face: Face, server: ScriptedServer) -> None:
-    """The next connection may reach another server; the old call serves its open requests."""
+    """The next connection may reach another server; the old call continues to serve its open
+    requests.
+    """
     server.scripts.append(speak_and_wait)
     other = asyncio.create_task(face.events("other"))
     waiting = await arrived(server)
@@ -358,7 +360,9 @@ async def test_a_batch_that_is_left_cancels_its_requests(
 
 
 async def test_open_requests_outlive_their_connection(kind: Any, time: FakeTime) -> None:
-    """A call continues on a connection that accepts no new ones; the next call gets another."""
+    """A call continues on a connection that accepts no new calls; the next call uses another
+    connection.
+    """
     ageing = (("grpc.max_connection_age_ms", 50), ("grpc.max_connection_age_grace_ms", 60_000))
     async with scripted_server(options=ageing) as server:
         face: Face = kind(server.address, time, multiplex=MultiplexConfig(max_call_age_s=1.0))

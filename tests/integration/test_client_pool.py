@@ -1,4 +1,4 @@
-"""Both clients' pools against real gRPC servers: connections, rotation, addresses, ageing,
+"""The connection pools of both clients against real gRPC servers: rotation, addresses, ageing,
 closing.
 """
 
@@ -46,7 +46,7 @@ def speaking_until(event: asyncio.Event) -> Any:
 
 
 async def held(face: Face, server: ScriptedServer) -> tuple[asyncio.Task[Any], asyncio.Event]:
-    """Return a call that the server holds until the event is set."""
+    """Return a call that the server does not finish until the event is set, and the event."""
     go_on = asyncio.Event()
     server.scripts.append(speaking_until(go_on))
     first = asyncio.create_task(face.events("first"))

@@ -1,4 +1,4 @@
-"""Both clients over connections that are cut: streams resume automatically or by a resume point."""
+"""Both clients on connections that are cut: streams resume automatically or from a resume point."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture
 async def service(text: ModelText) -> AsyncIterator[SteppedService]:
-    """Provide a service that runs one step in each iteration of the loop."""
+    """Provide a service that runs a step in each iteration of the event loop."""
     async with stepped(text) as service:
         running = asyncio.create_task(run(service))
         yield service
@@ -61,7 +61,7 @@ async def run(service: SteppedService) -> None:
 
 
 async def events_of(kind: type, address: str, **options: Any) -> list[Event]:
-    """Return all events of one generation by either client. `options`: of the client."""
+    """Return all events of one generation by the client class `kind`. `options`: its arguments."""
     if kind is Client:
         async with Client(address, resume_grace_s=30.0, **options) as client:
             return [event async for event in client.generate(PROMPT, **OPTIONS)]
@@ -210,7 +210,7 @@ async def test_what_nobody_knows_any_more_is_the_loss_it_was(
 
 
 def forget_all(service: SteppedService) -> None:
-    """Drop all kept streams, as after the end of their grace period."""
+    """Drop all streams that the engine keeps, as after the end of their grace period."""
     service.hear()
     kept = service.link.kept
     for stream in tuple(kept._streams.values()):  # pyright: ignore[reportPrivateUsage]

@@ -1,4 +1,4 @@
-"""The demo as a process: its service, three streams, a clean end, no orphaned process."""
+"""`penstock demo` as a process: its service, three streams, a clean end, no process left behind."""
 
 import asyncio
 import re
@@ -19,7 +19,7 @@ def demo(*args: str) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
 
 
 async def streaming(process: asyncio.subprocess.Process) -> None:
-    """Return once the demo prints that a request is being processed."""
+    """Wait until the demo prints that a request is being processed."""
     assert process.stdout is not None
     line = b""
     while b"PROCESSING" not in line:

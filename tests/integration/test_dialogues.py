@@ -1,4 +1,4 @@
-"""Conversations over a real socket and a real service: prefix cache hits of the next turn."""
+"""Conversations with a real service over a socket: prefix cache hits of the next turn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ KEY = "x-tenant"
 
 @dataclass
 class Turn:
-    """The result of a turn. `ids`: of the prompt, then of the output."""
+    """The result of a turn of a conversation. `num_cached`: cached prompt tokens; `num_dropped`:
+    prompt tokens that the window dropped.
+    """
 
     text: str
     prompt_ids: list[int]
@@ -68,10 +70,10 @@ async def take_turn(
 
 
 def num_reusable(before: Turn, after: Turn) -> int:
-    """Return the tokens in full blocks that `before` computed and `after` begins with, at least one
-    left to compute.
+    """Return the number of tokens in full blocks that `before` computed and with which `after`
+    begins; at least one token is left to compute.
 
-    The last token of an output is sampled and never computed.
+    The last token of an output is sampled but not computed.
     """
     known = [*before.prompt_ids, *before.output_ids[:-1]]
     num_equal = 0

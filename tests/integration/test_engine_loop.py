@@ -1,4 +1,4 @@
-"""The loop of the engine process: its integrity checks, and the handling of a failed check."""
+"""The loop of the engine process: its integrity checks, and its end after a failed check."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_PIECES = 5
 
 
 class AuditedEngine(FakeEngine):
-    """Reports every completed integrity check, and the steps done by then."""
+    """Records the number of steps at every completed integrity check."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,9 @@ class AuditedEngine(FakeEngine):
 def with_loop(
     path: Path, engine: FakeEngine, test: Callable[[FrontConnections], None]
 ) -> list[str]:
-    """Run `test` while the loop runs on a separate thread; return what the loop raised."""
+    """Run `test` while the engine's loop runs on a thread; return the integrity errors that the
+    loop raised.
+    """
     raised: list[str] = []
     with listening(path) as listener:
         hub = FrontConnections(listener, Dispatcher(engine, hello(), kept_limits=KEPT_LIMITS))
@@ -79,7 +81,7 @@ def with_loop(
 
 
 def work_off(engine: AuditedEngine, hub: FrontConnections, num_steps: int) -> None:
-    """Make the engine do `num_steps` steps, and wait until the loop is idle."""
+    """Make the engine run `num_steps` steps, and wait for the last one."""
     engine.done.clear()
     engine.num_steps_wanted += num_steps
     for step in range(num_steps):
@@ -142,7 +144,7 @@ def test_work_that_arrives_is_done_before_the_next_piece(path: Path) -> None:
 
 
 class SelfPacedEngine(FakeEngine):
-    """Always has work; has events when the test writes to the other end of a pipe."""
+    """Always has work. `ready_fd` is the end of a pipe that the test writes to."""
 
     def __init__(self) -> None:
         super().__init__()

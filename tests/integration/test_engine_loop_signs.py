@@ -42,7 +42,7 @@ def read(frame: bytes) -> Frame:
 
 
 class BeatingDisplay(StatusPublisher):
-    """Reports every heartbeat of the loop."""
+    """Records every heartbeat of the loop in `rounds`."""
 
     def __init__(self, board: EngineBoard, dispatcher: Dispatcher) -> None:
         super().__init__(board, dispatcher)
@@ -82,7 +82,7 @@ def test_an_idle_loop_comes_round_and_does_its_chores(path: Path, board_fd: int)
 
 
 class Bench:
-    """A real engine on the simulated executor, driven step by step, with its status board."""
+    """A real engine with the simulated executor and a status board, stepped by the test."""
 
     def __init__(self, fd: int, *suspects: SuspectedRequest, max_num_seqs: int = 2) -> None:
         executor = create_executor(

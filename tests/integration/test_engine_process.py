@@ -1,4 +1,4 @@
-"""The engine process alone: a real child, with this test as supervisor and front."""
+"""The engine process: a real child, whose supervisor and front are the test."""
 
 import asyncio
 import contextlib

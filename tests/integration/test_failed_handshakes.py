@@ -1,4 +1,4 @@
-"""A connection without TLS to a TLS port leaves no line in the log."""
+"""A connection without TLS to a TLS port, or a failed handshake, leaves no line in the log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GARBAGE = (
 
 
 def stranger(ca_file: Path, shown: Issued | None) -> ssl.SSLContext:
-    """Return a TLS context with an unknown client certificate, or none."""
+    """Return a TLS context with the client certificate `shown`, or without one."""
     context = ssl.create_default_context(cafile=str(ca_file))
     context.check_hostname = False
     context.set_alpn_protocols(["h2"])

@@ -1,6 +1,7 @@
 """Every field of a request has its documented effect, from the wire to the engine and back.
 
-For each field two requests are sent that differ only in it, and all their effects are compared.
+For each field two requests are sent that differ only in it, and the differences of their effects
+are compared.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ CONFIG = FrontConfig(model_aliases=("alias",), acceptance_delay_s=0.0)
 
 @dataclass(frozen=True)
 class Case:
-    """`after` differs from `before` in the field at `path`; `effect`: all differences that
-    follow.
+    """A request `after` that differs from `before` in the field at `path`, in protobuf text format.
+    `effect`: all differences that result.
     """
 
     path: str
@@ -69,7 +70,7 @@ def rendered(role: str = "user", content: str = "x") -> str:
 
 
 def called(call_id: str = "1", name: str = "w", arguments: str = "") -> str:
-    """Return a chat with a message that called a tool."""
+    """Return a chat prompt with a message that calls a tool, in protobuf text format."""
     call = f'tool_calls {{ id: "{call_id}" name: "{name}" arguments {{ {arguments} }} }}'
     return f'chat_prompt {{ messages {{ role: "user" parts {{ text: "x" }} {call} }} }}'
 
@@ -351,7 +352,9 @@ CASES = [
 
 
 def request(words: str) -> pb.GenerateRequest:
-    """Parse `words` in protobuf's text format; set every field that a server would randomize."""
+    """Parse `words`, in protobuf text format; set every field for which a server would draw a
+    random value.
+    """
     message = text_format.Parse(words, pb.GenerateRequest())
     if message.WhichOneof("prompt") is None:
         message.text_prompt.text = "hello"
@@ -385,7 +388,9 @@ async def seen(served: ServedFront, words: str) -> Seen:
 
 
 async def play(served: ServedFront, spec: RequestSpec) -> None:
-    """Play an engine that samples the same text for every client, and waits until it is written."""
+    """Act as an engine that generates the same text for every request, and wait until it is
+    written.
+    """
     port, sampling = served.port, spec.sampling
     port.admit(spec.key)
     if sampling.num_prompt_logprobs >= 0:

@@ -1,4 +1,6 @@
-"""Rejections for lack of time or room, from the engine to the client's exception."""
+"""Rejections because of deadlines, the queue or quotas, from the engine to the client's
+exception.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ async def no_sleep(duration_s: float) -> NoReturn:
 async def refused(
     served: ServedFront, reason: FailureReason, *, is_queued: bool = False, **times_s: float
 ) -> PenstockError:
-    """Return what a client with its own deadline receives when the engine ends its request so."""
+    """Return the exception of a client when the engine ends its request with `reason`. `is_queued`:
+    the request was accepted first. `times_s`: times in the engine's event.
+    """
     retry = RetryPolicy(max_attempts=1 if reason is FailureReason.QUEUE_FULL else 4)
     async with Client(served.address, retry=retry, sleep=no_sleep) as client:
         events = client.generate("hello", request_id="r", ttft_timeout_s=0.5, deadline_s=60.0)

@@ -1,4 +1,6 @@
-"""Lifecycle of a front server and its services: drain, health, reflection, channelz, options."""
+"""The life cycle of a front server and its services: drain, health, reflection,
+channelz, options.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ SERVICES = (
 
 
 def health_stub(served: ServedFront) -> Any:
-    """Return a health stub; untyped, because grpc_health is."""
+    """Return a stub of the health service; untyped, because grpc_health has no types."""
     return cast("Any", health_pb2_grpc.HealthStub)(served.channel)
 
 
@@ -93,7 +95,9 @@ async def test_drain_lets_live_requests_finish_and_refuses_new_ones(served: Serv
 
 
 async def test_who_comes_when_the_last_has_gone_is_refused(served: ServedFront) -> None:
-    """Rejected, not cancelled as gRPC core does with calls that arrive while it shuts down."""
+    """It is rejected, not cancelled, as gRPC core does with calls that arrive during
+    its shutdown.
+    """
     call = served.stub.Generate(text_request())
     (spec,) = await served.port.next_submission()
     served.port.admit(spec.key)

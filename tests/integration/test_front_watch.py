@@ -1,4 +1,4 @@
-"""Changes of its engine that a front reports at once, before its next heartbeat."""
+"""A front sends a heartbeat at once when its engine connects or disconnects."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ from support.patience import PATIENCE_S
 
 
 class Beats(ServiceListener):
-    """A consumer of heartbeats alone."""
+    """A receiver of heartbeats."""
 
     def __init__(self) -> None:
         self._beats: asyncio.Queue[Heartbeat] = asyncio.Queue()
@@ -26,7 +26,7 @@ class Beats(ServiceListener):
         self._beats.put_nowait(beat)
 
     async def next(self) -> tuple[bool, int]:
-        """Return from the next heartbeat whether the engine is up, and its epoch."""
+        """Return whether the engine is up and its epoch, from the next heartbeat."""
         beat = await asyncio.wait_for(self._beats.get(), PATIENCE_S)
         return beat.is_engine_up, beat.epoch
 

@@ -166,7 +166,7 @@ async def test_lost_engine_is_a_pause_to_every_stream(served: ServedFront) -> No
 async def test_one_poisoned_stream_does_not_harm_the_others(
     served: ServedFront, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The engine omits the logprobs of one request: an error on our side of the wire."""
+    """The engine omits the log probabilities of one request: a fault on the front's side."""
     poisoned_request = text_request("secret-canary")
     poisoned_request.output.logprobs = 0
     poisoned = served.stub.Generate(poisoned_request)

@@ -1,4 +1,6 @@
-"""A gateway that the server does not know supplies its own service, permissions and name."""
+"""A gateway package that the server does not know supplies a service, its permissions
+and its name.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ SERVICE = "acme.v1.Gateway"
 
 
 class AcmeGateway:
-    """A `GatewayService`."""
+    """A `GatewayService` with three methods that return their request."""
 
     name = SERVICE
     rights: ClassVar[dict[str, Right | None]] = {

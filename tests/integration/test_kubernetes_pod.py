@@ -1,6 +1,6 @@
 """The service started as in the manifests: by environment variables, on a read-only root.
 
-In its own mount namespace, where only a pod's mounts are writable. Skips without the right to
+It runs in a mount namespace in which only a pod's mounts are writable. Skips without the right to
 create one.
 """
 
@@ -33,7 +33,7 @@ TOKEN = "0f" * 32
 
 
 def sandbox(folder: Path) -> tuple[str, ...]:
-    """Return the command prefix that makes only `folder` writable."""
+    """Return a command prefix that makes only `folder` writable; skip if that is not permitted."""
     through = ("unshare", "--mount", "sh", "-eu", "-c", READ_ONLY, str(folder))
     tried = subprocess.run((*through, "true"), capture_output=True, timeout=PATIENCE_S, check=False)
     if tried.returncode:
@@ -43,7 +43,9 @@ def sandbox(folder: Path) -> tuple[str, ...]:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """Provide a folder with a path as short as in a pod: a Unix socket's has 107 bytes at most."""
+    """Provide a folder with a path as short as in a pod, because the path of a Unix socket has at
+    most 107 bytes.
+    """
     with tempfile.TemporaryDirectory(prefix="pod-") as folder:
         yield Path(folder)
 

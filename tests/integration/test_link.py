@@ -1,4 +1,4 @@
-"""The link over real Unix sockets: an engine on a thread, fronts on asyncio."""
+"""The link over real Unix sockets: an engine on a thread, and fronts on asyncio."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,9 @@ def fake() -> FakeEngine:
 
 
 def raw_front(path: Path, front_id: int) -> socket.socket:
-    """Connect a front by hand, with the handshake done; it reads only when the test does."""
+    """Return the socket of a front that has completed its handshake; it reads only when the test
+    does.
+    """
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(PATIENCE_S)
     connection.connect(str(path))
@@ -73,7 +75,7 @@ def flood(fake: FakeEngine, engine: EngineLink, num_bytes: int) -> None:
 
 
 def run(listener: socket.socket, engine: Engine, epoch: int = 1, **limits: Any) -> EngineLink:
-    """Run an engine on a thread."""
+    """Start an engine on a thread. `limits`: arguments of FrontConnections."""
     limits = {"max_output_bytes": 1 << 20, "max_blocked_s": 1000.0, **limits}
     link = EngineLink(engine, hello(epoch), listener=listener, limits=limits)
     link.run()
@@ -200,11 +202,11 @@ async def test_a_pending_question_fails_with_the_engine(
 def test_many_frames_at_once_leave_time_for_steps(
     listener: socket.socket, path: Path, fake: FakeEngine
 ) -> None:
-    """The remaining frames of every front are handled in the next poll, in their order."""
+    """Further frames of every front are processed in the next poll, in their order."""
     now_s = 0.0
 
     def clock() -> float:
-        """Advance a millisecond with each call."""
+        """Return a time that is a millisecond later with each call."""
         nonlocal now_s
         now_s += 0.001
         return now_s
@@ -288,7 +290,7 @@ async def test_a_front_that_leaves_too_much_unread_is_dropped(
 async def test_a_front_that_reads_too_little_is_dropped(
     listener: socket.socket, fake: FakeEngine, path: Path, num_read: int
 ) -> None:
-    """The age of the oldest unread byte counts, not the time of the last read."""
+    """The age of the oldest unread byte counts, not the time since the last read."""
     now = [0.0]
     engine = run(listener, fake, max_output_bytes=1 << 30, max_blocked_s=10.0, clock=lambda: now[0])
     with raw_front(path, 1) as trickling:

@@ -1,4 +1,4 @@
-"""A front accepts no engine older than its last one, and none without a hello."""
+"""A front accepts no engine that is older than its last one, and no events before a hello."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEWS = encode(
 
 
 class Engines:
-    """Successive engines, controlled by the test, behind one listening socket."""
+    """Accepts connections as successive engines behind one listening socket."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener

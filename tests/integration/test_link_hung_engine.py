@@ -1,4 +1,6 @@
-"""A front closes the link to an engine that does not read, instead of buffering frames."""
+"""A front closes the link to an engine that does not read, instead of buffering frames without
+limit.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,9 @@ MANY = 100
 
 
 class Conversions:
-    """Stands in for `token_array`: records threads and counts; waits until it is `released`."""
+    """Stands in for `token_array`: records whether it runs on the loop's thread; a long conversion
+    waits until `released` is set.
+    """
 
     def __init__(self) -> None:
         self.are_on_loop: list[bool] = []

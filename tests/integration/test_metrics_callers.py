@@ -1,4 +1,4 @@
-"""Access control of the metrics port, over real sockets."""
+"""Which callers the metrics port serves, over real sockets."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_of_too_many_that_say_nothing_the_oldest_goes(house: House) -> None:
 
 
 class SlowScrapes:
-    """Scrapes that start and are not answered until `go_on`."""
+    """Scrapes that have started and are not answered until `go_on` is set."""
 
     def __init__(self, house: House, patch: pytest.MonkeyPatch) -> None:
         self.go_on = threading.Event()
@@ -123,7 +123,9 @@ def test_an_answer_that_takes_too_long_is_hung_up_on(house: House, scrapes: Slow
 
 
 def wait_until_served(house: House, path: str) -> None:
-    """Poll until threads of closed connections are free again."""
+    """Request `path` until the threads of closed connections are free again; raise AssertionError
+    after 1,000 attempts.
+    """
     for _ in range(1000):
         if house.ask(path)[0] == 200:
             return
@@ -177,7 +179,7 @@ def test_without_a_host_the_page_is_not_shown(house: House) -> None:
 
 
 def test_elsewhere_any_name_will_do() -> None:
-    """Called as an application, because a test's socket is on the loopback."""
+    """Tested as a WSGI application, because a test's socket is on the loopback interface."""
     app = MetricsApplication(
         Exposition(ServiceMetrics(model="demo")), lambda: b"{}", is_local=False
     )

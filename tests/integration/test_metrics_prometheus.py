@@ -35,7 +35,7 @@ _PAUSE_S = 0.25
 
 
 def shown_queries() -> dict[str, str]:
-    """Return the dashboard's queries as Grafana sends them."""
+    """Return the dashboard's queries as Grafana sends them, by name."""
     return {name: without_variables(query) for name, query in dashboard_queries().items()}
 
 
@@ -100,7 +100,9 @@ class Prometheus:
     def until_data(
         self, queries: dict[str, str], go_on: Callable[[], None] = lambda: None
     ) -> dict[str, str]:
-        """Repeat the queries until all have data or the time is over; return those without."""
+        """Call `go_on` and evaluate the queries repeatedly until all have data, or until the time
+        limit; return those without.
+        """
         pause = threading.Event()
         missing = queries
         for _ in range(int(PATIENCE_S / _PAUSE_S)):
@@ -122,7 +124,7 @@ class Prometheus:
 
 
 class Traffic:
-    """Reports a little more of every metric each time."""
+    """Increases every metric with each call of `go_on`."""
 
     def __init__(self, metrics: ServiceMetrics) -> None:
         self._metrics = metrics
@@ -189,7 +191,7 @@ def test_every_query_of_the_dashboard_has_data(scraped: tuple[Traffic, Prometheu
 
 @contextlib.asynccontextmanager
 async def loaded(service: Service) -> AsyncGenerator[None]:
-    """Run a `penstock bench` with more requests than fit, until the block ends."""
+    """Run a `penstock bench` with more concurrent requests than fit during the block."""
     bench = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.tools", "bench", service.address),
         *("--concurrency", "24", "--duration-s", str(PATIENCE_S), "--no-progress"),
@@ -220,9 +222,7 @@ MOVED = (
 
 @pytest.mark.nightly
 async def test_every_query_has_data_of_a_service_under_load(tmp_path: Path) -> None:
-    """More requests than fit: they wait, are preempted and are rejected; the load kills one
-    engine.
-    """
+    """Requests wait, are preempted and are rejected; the load kills one engine."""
     arguments = (
         *simulated(),
         *("--fronts", "2", "--metrics-port", "0", "--num-blocks", "24", "--max-num-seqs", "8"),

@@ -23,7 +23,9 @@ ARGUMENTS = ("--metrics-port", "0", "--fronts", "2", "--max-num-seqs", "4")
 
 
 async def scraped_until(service: Service, is_seen: Callable[[Samples], bool]) -> Samples:
-    """Scrape until `is_seen` accepts the samples: fronts report their counts once a second."""
+    """Scrape until `is_seen` accepts the samples, because fronts report their counts once a second;
+    return them.
+    """
     url = await service.door("metrics")
     samples: Samples = {}
     async with asyncio.timeout(PATIENCE_S):
@@ -39,7 +41,7 @@ def fetched(url: str) -> bytes:
 
 
 async def refused(channel: grpc.aio.Channel) -> None:
-    """Send a request without a prompt."""
+    """Send a request without a prompt, and check that it is rejected."""
     call = pb_grpc.GenerationServiceStub(channel).Generate(pb.GenerateRequest())
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()

@@ -77,7 +77,7 @@ async def open_call(served: ServedFront, *commands: pb.MultiplexRequest) -> tupl
 
 
 async def submitted(served: ServedFront, num_requests: int) -> list[int]:
-    """Return the engine's keys in the order of submission."""
+    """Return the engine keys of the next `num_requests` requests, in ascending order."""
     return sorted([(await served.port.next_submission())[0].key for _ in range(num_requests)])
 
 
@@ -134,7 +134,7 @@ async def test_a_lost_connection_frees_everything_while_a_write_is_blocked(
 
 
 async def block_writer(served: ServedFront, key: int) -> None:
-    """Fill the reader's window until the call's writer blocks."""
+    """Send tokens until the call's writer blocks."""
     (writer,) = served.server.front.shared_writers
     output = served.server.front.table.output(key)
     assert output is not None

@@ -18,7 +18,9 @@ from support.stepped_service import SteppedService, running
 async def multiplexed(
     served: SteppedService, messages: list[pb.GenerateRequest]
 ) -> dict[int, list[pb.MultiplexEvent]]:
-    """Return the events of all requests, by their index in the list."""
+    """Send all requests on one Multiplex call; return the events of each, by its index
+    in the list.
+    """
     call = served.stub.Multiplex()
     events: dict[int, list[pb.MultiplexEvent]] = {key: [] for key in range(len(messages))}
     for key, message in enumerate(messages):

@@ -28,7 +28,7 @@ CALL_TRACE, OWN_TRACE = "a" * 32, "b" * 32
 
 
 class Stream:
-    """A Multiplex call and the log of the front behind it."""
+    """A Multiplex call, and the record log of the front that serves it."""
 
     def __init__(self, served: ServedFront, log: RecordLog, **options: Any) -> None:
         self.served = served

@@ -47,7 +47,7 @@ Site = tuple[Service, OperationsClient]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    """Provide a service that runs one request at a time, for tests that leave it as it was."""
+    """Provide a service that runs one request at a time, for tests that leave it idle."""
     options = (
         *("--flight-folder", str(tmp_path_factory.mktemp("flight"))),
         *("--max-num-seqs", "1", "--max-seq-len", "8192", "--flight-steps", "64"),

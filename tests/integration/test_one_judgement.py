@@ -1,4 +1,4 @@
-"""The credentials of a call are checked once, and the result holds for the whole call."""
+"""The credentials of a call are checked once, and the result is valid for the whole call."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OPERATIONS_METHODS = (
 
 
 def for_all(premises: Premises) -> Security:
-    """Grant the operator every right."""
+    """Grant the operator every right; return the Security."""
     premises.tokens()
     rights = ", ".join(f'"{right.value}"' for right in Right)
     policy = premises.policy_file.read_text()

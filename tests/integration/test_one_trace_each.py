@@ -1,4 +1,6 @@
-"""Requests of each style and each end at a real service: exactly one correct trace each."""
+"""Requests of each method and each kind of end at a real service: exactly one correct
+trace each.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,10 @@ _ERRORS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAIL
 
 @dataclass(frozen=True)
 class Expected:
-    """The expected content of a request's trace. `attributes`: of spans, by name ("" is the root).
+    """The expected trace of a request. `attributes`: expected attributes by the span's name ("":
+    the root).
 
-    `or_children`: alternatives where two ends race.
+    `or_children`: other names of child spans, where two ends race.
     """
 
     code: str
@@ -60,7 +63,9 @@ class Expected:
 
 
 def check_traces(spans: Sequence[Span], expected: dict[str, tuple[TracedCall, Expected]]) -> None:
-    """Raise AssertionError with all errors by request name."""
+    """Check that each request has its expected trace. Raises AssertionError with all errors by
+    request name.
+    """
     traces: dict[bytes, list[Span]] = defaultdict(list)
     for span in spans:
         traces[span.trace_id].append(span)
@@ -104,7 +109,7 @@ def _check_trace(spans: Sequence[Span], call: TracedCall, wanted: Expected) -> N
 
 @contextlib.asynccontextmanager
 async def cancelled_after(calls: Sequence[TracedCall]) -> AsyncGenerator[None]:
-    """Cancel the calls at the end of the block."""
+    """Cancel the calls at the end of the block, and wait for their ends."""
     try:
         yield
     finally:
@@ -151,7 +156,7 @@ class Site:
         return call
 
     async def running(self, name: str, style: str, wanted: Expected, num: int) -> list[TracedCall]:
-        """Send `num` requests; return them once all run."""
+        """Send `num` requests; return them once all are running."""
         calls = [
             self.call(f"{name}, running {number}", style, greedy(LONG, (9, number)), wanted)
             for number in range(num)

@@ -1,4 +1,4 @@
-"""Both operators' clients against the real server: values, durations, errors, ends."""
+"""Both operations clients against the real server: values, durations, errors, ends."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ async def each_operator(
 
 @pytest.fixture
 async def operator(operations: ServedDesk) -> AsyncIterator[Face]:
-    """Provide one client for code that both share: requests, and the decoding of responses."""
+    """Provide the async client, for code that both clients share: requests and the decoding of
+    responses.
+    """
     operator = AsyncOperator(operations.address, retry=NO_RETRY)
     yield operator
     await operator.close()

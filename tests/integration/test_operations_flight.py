@@ -1,4 +1,4 @@
-"""Flight records over OperationsService: as messages and as files."""
+"""Flight recordings over OperationsService, as messages and as files."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def rest_of(pieces: AsyncIterator[pb.GetFlightRecordResponse]) -> list[byt
 
 
 def told_when_called(refuse: Callable[..., Exception], event: asyncio.Event) -> Any:
-    """Return `refuse`, which also sets the event."""
+    """Return a function that sets `event` and calls `refuse`."""
 
     def refusing(*args: Any) -> Exception:
         event.set()

@@ -19,7 +19,9 @@ TARGET = ("--target-ttft-p99-s", 1.5, "--target-itl-p99-ms", 1500)
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Write a trace of one request a second for a minute, which keeps three such servers busy."""
+    """Write a trace of one request per second for a minute, which requires three of the simulated
+    servers.
+    """
     path = tmp_path / "trace.jsonl"
     lines = (
         json.dumps({"arrival_s": i, "prompt_tokens": 8, "output_tokens": 3}) for i in range(60)

@@ -1,4 +1,4 @@
-"""No output of a service contains client content, unless content capture is on."""
+"""No output of a service contains client content, unless content capture is enabled."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ LONG = 900  # tokens, about eighteen seconds of them
 
 @dataclass
 class Site:
-    """A service, everything that is sent to it, and all its outputs."""
+    """A service, everything that is sent to it, and all its outputs. `told`: outputs in which
+    secrets are searched, by name; `outputs`: generated texts.
+    """
 
     service: Service
     operations: OperationsClient
@@ -48,12 +50,12 @@ class Site:
     told: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
     def call(self, style: str, message: Any, **how: Any) -> TracedCall:
-        """Send a request with credentials."""
+        """Send a request whose metadata contains canaries."""
         channel = how.pop("channel", self.channel)
         return TracedCall(channel, style, message, metadata=canaries.metadata(), **how)
 
     async def outcome(self, style: str, message: Any, **how: Any) -> str:
-        """Return the status of a request; record its text, which is a secret too."""
+        """Return the status of a request; record its generated text, which is also a secret."""
         call = self.call(style, message, **how)
         told = await call.outcome()
         self.outputs.append(call.text)
@@ -98,7 +100,7 @@ async def refuse(site: Site) -> None:
 
 
 async def break_the_protocol(site: Site) -> None:
-    """Send bytes that are no command, and call unknown methods and pages."""
+    """Send bytes that are no valid command, and call unknown methods and pages."""
     words = canaries.WORDS
     raw: Any = site.channel
     call = raw.stream_stream(f"/{SERVICE}/Multiplex")(
@@ -157,7 +159,7 @@ async def fetched(site: Site, path: str) -> bytes:
 
 
 async def look(site: Site) -> None:
-    """Call everything that can be inspected, while requests run and wait."""
+    """Call everything that can be inspected, while requests run and wait; record the responses."""
     calls = [site.call("Generate", canaries.text_request(LONG)) for _ in range(3)]
     await until_listed(site.operations, calls, RequestState.PROCESSING)
     operations, told = site.operations, site.told
@@ -186,7 +188,9 @@ async def look(site: Site) -> None:
 
 
 async def end(site: Site) -> None:
-    """Kill the engine under requests, then drain the service under others."""
+    """Kill the engine during requests, then drain the service during others; record all logs and
+    files.
+    """
     for how in ("kill", "drain"):
         calls = [site.call(style, canaries.ids_request(LONG)) for style in STYLES]
         await until_listed(site.operations, calls, RequestState.PROCESSING)
@@ -208,7 +212,7 @@ async def end(site: Site) -> None:
 
 
 def sought_in(site: Site) -> dict[str, bytes]:
-    """Return the secrets, and pieces of the generated texts that occur nowhere else."""
+    """Return the secrets to search for, and the beginnings of the generated texts."""
     words = canaries.sought()
     for number, text in enumerate(text for text in site.outputs if len(text) >= 16):
         words[f"output {number}"] = text[:16].encode()
@@ -257,7 +261,7 @@ async def test_case_46_no_secret_is_in_anything_that_is_let_out(tmp_path: Path) 
 
 
 async def test_content_that_is_asked_for_is_in_spans_and_nowhere_else(tmp_path: Path) -> None:
-    """Also not in a log of plain text."""
+    """Nor in a plain-text log."""
     with grpc_receiver() as collector:
         async with watched(collector, tmp_path, "--trace-content", "on") as site:
             await go_through_it(site)

@@ -1,4 +1,4 @@
-"""The kernel's process table, read for real processes."""
+"""The process table in /proc, for real processes."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""The service from outside: start, ready, drain, exit codes (real processes)."""
+"""`penstock serve` as a process: start, ready line, drain, exit codes."""
 
 import os
 import re
@@ -55,7 +55,7 @@ async def test_a_signal_before_it_is_ready_ends_it() -> None:
 
 
 async def refusal(*arguments: str) -> str:
-    """Return the one line that a service prints to stderr if it cannot start."""
+    """Return the one-line error of a service that cannot start."""
     async with launched(*arguments) as service:
         assert await service.ended() == 2
         assert service.stdout == []

@@ -1,4 +1,4 @@
-"""The queue position and wait that a stream reports, and when, over a real socket."""
+"""The queue position and the predicted wait that a stream reports, over a real socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATE = FrontConfig(acceptance_delay_s=600.0)
 
 @pytest.fixture
 async def served(text: ModelText) -> AsyncIterator[ServedFront]:
-    """Provide a front that waits forever for the engine's report."""
+    """Provide a front that waits for the engine's report without a time limit."""
     async with serving(text, LATE) as served:
         yield served
 

@@ -20,7 +20,9 @@ TYPED = [block for block in blocks(PAGE) if block.info.endswith(" test")]
 
 
 async def typed(service: Service, words: list[str], text: str, folder: Path) -> str:
-    """Run a program next to the service, with `text` as its input; return its output."""
+    """Run a program with the service's address in its environment and `text` as its input; return
+    its output.
+    """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
     environment["PENSTOCK_ADDRESS"] = service.address
     process = await asyncio.create_subprocess_exec(

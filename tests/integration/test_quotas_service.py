@@ -1,4 +1,4 @@
-"""Quotas of a whole service: over all its fronts, and after changes of the policy file."""
+"""Quotas of a service: exact over all its fronts, and changed with the policy file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KeptRequest = list[Any]
 
 
 async def begin(channel: grpc.aio.Channel, kept: KeptRequest, tenant: str = "") -> str:
-    """Send a long request and leave it running; return "" or the reason of its rejection."""
+    """Send a long request and leave it running; return "" or the error reason of its rejection."""
     metadata = (("x-tenant", tenant),) if tenant else ()
     call: Any = pb_grpc.GenerationServiceStub(channel).Generate(request(LONG), metadata=metadata)
     kept.append(call)

@@ -1,4 +1,4 @@
-"""A replica's own service and the relay to it, without Ray."""
+"""The service process of a Ray replica and the relay to it, without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The content of a request record besides the end, and data that it must never contain."""
+"""The content of a request record, except its end, and data that a record must not contain."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ NUM_AT_ONCE = 40
 
 
 async def generate(stub: pb_grpc.GenerationServiceAsyncStub, number: int, rng: Any) -> bool:
-    """Send a request and cancel it at random; return True when the server must have seen it."""
+    """Send a request and cancel it at random; return whether the server must have received it."""
     timeout = rng.choice([None, None, 0.002, 0.02])
     message = limited(request_id=f"r-{number}", max_tokens=rng.randint(1, 30))
     call = stub.Generate(message, timeout=timeout)

@@ -1,4 +1,6 @@
-"""`penstock serve --record` over a socket: the recorded file, and its uses."""
+"""`penstock serve --record` over a socket: the recorded file, its replay and its use for
+calibration.
+"""
 
 import asyncio
 import dataclasses
@@ -27,7 +29,9 @@ PREFIX = tuple(range(100, 148))
 
 
 def asks() -> list[tuple[tuple[int, ...], int]]:
-    """Return prompts and outputs of all lengths; every other prompt has a common prefix."""
+    """Return (prompt, number of output tokens) of requests of many lengths; every second prompt has
+    a common prefix.
+    """
     prompts: list[tuple[int, ...]] = []
     for number in range(24):
         start = PREFIX if number % 2 else (number + 1,) * len(PREFIX)
@@ -114,7 +118,7 @@ async def test_a_folder_that_cannot_be_is_said_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_folder_that_is_lost_costs_the_record_alone(tmp_path: Path) -> None:
-    """Lost between the check and the engine: an engine restart must not need the disk."""
+    """It is lost after the check at the start: an engine restart must not need the disk."""
     folder = tmp_path / "record"
     async with started("--record", str(folder), *simulated()) as service:
         engine_pid = await service.next_pid("engine")

@@ -31,7 +31,7 @@ GENERATE = "/penstock.v1.GenerationService/Generate"
 async def stream_bytes(
     served: ServedFront, data: bytes, metadata: tuple[tuple[str, str], ...] = ()
 ) -> list[bytes]:
-    """Send raw bytes to Generate and read to the end."""
+    """Send raw bytes to Generate, and return all responses."""
     call = cast("Any", served.channel.unary_stream(GENERATE))(data, metadata=metadata)
     async with asyncio.timeout(PATIENCE_S):
         return [response async for response in call]
@@ -84,7 +84,7 @@ async def test_prompt_text_never_comes_back_in_an_error(served: ServedFront) -> 
 async def test_every_refusal_of_a_request_has_its_id(
     served: ServedFront, request_id: str | None
 ) -> None:
-    """The client's id if it is valid, or else one that the server generated."""
+    """The client's id if it is valid, otherwise one that the server generated."""
     limited = served.server.front.prompts.quotas = TextQuotas(
         lambda _: TenantQuota(max_requests_per_minute=1)
     )

@@ -27,7 +27,9 @@ async def site(text: ModelText) -> AsyncIterator[tuple[ServedFront, RecordLog]]:
 
 @dataclass
 class End:
-    """One way to end: the client's request, the events after it, and the expected record."""
+    """One way in which a request ends: the client's request, the actions after it, and the expected
+    record.
+    """
 
     code: grpc.StatusCode
     reason: str = ""

@@ -1,4 +1,4 @@
-"""Requests that are resumed while an engine or a front is missing."""
+"""Requests that are resumed after an engine or a front was lost."""
 
 from __future__ import annotations
 
@@ -282,8 +282,8 @@ async def test_a_cancel_while_the_prompt_is_tokenised_again_ends_it(
 
 
 async def one_of_two_ends(text: ModelText) -> pb.GenerateRequest:
-    """Return a request for two outputs with log probabilities; the second ends long before the
-    first.
+    """Return a request for two outputs with log probabilities, of which the second ends long before
+    the first.
     """
     message = resumable(450)
     message.sampling.num_outputs, message.sampling.temperature, message.sampling.seed = 2, 1.0, 3

@@ -65,7 +65,7 @@ edits = pytest.mark.parametrize(
 
 
 async def whole_of(service: SteppedService, message: pb.GenerateRequest) -> list[Any]:
-    """Return the stream of the same request without interruption."""
+    """Return the uninterrupted stream of the same request."""
     copy = pb.GenerateRequest()
     copy.CopyFrom(message)
     copy.request_id = "whole"
@@ -102,7 +102,7 @@ async def test_it_comes_to_another_front_and_goes_on(
 
 
 def echo_of(responses: list[Any]) -> bytes:
-    """Return the merged prompt events."""
+    """Return the merged prompt events of the messages, encoded."""
     prompt = pb.GenerateResponse().prompt
     for response in responses:
         prompt.MergeFrom(response.prompt)
@@ -110,7 +110,9 @@ def echo_of(responses: list[Any]) -> bytes:
 
 
 async def told_before_the_end(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
-    """Read up to `num_messages` before the end; their number depends on their sizes."""
+    """Read up to `num_messages` messages before the finished event; there may be fewer, because
+    tokens share messages.
+    """
     told: list[Any] = []
     while len(told) < num_messages:
         (message,) = await read_some(service, call, 1)

@@ -37,7 +37,7 @@ async def service(text: ModelText) -> AsyncIterator[SteppedService]:
 
 
 async def undisturbed(service: SteppedService, **fields: Any) -> list[pb.GenerateResponse]:
-    """Return the stream of the same request without interruption."""
+    """Return the uninterrupted stream of the same request. `fields`: arguments of `resumable`."""
     call = service.stub.Generate(resumable(request_id="whole", **fields))
     return await service.end_of(call)
 

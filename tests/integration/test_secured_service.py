@@ -1,4 +1,4 @@
-"""A whole service with TLS and a policy, used by clients and operators."""
+"""A service with TLS and a policy, used by clients and operators."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def premises(tmp_path: Path) -> Premises:
 
 @dataclass
 class Secured:
-    """A service with credentials, and everything that it and its clients reported."""
+    """A service with authentication, and everything that it and its clients reported."""
 
     service: Service
     premises: Premises

@@ -1,7 +1,8 @@
-"""Deadlines, quotas and tenants of a real `penstock serve`, observed by clients.
+"""Deadlines, quotas and tenants of a real `penstock serve`, as clients observe them.
 
-Steps take 20 ms, the service is configured so and has measured it, and one request runs at a time.
-The steps of a busy machine are of uneven length: then nothing is predicted, and clients send again.
+Steps take 20 ms, which the service has as its cost model and has confirmed, and one request runs at
+a time. On a busy machine step times are irregular: then nothing is predicted, and clients send
+again.
 """
 
 import asyncio
@@ -69,7 +70,7 @@ def client_of(service: Service, tenant: str, *, max_attempts: int = 4) -> Client
 
 @asynccontextmanager
 async def asked(client: Client, *, num_tokens: int = LONG) -> AsyncGenerator[AsyncIterator[Event]]:
-    """Start a generation of exactly that many tokens; cancel it at the end of the block."""
+    """Start a generation of exactly `num_tokens` tokens; cancel it at the end of the block."""
     events = client.generate(PROMPT, max_tokens=num_tokens, ignore_eos=True)
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -102,7 +103,7 @@ async def test_a_total_deadline_below_the_shortest_answer_is_refused_at_once(
 
 
 async def cancelled(client: Client, accepted: Accepted, events: AsyncIterator[Event]) -> None:
-    """Cancel the request and read its stream to the end: then it is in no queue."""
+    """Cancel the request and read its stream to the end, so that it is in no queue."""
     with contextlib.suppress(RequestNotFound):  # it has been refused
         await client.cancel(accepted.request_id)
     await read_out(events)
@@ -114,7 +115,9 @@ async def read_out(events: AsyncIterator[Event]) -> None:
 
 
 async def refused_for_its_deadline(client: Client, **options: Any) -> DeadlineUnreachable:
-    """Send a request until it is refused: with steps of uneven length nothing is predicted."""
+    """Send requests until one is rejected for its deadline: while step times are irregular, nothing
+    is predicted.
+    """
     async with asyncio.timeout(PATIENCE_S):
         while True:
             events = client.generate(PROMPT, **options)
@@ -130,7 +133,7 @@ async def refused_for_its_deadline(client: Client, **options: Any) -> DeadlineUn
 
 
 async def accepted_with_estimate(client: Client) -> Accepted:
-    """Send a request until its wait is predicted, which needs steps of even length."""
+    """Send requests until the wait of one is predicted, which requires regular step times."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             events = client.generate(PROMPT, max_tokens=LONG, ignore_eos=True)

@@ -19,7 +19,9 @@ SHORT_LINE = re.compile(r"\d\d:\d\d:\d\d [a-z]+( \d+)?: \S")
 
 @contextmanager
 def serving_on_a_terminal() -> Generator[tuple[subprocess.Popen[bytes], int]]:
-    """Start a service whose stdout and stderr are one terminal; provide its other end."""
+    """Start a service whose stdout and stderr are one pseudo-terminal; provide the process and the
+    other end.
+    """
     ours, theirs = pty.openpty()
     ports = ("--port", "0", "--operations-port", "0", "--metrics-port", "0")
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`penstock serve --executor trtllm` as a process; the tokenizer of another folder."""
+"""`penstock serve --executor trtllm` as a process, and the tokenizer of another folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from support.trtllm_folders import engine_folder
 
 
 async def last_words(service: Service) -> str:
-    """Return the error of a failed start: the last line, and the only one of its kind."""
+    """Return the error of a failed start, which must be the last line of stderr and the
+    only error.
+    """
     assert await service.ended() == 2
     assert service.stdout == []
     refusals = [line for line in service.stderr if line.startswith("penstock serve: ")]

@@ -1,7 +1,7 @@
 """The server's gRPC options take effect, and gRPC core knows their names.
 
-The core ignores unknown names. Where our value is the core's default, another value is tested,
-because the default would show no effect.
+The core ignores unknown names. If our value is the core's default, another value is tested, because
+the default would show no effect.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ KIB = 1024
 
 @pytest.fixture(scope="module")
 def core() -> bytes:
-    """Provide the library that reads the options."""
+    """Provide the bytes of gRPC's library, which contain the names of its options."""
     (path,) = (Path(grpc.__file__).parent / "_cython").glob("cygrpc*.so")
     return path.read_bytes()
 
 
 def other(suffix: str, value: int) -> ServerOptions:
-    """Return our one option whose name has this suffix, with another value."""
+    """Return the server option whose name has this suffix, with another value."""
     (name,) = (name for name in NAMES if name.endswith(suffix))
     return ((name, value),)
 
@@ -45,7 +45,7 @@ def other(suffix: str, value: int) -> ServerOptions:
 async def outcome(
     served: ServedFront, message: bytes = b"", num_metadata_bytes: int = 0
 ) -> grpc.StatusCode:
-    """Return the status of a small call that is padded."""
+    """Return the status of a call with this message and `num_metadata_bytes` bytes of metadata."""
     call = cast("Any", served.channel).unary_unary("/penstock.v1.ModelService/ListModels")(
         message, metadata=(("x-pad", "a" * num_metadata_bytes),), timeout=PATIENCE_S
     )
@@ -53,7 +53,7 @@ async def outcome(
 
 
 def padding(num_bytes: int) -> bytes:
-    """Return a message of that size, made of one unknown field."""
+    """Return a message of `num_bytes` bytes that consists of one unknown field."""
     length = num_bytes - 5  # one byte of the tag, four of the length
     varint = bytes(
         [length & 127 | 128, length >> 7 & 127 | 128, length >> 14 & 127 | 128, length >> 21]

@@ -16,7 +16,7 @@ MESSAGE = re.compile(r"^\S+Z (?P<level>[A-Z]+) \S+ \S+: (?P<text>.*)$")
 
 
 def lines_of(service: Service) -> list[tuple[str, str]]:
-    """Return level and text of every log line."""
+    """Return (level, text) of every log line."""
     found = [MESSAGE.match(line) for line in service.stderr]
     assert all(found), service.stderr
     return [(each["level"], each["text"]) for each in found if each is not None]
@@ -29,7 +29,9 @@ def probe(address: str) -> None:
 
 
 def probe_link(path: str) -> None:
-    """Connect to the link, as a starting service does to detect stale folders."""
+    """Connect to the link and close, as a starting service does to detect folders of
+    dead services.
+    """
     with socket.socket(socket.AF_UNIX) as caller:
         caller.connect(path)
 

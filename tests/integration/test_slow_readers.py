@@ -31,7 +31,9 @@ MANY_TOKENS = 60_000
 
 
 async def flood(served: ServedFront, key: int, num_tokens: int) -> None:
-    """Report tokens in steps, each with an iteration of the loop, until the request is gone."""
+    """Report up to `num_tokens` tokens, with an iteration of the event loop after each 8, until the
+    request has ended.
+    """
     token_id = served.encode("a")[0]
     for _ in range(num_tokens // 8):
         if served.server.front.table.output(key) is None:
@@ -41,7 +43,9 @@ async def flood(served: ServedFront, key: int, num_tokens: int) -> None:
 
 
 async def block_writer(served: ServedFront) -> int:
-    """Fill the next stream's window until its writer blocks; return the request's key."""
+    """Send tokens until the writer of the next request's stream blocks; return the
+    request's key.
+    """
     (spec,) = await served.port.next_submission()
     served.port.admit(spec.key)
     output = served.server.front.table.output(spec.key)

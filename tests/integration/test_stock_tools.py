@@ -1,4 +1,4 @@
-"""Each command of docs/stock-tools.md has the documented result at a live server."""
+"""Each command of docs/stock-tools.md has the documented result with a live server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAIRS = re.findall(r"^```sh test\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", TEXT,
 
 
 def with_programs() -> dict[str, str]:
-    """Return this process's environment with the programs installed next to Python."""
+    """Return this process's environment with the folder of this Python's programs on PATH."""
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{inherited['PATH']}"
     return {**inherited, "PATH": path}
@@ -33,8 +33,8 @@ def with_programs() -> dict[str, str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def environment() -> AsyncIterator[dict[str, str]]:
-    """Provide the variables of the page's first block, for a server with every port, and our
-    programs.
+    """Provide the variables of the page's first block, for a server with all ports, with our
+    programs on PATH.
     """
     doors = ("--operations-port", "0", "--metrics-port", "0")
     async with started(*simulated(), "--fronts", "1", "--model-name", "demo", *doors) as service:
@@ -48,7 +48,7 @@ async def environment() -> AsyncIterator[dict[str, str]]:
 
 
 async def run(command: str, environment: dict[str, str]) -> tuple[int | None, str, str]:
-    """Run a block in a shell; return its exit code, stdout and stderr."""
+    """Run a block of commands in a shell; return its exit code, stdout and stderr."""
     process = await asyncio.create_subprocess_exec(
         *("bash", "-euo", "pipefail", "-c", command),
         cwd=REPOSITORY,
@@ -129,7 +129,7 @@ async def test_a_name_that_the_server_lacks_is_told(
 
 
 async def _metadata_of(words: str) -> list[tuple[str, str | bytes]]:
-    """Return the metadata that `reflect.py list` sends with its call."""
+    """Return the metadata that `reflect.py list` sends with the arguments `words`."""
     seen: list[tuple[str, str | bytes]] = []
 
     class Watch(grpc.aio.ServerInterceptor):

@@ -1,4 +1,4 @@
-"""A front is stopped (SIGSTOP): the streams of the other front continue."""
+"""A front is stopped (SIGSTOP), and the streams of the other front continue."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Tenants identified by metadata, over a real socket."""
+"""Tenants identified by a metadata key, over a real socket."""
 
 from __future__ import annotations
 

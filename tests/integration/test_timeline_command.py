@@ -1,4 +1,6 @@
-"""`penstock timeline` as a process, on the recording of a killed engine; and its replay."""
+"""`penstock timeline` as a process, with the flight recording of a killed engine; and the
+recording's replay.
+"""
 
 import gzip
 import json

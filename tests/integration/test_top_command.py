@@ -99,7 +99,7 @@ async def test_a_missing_package_is_named(served: ServedDesk, path_without_rich:
 
 @dataclass
 class Screen:
-    """A command's terminal: its output, and a keyboard."""
+    """A command on a pseudo-terminal: its output, and keys typed by the test."""
 
     process: asyncio.subprocess.Process
     master: int
@@ -110,7 +110,7 @@ class Screen:
         os.write(self.master, keys.encode())
 
     async def until(self, part: str) -> None:
-        """Wait for the text in later output."""
+        """Wait until `part` appears in output that arrives from now on."""
         begin = len(self.text)
         async with asyncio.timeout(PATIENCE_S):
             while part not in self.text[begin:]:
@@ -177,7 +177,9 @@ async def test_a_live_view_survives_the_services_restart() -> None:
 
 
 async def long_queue_is_told(service: Service, operations: OperationsClient, address: str) -> None:
-    """Fill the queue; no ended request had waited: their estimates contain no queue time."""
+    """Fill the queue, and check that `penstock top` shows its predicted time, although no ended
+    request had waited.
+    """
     async with service.channel() as channel:
         assert await stream(channel, 60).outcome() is grpc.StatusCode.OK
         # 45 s in all: the queue remains while the command starts, on a busy machine too.

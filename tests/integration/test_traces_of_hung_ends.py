@@ -1,4 +1,4 @@
-"""Traces not yet exported when the service is stopped and some of its processes hang."""
+"""Traces are exported although the service is stopped while some of its processes hang."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Collectors that are dead, hang, reject or are slow: spans are dropped and counted."""
+"""Trace collectors that are dead, hang, reject or are slow: spans are dropped and counted."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SDK_HANG_S = 25.0
 
 
 def check_all_accounted_for(outcome: Outcome, num_requests: int) -> None:
-    """Check that no span was exported, each is counted once, and none waited for the SDK's
-    timeout.
+    """Check that no span was exported, that each is counted once, and that closing did not wait for
+    the SDK's timeout.
     """
     counts = outcome.counters
     num_traces = sum(number for name, number in counts.items() if name.startswith("traces_"))

@@ -24,7 +24,7 @@ def traced(variables: Mapping[str, str], *, num_requests: int = NUM_REQUESTS) ->
 
 
 def resource_of(receiver: Receiver) -> dict[str, object]:
-    """Return the one resource of all spans."""
+    """Return the resource, which must be the same for all spans."""
     (first, *others) = receiver.resources()
     assert all(other == first for other in others)
     return first

@@ -27,7 +27,7 @@ ON = TracingConfig(is_on=True)
 
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    """Provide a collector that receives from this process's exporters."""
+    """Provide a collector to which this process exports."""
     # On a busy machine an export may take longer than the usual timeout, which would drop it.
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")
     with grpc_receiver() as receiver:
@@ -38,7 +38,9 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 def traced(
     receiver: Receiver, records: Sequence[RequestRecord], config: TracingConfig = ON
 ) -> tuple[list[Span], dict[str, int]]:
-    """Return all spans of the records at the collector, and the counters."""
+    """Export the spans of the records; return all spans that the collector received, and the
+    counters.
+    """
     tracing = start_tracing(config, model="tiny")
     tracing.take_records(records)
     tracing.close(CLOSE_LIMIT_S)
@@ -90,7 +92,7 @@ def test_attributes_arrive_with_their_types_and_the_schema(receiver: Receiver) -
 
 
 def child_of(number: int, *, is_sampled: bool, **changes: Any) -> RequestRecord:
-    """Return a request whose caller has a trace with a sampling decision."""
+    """Return the record of a request whose caller has a trace with this sampling decision."""
     trace = trace_parent(
         number,
         parent_span_id=b"\x00callers",
@@ -142,7 +144,7 @@ def test_a_ratio_keeps_its_part_and_all_errors(
 
 
 def content_records() -> list[RequestRecord]:
-    """Return records with prompts and outputs that must not leak, and free text in place of
+    """Return records with prompts and outputs that must not leak, and with such text in place of
     names.
     """
     content = Content(prompt="CANARY-prompt", outputs=("CANARY-output", "CANARY-second"))

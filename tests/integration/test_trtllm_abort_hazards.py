@@ -1,4 +1,4 @@
-"""Aborts that are acknowledged late or never: the resulting waits, and their bounds."""
+"""TensorRT-LLM acknowledges aborts late or never: the resulting waits, and their limits."""
 
 from __future__ import annotations
 

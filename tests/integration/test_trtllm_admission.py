@@ -1,4 +1,4 @@
-"""The scheduler selects requests; the TensorRT-LLM engine holds no more than it can run."""
+"""The scheduler selects requests; the TensorRT-LLM engine never has more than it can run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.trtllm_engine import (
 
 
 def check_everyone_runs(house: TrtllmHouse) -> None:
-    """Check between iterations that no request waits in the engine, and that each active one has
+    """Check, between iterations, that no request waits in the engine and that each active one has
     pages.
     """
     assert house.view().waiting == ()
@@ -27,7 +27,7 @@ def check_everyone_runs(house: TrtllmHouse) -> None:
 
 
 def run_watched(house: TrtllmHouse, max_rounds: int = 500) -> int:
-    """Run until idle; return the most requests that were active at once."""
+    """Run until idle; return the maximum number of requests that were active at the same time."""
     most = 0
     for _ in range(max_rounds):
         if not (house.engine.has_work or house.num_inside):
@@ -73,7 +73,7 @@ def test_the_engine_never_holds_what_it_cannot_run_while_others_leave(build: Hou
 
 @pytest.mark.parametrize("num_over", [0, 1])
 def test_a_request_as_large_as_the_cache_runs_or_is_refused(build: Houses, num_over: int) -> None:
-    """The engine reserves pages for every token, also for the last, which is never computed."""
+    """The engine reserves pages for every token, also for the last one, which is never computed."""
     num_blocks = 4
     house = build(num_blocks=num_blocks)
     whole = greedy_spec(1, 6, max_tokens=num_blocks * BLOCK_SIZE - 6 + num_over)

@@ -1,4 +1,6 @@
-"""An engine that dies, hangs or does not stop is detected and reported within bounds."""
+"""A TensorRT-LLM engine that dies, hangs or does not stop is detected and reported within time
+limits.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from support.trtllm_engine import (
 
 
 def signal_shutdown(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Set an event when a shutdown of the engine begins."""
+    """Return an event that is set when a shutdown of the engine begins."""
     begun = threading.Event()
 
     def shutdown(original: Any, proxy: Any) -> None:
@@ -314,7 +316,7 @@ def test_close_returns_although_the_loop_is_blocked(
 def test_everything_is_on_one_loop_but_what_blocks(
     tmp_path: Path, fake_trtllm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second loop would lose wake-ups; a build on the loop would block all its work."""
+    """A second loop would lose wake-ups, and a build on the loop would block all its other work."""
     threads: dict[str, set[str]] = {}
 
     def note(name: str) -> Any:

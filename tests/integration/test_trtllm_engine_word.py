@@ -1,4 +1,6 @@
-"""Limits that the engine reports at the start, pages reported later, and wrong reports."""
+"""Limits that the TensorRT-LLM engine reports at the start, cache pages that it reports later, and
+wrong reports.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +116,9 @@ def test_statistics_that_ended_are_read_again_after_the_next_submission(build: H
 def test_a_submission_just_before_the_statistics_end_is_not_the_last_one_heard_of(
     build: Houses, gap_s: float
 ) -> None:
-    """It restarts an iterator that has not ended yet; the end of that must not stop the reports."""
+    """The submission restarts an iterator that has not ended yet; the iterator's end must not stop
+    the reports.
+    """
     house = build()
     run_one(house, 1)
     house.pass_loop_time(gap_s)
@@ -155,7 +159,7 @@ def test_statistics_that_are_fetched_reach_the_audit_and_hold_up_nothing(
 def test_an_engine_of_fetched_statistics_without_any_does_not_block_its_start(
     build: Houses,
 ) -> None:
-    """Its response takes the whole timeout of a read, on a thread other than the loop's."""
+    """Its response takes the whole timeout of a read, on a thread other than the event loop's."""
     with pytest.raises(ExecutorDied, match="reports no KV cache statistics"):
         build(
             fake={"has_stats": False, "stats": "rpc"}, watch=watch_settings(limits_timeout_s=0.05)
@@ -220,7 +224,7 @@ def test_what_the_engine_found_in_its_cache_is_told_in_place_of_what_was_foresee
 def test_statistics_that_come_together_with_the_end_do_not_hold_it_up(
     build: Houses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`asyncio.wait_for` of Python 3.11 drops a cancellation when it has a result to return."""
+    """`asyncio.wait_for` in Python 3.11 loses a cancellation if it has a result to return."""
     house = build(watch=watch_settings(shutdown_timeout_s=1.0))
     run_one(house, 1)
     num_swallowed = 0

@@ -1,4 +1,6 @@
-"""Faults of one request, and faults that end the engine although its health check passes."""
+"""Faults of one request, and faults that end the TensorRT-LLM engine although its health check
+passes.
+"""
 
 from __future__ import annotations
 

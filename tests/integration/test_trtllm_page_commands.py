@@ -1,4 +1,4 @@
-"""The commands of docs/tensorrt-llm.md that need neither GPU nor container work."""
+"""The commands of docs/tensorrt-llm.md that require neither a GPU nor a container."""
 
 import os
 import re

@@ -1,4 +1,6 @@
-"""The watchdog detects a silent engine; rejections and cancels on our side do not hide it."""
+"""The watchdog detects a silent TensorRT-LLM engine; rejections and cancels by the adapter do not
+hide it.
+"""
 
 from __future__ import annotations
 

@@ -29,13 +29,13 @@ async def service(text: ModelText) -> AsyncIterator[SteppedService]:
 
 
 def live_of(service: SteppedService) -> Counter[str]:
-    """Return the engine's requests by tenant, queued or running."""
+    """Return the number of the engine's requests, queued or running, by tenant."""
     return Counter(live.spec.tenant for live in service.engine.requests.values())
 
 
 async def until_live(service: SteppedService, tenant: str, count: int) -> None:
-    """Wait until the engine has `count` requests of a tenant, and has reported the displaced
-    ones.
+    """Wait until the engine has `count` requests of `tenant`, and run a step, which reports
+    displaced ones.
     """
 
     def is_so() -> bool:
@@ -49,7 +49,9 @@ async def until_live(service: SteppedService, tenant: str, count: int) -> None:
 async def test_the_tenant_with_the_most_waiting_gives_way_across_fronts(
     service: SteppedService,
 ) -> None:
-    """The flood is at one front, the quiet tenants at the other, which does not see it."""
+    """One tenant floods one front; the other tenants use the other front, which does not see the
+    flood.
+    """
     shown = ShownQueue(service.engine)
     flood, quiet = Calls(), Calls()
     async with another_front(service, tenant_metadata_key=KEY) as other:

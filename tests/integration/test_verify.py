@@ -1,4 +1,4 @@
-"""`penstock verify` against correct, faulty and missing services, and with its own service."""
+"""`penstock verify` with correct, faulty and missing services, and with `--serve`."""
 
 import asyncio
 import functools
@@ -39,14 +39,14 @@ def _as_it_is(_: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lie:
-    """Changes to each request on the way in, and to each response on the way out."""
+    """Changes to each request and to each response, made by a proxy in place."""
 
     request: Callable[[pb.GenerateRequest], None] = _as_it_is
     response: Callable[[pb.GenerateResponse], None] = _as_it_is
 
 
 class LyingProxy(grpc.GenericRpcHandler):
-    """A proxy whose `lie` may be replaced between calls."""
+    """A proxy whose changes, `lie`, the test may replace between calls."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channel = channel
@@ -91,7 +91,7 @@ def _change(message_type: Any, change: Callable[[Any], None], data: bytes, metho
 
 @asynccontextmanager
 async def lying_proxy(address: str) -> AsyncGenerator[LyingProxy, None]:
-    """Serve on 127.0.0.1 during the block as a proxy of the service at the address."""
+    """Start a proxy of the service at `address`."""
     async with grpc.aio.insecure_channel(address) as channel:
         proxy = LyingProxy(channel)
         server = grpc.aio.server()
@@ -113,7 +113,7 @@ ALL_CHECKS_S = 4 * PATIENCE_S
 
 
 def row_of(result: Result, name: str) -> list[str]:
-    """Return outcome, name and the rest of one check's row."""
+    """Return the words of the row of one check: outcome, name, duration and reason."""
     [row] = [line for line in result.out.splitlines() if line.split()[1:2] == [name]]
     return row.split()
 
@@ -129,13 +129,15 @@ async def verify(*args: str, **environment: str) -> Result:
 
 
 def all_but(*names: str) -> list[str]:
-    """Return flags that skip all checks except these and their prerequisites."""
+    """Return flags that skip all checks except these, `health` and `model`."""
     kept = ("health", "model", *names)
     return [flag for name in NAMES if name not in kept for flag in ("--skip", name)]
 
 
 async def test_the_embedded_executor_passes(tmp_path: Path) -> None:
-    """All checks, with its own service configured by both flags and environment."""
+    """All checks, with a service that `verify` starts, configured by flags and environment
+    variables.
+    """
     file = tmp_path / "report.json"
 
     result = await verify(
@@ -207,7 +209,7 @@ COUNTER = itertools.count(1)
 
 
 def without(group: str, field: str) -> Lie:
-    """Return a proxy change that drops an option."""
+    """Return changes that remove an option from each request."""
 
     def forget(request: pb.GenerateRequest) -> None:
         getattr(request, group).ClearField(field)

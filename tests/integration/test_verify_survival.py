@@ -1,4 +1,4 @@
-"""`penstock verify` and its service when engines die or the service stops slowly."""
+"""`penstock verify` when engines die, and when the service that it started stops slowly."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from support.service import started as service_started
 
 
 async def test_an_engine_that_dies_fails_the_check_in_which_it_did() -> None:
-    """The next checks wait for the next engine, and pass."""
+    """The following checks wait for the next engine, and pass."""
     arguments = (*simulated(), "--max-replays", "0")
     async with service_started(*arguments) as service, Client(service.address) as client:
         engine = await service.next_pid("engine")
@@ -75,7 +75,7 @@ async def test_an_engine_that_dies_fails_the_check_in_which_it_did() -> None:
 
 
 async def test_its_service_ends_as_it_would_by_itself() -> None:
-    """The drain is not shorter than configured, also by the environment."""
+    """The wait is not shorter than the configured drain, also if the environment configures it."""
     told: list[str] = []
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     environment = {

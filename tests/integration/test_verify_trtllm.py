@@ -1,4 +1,4 @@
-"""`penstock verify` on the TensorRT-LLM executor, over the stand-in for the package."""
+"""`penstock verify` with the TensorRT-LLM executor and the stand-in for the package."""
 
 import asyncio
 import json

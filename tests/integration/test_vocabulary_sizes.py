@@ -1,4 +1,4 @@
-"""A tokenizer and a model with different numbers of tokens, over a real socket."""
+"""A tokenizer and a model with different vocabulary sizes, over a real socket."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAMILIES = {"byte level": tiny_tokenizers.byte_level, "fallback": tiny_tokenizer
 
 
 class House:
-    """Models with one tokenizer and as few tokens as a test needs."""
+    """Models with the same tokenizer and a vocabulary size that the test sets."""
 
     def __init__(self, family: str, folder: Path) -> None:
         self._family, self._folder = family, folder
@@ -41,7 +41,7 @@ class House:
         return ModelText.load(folder, name="tiny")
 
     async def highest_id(self, *, is_chat: bool) -> int:
-        """Return the highest token id of TEXT."""
+        """Return the highest token id in the encoded TEXT."""
         with contextlib.closing(self.text()) as text:
             if is_chat:
                 chat = await text.tokenizer.encode_chat_async(
@@ -115,7 +115,7 @@ async def test_a_prompt_of_tokens_that_the_model_has_is_served(house: House) -> 
 
 
 async def test_an_engine_with_more_tokens_than_the_tokenizer_ends_no_stream(house: House) -> None:
-    """Sampled tokens beyond the tokenizer's have no text."""
+    """Sampled tokens that the tokenizer lacks have no text."""
     async with house.serving(await house.highest_id(is_chat=False) + 1) as served:
         call = asyncio.ensure_future(collected(served, asked()))
         (spec,) = await served.port.next_submission()

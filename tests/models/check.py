@@ -46,8 +46,8 @@ _SAMPLING = SamplingParams(temperature=0.0, num_logprobs=0, num_prompt_logprobs=
 class Verdict:
     """The result for one model type.
 
-    `detail`: why it is not exact. `largest_error`: of all log probabilities. `is_fused`: ran by our
-    fused step instead of the modules of transformers.
+    `detail`: why it is not exact. `largest_error`: largest absolute error of a log probability.
+    `is_fused`: it ran in the fused step instead of the modules of transformers.
     """
 
     model_type: str
@@ -60,7 +60,9 @@ class Verdict:
 def check_architecture(
     model_type: str, *, device: str = "cpu", config: PretrainedConfig | None = None
 ) -> Verdict:
-    """Build a tiny model of the type, run it through the engine and eagerly, and compare."""
+    """Build a tiny model of the type, run it through the engine and with eager forwards, and
+    compare.
+    """
     with tempfile.TemporaryDirectory(prefix="penstock-architecture-") as name:
         folder = Path(name)
         try:
@@ -86,7 +88,7 @@ def check_architecture(
 
 
 def _build(folder: Path, device: str, num_blocks: int) -> Executor:
-    """Build the executor by the path that serves the model."""
+    """Return the executor that would serve the model."""
     return create_torch_executor(
         ExecutorConfig(
             model_path=folder,
@@ -173,7 +175,9 @@ def _check_coverage(events: Sequence[StepEvents]) -> None:
 def _logprobs(
     events: Sequence[StepEvents],
 ) -> dict[int, tuple[list[int], list[float], dict[int, float]]]:
-    """Return by key: tokens, their log probabilities, and prompt log probabilities by position."""
+    """Return by request key: output tokens, their log probabilities, and prompt log probabilities
+    by position.
+    """
     found: dict[int, tuple[list[int], list[float], dict[int, float]]] = {}
     for step in events:
         for key, first, part in step.prompt_logprobs:

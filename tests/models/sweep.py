@@ -35,7 +35,7 @@ _TIME_LIMIT_S = 120.0
 
 
 def check(model_type: str, device: str) -> Verdict:
-    """Return the verdict of a separate process, or that it died or hangs."""
+    """Return the verdict on a type from a separate process, or a verdict that it died or hangs."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["models.check"])
     receiver, sender = context.Pipe(duplex=False)
@@ -56,7 +56,7 @@ def check(model_type: str, device: str) -> Verdict:
 
 
 def work(model_type: str, device: str, sender: Connection) -> None:
-    """Send the verdict on a type, within a limit of memory."""
+    """Check the type within a memory limit, and send the verdict through `sender`."""
     logging.disable()
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
@@ -164,7 +164,7 @@ def _names(verdicts: Sequence[Verdict]) -> str:
 
 
 def _table(verdicts: Sequence[Verdict]) -> str:
-    """Return a Markdown table of reasons with the model types of each."""
+    """Return a Markdown table with a row per reason, listing its model types."""
     types: dict[str, list[str]] = {}
     for one in verdicts:
         # The detail starts with the name of the model or of its text part.
@@ -175,7 +175,7 @@ def _table(verdicts: Sequence[Verdict]) -> str:
 
 
 def write_page(verdicts: Sequence[Verdict], device: str) -> None:
-    """Write the page or only its section on CUDA; keep the other part."""
+    """Write the page without its section on CUDA or, on a CUDA device, only that section."""
     page, _, section = PAGE.read_text(encoding="utf-8").partition(f"\n{_CUDA_HEADING}")
     if device == "cpu":
         page = page_of(verdicts, device)

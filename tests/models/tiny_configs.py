@@ -1,7 +1,7 @@
-"""A tiny configuration of any causal language model in the installed transformers.
+"""Tiny configurations of all causal language models in the installed transformers.
 
-Contains the rules that shrink a default configuration: attributes are found by name, and types that
-need more have their own entry.
+The default configuration of a type is shrunk: attributes are recognised by name, and types that
+need other values have an entry here.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ _OVERRIDES: dict[str, dict[str, object]] = {
 
 
 def _kinds(values: object, num_layers: int) -> list[object] | None:
-    """Return a list with an entry for each layer of the tiny model that contains every kind."""
+    """Return `num_layers` entries that repeat the distinct entries of `values`, for the layers of
+    the tiny model; None if `values` is empty, or neither a list nor a tuple.
+    """
     if not isinstance(values, list | tuple) or not values:
         return None
     kinds: list[object] = []
@@ -112,12 +114,12 @@ def _kinds(values: object, num_layers: int) -> list[object] | None:
 
 
 def _is_off(name: str, value: object) -> bool:
-    """Return whether a count is 0 by default and stays 0; a token id of 0 is not a count."""
+    """Return whether a value is a count of 0, which stays 0; token ids are no counts."""
     return type(value) is int and value == 0 and not name.endswith("_token_id")
 
 
 def _layer_lists(config: Any) -> dict[str, object]:
-    """Return the lists with an entry for each layer, shortened."""
+    """Return the lists that have an entry per layer, shortened, by name."""
     num_default = getattr(config, "num_hidden_layers", None)
     return {
         name: _kinds(value, 2)
@@ -127,7 +129,7 @@ def _layer_lists(config: Any) -> dict[str, object]:
 
 
 def _tiny_values(config: Any) -> dict[str, object]:
-    """Return keyword arguments for the class of `config` that make it tiny."""
+    """Return the keyword arguments that make a configuration of this class tiny."""
     values = _layer_lists(config)
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):

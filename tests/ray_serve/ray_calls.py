@@ -1,4 +1,4 @@
-"""Calls to the Ray cluster, and the counts of its engines."""
+"""Calls to the Ray cluster, and the counters of its engines."""
 
 import asyncio
 import time
@@ -37,9 +37,9 @@ async def until_counted(
     least: int,
     since: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """Return each replica's counter, less its value in `since`, by address.
+    """Return the increase of each replica's counter over its value in `since`, by address.
 
-    Wait until all replicas have reported again and the sum is at least `least`. Each reports about
+    Wait until all replicas have reported again and the sum is at least `least`; each reports about
     once a second.
     """
     began_s = time.time()

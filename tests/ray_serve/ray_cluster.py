@@ -1,7 +1,6 @@
 """The two Ray nodes of `ray_driver`, controlled by tests.
 
-Contains the process and the orders sent to it. Ray is looked up in the environment of the tests,
-or, if PENSTOCK_RAY_PYTHON names one, in that of another Python.
+Ray is imported from the environment of the tests or, if PENSTOCK_RAY_PYTHON is set, of that Python.
 """
 
 import contextlib
@@ -45,7 +44,7 @@ def recommended_environment() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """A replica's report of itself."""
+    """What a replica reports about itself."""
 
     replica: str
     node: str
@@ -56,7 +55,7 @@ class Replica:
 
 
 class RayCluster:
-    """`addresses`: the ingress of each node, HOST:PORT."""
+    """A running cluster. `addresses`: HOST:PORT of the ingress of each node."""
 
     def __init__(self, process: "subprocess.Popen[str]", addresses: tuple[str, ...]) -> None:
         self.addresses = addresses
@@ -65,9 +64,9 @@ class RayCluster:
         self._answer()
 
     def deploy(self, *serve_options: str, **options: Any) -> list[Replica]:
-        """Deploy unless this is deployed already; return the replicas once they run.
+        """Deploy these options unless they are already deployed; return the replicas once they run.
 
-        Further `options` are Serve's. Earlier replicas are released as Serve rolls them.
+        `options`: those of Ray Serve. Ray Serve replaces earlier replicas one by one.
         """
         wanted = (serve_options, json.dumps(options))
         if wanted != self._deployed:
@@ -85,7 +84,9 @@ class RayCluster:
         return self.until(num_replicas)
 
     def until(self, num_replicas: int, without: Sequence[str] = ()) -> list[Replica]:
-        """Wait until exactly `num_replicas` run, none of `without`; return them."""
+        """Wait until exactly `num_replicas` replicas run, none of them in `without`;
+        return them.
+        """
         told = self._ask(do="until", num_replicas=num_replicas, without=list(without))
         return [Replica(**replica) for replica in told]
 
@@ -115,9 +116,7 @@ class RayCluster:
 
 @contextlib.contextmanager
 def ray_cluster(ports: Sequence[int]) -> Generator[RayCluster]:
-    """Start the cluster with nothing deployed. `ports`: HTTP and gRPC, of one node and the
-    other.
-    """
+    """Start the cluster without a deployment. `ports`: the HTTP and the gRPC port of each node."""
     http, grpc_port, other_http, other_grpc = ports
     folder = tempfile.mkdtemp(prefix="pr-")  # Ray's sockets are in it, so its name is short
     environment = {
@@ -158,5 +157,5 @@ def ray_cluster(ports: Sequence[int]) -> Generator[RayCluster]:
 
 
 def slow_steps(**settings: Any) -> list[str]:
-    """Return options of a simulated service with 10 ms steps and no unneeded port."""
+    """Return options of a simulated service with steps of 10 ms and no unneeded ports."""
     return [*simulated(**settings), "--metrics-port", "off", "--drain-grace-s", "5"]

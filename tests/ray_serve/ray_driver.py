@@ -31,7 +31,7 @@ _NODE = {"num_cpus": 3, "object_store_memory": 100 << 20, "node_ip_address": "12
 
 
 class Driver:
-    """The cluster, and the orders that it executes."""
+    """The cluster, and the commands that it executes."""
 
     def __init__(self, http_port: int, grpc_port: int) -> None:
         self._application = ""
@@ -62,7 +62,7 @@ class Driver:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def deploy(self, order: dict[str, Any]) -> None:
-        """Deploy, or roll to, `args` and Serve's own `options` as this `application`."""
+        """Deploy `args`, with Serve's `options`, as this `application`, or update it to them."""
         if self._application not in ("", order["application"]):
             self._serve.delete(self._application)
         self._application = order["application"]
@@ -70,7 +70,9 @@ class Driver:
         self._serve.run(application, name=self._application, route_prefix="/")
 
     def until(self, order: dict[str, Any]) -> list[dict[str, Any]]:
-        """Wait until exactly `num_replicas` run, none of `without`; return them."""
+        """Wait until exactly `num_replicas` replicas run, none of them in `without`; return their
+        reports.
+        """
         without = set(order["without"])
         deadline_s = time.monotonic() + PATIENCE_S
         states = replicas = None
@@ -92,7 +94,7 @@ class Driver:
         self._cluster.shutdown()
 
     def _about(self) -> list[dict[str, Any]]:
-        """Return the self-report of every live replica."""
+        """Return the reports of all live replicas."""
         handle = self._serve.get_deployment_handle(DEPLOYMENT, self._application)
         asked = handle.broadcast("about")
         told: list[Any] = asked.results(timeout_s=PATIENCE_S, return_exceptions=True)
@@ -100,7 +102,7 @@ class Driver:
 
 
 def main() -> None:
-    """Start the cluster, execute orders until stdin ends, stop it."""
+    """Start the cluster, execute commands until stdin ends, and stop it."""
     driver = Driver(int(sys.argv[1]), int(sys.argv[2]))
     try:
         print('> {"ok": "ready"}', flush=True)

@@ -153,10 +153,10 @@ async def test_a_session_finds_its_replica_again_to_resume(cluster: RayCluster) 
 
 
 async def _until_ingresses_know(cluster: RayCluster, known: set[str]) -> None:
-    """Wait until both ingresses know the new replicas; one that knows only one of two sends it all
-    sessions.
+    """Wait until both ingresses know the new replicas: one that knows only one of two sends all
+    sessions to it.
 
-    Ingresses learn of replicas some time after these run, one ingress after the other.
+    Ingresses learn of replicas some time after these run, and not at the same time.
     """
     sessions = [(("session_id", f"session-{number}"),) for number in range(12)]
     took: list[list[str]] = []

@@ -31,7 +31,7 @@ def pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 @dataclass(frozen=True)
 class Issued:
-    """A certificate and its key, as bytes and as files."""
+    """A certificate and its key, as PEM bytes and as PEM files."""
 
     cert: bytes
     key: bytes
@@ -45,7 +45,7 @@ class Issued:
 
 @dataclass
 class Authority:
-    """Signs certificates; peers trust `ca_file`."""
+    """A certificate authority. `ca_file`: its certificate, for peers to trust."""
 
     folder: Path
     name: str = "test authority"
@@ -64,7 +64,9 @@ class Authority:
         self.ca_file.write_bytes(self.ca)
 
     def issue(self, name: str, *, sans: tuple[str, ...] = (), is_expired: bool = False) -> Issued:
-        """Issue a certificate for `name` on this machine; `sans`: more names, `uri:` or `dns:`."""
+        """Issue a certificate with the common name `name`, for localhost and 127.0.0.1. `sans`:
+        further alternative names, with the prefix `uri:` or `dns:`.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         start, end = (-3 * DAY, -DAY) if is_expired else (-DAY, DAY)
         names: list[x509.GeneralName] = [
@@ -108,7 +110,9 @@ def _name(name: str) -> x509.Name:
 
 
 class TokenIssuer:
-    """Issues JSON Web Tokens with one key of each kind, and writes the key set."""
+    """Issues JSON Web Tokens, with one key per algorithm: RS256, ES256, EdDSA. `jwks_file` has the
+    public keys.
+    """
 
     def __init__(self, folder: Path, *, prefix: str = "key") -> None:
         self.prefix = prefix
@@ -144,8 +148,8 @@ class TokenIssuer:
         now_s: float | None = None,
         **claims: Any,
     ) -> str:
-        """Sign a token for tenant `acme`, valid for five minutes; `claims` override (None:
-        omitted).
+        """Sign a token for tenant `acme`, valid for five minutes. `claims` override these; a claim
+        that is None is omitted.
         """
         now_s = time.time() if now_s is None else now_s
         told = {"iss": ISSUER, "aud": AUDIENCE, "sub": "acme", "exp": now_s + 300, **claims}

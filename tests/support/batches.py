@@ -1,4 +1,4 @@
-"""Batches and slots made by hand, for executors and their parts without a scheduler."""
+"""Builders of batches and filled slots, for tests of executors without a scheduler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from penstock.scheduler.slot_arrays import SlotArrays
 
 
 def batch_of(arrays: SlotArrays, rows: Sequence[tuple[int, int, int]], **changes: Any) -> Batch:
-    """Return a batch of rows of (slot, start, number of tokens), decodes first; all are sampled."""
+    """Return a batch. `rows`: (slot, start, number of tokens) of each, decodes first; all are
+    sampled. `changes`: other values of Batch's fields.
+    """
     columns = np.array(rows, dtype=np.int32).reshape(-1, 3)
     slots, starts, num_tokens = (np.ascontiguousarray(column) for column in columns.T)
     fields = {
@@ -26,7 +28,7 @@ def batch_of(arrays: SlotArrays, rows: Sequence[tuple[int, int, int]], **changes
 
 
 def seat(arrays: SlotArrays, spec: RequestSpec, slot: int) -> Request:
-    """Give a request that has generated nothing a slot."""
+    """Return a request without output in `slot`, which is filled in `arrays`."""
     request = Request(
         spec=spec, sequence=spec.key, tokens=spec.prompt_ids, block_hashes=[], slot=slot
     )

@@ -1,4 +1,6 @@
-"""Calls of every style with one request each, of which a test may also send the bytes."""
+"""Calls of Generate, GenerateOnce and Multiplex with one request each, given as a message or as
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ _NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 class Call:
-    """One request. Bytes are sent unchanged, and nothing is read before `outcome` is called.
+    """One request. Bytes are sent unchanged, and no response is read before `outcome` is called.
 
-    `credit`: of a Multiplex request. `text`: of all outputs, read so far; `trace_id`: of the
-    accepted event.
+    `credit`: initial number of credit tokens of a Multiplex request. `text`: the text of all
+    outputs read so far; `trace_id`: from the accepted event.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class Call:
         data = message if isinstance(message, bytes) else _encoded(style, message, credit)
         path = f"/{SERVICE}/{style}"
         self.call: Any
-        # Without serialisers, which the stubs of grpc cannot report.
+        # Called without serialisers, which grpc's type stubs do not allow.
         raw: Any = channel
         if style == "Generate":
             self.call = raw.unary_stream(path)(data, **options)
@@ -50,7 +52,7 @@ class Call:
             self.call = raw.stream_stream(path)(_once(data), **options)
 
     async def outcome(self) -> str:
-        """Read to the end; return the name of the request's status."""
+        """Read to the end; return the name of the request's gRPC status."""
         told = None
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -87,7 +89,7 @@ class Call:
 
 
 class TracedCall(Call):
-    """One request under its own trace, by whose number the request is named too."""
+    """One request in a new trace; its id, unless the message has one, contains the trace id."""
 
     def __init__(
         self,
@@ -114,7 +116,9 @@ class TracedCall(Call):
 async def until_listed(
     operations: OperationsClient, calls: Sequence[TracedCall], state: RequestState
 ) -> None:
-    """Return once operators see all calls in that state; PENDING: with a wait reason too."""
+    """Wait until the operations service lists all calls in `state`; if it is PENDING, also with a
+    wait reason. Raises AssertionError if a call ends earlier.
+    """
     wanted = {call.request_id for call in calls}
     async with asyncio.timeout(PATIENCE_S):
         async for _ in operations.watch_stats(interval_s=0.1):
@@ -127,7 +131,7 @@ async def until_listed(
 
 
 def _is_settled(one: LiveRequest, state: RequestState) -> bool:
-    # A step must have passed it over before it has a reason to wait.
+    # A request has no wait reason until a step has not admitted it.
     is_told_why = state is not RequestState.PENDING or one.wait_reason is not WaitReason.UNSPECIFIED
     return one.state is state and is_told_why
 

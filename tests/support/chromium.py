@@ -1,6 +1,6 @@
-"""The document of a page in headless Chromium after its scripts have run.
+"""Loads a page in headless Chromium and returns its document after its scripts have run.
 
-The browser's clock runs ahead while the page only waits, so minutes of it take seconds.
+In virtual time: the browser's clock skips the page's waits, so minutes of it take seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OPTIONS = (
 
 @dataclass(frozen=True)
 class Left:
-    """A loaded page. `document`: as HTML. `console`: messages of scripts and the browser."""
+    """A loaded page. `document`: its HTML. `console`: messages of scripts and the browser."""
 
     document: str
     console: tuple[str, ...]
@@ -65,7 +65,9 @@ class _Reader(HTMLParser):
 
 
 def visited(url: str, home: Path, *, seconds: int) -> Left:
-    """Open `url` for a time on the browser's clock. `home`: an empty folder."""
+    """Load `url`, and return the page after `seconds` on the browser's clock. `home`: an empty
+    folder for the browser's profile.
+    """
     run = _run(url, home, seconds, "--dump-dom")
     console = tuple(line for line in run.stderr.splitlines() if "CONSOLE" in line)
     return Left(document=run.stdout, console=console)

@@ -1,4 +1,4 @@
-"""Commands as separate processes, and a terminal for them."""
+"""Runs commands in this process or in child processes, also on a pseudo-terminal."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,9 @@ class Result:
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Return this process's environment with only the given `PENSTOCK_*` variables."""
+    """Return this process's environment and import path, with only the given `PENSTOCK_*`
+    variables.
+    """
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     path = {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUTF8": "1"}
     return {**inherited, **path, **variables}
@@ -42,7 +44,7 @@ async def running(
     stderr: IO[bytes] | int = asyncio.subprocess.PIPE,
     variables: Mapping[str, str] | None = None,
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """Run a command during the block; kill what is left of it at the end."""
+    """Run a command during the block; kill it and its descendants at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
         *PROGRAM,
         *map(str, args),
@@ -70,14 +72,14 @@ async def ended(
 
 
 def called(capsys: pytest.CaptureFixture[str], *args: object) -> Result:
-    """Run a command in this process."""
+    """Run a command in this process; return its exit code and output."""
     code = main([str(arg) for arg in args])
     printed = capsys.readouterr()
     return Result(code, printed.out, printed.err)
 
 
 def finished(*args: object, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run a command to its end; `data`: its input."""
+    """Run a command in a child process to its end; `data`: its standard input."""
     return subprocess.run(
         [*PROGRAM, *map(str, args)],
         input=data,
@@ -95,7 +97,7 @@ async def run(*args: object, **variables: str) -> Result:
 def started(
     server: ScriptedServer, *args: str, **streams: IO[bytes] | int
 ) -> contextlib.AbstractAsyncContextManager[asyncio.subprocess.Process]:
-    """Start a command for this server that reads its stdin."""
+    """Start a command that calls `server`; its stdin is a pipe unless `streams` sets another."""
     given: dict[str, Any] = {"stdin": asyncio.subprocess.PIPE, **streams}
     return running(*args, **given, variables={"PENSTOCK_ADDRESS": server.address})
 
@@ -106,14 +108,19 @@ async def penstock(server: ScriptedServer, *args: str, stdin: str = "") -> Resul
 
 
 class Terminal:
-    """The other end of a pseudo-terminal that a command runs on."""
+    """A pseudo-terminal: the command uses `slave`, the test the other end. `shown`: unread output
+    of the command.
+    """
 
     def __init__(self) -> None:
         self._master, self.slave = pty.openpty()
         self.shown = b""
 
     async def wait_for(self, text: bytes) -> None:
-        """Read until the text was shown. No thread reads: it could not be stopped in time."""
+        """Read until `text` was displayed, and remove it and everything before it from `shown`.
+
+        Reads on the event loop, because a thread that reads could not be stopped.
+        """
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(PATIENCE_S):
             while text not in self.shown:

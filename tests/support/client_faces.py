@@ -1,7 +1,6 @@
-"""Both clients behind one interface, and a clock that only sleeping advances.
+"""The async and the blocking client behind one awaitable interface, so that one test covers both.
 
-The blocking client runs in a thread next to the server's event loop; its adapter has the async
-client's interface, so one test covers both.
+The blocking client runs in threads, next to the event loop of the server.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ POLICY = RetryPolicy(max_attempts=3, initial_backoff_s=1.0, multiplier=2.0, push
 
 
 class FakeTime:
-    """A clock that only sleeping advances. It records the sleeps in seconds."""
+    """A clock that advances only by sleeping. `slept_s`: the duration of each sleep, seconds."""
 
     def __init__(self) -> None:
         self.now_s = 50.0
@@ -37,7 +36,7 @@ class FakeTime:
 
 
 class Face:
-    """A client whose calls are awaited."""
+    """Interface of both adapters: methods of `client` are called by name and awaited."""
 
     client: Any
 
@@ -55,7 +54,9 @@ class Face:
         until: Callable[[list[Any]], bool] = lambda items: False,
         **options: Any,
     ) -> Any:
-        """Iterate over what the method returns, and leave it once `until` holds."""
+        """Return the items that the method `name` yields, up to the one after which `until` is
+        true. `into`: the list to append them to.
+        """
         items = [] if into is None else into
 
         def is_last(item: Any) -> bool:
@@ -68,7 +69,9 @@ class Face:
     async def each(
         self, is_last: Callable[[Any], bool], name: str, *args: Any, **options: Any
     ) -> None:
-        """Pass each item of what the method returns to `is_last` until that is true."""
+        """Pass each item that the method `name` yields to `is_last`, until that returns true; then
+        close the iterator.
+        """
         raise NotImplementedError
 
     async def events(self, prompt: Any, into: list[Event] | None = None, **options: Any) -> Any:
@@ -94,7 +97,7 @@ class Face:
 
 
 class AsyncCalls(Face):
-    """An async client."""
+    """Adapter of an async client."""
 
     async def call(self, name: str, *args: Any, **options: Any) -> Any:
         return await getattr(self.client, name)(*args, **options)
@@ -109,7 +112,7 @@ class AsyncCalls(Face):
 
 
 class SyncCalls(Face):
-    """A blocking client; each call runs in a thread."""
+    """Adapter of a blocking client; each call runs in a thread."""
 
     async def call(self, name: str, *args: Any, **options: Any) -> Any:
         return await asyncio.to_thread(getattr(self.client, name), *args, **options)
@@ -139,7 +142,9 @@ class SyncFace(SyncCalls):
 
 
 async def until_true(condition: Callable[[], bool]) -> None:
-    """Run the event loop until `condition` holds; for changes that no event reports."""
+    """Run the event loop until `condition` holds; for changes that no event reports. Raises
+    AssertionError after a million iterations.
+    """
     for _ in range(1_000_000):
         if condition():
             return

@@ -57,9 +57,10 @@ class FakeClock:
 
 
 class NullExecutor:
-    """Answers every sampled slot with `token(slot, position)`.
+    """Generates `token(slot, position)` for every sampled slot; `position`: the index of the token
+    in prompt and output together.
 
-    Records the batches that run something; checks that every slot it received was returned.
+    `batches`: the batches with rows; `released`: the slots that batches released.
     """
 
     def __init__(
@@ -111,9 +112,8 @@ def make_spec(
     block_size: int = BLOCK_SIZE,
     **options: Any,
 ) -> RequestSpec:
-    """Return a spec; an int prompt is that many tokens, which no other key's prompt contains.
-
-    `options`: more of its fields.
+    """Return a spec. An int `prompt` is a number of tokens; up to 100, the prompts of different
+    keys have no token in common. `options`: other fields of RequestSpec.
     """
     ids = list(range(key * 100, key * 100 + prompt)) if isinstance(prompt, int) else list(prompt)
     prompt_ids = np.array(ids, dtype=np.int32)
@@ -132,9 +132,9 @@ def make_engine(
     listener: EngineListener | None = None,
     **settings: Any,
 ) -> tuple[Engine, NullExecutor]:
-    """Return an engine over a NullExecutor; small and at time zero by default.
+    """Return an engine over a NullExecutor, by default with few blocks and a clock at 0 s.
 
-    `settings`: fields of ExecutorInfo in place of `info`, of SchedulerConfig of `config`.
+    `settings`: fields of ExecutorInfo, if `info` is None, and of SchedulerConfig, if `config` is.
     """
     names = settings.keys() & {field.name for field in fields(ExecutorInfo)}
     limits = {name: settings.pop(name) for name in names}
@@ -144,7 +144,7 @@ def make_engine(
 
 
 def simulated_device(clock: VirtualClock, cost: CostModel, **limits: Any) -> SimulatedExecutor:
-    """Return a simulated device in virtual time. `limits`: more fields of ExecutorConfig."""
+    """Return a simulated executor in virtual time. `limits`: other fields of ExecutorConfig."""
     settings: dict[str, Any] = {
         "block_size": BLOCK_SIZE,
         "num_blocks": 1000,
@@ -157,7 +157,9 @@ def simulated_device(clock: VirtualClock, cost: CostModel, **limits: Any) -> Sim
 
 
 def run_until_idle(engine: Engine, max_steps: int = 10_000) -> list[StepEvents]:
-    """Step until no work is left, checking every invariant after every step."""
+    """Step until no work is left, with an integrity check after every step; return the events.
+    Raises AssertionError after `max_steps` steps.
+    """
     told: list[StepEvents] = []
     for _ in range(max_steps):
         if not engine.has_work:
@@ -177,7 +179,7 @@ def outputs(told: Sequence[StepEvents]) -> dict[int, list[int]]:
 
 
 def ends(told: Sequence[StepEvents]) -> dict[int, Completed | Failed]:
-    """Return how each key ended; raise if one ended twice."""
+    """Return the end of each key. Raises AssertionError if a key ended twice."""
     found: dict[int, Completed | Failed] = {}
     for events in told:
         for end in events.ends:
@@ -187,7 +189,7 @@ def ends(told: Sequence[StepEvents]) -> dict[int, Completed | Failed]:
 
 
 def changed(told: Iterable[StepEvents], kind: type[Admitted | Preempted]) -> list[int]:
-    """Return the keys that were admitted or preempted, in the order in which it was reported."""
+    """Return the keys of the changes of this kind, in the order in which they were reported."""
     return [change.key for events in told for change in events.changes if isinstance(change, kind)]
 
 

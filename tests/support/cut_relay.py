@@ -1,6 +1,6 @@
-"""A relay between client and server; the test can cut its connections.
+"""A TCP relay between client and server whose connections the test can cut.
 
-Contains the sockets on both sides. It does not parse what it relays.
+It forwards bytes without parsing them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from collections.abc import AsyncGenerator
 
 
 class CutRelay:
-    """`target`: host and port that new connections go to; `num_bytes` were received from it.
+    """A relay. `target`: HOST:PORT that new connections are relayed to. `num_bytes`: number of
+    bytes received from targets.
 
-    `cut_after`: bytes after the last cut at which it cuts again by itself; None: never.
+    `cut_after`: number of bytes received since the last cut after which the relay cuts its
+    connections itself; None: never.
     """
 
     def __init__(self, target: str) -> None:

@@ -26,7 +26,9 @@ def dashboard() -> dict[str, Any]:
 
 
 def dashboard_queries() -> dict[str, str]:
-    """Return every expression by its panel and its index there."""
+    """Return every expression: of panels by title, query id and panel id, of annotations by
+    name.
+    """
     loaded = dashboard()
     queries = {
         f"{panel['title']} {target['refId']} ({panel['id']})": target["expr"]
@@ -42,7 +44,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 def alert_queries() -> dict[str, str]:
-    """Return every expression of an alerting or recording rule by name and index."""
+    """Return every expression of an alerting or recording rule, by the rule's name and index."""
     return {
         f"{rule.get('alert') or rule['record']} ({place})": rule["expr"]
         for place, rule in enumerate(rules())
@@ -62,7 +64,7 @@ def without_variables(query: str) -> str:
 
 
 def strangers(query: str) -> list[str]:
-    """Return the names in a query that are none of our metrics or labels."""
+    """Return the metrics and labels in a query that the service does not export."""
     labels_of: dict[str, set[str]] = {}
     for spec in CATALOGUE:
         if spec.kind is MetricKind.HISTOGRAM:

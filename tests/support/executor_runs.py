@@ -24,7 +24,9 @@ MAX_SEQ_LEN = 64
 
 
 class Witness:
-    """Forwards every call and checks each result against its batch."""
+    """An executor that forwards every call to another, and checks each result against its batch.
+    `max_rows`: of any batch.
+    """
 
     def __init__(self, executor: Executor) -> None:
         self.inner = executor
@@ -61,7 +63,9 @@ class Witness:
         return result
 
     def _check_news(self, result: StepResult) -> None:
-        """Check a self-paced result: only running requests, each once, with its tokens."""
+        """Check the result of a self-paced executor (one that does its own batching): only running
+        requests, each once, with its tokens.
+        """
         slots = result.slots.tolist()
         failed = [failure.slot for failure in result.failures]
         assert len({*slots, *failed}) == len(slots) + len(failed)
@@ -117,7 +121,7 @@ class House:
         return witness
 
     def _config_of_engine(self, num_blocks: int, max_num_seqs: int) -> ExecutorConfig:
-        """Return the same limits in the settings of an engine that has its own."""
+        """Return the configuration with these limits as settings of TensorRT-LLM."""
         trtllm = self._config.trtllm
         cache = replace(
             trtllm.kv_cache_config,
@@ -143,9 +147,10 @@ class House:
         on_submitted: Callable[[], None] | None = None,
         **limits: int,
     ) -> list[Outcome]:
-        """Submit all at once, or one before every other step; step until idle.
+        """Submit all requests at once or, with `stagger`, one before every second step; step until
+        idle, and return the outcomes in order of `specs`.
 
-        `on_submitted` is called after the first step.
+        `budget`: maximum number of tokens per step. `on_submitted` is called after the first step.
         """
         witness = executor or self.executor(**limits)
         engine = Engine(witness, SchedulerConfig(max_num_batched_tokens=budget), lambda: 0.0)

@@ -1,6 +1,6 @@
-"""Puts the TensorRT-LLM stand-in on the import path, and removes it afterwards.
+"""Puts the TensorRT-LLM stand-in (tests/fakes) on the import path, and removes it afterwards.
 
-Child processes get it through their environment.
+Child processes find it through their environment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ PACKAGE = "tensorrt_llm"
 
 @contextmanager
 def fake_trtllm_on_path() -> Generator[None]:
-    """Make `import tensorrt_llm` find the stand-in inside the block; remove all of it after."""
+    """Make `import tensorrt_llm` find the stand-in inside the block; afterwards remove it and its
+    imported modules.
+    """
     sys.path.insert(0, str(FAKES))
     importlib.invalidate_caches()
     try:

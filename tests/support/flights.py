@@ -1,4 +1,4 @@
-"""Flight recordings for tests: recorded engines on a simulated device, and their actual steps."""
+"""Engines with a flight recorder on a simulated executor, and what was observed of their steps."""
 
 import json
 from collections import Counter
@@ -62,7 +62,9 @@ class _Overhearing:
 
 @dataclass(slots=True, eq=False)
 class Flown:
-    """An engine whose flight is recorded, and what was observed of it from outside."""
+    """An engine with a flight recorder, and its events, step notes and step measures as observed
+    without the recorder.
+    """
 
     depth: int = 1
     num_steps: int = 1024
@@ -71,7 +73,7 @@ class Flown:
     clock: VirtualClock = field(default_factory=lambda: VirtualClock(BEGIN_S))
     told: list[StepEvents] = field(default_factory=list)
     notes: list[StepNote] = field(default_factory=list)
-    # What was in a batch is in the note; how long its rows were is gone when the step is over.
+    # A note contains the batch, but the lengths of its rows change after the step.
     measures: list[StepMeasure] = field(default_factory=list)
     num_output: Counter[int] = field(default_factory=Counter)
     fd: int = -1
@@ -142,8 +144,8 @@ class Flown:
 
 
 def play(flown: Flown, seed: int, num_requests: int = 60) -> Flown:
-    """Run random traffic with preemptions, cancels, missed deadlines and refusals; some stays
-    live.
+    """Run random traffic with preemptions, cancels, missed deadlines and rejections; return
+    `flown`, in which some requests are unfinished.
     """
     random = np.random.default_rng(seed)
     key = 1

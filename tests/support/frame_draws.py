@@ -67,7 +67,7 @@ register(
 
 @st.composite
 def submits(draw: st.DrawFn) -> Submit:
-    """Return submissions whose outputs share all they may, or nothing."""
+    """Return submissions of one to three outputs, whose specs share any subset of their fields."""
     leader = draw(st.from_type(RequestSpec))
     others: list[RequestSpec] = []
     for other in draw(st.lists(st.from_type(RequestSpec), max_size=2)):
@@ -91,7 +91,7 @@ def logprobs(draw: st.DrawFn, num_rows: int | None = None) -> TokenLogprobs:
 
 @st.composite
 def steps(draw: st.DrawFn, keys: st.SearchStrategy[int] = KEYS) -> StepEvents:
-    """Return steps whose columns match. `keys`: of everything in them."""
+    """Return steps whose arrays have matching lengths. `keys`: strategy for the request keys."""
     num_tokens = draw(st.integers(0, 12))
     hints = get_type_hints(StepEvents)
 
@@ -109,7 +109,7 @@ def steps(draw: st.DrawFn, keys: st.SearchStrategy[int] = KEYS) -> StepEvents:
         ),
         changes=tuple(keyed("changes")),
         ends=tuple(
-            # What is for the engine's log alone is not sent.
+            # Fields that only the engine logs are not sent.
             replace(end, **{n: type(getattr(end, n))() for n in _LOGGED if hasattr(end, n)})
             for end in keyed("ends")
         ),

@@ -69,13 +69,15 @@ SMALL_WINDOW = (
 
 
 def make_text(folder: Path) -> ModelText:
-    """Return a byte-level tokenizer with a chat template, under the name "tiny"."""
+    """Return the text layer of a model "tiny", whose files are written below `folder`: a byte-level
+    tokenizer and a chat template.
+    """
     path = tiny_tokenizers.write_model_folder(folder / "tiny")
     return ModelText.load(path, name="tiny")
 
 
 class ScriptedPort:
-    """An engine that reports what the test scripts, and records what it received."""
+    """An engine port that reports what the test scripts, and records what the front sends."""
 
     def __init__(self, info: ExecutorInfo = INFO) -> None:
         self.info = info
@@ -120,12 +122,12 @@ class ScriptedPort:
             self.submit(specs)
 
     async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
-        """Keep nothing."""
+        """Report the stream as attached, without a kept request."""
         del name
         on_attached(Attached(ticket=0, resume_spec=None))
 
     def detach(self, names: tuple[str, ...]) -> None:
-        """Keep nothing."""
+        """Do nothing: no stream is kept."""
 
     def on_detached(self, listener: DetachListener) -> None:
         """Do nothing: no other client attaches."""
@@ -164,7 +166,7 @@ class ScriptedPort:
         prompt_logprobs: Sequence[tuple[int, int, TokenLogprobs]] = (),
         at_s: float | None = None,
     ) -> None:
-        """Report one step's events; `tokens` are (key, token id)."""
+        """Report one step's events to the front; `tokens`: (key, token id) of each."""
         pairs = list(tokens)
         assert self.listener is not None
         self.listener.on_events(
@@ -215,7 +217,7 @@ class ScriptedPort:
 
 @contextlib.contextmanager
 def refused(reason: ErrorReason) -> Generator[pytest.ExceptionInfo[RequestError]]:
-    """Check that a request is refused for this reason inside the block."""
+    """Check that the block raises RequestError with this reason."""
     with pytest.raises(RequestError) as caught:
         yield caught
     assert caught.value.reason is reason
@@ -244,7 +246,7 @@ def finished(key: int, reason: FinishReason = FinishReason.LENGTH, stop_id: int 
 
 
 def flat_logprobs(num_rows: int) -> TokenLogprobs:
-    """Return the same three alternatives in every row."""
+    """Return log probabilities with the same three alternatives in every row."""
     return TokenLogprobs(
         chosen=np.full(num_rows, -0.5, dtype=np.float32),
         ranks=np.ones(num_rows, dtype=np.int32),
@@ -260,7 +262,7 @@ async def until_empty(table: RequestTable) -> None:
 
 
 async def until_written(stream: TokenStream, max_held_tokens: int) -> None:
-    """Return once at most `max_held_tokens` are unwritten; the caller bounds the wait."""
+    """Wait until at most `max_held_tokens` tokens are unwritten; the caller limits the wait."""
     for _ in itertools.count():
         if stream.num_backlog_tokens <= max_held_tokens:
             return
@@ -314,7 +316,9 @@ async def serving(
     credentials: grpc.ChannelCredentials | None = None,
     gateway: GatewayServiceMaker | None = None,
 ) -> AsyncGenerator[ServedFront]:
-    """Start a front server on a socket with a scripted engine; `credentials`: of the channel."""
+    """Start a front server on a TCP socket with a scripted engine, and open a channel to it with
+    `credentials` (None: plain text).
+    """
     port = ScriptedPort()
     server = FrontServer(
         text,
@@ -355,7 +359,7 @@ class RichError:
 
 
 def rich_status(status: Any, **more: Any) -> RichError:
-    """Read a google.rpc.Status."""
+    """Convert a google.rpc.Status and its details. `more`: other fields of RichError."""
     info, bad, retry, request = ErrorInfo(), BadRequest(), RetryInfo(), RequestInfo()
     found = [
         kind

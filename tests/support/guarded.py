@@ -50,7 +50,9 @@ audience = "{AUDIENCE}"
 
 
 class Premises:
-    """The files of one service's security."""
+    """The files of a service with authentication: the authorities of servers and clients, the
+    server's certificate, the policy and the keys of JSON Web Tokens.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -64,7 +66,7 @@ class Premises:
         self.install(server)
 
     def install(self, issued: Issued) -> None:
-        """Install the server's certificate, in use from now on."""
+        """Replace the files of the server's certificate and key."""
         replace_file(self.cert_file, issued.cert)
         replace_file(self.key_file, issued.key)
 
@@ -80,7 +82,7 @@ class Premises:
         )
 
     def tokens(self) -> Security:
-        """Configure tokens over plain text: no certificates in the policy."""
+        """Return a Security for tokens over plain text, whose policy has no certificates."""
         text = POLICY.replace('certificates = ["cn:acme"]\n', "")
         self.policy_file.write_text(text, encoding="utf-8")
         return Security(self.config())

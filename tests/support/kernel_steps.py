@@ -28,7 +28,11 @@ DECODES_AND_CHUNKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """(start, number of tokens) of each row, and how a layer attends."""
+    """The rows of a step and the shape of a layer's attention.
+
+    `rows`: (start, number of tokens) of each. `heads`: number of key heads; `group`: number of
+    query heads for each of them. `window`, `softcap`: 0 for none.
+    """
 
     rows: tuple[tuple[int, int], ...] = DECODES_AND_CHUNKS
     heads: int = 2
@@ -42,8 +46,8 @@ class Case:
 
 
 class Step:
-    """A step's random keys and values in shuffled pages, the last block in use; all other memory is
-    NaN, with 8 bits its scales.
+    """A step with random keys and values, in shuffled blocks of pages that include the last one.
+    All other values in pages are NaN; with 8-bit pages, their scales are.
     """
 
     def __init__(self, case: Case, dtype: torch.dtype) -> None:
@@ -56,7 +60,7 @@ class Step:
         num_blocks = sum(widths) + 3
         shuffled = np.random.default_rng(0).permutation(num_blocks)[::-1].astype(np.int32)
         shuffled[np.argmax(shuffled)], shuffled[0] = shuffled[0], num_blocks - 1
-        # A block without an owner, far out, where a table continues after a sequence.
+        # After the end of a sequence, its table has a block number that is out of range.
         table = np.full((len(widths) + 1, max(widths) + 1), 1 << 30, dtype=np.int32)
         self.slots = np.arange(len(widths), dtype=np.int32)[::-1] + 1
         for slot, width in zip(self.slots, widths, strict=True):
@@ -94,7 +98,7 @@ class Step:
         return out
 
     def fill(self) -> None:
-        """Write what the rows may read; keys outside the window stay NaN."""
+        """Write the keys and values that the rows may read; those outside the window stay NaN."""
         window = self.case.window
         firsts = [max(start + 1 - window, 0) if window else 0 for start, _ in self.case.rows]
         counts = [end - first for end, first in zip(self.ends, firsts, strict=True)]
@@ -105,7 +109,9 @@ class Step:
         self.layer(PLAIN).write(self._rows(counts, firsts), key, value)
 
     def expected(self, query: Tensor) -> Tensor:
-        """Return the attention output in float64, computed token by token."""
+        """Return the attention output, computed token by token, float64 [tokens, query heads,
+        dim].
+        """
         case, out, packed = self.case, [], 0
         for row, (start, count) in enumerate(case.rows):
             keys = self.keys[row].double().repeat_interleave(case.group, 1)

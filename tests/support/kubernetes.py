@@ -56,7 +56,7 @@ def build(*parts: str) -> list[Manifest]:
 
 
 def build_with(*components: str) -> list[Manifest]:
-    # Inside the folder, because kustomize takes nothing but paths relative to the file.
+    # In a copy of the folder, because kustomize accepts only paths relative to the file.
     with tempfile.TemporaryDirectory(prefix="penstock-kustomize-") as folder:
         home = Path(folder)
         shutil.copytree(FOLDER, home / "kubernetes")
@@ -77,7 +77,7 @@ def every_build() -> dict[str, list[Manifest]]:
     """Build the base, each overlay, and the base with each component; return them by name."""
     builds = {"base": build("base")}
     builds |= {f"overlays/{name}": build("overlays", name) for name in OVERLAYS}
-    # The autoscaler does without the monitor only as a manifest, which is all that is asked here.
+    # In a cluster the autoscaler requires the monitor, but its manifest builds without it.
     builds |= {f"components/{name}": build_with(name) for name in COMPONENTS}
     return builds
 

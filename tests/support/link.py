@@ -1,4 +1,6 @@
-"""Both ends of the Unix-socket link: an engine on a thread or pumped by hand, and fronts."""
+"""Both ends of the Unix-socket link: an engine that runs on a thread or is stepped by the test, and
+the ports of fronts.
+"""
 
 import asyncio
 import contextlib
@@ -39,7 +41,7 @@ INFO = ExecutorInfo(
 LIMITS = SchedulerConfig(max_num_waiting=8, max_num_waiting_tokens=800)
 _FRONT = FrontConfig()
 KEPT_LIMITS = KeptLimits(max_bytes=_FRONT.max_resume_bytes, max_unread=_FRONT.max_detached_requests)
-"""Those of a service with default settings."""
+"""The limits of kept streams of a service with default settings."""
 
 
 def hello(
@@ -76,7 +78,9 @@ def simulated_engine() -> Engine:
 
 
 class FakeEngine(Engine):
-    """Records what it receives, and returns what the test puts into `news`. Not a real engine."""
+    """Does not schedule: records what it receives, and each step returns events that the test has
+    put into `news`. `told_all` is set when `news` is empty.
+    """
 
     def __init__(self) -> None:
         self.submitted: queue.Queue[tuple[RequestSpec, ...]] = queue.Queue()
@@ -119,9 +123,12 @@ class FakeEngine(Engine):
 
 
 class EngineLink:
-    """The engine's side of the link, as an engine process has it: its socket, and what serves the
-    fronts that connect there. It runs by `pump`, or after `run` on `thread`. `clock`: the engine's;
-    `limits`: of what fronts leave unread, none by default.
+    """The engine's end of the link, as in an engine process: the listening socket, the connections
+    of fronts and the dispatcher. It runs when `pump` is called or, after `run`, on `thread`.
+
+    `clock`: the engine's clock. `limits`: other arguments of FrontConnections; by default a clock
+    that stands still, so that no front exceeds a time limit. `settings`: other arguments of
+    Dispatcher.
     """
 
     thread: threading.Thread
@@ -145,7 +152,7 @@ class EngineLink:
         if listener is None:
             self._path = self._stack.enter_context(socket_path())
             listener = self._stack.enter_context(listening(self._path))
-        # By this clock no front takes too long.
+        # With this clock no front exceeds a time limit.
         limits = {"clock": lambda: 0.0} if limits is None else limits
         self.hub = FrontConnections(listener, self.dispatcher, **limits)
         self._stack.callback(self.hub.close)
@@ -163,7 +170,7 @@ class EngineLink:
         return UnixEnginePort(self._path, front_id)
 
     async def connect(self, port: UnixEnginePort, listener: EnginePortListener) -> None:
-        """Start a port of this engine; return when it is up."""
+        """Start a port of this engine, and wait until it is connected."""
         await port.start(listener)
         await self.until_up(port)
 
@@ -174,7 +181,9 @@ class EngineLink:
                 await asyncio.sleep(0)
 
     def pump(self, max_num_steps: int = 1) -> int:
-        """Read the fronts' frames, do up to `max_num_steps`; return how many had work."""
+        """Read the fronts' frames, run up to `max_num_steps` steps while there is work, and send
+        their frames; return the number of steps. Returns 0 at once after `run` or `close`.
+        """
         if not self._is_pumped:
             return 0
         num_steps = 0
@@ -187,7 +196,7 @@ class EngineLink:
         return num_steps
 
     def sweep(self) -> None:
-        """Do what an engine does about once a second. Call it between pumps."""
+        """Run the dispatcher's sweep, which an engine runs about once a second."""
         self.dispatcher.sweep()
 
     def run(self) -> None:
@@ -250,7 +259,7 @@ class Recorder:
 
 @contextlib.contextmanager
 def socket_path() -> Generator[Path]:
-    """Return a short socket path; pytest's own folders are too long."""
+    """Provide a socket path in a new folder; paths in pytest's folders may exceed the limit."""
     folder = Path(tempfile.mkdtemp(prefix="pl-"))
     try:
         yield folder / "engine.sock"
@@ -260,7 +269,7 @@ def socket_path() -> Generator[Path]:
 
 @contextlib.contextmanager
 def listening(path: Path) -> Generator[socket.socket]:
-    """Return a listening socket, as the supervisor hands it to every engine."""
+    """Provide a listening socket, as the supervisor passes it to every engine."""
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(path))
         made.listen(16)

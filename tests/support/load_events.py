@@ -1,4 +1,4 @@
-"""Events as a load generator receives them, and send schedules."""
+"""Plans of a load generator, and the events that it receives."""
 
 from typing import Any
 
@@ -7,7 +7,9 @@ from penstock.tools.bench.plan import Arrivals, LoadPlan
 
 
 def plan(**settings: Any) -> LoadPlan:
-    """Return a schedule of ten requests a second, evenly, from 0 s to 10 s, all counted."""
+    """Return a plan, by default of ten evenly spaced requests per second from 0 s to 10 s, without
+    a warm-up.
+    """
     chosen: dict[str, Any] = {"vocab_size": 1000, "warm_up_s": 0.0, "duration_s": 10.0, **settings}
     if "arrivals" not in chosen:
         chosen |= {"arrivals": Arrivals.CONSTANT, "rate_per_s": chosen.get("rate_per_s", 10.0)}

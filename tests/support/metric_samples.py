@@ -1,4 +1,4 @@
-"""Metrics as Prometheus would read them, and a metrics server by a clock of the test."""
+"""Metrics as Prometheus would read them, and a metrics server with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from support.snapshots import request_view, snapshot
 
 
 def read(metrics: ServiceMetrics, compat: str = "") -> dict[tuple[str, frozenset[str]], float]:
-    """Return every sample by its name and its labels as `name=value`, without the model label."""
+    """Return every sample by its name and its labels as `name=value`, without the labels of the
+    model and the engine.
+    """
     text, _ = Exposition(metrics).render("", compat)
     return samples_of(text.decode())
 
@@ -50,7 +52,7 @@ def names(samples: Iterable[tuple[str, frozenset[str]]]) -> set[str]:
 
 
 class House:
-    """A server on a free port, and calls to it."""
+    """A metrics server on a free port, and HTTP calls to it."""
 
     def __init__(self) -> None:
         self.metrics = ServiceMetrics(model='de"mo\\')

@@ -1,7 +1,7 @@
-"""Two fronts that outlive their engines, and a client that resumes.
+"""Two fronts whose engine dies and is replaced, and a client that resumes its stream.
 
-Contains the deaths: after how many turns of the engine and of the loop, and whether a front reaches
-the next engine later than the other. In process, with real sockets between client and fronts.
+An `Attempt` determines when the engine dies, and which front connects to the next engine last. All
+in one process, with TCP between client and fronts.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _MAX_ATTEMPTS = 60
 
 @dataclass(frozen=True)
 class Attempt:
-    """One Resume: on which front, turns until the engine dies (None: never), whether the other
-    front finds the next engine late, and how many messages are read.
+    """One call of Resume. `front`: index of the front. `num_turns`: number of engine steps until
+    the engine dies, None: it does not die. `is_late`: the other front connects to the next engine
+    last. `num_messages`: maximum number of messages read.
     """
 
     front: int
@@ -37,7 +38,7 @@ class Attempt:
 
 
 class MortalFronts:
-    """`fronts` share the current engine."""
+    """Two fronts, and the engine to which both are connected."""
 
     def __init__(self, text: ModelText, fronts: list[SteppedService]) -> None:
         self.fronts = fronts
@@ -45,13 +46,13 @@ class MortalFronts:
         self._epoch = 1
 
     async def turns(self, count: int) -> None:
-        """Run `count` steps of the engine, each with an iteration of the loop."""
+        """Run `count` steps of the engine, with an iteration of the event loop after each."""
         for _ in range(count):
             self.fronts[0].step()
             await asyncio.sleep(0)
 
     async def replace_engine(self, *, late: int | None = None) -> None:
-        """Close the engine and start another; the front `late` connects last."""
+        """Close the engine and start another; the front with id `late` connects last."""
         old = self.fronts[0]
         old.link.close()
         old.engine.close()
@@ -64,8 +65,8 @@ class MortalFronts:
             await self.turns(5)
 
     async def attempt(self, got: list[pb.GenerateResponse], what: Attempt) -> str:
-        """Resume after the messages in `got` and extend it; return "" or the reason of the
-        failure.
+        """Resume after the messages in `got`, and append the new ones to it; return the error
+        reason, ENGINE_DOWN or STREAM_SUPERSEDED, or "".
         """
         service = self.fronts[what.front]
         counts = num_tokens_of(got)
@@ -99,7 +100,7 @@ async def _read(call: Any, got: list[pb.GenerateResponse], num_messages: int) ->
             got.append(message.response)
     except grpc.aio.AioRpcError as error:
         reason = rich_error(error).info.reason
-        # Never that the request is unknown, nor that it cannot be resumed there.
+        # In no case may the request be unknown or not resumable.
         if reason not in ("ENGINE_DOWN", "STREAM_SUPERSEDED"):
             raise
         return str(reason)

@@ -1,4 +1,4 @@
-"""A Multiplex call, over a transport that the test controls or through a client."""
+"""Commands of a Multiplex call, and a call over a transport that the test controls."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def kind(event: pb.MultiplexEvent) -> str:
 
 
 class Wire:
-    """The server's side of a call, without gRPC. `is_open` False blocks every write."""
+    """The server's side of a call, without gRPC. While `is_open` is not set, writes block.
+    `num_unread`: commands that the server has not read.
+    """
 
     def __init__(self) -> None:
         self.messages: list[pb.MultiplexResponse] = []
@@ -95,7 +97,7 @@ class Wire:
         self.messages.append(pb.MultiplexResponse.FromString(message))
 
     def events(self, key: int | None = None) -> list[pb.MultiplexEvent]:
-        """Return the events sent so far."""
+        """Return the events sent so far, for all requests or the one with this key."""
         return [
             event
             for message in self.messages
@@ -125,7 +127,9 @@ class PlayedCall:
         return spec.key
 
     async def settle(self) -> None:
-        """Run the loop until nothing can progress: nothing here waits for a clock or a socket."""
+        """Run 20 iterations of the event loop, after which no task can progress: none waits for a
+        clock or a socket.
+        """
         for _ in range(20):
             await asyncio.sleep(0)
 

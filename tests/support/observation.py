@@ -18,7 +18,9 @@ DOORS = ("--operations-port", "0", "--metrics-port", "0")
 async def observed(
     *arguments: str, environment: dict[str, str] | None = None
 ) -> AsyncGenerator[tuple[Service, OperationsClient]]:
-    """Start `penstock serve` with both operators' ports, and a client of the operations service."""
+    """Start `penstock serve` with an operations and a metrics port, and a client of the operations
+    service.
+    """
     async with (
         started(*arguments, *DOORS, environment=environment) as service,
         OperationsClient(await service.door("operations")) as operations,
@@ -29,7 +31,9 @@ async def observed(
 async def until_stats(
     operations: OperationsClient, is_so: Callable[[ServerStats], bool]
 ) -> ServerStats:
-    """Watch until the service's statistics satisfy the condition."""
+    """Watch the service's statistics until they satisfy the condition, and return them. Raises
+    AssertionError at the time limit.
+    """
     last: ServerStats | None = None
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -48,7 +52,7 @@ def num_completed(stats: ServerStats) -> int:
 
 
 def is_quiet(stats: ServerStats) -> bool:
-    """Return whether nothing is live, used or streaming."""
+    """Return whether no request is live and no cache block is in use."""
     return not any(
         model.num_processing or model.num_pending or model.cache.num_used_blocks
         for model in stats.models

@@ -26,7 +26,9 @@ from support.snapshots import SNAPSHOT
 
 
 class FakeDesk(Operations):
-    """Returns what its attributes hold, and records the commands it received."""
+    """Returns its attributes, or raises `error`, and records the received commands in `told`.
+    `hold`: live_requests waits for this event.
+    """
 
     def __init__(self) -> None:
         self.snapshots: list[Snapshot] = [SNAPSHOT]

@@ -1,4 +1,4 @@
-"""A trace collector for tests: a real OTLP server on this machine that can also misbehave.
+"""A trace collector for tests: an OTLP server on this machine that can also fail or hang.
 
 Serves gRPC and HTTP. Keeps the requests it received, decoded and as bytes, and their metadata.
 """
@@ -78,7 +78,7 @@ class Receiver:
         return mode
 
     def stop(self) -> None:
-        """Let hanging calls continue."""
+        """Let hanging and delayed calls continue."""
         self._stopped.set()
 
     def spans(self) -> list[Span]:
@@ -114,7 +114,9 @@ class Receiver:
             return of_trace()
 
     def is_settled(self, holds: Callable[[], bool], limit_s: float) -> bool:
-        """Return whether `holds` became true within the limit; check it on every request."""
+        """Return whether `holds` became true within `limit_s`; it is checked after every
+        request.
+        """
         with self._changed:
             return self._changed.wait_for(holds, limit_s)
 

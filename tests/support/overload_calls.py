@@ -15,7 +15,9 @@ from support.stepped_service import SteppedService, ids_of, request
 
 
 def show_queue(service: SteppedService) -> ShownQueue:
-    """Give the front the engine's queue, which fronts read from the board of an engine process."""
+    """Let the front read the engine's queue from a status board, as from that of an engine
+    process.
+    """
     shown = ShownQueue(service.engine)
     service.front.admission = AdmissionEstimate(shown.view)
     return shown
@@ -25,7 +27,7 @@ Outcome: TypeAlias = "list[pb.GenerateResponse] | grpc.aio.AioRpcError"
 
 
 class Calls:
-    """Calls that are read from the start, and how each of them ended."""
+    """Calls of Generate, each read by a task, and their outcomes."""
 
     def __init__(self) -> None:
         self.tasks: list[asyncio.Task[Outcome]] = []

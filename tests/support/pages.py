@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# What builds leave behind, and what tools install, is not ours.
+# Folders of build outputs and installed packages.
 _FOREIGN = {"build", "dist", "node_modules", "target", "__pycache__"}
 
 
 def markdown_pages() -> list[Path]:
-    """Return every page for readers, in order."""
+    """Return all Markdown files, sorted, except those in hidden folders, build outputs and
+    installed packages.
+    """
     return sorted(_pages(REPOSITORY))
 
 

@@ -1,4 +1,4 @@
-"""How long a test waits for what must happen: only a failing test waits that long."""
+"""The time limit of waits in tests, seconds: only a failing test waits that long."""
 
 from __future__ import annotations
 

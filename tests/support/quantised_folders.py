@@ -1,4 +1,4 @@
-"""Tiny models as folders in the 8-bit formats that are read."""
+"""Tiny models as folders in the 8-bit formats that the torch executor reads."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def save_quantised_model(
     dtype: torch.dtype = torch.float32,
     **changes: float,
 ) -> Path:
-    """Write the model of `save_tiny_model` with its layers' linears in 8 bits: in the form of
-    compressed-tensors with a scale per channel, in ModelOpt's with a scale per tensor.
+    """Write the model of `save_tiny_model` with the linear weights of its layers in 8 bits; return
+    the folder. `form`: one of FORMS; compressed-tensors has a scale per channel, modelopt one per
+    tensor.
     """
     save_tiny_model(name, folder, dtype, **changes)
     store_quantised(folder, is_channelwise=form == "compressed-tensors", kind=kind)
@@ -50,7 +51,7 @@ def save_quantised_model(
 
 
 def store_quantised(folder: Path, *, is_channelwise: bool, kind: str = "fp8") -> None:
-    """Quantise the linears of the layers in the folder's own file."""
+    """Quantise the linear weights of the layers in the folder's model.safetensors."""
     tensors = load_tensors(folder)
     for name in [name for name in tensors if "_proj.weight" in name]:
         weight = tensors[name].float()
@@ -62,16 +63,16 @@ def store_quantised(folder: Path, *, is_channelwise: bool, kind: str = "fp8") ->
 
 
 def change_config(folder: Path, **values: Any) -> None:
-    """Set fields of the folder's configuration."""
+    """Set fields of the folder's config.json."""
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
 def load_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of the folder's own file."""
+    """Return the tensors in the folder's model.safetensors, by name."""
     return load_file(folder / "model.safetensors")
 
 
 def save_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Replace the tensors of the folder's own file."""
+    """Replace the folder's model.safetensors by one with these tensors."""
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

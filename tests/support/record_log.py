@@ -36,7 +36,9 @@ class RecordLog:
 
 
 def check_tiling(record: RequestRecord) -> None:
-    """Check that segments tile the record's time: no gap, no overlap, none empty among several."""
+    """Check that the segments cover the record's time without a gap or an overlap, and that none of
+    several is empty.
+    """
     segments = record.segments
     assert segments[0].start_s == record.arrival_s
     assert segments[-1].end_s == record.end_s

@@ -107,8 +107,8 @@ CHOICE = Constraint(kind=ConstraintKind.CHOICE, texts=("ab", "cd"))
 
 
 async def constrained(site: Site) -> tuple[LiveRequest, RequestSpec]:
-    """Replay a constrained request with two tokens on another engine; return it and its new
-    spec.
+    """Generate two tokens of a constrained request and replace the engine; return the request and
+    the spec that the next engine receives.
     """
     request, [first] = await site.open(generation(constraint=CHOICE))
     site.run(first.key)

@@ -1,5 +1,5 @@
-"""What fronts and engines report, for tests of code that reads it: each with every value that a
-test does not care about.
+"""Builders of what fronts and engines report (heartbeats, records, steps, views), with default
+values for the fields that a test does not set.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ _ZEROS: dict[Any, Any] = {int: 0, float: 0.0, str: "", bool: False}
 
 
 def blank(kind: type[T], /, **given: Any) -> T:
-    """Return a value with the given fields; the others that it must have are zero or empty."""
+    """Return a value of class `kind` with the given fields; its other required fields are zero or
+    empty.
+    """
     hints = get_type_hints(kind)
     parameters = inspect.signature(kind).parameters.values()
     needed = (one.name for one in parameters if one.default is one.empty)
@@ -65,13 +67,13 @@ def outcome(num: int = 1, **settings: Any) -> OutcomeCount:
 
 
 def beat(front_id: int = 1, *outcomes: OutcomeCount, **settings: Any) -> Heartbeat:
-    """Return a report of a front that has nothing to do."""
+    """Return the heartbeat of an idle front."""
     given = {"front_id": front_id, "pid": 100 + front_id, "epoch": 1, "is_engine_up": True}
     return blank(Heartbeat, outcomes=outcomes, **given | settings)
 
 
 def record(*segments: Segment, **settings: Any) -> RequestRecord:
-    """Return the record of a successful request that counts nothing."""
+    """Return the record of a successful request whose counts are 0."""
     given: dict[str, Any] = {
         "front_id": 1,
         "method": GENERATE,
@@ -97,7 +99,9 @@ def trace_parent(number: int = 1, **changes: Any) -> TraceParent:
 
 
 def segments_of(arrival_s: float = 100.0) -> tuple[Segment, ...]:
-    """Return the segments of an undisturbed request: half a second queued, two in total."""
+    """Return the segments of a request that was queued for half a second and took two seconds, with
+    one prefill and one decode.
+    """
     return (
         Segment(SegmentKind.PREPARE, arrival_s, arrival_s + 0.01),
         Segment(SegmentKind.QUEUE, arrival_s + 0.01, arrival_s + 0.51, wait=WAIT),
@@ -141,7 +145,7 @@ def request_record(number: int = 1, **changes: Any) -> RequestRecord:
 
 
 def refused_record(code: int, reason: str, **changes: Any) -> RequestRecord:
-    """Return the record of a request that ended in preparation."""
+    """Return the record of a request that was rejected during its preparation."""
     told: dict[str, Any] = {
         "code": code,
         "reason": reason,
@@ -176,7 +180,9 @@ def preempted_record(**changes: Any) -> RequestRecord:
 
 
 def steps(*rows: dict[str, Any]) -> NDArray[Any]:
-    """Return rows of STEP; a step takes 8 ms and 1 ms more of planning unless overridden."""
+    """Return rows of STEP, an array [n]. By default the steps begin one second apart, and each
+    takes 7.8 ms on the device after 0.5 ms of planning and before 0.5 ms of updating.
+    """
     array = np.zeros(len(rows), dtype=STEP)
     for index, row in enumerate(rows):
         begun_s = 10.0 + index
@@ -195,7 +201,7 @@ def steps(*rows: dict[str, Any]) -> NDArray[Any]:
 
 
 def steps_at(num_steps: int, at_s: Callable[[int], float], **values: Any) -> NDArray[Any]:
-    """Return steps of 10 ms whose results arrived at `at_s` of their index."""
+    """Return steps of 10 ms, an array [num_steps]; step i ends (`updated_s`) at `at_s(i)`."""
     before_s = {"begun_s": 0.01, "launched_s": 0.008, "collected_s": 0.002, "updated_s": 0.0}
     return steps(
         *(
@@ -221,7 +227,7 @@ def live_view(key: int, request_id: str = "mine", **changes: Any) -> LiveView:
 
 
 def front_view(keys: list[int], request_id: str = "mine", **changes: Any) -> FrontView:
-    """Return the front's view of the request of these outputs."""
+    """Return the front's view of a request whose outputs have these keys."""
     given: dict[str, Any] = {
         "front_id": 1,
         "trace_id": "ab" * 16,
@@ -274,7 +280,7 @@ def small_recording(num_steps: int = 6) -> bytes:
         num_admitted=1,
         num_finished=1,
     )
-    # Each request has the number of the step that it came in for a key, and in its name.
+    # A request's key, which its id contains, is the number of the step in which it arrives.
     for key, row in enumerate(rows):
         at_s = float(row["updated_s"])
         names = (f"r{key}".encode(), b"acme")

@@ -43,7 +43,7 @@ def fill(draw: st.DrawFn, message: Message, descriptor: Descriptor, one_in: int)
         if draw(st.integers(1, one_in)) != one_in:
             continue
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            # What is in a Struct is not a field of the contract.
+            # The content of a Struct is not a field of the contract.
             continue
         if field.is_repeated:
             for _ in range(draw(st.integers(0, 3))):

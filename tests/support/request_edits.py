@@ -20,7 +20,9 @@ def edited(edit: Edit) -> GenerateRequest:
 
 
 def merging(**fields: Any) -> Edit:
-    """Set fields as the message's constructor takes them: nested dicts, and lists."""
+    """Return an edit that sets fields, given as to the message's constructor: nested dictionaries
+    and lists.
+    """
     return lambda message: message.MergeFrom(GenerateRequest(**fields))
 
 

@@ -1,7 +1,4 @@
-"""Resumable requests, and readers of their streams.
-
-Contains their builders, and reading a part of a stream while a stepped engine runs.
-"""
+"""Builders of resumable requests, and readers of their streams while a stepped engine runs."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ def resumable(
     grace_s: float = 60.0,
     prompt: Iterable[int] = (5, 6, 7, 8),
 ) -> pb.GenerateRequest:
-    """Return a greedy request of exactly `num_tokens` output tokens, reported by id, kept for
-    `grace_s`.
+    """Return a greedy request of exactly `num_tokens` output tokens, with their ids, that can be
+    resumed for `grace_s` seconds.
     """
     message = request(num_tokens, prompt, request_id=request_id)
     message.resume_timeout.FromMicroseconds(round(grace_s * 1e6))
@@ -32,7 +29,9 @@ def resumable(
 def resumed(
     request_id: str, *, next_sequence: int = 0, num_received: Sequence[int] = ()
 ) -> pb.ResumeRequest:
-    """Return a request to resume from these positions."""
+    """Return a request to resume from the message `next_sequence`. `num_received`: number of tokens
+    received of each output.
+    """
     return pb.ResumeRequest(
         request_id=request_id, next_sequence=next_sequence, received_token_counts=num_received
     )
@@ -51,14 +50,14 @@ def rest_after(
 
 
 async def until_read(service: SteppedService, reading: asyncio.Future[Any]) -> Any:
-    """Run the engine until the read is done; raise its error."""
+    """Run the engine until `reading` is done; return its result or raise its error."""
     await service.until(reading.done, steps=True)
     return reading.result()
 
 
 async def read_some(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
-    """Read `num_messages` of a call while the engine runs, one step at a time: tokens that wait for
-    their reader share a message.
+    """Read `num_messages` messages of a call, stepping the engine only while a read waits, because
+    tokens that wait for their reader share a message.
     """
     messages = aiter(call)
     read: list[Any] = []
@@ -67,14 +66,16 @@ async def read_some(service: SteppedService, call: Any, num_messages: int) -> li
             reading = asyncio.ensure_future(anext(messages))
             while not reading.done():
                 service.step()
-                # Not every step has a message: a while without one is no fault.
+                # Not every step sends a message.
                 await asyncio.wait({reading}, timeout=0.05)
             read.append(await reading)
     return read
 
 
 async def lose(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
-    """Read `num_messages` of a call and cancel it; return when the front has detected that."""
+    """Read `num_messages` messages of a call and cancel it; return them once the front has detected
+    the cancel.
+    """
     messages = await read_some(service, call, num_messages)
     call.cancel()
     await service.until(lambda: not service.server.num_active_calls)
@@ -90,7 +91,9 @@ def num_tokens_of(responses: Iterable[pb.GenerateResponse], num_outputs: int = 1
 
 
 def outputs_of(responses: Sequence[pb.GenerateResponse]) -> list[tuple[str, list[int], bytes]]:
-    """Return text, ids and end of every output of a complete stream."""
+    """Return the text, the token ids and the encoded OutputEnd of every output of a complete
+    stream.
+    """
     tokens = [response.tokens for response in responses if response.HasField("tokens")]
     return [
         (
@@ -108,7 +111,9 @@ def outputs_of(responses: Sequence[pb.GenerateResponse]) -> list[tuple[str, list
 
 
 def unbroken(responses: Sequence[pb.GenerateResponse]) -> bool:
-    """Return whether sequence numbers have no gap, from the accepted event to the end."""
+    """Return whether the sequence numbers have no gap, and the events begin with the only accepted
+    one and end with the finished one.
+    """
     numbers = [response.sequence for response in responses]
     events = [response.WhichOneof("event") for response in responses]
     return (

@@ -1,7 +1,6 @@
-"""A real gRPC server on a free port with behaviour that a test scripts, request by request.
+"""A real gRPC server on a free port whose behaviour a test scripts, request by request.
 
-Contains the transport and the requests seen. A script answers each Generate and each request of a
-Multiplex call: a coroutine.
+A script, a coroutine function, answers one Generate call or one request of a Multiplex call.
 """
 
 import asyncio
@@ -191,7 +190,7 @@ async def say_hello(call: ServedCall) -> None:
 
 
 async def speak_and_wait(call: ServedCall) -> None:
-    """Send some output, then nothing; on a cancel send the end that the contract defines."""
+    """Send some output and wait for a cancel; then send the end that the contract defines."""
     await accept_and_speak(call)
     await call.cancelled.wait()
     await call.finished()
@@ -213,7 +212,9 @@ def failing(
     trailers: tuple[tuple[str, str], ...] = (),
     after: Script | None = None,
 ) -> Script:
-    """Return a script that fails, after running `after` if given. `reason` "": no details."""
+    """Return a script that fails with `code`, after running the script `after`, if given. `reason`
+    "": the error has no ErrorInfo.
+    """
 
     async def script(call: ServedCall) -> None:
         if after is not None:
@@ -225,7 +226,7 @@ def failing(
 
 
 if TYPE_CHECKING:
-    # The stubs want every method, and Generate as a generator; gRPC wants neither.
+    # The type stubs require every method, and Generate as a generator; gRPC requires neither.
     _Servicer = object
 else:
 
@@ -236,8 +237,9 @@ else:
 class ScriptedServer(_Servicer):
     """Runs the scripts in order, one for each request, and `say_hello` after the last.
 
-    `requests`: of all methods, in order of arrival; `arrived` without those of GenerateOnce.
-    `calls`: of Multiplex; it refuses one for each of `refusals`, and cuts an open one on `cut`.
+    `requests`: those of Generate, GenerateOnce and Multiplex, in order of arrival; `arrived`: the
+    same without GenerateOnce, which returns the responses in `once`. `calls`: the Multiplex calls;
+    for each entry of `refusals` one is rejected. Setting `cut` aborts an open one.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A self-paced executor under the control of a test: no threads, no waiting."""
+"""A self-paced executor (one that does its own batching) that a test scripts, without threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration that `penstock serve` makes of words and environment variables."""
+"""The configuration of `penstock serve` for given arguments and environment variables."""
 
 from __future__ import annotations
 

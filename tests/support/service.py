@@ -1,7 +1,6 @@
 """A real `penstock serve` on a free port, and a client for it.
 
-Contains the child process and its output. Every wait is bounded; only this child and its own
-children are ever signalled.
+Every wait has a time limit; only this child process and its children are signalled.
 """
 
 import asyncio
@@ -25,7 +24,7 @@ from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support.generate_requests import greedy
 from support.patience import PATIENCE_S
 
-# As text or as JSON.
+# In a log line as text or as JSON.
 _CHILD_READY = re.compile(
     r'supervised_process(?:: |", "message": ")(engine|front|observer) ?\d* ?is ready: pid=(\d+)'
 )
@@ -33,8 +32,8 @@ _MAX_LINES = 5000
 
 
 def simulated(step_s: float = 0.01, **settings: Any) -> list[str]:
-    """Return arguments for a simulated executor whose steps take `step_s`, whatever their
-    content.
+    """Return arguments for a simulated executor whose steps take `step_s` of real time, independent
+    of the batch. `settings`: other fields of SimulatedConfig.
     """
     cost = {
         "step_s": step_s,
@@ -47,7 +46,9 @@ def simulated(step_s: float = 0.01, **settings: Any) -> list[str]:
 
 
 class Service:
-    """`async with started(...) as service`: the service is ready inside the block."""
+    """A `penstock serve` process, created by `launched` or `started`. `pids`: by role, the pids of
+    its child processes that have become ready.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -91,7 +92,9 @@ class Service:
                 await self._news.wait()
 
     async def door(self, name: str) -> str:
-        """Return the "operations" or "metrics" address that it printed on stdout."""
+        """Wait until the service has printed its "operations" or "metrics" address, and return
+        it.
+        """
         prefix = f"penstock {name} on "
         async with asyncio.timeout(PATIENCE_S), self._news:
             while True:
@@ -101,7 +104,7 @@ class Service:
                 await self._news.wait()
 
     async def ended(self) -> int:
-        """Wait for the exit and the rest of its output; return the exit code."""
+        """Wait for the exit of the process and the end of its output; return the exit code."""
         async with asyncio.timeout(PATIENCE_S):
             code = await self.process.wait()
             await asyncio.gather(*self._readers)
@@ -139,7 +142,7 @@ class Service:
                 self.pids[child.group(1)].put_nowait(int(child.group(2)))
         if not self._ready.done():
             self._ready.set_exception(AssertionError("".join(self.stderr)))
-            self._ready.exception()  # it is no surprise to a test that expects it
+            self._ready.exception()  # so that asyncio does not log it as never retrieved
 
 
 @contextlib.asynccontextmanager
@@ -183,7 +186,9 @@ async def started(
 
 
 class Stream:
-    """One Generate call: a prompt of a few tokens, greedy, a fixed number of output tokens."""
+    """One call of Generate, greedy, with a fixed number of output tokens. `num_tokens`, `text`:
+    what was read so far.
+    """
 
     def __init__(self, channel: grpc.aio.Channel, num_tokens: int, prompt: Sequence[int]) -> None:
         stub = pb_grpc.GenerationServiceStub(channel)
@@ -226,7 +231,7 @@ def stream(channel: grpc.aio.Channel, num_tokens: int, first_token: int = 5) -> 
 
 
 async def health_of(channel: grpc.aio.Channel) -> int:
-    """Return the health of the whole server, once it answers."""
+    """Wait until the server answers, and return the health of the whole server."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     answer = await stub.Check(
         health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=PATIENCE_S

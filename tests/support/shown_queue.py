@@ -1,4 +1,4 @@
-"""The status board of an engine in this process, as an engine process publishes its own."""
+"""A status board for an engine in this process, as an engine process has it in shared memory."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class ShownBoard:
 
 
 class ShownQueue:
-    """Publishes `engine`'s queue as of the last `turned`.
+    """Publishes `engine`'s queue as of the last call of `turned`.
 
-    `queue_s`: the published queue estimate.
+    `queue_s`: the queue time, seconds, that is published while requests wait.
     """
 
     def __init__(self, engine: Engine) -> None:

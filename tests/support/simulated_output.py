@@ -16,8 +16,8 @@ def simulated_token(
     """Return the token at absolute `position` (at least the prompt's length) of the original
     prompt.
 
-    `seed`: of the request's sampling parameters, 0 if greedy. Only for requests without stop ids;
-    `simulated_output` handles those too.
+    `seed`: the one of the request's sampling parameters, 0 if greedy. Only for requests without
+    stop ids; `simulated_output` is correct for those too.
     """
     origins = np.array([origin_of(prompt_ids, seed)], dtype=np.uint64)
     return int(tokens_at(origins, np.array([position], dtype=np.int64), vocab_size)[0])

@@ -67,13 +67,13 @@ SNAPSHOT = Snapshot(
 
 
 def snapshot(time_s: float = NOW_UNIX_S, **changes: Any) -> Snapshot:
-    """Return the statistics at a time, with changes of the model's."""
+    """Return the statistics at Unix time `time_s`, with `changes` to those of the model."""
     models = (dataclasses.replace(MODEL, **changes),)
     return dataclasses.replace(SNAPSHOT, time_s=time_s, models=models)
 
 
 def request_view(number: int = 1, **changes: Any) -> RequestView:
-    """Return a request in decode, `number` seconds after the first."""
+    """Return a request in its decode phase, which arrived 100 - `number` seconds ago."""
     arrival_s = NOW_UNIX_S - 100.0 + number
     view = RequestView(
         request_id=f"request-{number}",
@@ -120,5 +120,5 @@ def waiting_view(number: int, **changes: Any) -> RequestView:
 
 
 def numbered(views: int) -> tuple[RequestView, ...]:
-    """Return the given number of requests in order of arrival."""
+    """Return `views` requests in order of arrival, one second apart."""
     return tuple(request_view(number) for number in itertools.islice(itertools.count(), views))

@@ -1,4 +1,4 @@
-"""The SDK's spans of one record as a tree that tests can compare."""
+"""The OpenTelemetry SDK's spans of one request record, as a tree that tests can compare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.server.observe.spans.span_writer import PlannedIds, SpanWriter, Un
 
 @dataclass(frozen=True, slots=True)
 class SpanTree:
-    """A span; `attributes` of a root are those of its end. Times are Unix nanoseconds."""
+    """A span. `attributes`: of a root, only those set at its end. Times are Unix nanoseconds."""
 
     name: str
     span_id: int
@@ -32,7 +32,7 @@ class SpanTree:
 
 
 class _Written:
-    """One provider for all: spans are read and dropped."""
+    """A tracer provider that exports to memory, shared by all calls of `tree_of`."""
 
     def __init__(self) -> None:
         self.ids = PlannedIds()
@@ -45,7 +45,9 @@ _WRITTEN = _Written()
 
 
 def tree_of(record: RequestRecord, *, offset_ns: int = 0, **options: Any) -> SpanTree:
-    """`options`: of TracingConfig."""
+    """Write the spans of a record and return their tree. `offset_ns`: Unix time minus monotonic
+    time, nanoseconds. `options`: fields of TracingConfig.
+    """
     clock = UnixClock(lambda: 0, lambda: offset_ns)
     writer = SpanWriter(
         _WRITTEN.provider,

@@ -1,7 +1,7 @@
 """Fronts on real sockets over a real engine in this process, stepped by the test or on a thread.
 
-Counts the steps. The executor is the strict simulated one: it rejects what a device would compute
-wrongly. The engine's accounting is checked after every step.
+The executor is the simulated one in strict mode, which rejects batches that a device would compute
+wrongly. The engine's integrity is checked after every step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from support.patience import PATIENCE_S
 
 
 class WatchedEngine(Engine):
-    """Records the requests it was asked to cancel, and the number of computed tokens of each."""
+    """Records the keys of cancelled requests, and the number of computed tokens of each request;
+    checks the engine's integrity after every step.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,7 +62,9 @@ class WatchedEngine(Engine):
 
 @dataclass
 class SteppedService:
-    """A front and its engine, which runs only by `step`. `num_steps`: those that had work."""
+    """A front and its engine, which runs only when the test steps it. `num_steps`: number of steps
+    that had work.
+    """
 
     engine: WatchedEngine
     link: EngineLink
@@ -85,11 +89,11 @@ class SteppedService:
         return self.engine.cache.pool.num_used
 
     def is_clean(self) -> bool:
-        """Return whether no request is live in the engine, and none has blocks (I1 and I2)."""
+        """Return whether no request is live in the engine and no cache block is in use."""
         return not self.engine.requests and not self.num_used_blocks and not len(self.engine.queue)
 
     def step(self, count: int = 1) -> int:
-        """Read the fronts' commands and do up to `count` steps; return how many had work."""
+        """Read the fronts' commands and run up to `count` steps; return how many had work."""
         done = self.link.pump(count)
         self.num_steps += done
         return done
@@ -99,8 +103,8 @@ class SteppedService:
         self.link.pump(0)
 
     async def until(self, is_so: Callable[[], bool], *, steps: bool = False) -> None:
-        """Run the loop until the condition holds and the front has sent what it had for the engine;
-        with `steps`, the engine too.
+        """Run the event loop until the condition holds and the front has no unsent bytes for the
+        engine. `steps`: also step the engine.
         """
         async with asyncio.timeout(PATIENCE_S):
             while not is_so() or self.port.num_unsent_bytes:
@@ -122,12 +126,14 @@ class SteppedService:
         await self.until(lambda: self.server.num_live_requests == 0)
 
     async def disconnect(self) -> None:
-        """Close the front's connection to the engine for good, as its death does."""
+        """Close the front's connection to the engine, as the front's death does."""
         await self.port.close()
         self.hear()
 
     async def connect(self) -> None:
-        """Connect the front to `link`, of another engine than the one that it has lost."""
+        """Wait until the front has detected the loss of its engine, and connect it to the one of
+        `link`.
+        """
         await self.until(lambda: not self.port.is_up)
         await self.port.close()
         self.front.port = port = self.link.port(self.front.config.front_id)
@@ -174,7 +180,7 @@ def stepped_engine(
     front: FrontConfig | None = None,
     **executor: Any,
 ) -> tuple[WatchedEngine, EngineLink]:
-    """Return an engine, and the link by which fronts reach it. `executor`: as of `stepped`."""
+    """Return an engine, and the link by which fronts reach it. `executor`: as in `stepped`."""
     config = scheduler or SchedulerConfig(max_num_waiting=64)
     settings: dict[str, Any] = {
         "num_blocks": 64,
@@ -209,8 +215,8 @@ async def stepped(
     recorder: RequestRecorder | None = None,
     **executor: Any,
 ) -> AsyncGenerator[SteppedService]:
-    """Start the site; with a `recorder` requests are traced. `executor`: more fields of
-    ExecutorConfig; by default 64 blocks of 16 tokens, 8 slots.
+    """Start an engine, a front and a client channel. With a `recorder` requests are traced.
+    `executor`: other fields of ExecutorConfig; by default 64 blocks of 16 tokens and 8 slots.
     """
     engine, link = stepped_engine(
         text,
@@ -238,7 +244,9 @@ async def stepped(
 async def running(
     text: ModelText, pace: SimulatedPace = SimulatedPace.IMMEDIATE, **options: Any
 ) -> AsyncGenerator[SteppedService]:
-    """Start a site whose larger engine runs on a thread. `options`: of `stepped`."""
+    """Start a service as `stepped` does, with a larger engine that runs on a thread. `options`:
+    arguments of `stepped`.
+    """
     simulated = SimulatedConfig(vocab_size=text.files.vocab_size, pace=pace, is_strict=True)
     sizes: dict[str, Any] = {"num_blocks": 512, "max_seq_len": 1024, "simulated": simulated}
     async with stepped(text, **sizes, **options) as service:
@@ -250,7 +258,7 @@ async def running(
 async def another_front(
     service: SteppedService, front_id: int = 2, **config: Any
 ) -> AsyncGenerator[SteppedService]:
-    """Start another front of the same engine; its requests run in the first one's steps."""
+    """Start another front of the same engine. `config`: fields of FrontConfig."""
     server = FrontServer(
         service.front.text,
         FrontConfig(front_id=front_id, **config),

@@ -18,7 +18,7 @@ class FakeTimer:
 
 
 class FakeTimers:
-    """The part of an event loop that timers need. `num_set`: timers set in total."""
+    """The part of an event loop that timers use. `num_set`: number of timers set in total."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -35,7 +35,7 @@ class FakeTimers:
 
     @property
     def pending(self) -> list[float]:
-        """Return the due times of timers that were not cancelled."""
+        """Return the due times of the timers that have neither run nor been cancelled, sorted."""
         return sorted(timer.when for timer in self._timers if not timer.is_cancelled)
 
     def advance(self, duration_s: float) -> None:

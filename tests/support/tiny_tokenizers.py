@@ -1,4 +1,4 @@
-"""Tiny tokenizers of every family the text layer knows, trained on a few lines."""
+"""Tiny tokenizers of every family that the text layer supports, trained on a few lines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ CHAT_TEMPLATE = (
 
 @cache
 def byte_level() -> Tokenizer:
-    """Return GPT-2's family: byte-level BPE, begin-of-sequence added by the post-processor."""
+    """Return a tokenizer of GPT-2's family: byte-level BPE; the post-processor adds the
+    begin-of-sequence token.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -61,7 +63,8 @@ def byte_level() -> Tokenizer:
 
 @cache
 def whole_words() -> Tokenizer:
-    """Return Llama 3's family: `byte_level`, but a word in the vocabulary is one token.
+    """Return a tokenizer of Llama 3's family: `byte_level`, but a word in the vocabulary is one
+    token.
 
     The spellings of control tokens are in the vocabulary, so only splitting keeps them out of text.
     """
@@ -80,7 +83,9 @@ def whole_words() -> Tokenizer:
 
 @cache
 def byte_fallback() -> Tokenizer:
-    """Return Llama 2's family: SentencePiece-like BPE, unknown characters as byte tokens."""
+    """Return a tokenizer of Llama 2's family: BPE as in SentencePiece, with unknown characters as
+    byte tokens.
+    """
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence(
@@ -111,7 +116,7 @@ def byte_fallback() -> Tokenizer:
 
 @cache
 def metaspace(prepend_scheme: str = "always") -> Tokenizer:
-    """Return T5's family: Unigram over words with a leading mark."""
+    """Return a tokenizer of T5's family: Unigram over words with a leading mark."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme)
     tokenizer.decoder = decoders.Metaspace("▁", prepend_scheme)
@@ -124,7 +129,7 @@ def metaspace(prepend_scheme: str = "always") -> Tokenizer:
 
 @cache
 def word_piece() -> Tokenizer:
-    """Return BERT's family: a decoder that needs the neighbours of a token."""
+    """Return a tokenizer of BERT's family, whose decoder needs the neighbours of a token."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -136,7 +141,7 @@ def word_piece() -> Tokenizer:
 
 @cache
 def without_decoder() -> Tokenizer:
-    """Return a tokenizer whose tokens are joined by spaces."""
+    """Return a tokenizer without a decoder, whose tokens are joined by spaces."""
     tokenizer = Tokenizer.from_str(word_piece().to_str())
     settings = json.loads(tokenizer.to_str())
     settings["decoder"] = None

@@ -28,7 +28,7 @@ _SHARED = 48
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The features that are enabled."""
+    """The scheduler features in use: chunked prefill, prefix caching, preemption."""
 
     chunked: bool
     prefix: bool
@@ -48,7 +48,7 @@ ALL_WAYS = [
 
 
 def mixed_specs(*, hashed: bool, sampling: SamplingParams | None = None) -> list[RequestSpec]:
-    """Return twelve requests of 1 to 300 prompt tokens and 12 to 34 new ones."""
+    """Return twelve requests with 1 to 300 prompt tokens and 14 to 36 output tokens."""
     random = np.random.default_rng(1)
     shared = random.integers(3, VOCAB_SIZE, _SHARED).tolist()
     specs = []
@@ -68,7 +68,9 @@ def mixed_specs(*, hashed: bool, sampling: SamplingParams | None = None) -> list
 
 
 def run_mixed(executor: Executor, specs: list[RequestSpec], *, budget: int) -> list[StepEvents]:
-    """Submit two requests, then one every other step; check every invariant after every step."""
+    """Submit two requests, then one in every second step, until all have ended; return the events.
+    The engine's integrity is checked after every step.
+    """
     config = SchedulerConfig(max_num_batched_tokens=budget)
     engine = Engine(executor, config, FakeClock())
     waiting = list(specs)
@@ -84,8 +86,8 @@ def run_mixed(executor: Executor, specs: list[RequestSpec], *, budget: int) -> l
 
 
 def check_way(way: Way, make: Callable[[int], Executor], naive: NaiveModel) -> None:
-    """Check that greedy output equals the naive forward's, and that the enabled features were
-    used.
+    """Check that the greedy outputs equal those of naive forwards, and that the features of `way`,
+    and no others, were used. `make`: creates an executor with a number of blocks.
     """
     specs = mixed_specs(hashed=way.prefix)
     executor = make(SCARCE_BLOCKS if way.preempt else AMPLE_BLOCKS)

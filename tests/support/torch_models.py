@@ -1,7 +1,7 @@
 """Tiny models with random weights as Hugging Face folders, and their naive outputs.
 
-The initial deviation is far above the usual 0.02, so that outputs are diverse and depend on the
-whole context: with small weights a model repeats one token whatever its attention does.
+The standard deviation of the weights is far above the usual 0.02, so that outputs are diverse and
+depend on the whole context: with small weights a model repeats one token, regardless of attention.
 """
 
 from __future__ import annotations
@@ -127,13 +127,15 @@ HIDDEN_DIFFERENCES = {
     "granite_embedding": "in the embeddings: .*1.1 times",
     "smollm3": "in the queries of layer 1: by .* at position",
 }
-"""Models with a module tree that the fused step supports, but another computation; and why."""
+"""Models that compute something else than the fused step although their module tree is supported ->
+pattern of the message about the difference.
+"""
 
 
 def save_tiny_model(
     name: str, folder: Path, dtype: torch.dtype = torch.float32, **changes: float
 ) -> Path:
-    """Write a model of the architecture to `folder`, the same every time.
+    """Write the model `name`, with the same weights every time, and return `folder`.
 
     `changes`: other values of its configuration.
     """
@@ -147,7 +149,7 @@ def save_tiny_model(
 
 
 class NaiveModel:
-    """Runs the folder in the simplest way: eager attention, no cache, one sequence, in float32.
+    """Runs a model in the simplest way: eager attention, no cache, one sequence, in float32.
 
     `tolerance`: how far below the greatest logit a greedy token may be, in standard deviations of
     the logits: for outputs computed in a coarser number format.
@@ -171,9 +173,8 @@ class NaiveModel:
         return logits
 
     def is_greedy(self, prompt: Sequence[int], output: Sequence[int]) -> bool:
-        """Return whether `output` is the greedy output.
-
-        One forward checks all: each token must have the greatest logit at its position.
+        """Return whether each token of `output` has the greatest logit at its position, up to the
+        tolerance; computed in one forward.
         """
         logits = self.logits([*prompt, *output][:-1])[len(prompt) - 1 :]
         missed = logits.max(-1) - logits[np.arange(len(output)), list(output)]

@@ -1,4 +1,4 @@
-"""Makes steps of the torch executor raise, deep inside, for selected requests."""
+"""Makes steps of the torch executor raise in the middle of the model, for selected requests."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from penstock.scheduler.executor import Executor
 
 
 class TorchSaboteur:
-    """Watches every step that `executor` runs; `raises` returns what to raise in the last layer.
+    """Makes steps of `executor` raise before the last layer, when the earlier layers have written
+    their keys and values. `raises`: returns the exception for a batch, or None.
 
-    By then the earlier layers have written their keys and values. The executor's own probe passes
-    unless `is_lost`. `parts`: (keys, tokens) of every step in order, without the probes.
+    The executor's health probe succeeds unless `is_lost`. `parts`: (request keys, number of tokens)
+    of every step, in order, without the probes.
     """
 
     def __init__(self, executor: Executor, raises: Callable[[Batch], Exception | None]) -> None:
@@ -90,7 +91,9 @@ def sabotage(executor: Executor, raises: Callable[[Batch], Exception | None]) ->
 
 
 def for_keys(bad: Collection[int]) -> Callable[[Batch], Exception | None]:
-    """Raise while one of these requests is in the step."""
+    """Return a function for `sabotage` that returns an IndexError for batches with one of these
+    keys.
+    """
 
     def raises(batch: Batch) -> Exception | None:
         is_hit = not set(bad).isdisjoint(batch.arrays.key[batch.slots].tolist())
@@ -100,7 +103,9 @@ def for_keys(bad: Collection[int]) -> Callable[[Batch], Exception | None]:
 
 
 def for_prompt_token(token: int) -> Callable[[Batch], Exception | None]:
-    """Raise while the step has a request whose computed prompt contains `token`."""
+    """Return a function for `sabotage` that returns a RuntimeError for batches in which a request's
+    computed part of the prompt contains `token`.
+    """
 
     def raises(batch: Batch) -> Exception | None:
         arrays = batch.arrays

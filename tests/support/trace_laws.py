@@ -1,4 +1,4 @@
-"""The invariants of every trace, which a viewer needs to draw it correctly."""
+"""Checks of a trace in the trace event format, which viewers require to draw it correctly."""
 
 from collections import defaultdict
 from typing import Any
@@ -30,7 +30,7 @@ def check_event(event: dict[str, Any]) -> None:
     assert isinstance(event["pid"], int), event
     assert isinstance(event["tid"], int), event
     for name in ("ts", "dur") if event["ph"] == "X" else ("ts",):
-        # Readers multiply by a thousand, and cut or round what is left of it.
+        # Viewers convert to nanoseconds, some by truncation and some by rounding.
         assert int(event[name] * 1000) == round(event[name] * 1000), event
     match event["ph"]:
         case "C":
@@ -63,7 +63,9 @@ def _check_names(meta: list[dict[str, Any]], rest: list[dict[str, Any]]) -> None
 
 
 def _check_nesting(rest: list[dict[str, Any]]) -> dict[Track, list[tuple[int, int]]]:
-    """Check that slices of a track are nested or disjoint; nanoseconds, by track."""
+    """Check that the slices of a track are nested or disjoint; return the start and end of each,
+    nanoseconds, by track.
+    """
     slices: dict[Track, list[tuple[int, int]]] = defaultdict(list)
     open_until: dict[Track, list[int]] = defaultdict(list)
     for event in rest:
@@ -93,5 +95,5 @@ def _check_flows(rest: list[dict[str, Any]], slices: dict[Track, list[tuple[int,
         assert set(phases[1:-1]) <= {"t"}, number
         for event in points:
             at = int(event["ts"] * 1e3)
-            # In any slice of its track: an arrow from nowhere is not drawn.
+            # Viewers do not draw an arrow whose end is in no slice of its track.
             assert any(start <= at < end for start, end in slices[_track(event)]), event

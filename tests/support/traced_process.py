@@ -21,8 +21,9 @@ EXIT_LIMIT_S = 100.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """`close_s`: duration of closing; `end_s`: from the start of closing to the exit. `output`:
-    stdout before its last line.
+    """The result of a process. `counters`: those of its tracing. `close_s`: duration of closing,
+    seconds; `end_s`: time from the start of closing to the exit, seconds. `output`: stdout without
+    the last line; `errors`: stderr.
     """
 
     counters: dict[str, int]
@@ -39,7 +40,9 @@ def run_traced(
     close_limit_s: float = 50.0,
     before_close: Callable[[], object] = lambda: None,
 ) -> Outcome:
-    """Trace in a child process with only these `OTEL_*` variables."""
+    """Trace `num_requests` requests in a child process with only these `OTEL_*` variables.
+    `before_close` is called before the process is asked to close.
+    """
     environment = {key: text for key, text in os.environ.items() if not key.startswith("OTEL_")}
     environment["PYTHONPATH"] = os.pathsep.join([*(part for part in sys.path if part), str(TESTS)])
     process = subprocess.Popen(

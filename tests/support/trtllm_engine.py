@@ -1,8 +1,9 @@
-"""A scheduler's engine over the TensorRT-LLM executor over the stand-in, stepped by hand.
+"""A scheduler's engine with the TensorRT-LLM executor and a stand-in for TensorRT-LLM
+(tests/fakes), stepped by the test.
 
-Contains three clocks that only a test advances: the scheduler's and the executor's (`clock`), the
-event loop's (`pass_loop_time`) and the stand-in's iterations (`iterate`). Every call returns when
-the work it caused is done, so no test depends on timing.
+Three clocks advance only by the test: the scheduler's and the executor's (`clock`), the event
+loop's (`pass_loop_time`) and the stand-in's iterations (`iterate`). Every call returns when the
+work that it caused is done, so no test depends on timing.
 """
 
 from __future__ import annotations
@@ -120,9 +121,10 @@ def hold_until_submitted(executor: TrtllmExecutor) -> Callable[[], None]:
 
 
 class TrtllmHouse:
-    """One engine. It is paused after its start unless `is_free`; limits that are not set are small.
+    """One engine. Its stand-in is paused after the start unless `is_free`.
 
-    `fake`: settings of the stand-in. `scheduler`: of ours. For all others see `trtllm_config`.
+    `fake`: settings of the stand-in. `scheduler`: fields of SchedulerConfig. `config`: arguments of
+    `trtllm_config`.
     """
 
     def __init__(
@@ -168,7 +170,7 @@ class TrtllmHouse:
 
     @property
     def num_inside(self) -> int:
-        """Return how many requests the engine has not released, by our accounting."""
+        """Return how many requests TensorRT-LLM has not released, by the executor's accounting."""
         return self.executor._blocks.num_inside
 
     @property
@@ -186,14 +188,14 @@ class TrtllmHouse:
     def view(self) -> View:
         return self.control.view()
 
-    # Our side
+    # The scheduler's side
 
     def submit(self, *specs: RequestSpec) -> None:
         for spec in specs:
             self.engine.submit((spec,))
 
     def turn(self) -> None:
-        """Run one step of the scheduler's thread, and the work of the loop that follows."""
+        """Run one step of the scheduler, and the work that it causes on the event loop."""
         collect_events(self.engine, self.outcomes)
         self.engine.check_integrity()
         self.settle()
@@ -202,14 +204,14 @@ class TrtllmHouse:
         assert self.engine.ready_fd is not None
         return bool(select.select([self.engine.ready_fd], [], [], timeout_s)[0])
 
-    # The loop
+    # The event loop
 
     def settle(self) -> None:
-        """Wait until the loop has no work."""
+        """Wait until the event loop has no work."""
         _settle(self.thread)
 
     def hold_loop_time(self) -> None:
-        """Stop the loop's clock; only `pass_loop_time` advances it."""
+        """Stop the event loop's clock; only `pass_loop_time` advances it."""
         stopped_at_s = self.thread.loop.time()
 
         def time_s() -> float:
@@ -236,23 +238,27 @@ class TrtllmHouse:
 
         return self.thread.run(found(), PATIENCE_S)
 
-    # The engine
+    # The stand-in
 
     def iterate(self, count: int = 1) -> None:
-        """Run iterations of the paused stand-in, each with the loop work that follows."""
+        """Run iterations of the paused stand-in, each with the work that it causes on the event
+        loop.
+        """
         for _ in range(count):
             self.control.step()
             self.settle()
 
     def round(self, count: int = 1) -> None:
-        """Run a step of ours and an iteration `count` times, and a step at the end."""
+        """Run a scheduler step and an iteration of the stand-in `count` times, then one more
+        step.
+        """
         for _ in range(count):
             self.turn()
             self.iterate()
         self.turn()
 
     def run_until_idle(self, max_rounds: int = 500) -> None:
-        """Step by hand until no request is left on either side."""
+        """Run rounds until neither the scheduler nor the stand-in has a request."""
         for _ in range(max_rounds):
             if not (self.engine.has_work or self.num_inside):
                 return
@@ -260,7 +266,7 @@ class TrtllmHouse:
         raise AssertionError(f"still busy after {max_rounds} rounds")
 
     def run_free(self, max_steps: int = 20_000) -> None:
-        """Let the stand-in run freely until no request is left on either side."""
+        """Let the stand-in run until neither the scheduler nor it has a request."""
         self.control.resume()
         for _ in range(max_steps):
             collect_events(self.engine, self.outcomes)
@@ -274,7 +280,7 @@ class TrtllmHouse:
         self.control._engine._thread.join(PATIENCE_S)
         assert not self.view().is_alive
 
-    # Its results
+    # The results
 
     def tokens(self, key: int) -> list[int]:
         return self.outcomes[key].tokens
@@ -310,7 +316,7 @@ class TrtllmHouse:
 
 
 Houses = Callable[..., TrtllmHouse]
-"""Builds houses that a fixture closes."""
+"""Creates a TrtllmHouse, which a fixture closes."""
 
 
 def reference(house: TrtllmHouse, prompt: Sequence[int], count: int) -> list[int]:
@@ -326,7 +332,7 @@ def reference(house: TrtllmHouse, prompt: Sequence[int], count: int) -> list[int
 
 
 def greedy_spec(key: int, prompt: int | Sequence[int] = 5, **fields: Any) -> RequestSpec:
-    """Return a `make_spec` spec that always has the same output."""
+    """Return a spec of `make_spec` with greedy sampling, so that its output is always the same."""
     return make_spec(key, prompt, sampling=SamplingParams(temperature=0.0), **fields)
 
 
@@ -337,7 +343,9 @@ def prompt_of(spec: RequestSpec) -> list[int]:
 
 
 def wrapped(monkeypatch: Any, owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replace a method by `around(original, *arguments)`, and keep its signature."""
+    """Replace the method `name` of `owner` by one that calls `around(original, *arguments)` and has
+    the signature of the original.
+    """
     original = getattr(owner, name)
 
     @functools.wraps(original)

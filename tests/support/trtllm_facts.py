@@ -1,4 +1,4 @@
-"""The recorded table of TensorRT-LLM's API, by name. Imports neither the package nor its
+"""Lookups in the recorded table of TensorRT-LLM's API. Imports neither the package nor its
 stand-in.
 """
 

@@ -1,6 +1,6 @@
 """Model folders of every kind that the TensorRT-LLM executor distinguishes, without weights.
 
-Contains their small files as the tools write them.
+They have the small files that the vendor's tools write.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def hugging_face_folder(path: Path, **config: Any) -> Path:
 
 
 def modelopt_folder(path: Path, algorithm: str | None, kv_cache: str | None = None) -> Path:
-    """Write what ModelOpt exports: a Hugging Face folder and hf_quant_config.json."""
+    """Write a folder as ModelOpt exports it: a Hugging Face folder with hf_quant_config.json."""
     hugging_face_folder(path)
     quantization = {"quant_algo": algorithm, "kv_cache_quant_algo": kv_cache, "group_size": 16}
     document = {"producer": {"name": "modelopt"}, "quantization": quantization}
@@ -50,14 +50,14 @@ def checkpoint_config(*, tp_size: int = 1, pp_size: int = 1) -> dict[str, Any]:
 
 
 def checkpoint_folder(path: Path) -> Path:
-    """Write what the vendor's convert_checkpoint.py writes."""
+    """Write a checkpoint folder, as the vendor's convert_checkpoint.py does."""
     write_json(path / "config.json", checkpoint_config())
     (path / "rank0.safetensors").touch()
     return path
 
 
 def engine_folder(path: Path, *, tp_size: int = 1, version: str | None = "1.2.0") -> Path:
-    """Write what the vendor's builder writes."""
+    """Write an engine folder for `tp_size` GPUs, as the vendor's builder does."""
     document = {
         "version": version,
         "pretrained_config": checkpoint_config(tp_size=tp_size),
@@ -75,6 +75,6 @@ def engine_folder(path: Path, *, tp_size: int = 1, version: str | None = "1.2.0"
 
 
 def adapter_folder(path: Path, *, rank: int = 8, targets: tuple[str, ...] = ("q_proj",)) -> Path:
-    """Write what peft saves."""
+    """Write the configuration of a LoRA adapter, as PEFT saves it."""
     write_json(path / "adapter_config.json", {"r": rank, "target_modules": list(targets)})
     return path

@@ -14,6 +14,7 @@ from penstock.executor.trtllm.config import DTYPES, TrtllmConfig
 from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.setting import SettingError, check, made_by, setting
 
+DEFAULT_BLOCK_SIZE = 16
 QUANTIZATIONS = ("none", "fp8", "int8")
 KV_CACHE_DTYPES = ("auto", "fp8", "int8")
 _EXIT_SLACK_S = 15.0
@@ -129,7 +130,7 @@ class ExecutorConfig:
         choices=KV_CACHE_DTYPES,
         shown="auto, the model's",
     )
-    block_size: int = setting(16, "cache", "tokens per KV cache block", at_least=1)
+    block_size: int = setting(DEFAULT_BLOCK_SIZE, "cache", "tokens per KV cache block", at_least=1)
     num_blocks: int | None = setting(
         None,
         "cache",

@@ -1,7 +1,8 @@
-"""A worker process of an engine: it holds what the next engine needs, and outlives its engine.
+"""A worker process of an engine, which holds a lock that the next engine needs and outlives its
+engine.
 
-Arguments: its conduct and a folder. It locks `memory` there, as a process holds an accelerator's
-memory, and writes `worker-<pid>`.
+Arguments: how the worker behaves, and a folder. It locks the file `memory` there, as a process
+holds an accelerator's memory, and writes `worker-<pid>`.
 """
 
 import fcntl
@@ -41,7 +42,7 @@ def main(conduct: str, folder: Path) -> None:
 
 
 def hold() -> None:
-    """Report the start, and stay."""
+    """Report the start on stdout, and run until killed."""
     print("ready", flush=True)
     while True:
         signal.pause()

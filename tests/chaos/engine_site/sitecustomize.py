@@ -1,7 +1,7 @@
-"""Makes the engine process of a test start its own workers, or hang, while it loads.
+"""Makes the engine process of a test start worker processes, fail or hang while it loads.
 
 Python imports a module of this name at its start: a test puts this folder on PYTHONPATH and sets
-ENGINE_CONDUCT to the conduct (see test_orphans.py). All other processes are unchanged.
+ENGINE_CONDUCT to the behaviour (see test_orphans.py). All other processes are unchanged.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _create_executor = create.create_executor
 
 
 def create_executor(config: ExecutorConfig) -> Executor:
-    """Do what the test configured, then create the real executor."""
+    """Do what the test configured in ENGINE_CONDUCT, then create the real executor."""
     conduct: dict[str, Any] = json.loads(os.environ["ENGINE_CONDUCT"])
     folder = Path(conduct["folder"])
     life = 1 + len(list(folder.glob("life-*")))
@@ -41,7 +41,9 @@ def create_executor(config: ExecutorConfig) -> Executor:
 
 
 def start_worker(arguments: list[str]) -> None:
-    """Start a worker; return once it holds the memory, MemoryError if another one still does."""
+    """Start a worker, and return once it holds the memory. Raises MemoryError if another one still
+    holds it.
+    """
     program = [sys.executable, str(HERE / "engine_worker.py"), *arguments]
     # The pipe stays open for the workers' life.
     worker = subprocess.Popen(program, stdout=subprocess.PIPE)

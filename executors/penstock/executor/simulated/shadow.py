@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.executor.simulated.tokens import mix64
+from penstock.executor.splitmix import mix64
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.request import Request

@@ -11,19 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.executor.config import SimulatedConfig
+from penstock.executor.splitmix import GOLDEN, mix64
 from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.request import MAX_STOP_IDS, RequestSpec
 
 NEVER: Final = np.iinfo(np.int64).max
 """A position that is never reached."""
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-def mix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Hash 64-bit values bijectively with the finaliser of SplitMix64 (Steele et al., 2014)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 def origin_of(prompt_ids: NDArray[np.int32], seed: int = 0) -> int:
@@ -57,7 +50,7 @@ def tokens_at(
     `barred` int32 [k, m]: column i has the barred ids of generation i, -1 where unused. A barred
     token is replaced by the next id that is not barred.
     """
-    hashed = mix64(origins + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    hashed = mix64(origins + (positions.astype(np.uint64) + np.uint64(1)) * GOLDEN)
     tokens = (hashed % np.uint64(vocab_size)).astype(np.int32)
     if barred is None:
         return tokens

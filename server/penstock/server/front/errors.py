@@ -38,7 +38,7 @@ _REASONS: dict[FailureReason, ErrorReason] = {
 _OF_FIRST_TOKEN = frozenset(
     {FailureReason.TTFT_DEADLINE_EXCEEDED, FailureReason.TTFT_DEADLINE_UNREACHABLE}
 )
-_CONSTRAINT_PATHS: dict[ConstraintKind, str] = {
+CONSTRAINT_PATHS: dict[ConstraintKind, str] = {
     ConstraintKind.JSON_SCHEMA: "constraint.json_schema.schema",
     ConstraintKind.REGEX: "constraint.regex.pattern",
     ConstraintKind.GRAMMAR: "constraint.grammar.ebnf",
@@ -225,7 +225,7 @@ def _violations(end: Failed, generation: GenerationSpec) -> tuple[FieldViolation
                 limit = f"{_QUOTAS[end.breach.kind][0]}, which is {end.breach.limit}"
             path, description = "sampling.num_outputs", f"is more than {limit}"
         case FailureReason.CONSTRAINT_REJECTED if generation.constraint is not None:
-            path, description = _CONSTRAINT_PATHS[generation.constraint.kind], _NOT_COMPILED
+            path, description = CONSTRAINT_PATHS[generation.constraint.kind], _NOT_COMPILED
         case _:
             return ()
     return (FieldViolation(path=path, description=description),)

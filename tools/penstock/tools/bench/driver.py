@@ -1,8 +1,8 @@
 """Sends each request of a run when it is due (in a closed loop: when another has ended) and records
 it.
 
-Executes the part of a run that one process has. A run ends at the latest at the plan's `end_s +
-drain_s`. The requests, the function that sends them and the clock are passed in.
+Executes one process's part of a run, which ends at the latest at the plan's `end_s + drain_s`. The
+requests, the function that sends them and the clock are passed in.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ Iteration raises PenstockError.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """The limits for one process: its part of the plan's limits."""
+    """One process's part of the plan's limits. `max_requests`: number of measured requests."""
 
     concurrency: int
     max_in_flight: int

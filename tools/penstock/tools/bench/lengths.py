@@ -1,6 +1,6 @@
 """Length distributions of prompts and outputs: fixed, uniform or lognormal, in tokens.
 
-`options` checks the lengths against the model's limits.
+The module `options` checks the lengths against the model's limits.
 """
 
 import math

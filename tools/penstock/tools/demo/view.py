@@ -29,7 +29,7 @@ class View(Protocol):
         ...
 
     def close(self) -> None:
-        """Display what is left and end the display."""
+        """Display text that is not displayed yet, and end the display."""
         ...
 
 

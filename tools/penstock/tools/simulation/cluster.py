@@ -58,7 +58,7 @@ class ClusterRun:
             samples; its `wall_s` and `cpu_s` are those of the whole run.
         replicas: The run of each replica that received requests; their `wall_s` and `cpu_s` are
             also those of the whole run.
-        numbers: The indexes of the replicas in `replicas`.
+        numbers: For each entry of `replicas`, the replica's index in the cluster, from 0.
         routes: int64 [requests]; the index of each request's replica.
     """
 

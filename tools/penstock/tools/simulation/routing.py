@@ -125,10 +125,12 @@ class RoutingConfig:
 
 
 class Router(Protocol):
-    """Interface: chooses replicas, and remembers its choices."""
+    """Interface: chooses the replica of each request, also from its earlier choices."""
 
     def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
-        """Return the replica for a request that arrives; `loads`: the reported load of each."""
+        """Return the index of the replica for an arriving request; `loads`: the reported load of
+        each replica.
+        """
         ...
 
 
@@ -190,7 +192,9 @@ class PrefixAware:
         self._num_replicas = num_replicas
 
     def route(self, request: TraceRequest, loads: Sequence[int]) -> int:
-        """Return the replica for a request that arrives; `loads`: the reported load of each."""
+        """Return the index of the replica for an arriving request; `loads`: the reported load of
+        each replica.
+        """
         indices = self._indices_for(request)
         least = min(loads)
         matches = [index.num_matched_tokens(request) for index in indices]

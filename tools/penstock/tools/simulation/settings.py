@@ -9,7 +9,12 @@ import enum
 import math
 from dataclasses import dataclass, field, replace
 
-from penstock.executor.config import ExecutorConfig, ExecutorKind, SimulatedConfig
+from penstock.executor.config import (
+    DEFAULT_BLOCK_SIZE,
+    ExecutorConfig,
+    ExecutorKind,
+    SimulatedConfig,
+)
 from penstock.executor.simulated.pace import VirtualClock
 from penstock.scheduler.config import SchedulerConfig, SchedulingOrder
 from penstock.scheduler.cost_model import CostModel
@@ -22,7 +27,6 @@ from penstock.tools.targets import Targets
 
 DEFAULT_MAX_SEQ_LEN = 262_144
 UNBOUNDED_QUEUE = SchedulerConfig(max_num_waiting=1_000_000, max_num_waiting_tokens=2**62)
-_VOCAB_SIZE = 32_000
 
 
 class BatchingPolicy(enum.StrEnum):
@@ -69,7 +73,9 @@ class SimulationConfig:
     targets: Targets = field(default_factory=Targets)
     max_num_seqs: int = setting(256, "server", "maximum number of running requests", at_most=2**16)
     num_blocks: int = setting(16_384, "server", "number of KV cache blocks", at_most=2**24)
-    block_size: int = setting(16, "server", "tokens per KV cache block", at_most=2**16)
+    block_size: int = setting(
+        DEFAULT_BLOCK_SIZE, "server", "tokens per KV cache block", at_most=2**16
+    )
     max_seq_len: int = setting(
         DEFAULT_MAX_SEQ_LEN,
         "server",
@@ -144,7 +150,7 @@ def _executor_config(config: SimulationConfig) -> ExecutorConfig:
         max_num_seqs=config.max_num_seqs,
         max_seq_len=config.max_seq_len,
         pipeline_depth=1,
-        simulated=SimulatedConfig(vocab_size=_VOCAB_SIZE, cost=config.cost),
+        simulated=SimulatedConfig(cost=config.cost),
     )
 
 

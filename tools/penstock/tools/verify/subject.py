@@ -33,9 +33,9 @@ _MAX_TEXT_PROMPT_TOKENS = 32
 
 @dataclass(slots=True, kw_only=True)
 class Subject:
-    """A service under verification. `concurrency`: number of streams in the checks under load.
-    `is_prefix_reuse_off`: the service is known to run without prefix caching. `figures`: filled by
-    those checks.
+    """A service under verification. `concurrency`: number of streams in the checks under load,
+    which write their results to `figures`. `is_prefix_reuse_off`: prefix caching is disabled by the
+    service's options.
 
     `bare`: opens a channel and returns it with the metadata to send, for methods that the client
     does not support; None: a plain-text channel without metadata is to be used. `found_model`: the

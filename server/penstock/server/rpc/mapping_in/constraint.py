@@ -17,15 +17,16 @@ from urllib.parse import unquote
 
 from penstock.scheduler.executor import Feature
 from penstock.scheduler.request import Constraint, ConstraintKind
+from penstock.server.front.errors import CONSTRAINT_PATHS
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.violations import Violations
 from penstock.v1 import options_pb2 as pb
 from penstock.v1.generation_service_pb2 import GenerateRequest
 
-_SCHEMA = "constraint.json_schema.schema"
-_PATTERN = "constraint.regex.pattern"
-_GRAMMAR = "constraint.grammar.ebnf"
-_CHOICES = "constraint.choice.choices"
+_SCHEMA = CONSTRAINT_PATHS[ConstraintKind.JSON_SCHEMA]
+_PATTERN = CONSTRAINT_PATHS[ConstraintKind.REGEX]
+_GRAMMAR = CONSTRAINT_PATHS[ConstraintKind.GRAMMAR]
+_CHOICES = CONSTRAINT_PATHS[ConstraintKind.CHOICE]
 
 _ROOT_RULE = re.compile(r"^[ \t]*root\s*::=", re.MULTILINE)
 MAX_DEPTH: Final = 64

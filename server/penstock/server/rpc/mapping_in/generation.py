@@ -9,7 +9,7 @@ with the protobuf descriptor.
 from collections.abc import Collection
 from typing import Final
 
-from penstock.server.front.errors import ErrorReason, refuse
+from penstock.server.front.errors import CONSTRAINT_PATHS, ErrorReason, refuse
 from penstock.server.front.generation import GenerationSpec, PromptInput, TokenInput, Urgency
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.constraint import read_constraint
@@ -89,10 +89,7 @@ MAPPED_FIELDS: Final[frozenset[str]] = frozenset(
         "cache.session_id",
         "cache.retention.level",
         "cache.retention.duration",
-        "constraint.json_schema.schema",
-        "constraint.regex.pattern",
-        "constraint.grammar.ebnf",
-        "constraint.choice.choices",
+        *CONSTRAINT_PATHS.values(),
         "adapter.name",
         "adapter.scale",
         "resume_timeout",
