@@ -157,7 +157,7 @@ def _rss_mib(process: psutil.Process) -> float:
 
 
 def checks_of(
-    found: list[Attack], ends: dict[str, Any], num_restarts: int, leaked: int
+    found: list[Attack], ends: dict[str, Any], num_errors: int, num_restarts: int, leaked: int
 ) -> list[Check]:
     """Return the checks: the probe's latency under each attack, then the state after all
     attacks and the ends of malformed calls.
@@ -179,6 +179,7 @@ def checks_of(
         at_most("growth after all attacks", found[-1].growth_mib, MAX_GROWTH_MIB, "MiB"),
         at_most(f"{malformed}: that found a bug", bugs, 0, "calls"),
         at_most(f"{malformed}: with an odd end", len(ends["odd"]), 0, "calls"),
+        at_most(f"{malformed}: probe errors meanwhile", num_errors, 0, "calls"),
         at_most("after attacks and malformed messages: crashes", num_restarts, 0, "processes"),
         at_most("after attacks and malformed messages: blocks leaked", leaked, 0, "blocks"),
     ]
@@ -200,14 +201,16 @@ def measure(options: Namespace) -> Outcome:
         duration_s = 20.0 if options.full else 3.0
         found = [attacked(name, address, front, floor_mib, duration_s) for name in ATTACKS]
         num_calls = MALFORMED if options.full else MALFORMED // 20
-        ends: dict[str, Any] = json.loads(_program("fuzz.wire", address, str(num_calls)))
+        with Probe(address) as probe:
+            ends: dict[str, Any] = json.loads(_program("fuzz.wire", address, str(num_calls)))
         leaked = asyncio.run(used_blocks(serving.operations))
         num_new = sum(
             serving.pids(role) != old for role, old in zip(("front", "engine"), pids, strict=True)
         )
     print_rows("Probes while one connection attacks", found)
     print_rows("Malformed messages", [ends["codes"]])
-    return {"runs": found, "malformed": ends}, checks_of(found, ends, num_new, leaked)
+    checks = checks_of(found, ends, len(probe.errors), num_new, leaked)
+    return {"runs": found, "malformed": ends}, checks
 
 
 if __name__ == "__main__":

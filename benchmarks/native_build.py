@@ -17,7 +17,13 @@ from report import RunFailed
 _HERE = Path(__file__).resolve().parent / "native"
 _PROTOS = Path(__file__).resolve().parent.parent / "protos"
 _FLAGS = ("-std=c++17", "-O2", "-Wall", "-Wextra")
-_CONTRACT = ("error", "generation_service", "options", "output", "prompt", "state")
+_CONTRACT = (
+    "google/rpc/status",
+    *(
+        f"penstock/v1/{part}"
+        for part in ("error", "generation_service", "options", "output", "prompt", "state")
+    ),
+)
 _COMPILE_S = 600.0
 
 
@@ -46,7 +52,7 @@ def _built(name: str, contract: tuple[str, ...], libraries: tuple[str, ...]) -> 
     if shutil.which("g++") is None:
         raise CannotBuild("g++ is not installed: the load client of this benchmark is C++")
     main = _HERE / f"{name}.cpp"
-    protos = [_PROTOS / "penstock" / "v1" / f"{part}.proto" for part in contract]
+    protos = [_PROTOS / f"{part}.proto" for part in contract]
     program = _cache() / f"{name}-{_digest([main, *sorted(_HERE.glob('*.hpp')), *protos])}"
     if program.exists():
         return program

@@ -88,9 +88,7 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write raw results and checks")
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--full", action="store_true", help="the long run instead of the quick one")
-    size.add_argument("--quick", action="store_true", help="the quick run, with smaller numbers")
+    parser.add_argument("--full", action="store_true", help="the long run instead of the quick one")
     return parser
 
 

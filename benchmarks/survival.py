@@ -2,8 +2,8 @@
 abuse.
 
 The parts rejects and abuse are also separate benchmarks (overload.py, abuse.py). The quick run
-takes minutes, `--full` almost an hour. survival_table.py writes the table in docs/figures.md from
-the JSON.
+takes minutes, `--full` almost an hour. docs/tools/survival_table.py writes the table in
+docs/figures.md from the JSON.
 
     python benchmarks/survival.py [--full] [--part NAME]... [--json FILE]
 """

@@ -1,4 +1,6 @@
-"""The invariants of an engine after every turn, checked on the events that its clients received."""
+"""The invariants of an engine, checked after every turn on its state and on the events that its
+clients received.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,10 @@ MAX_TURNS_ALONE = 200
 
 
 def check_accounts(machine: EngineMachine) -> None:
-    """Check what the engine and its clients know of live, running and waiting requests.
+    """Check that the engine's live, running and waiting requests are those that its clients know.
 
-    The queue is within its limits, not counting preempted requests; no deadline passes while the
-    engine sleeps.
+    The queue is within its limits, not counting preempted requests; the engine does not sleep
+    beyond a deadline.
     """
     engine, config, live = machine.engine, machine.config, machine.live
     engine.check_integrity()
@@ -85,7 +87,9 @@ LATE = (
 
 
 def check_queued(machine: EngineMachine, output: Output, queued: Queued) -> None:
-    """Check a Queued event: once, of the first output, and with possible numbers."""
+    """Check a Queued event: it is the only one of the request, names its first output, precedes its
+    admission, and its estimates are possible.
+    """
     assert output.num_queued == 1
     assert output.spec.leader_key == 0
     assert output.num_admissions == 0
@@ -94,7 +98,9 @@ def check_queued(machine: EngineMachine, output: Output, queued: Queued) -> None
 
 
 def check_cached(machine: EngineMachine, output: Output, admitted: Admitted) -> None:
-    """Check that whole salted blocks are cached, and never the last token: it is to be computed."""
+    """Check that the cached tokens are whole blocks of a salted request, without the last token,
+    which must be computed.
+    """
     assert admitted.num_preemptions == output.num_preemptions
     assert 0 <= admitted.num_cached_tokens < output.spec.num_prompt_tokens + len(output.tokens)
     assert admitted.num_cached_tokens % machine.device.block_size == 0
@@ -118,7 +124,7 @@ def check_end(machine: EngineMachine, output: Output, end: Completed | Failed) -
 
 
 def _check_failure(machine: EngineMachine, output: Output, end: Failed) -> None:
-    """Check that the reason of a failure holds, and that its estimates are possible."""
+    """Check that the reason of a failure is true, and that its estimates are possible."""
     is_never = end.retry_after_s == math.inf
     assert is_duration(end.estimate_s)
     assert is_duration(end.deadline_s)
@@ -162,7 +168,7 @@ def _check_reason(machine: EngineMachine, output: Output, end: Failed) -> None:
 def _check_unreachable(
     machine: EngineMachine, output: Output, end: Failed, deadline_s: float
 ) -> None:
-    """Check a request that was refused or dropped for a deadline that is still to come."""
+    """Check the failure of a request that was rejected or dropped before its deadline."""
     spec, config = output.spec, machine.config
     assert config.deadline_admission
     assert end.at_s < deadline_s < NO_TIME
@@ -181,8 +187,9 @@ def _check_unreachable(
 
 
 def is_late_alone(machine: EngineMachine, output: Output) -> bool:
-    """Return whether the request alone in an engine misses a deadline; True where that is unknown:
-    without the exact cost, or with a latency target, under which prefill may be slow.
+    """Return whether the request misses a deadline in an engine without other requests. Also True
+    if that is unknown: without the exact cost, or with a latency target, which may slow down
+    prefill.
     """
     config = machine.config
     if config.known_cost != machine.device.simulated.cost or config.target_itl_s is not None:
@@ -207,7 +214,7 @@ def is_late_alone(machine: EngineMachine, output: Output) -> bool:
 
 
 def is_duration(seconds: float | None) -> bool:
-    """Return whether it is None or a finite, non-negative number of seconds."""
+    """Return whether `seconds` is None or a finite, non-negative number."""
     return seconds is None or (math.isfinite(seconds) and seconds >= 0.0)
 
 
@@ -215,7 +222,9 @@ def is_duration(seconds: float | None) -> bool:
 
 
 def check_order(machine: EngineMachine, events: StepEvents) -> None:
-    """Check seniority (FCFS) or classes (FAIR), and which requests are preempted."""
+    """Check which requests were admitted and preempted: in order of seniority (FCFS), or by class
+    and tenant (FAIR).
+    """
     preempted = {change.key for change in events.changes if isinstance(change, Preempted)}
     admitted = {change.key for change in events.changes if isinstance(change, Admitted)}
     if not (preempted or admitted):
@@ -247,9 +256,10 @@ def check_order(machine: EngineMachine, events: StepEvents) -> None:
 
 
 def _check_tenant_preemption(machine: EngineMachine, events: StepEvents) -> None:
-    """Check that a step that preempted admits only requests for which other tenants are preempted.
+    """Check a step that preempted requests and admitted others, which only tenant preemption
+    allows.
 
-    Their class is not lower than that of any request preempted before them.
+    No admitted request is of a lower class than any request preempted before it.
     """
     assert machine.config.order is SchedulingOrder.FAIR
     assert math.isfinite(machine.config.yield_ratio)
@@ -262,14 +272,16 @@ def _check_tenant_preemption(machine: EngineMachine, events: StepEvents) -> None
 
 
 def _highest_level(machine: EngineMachine, output: Output) -> float:
-    """Return the class of a request that gets one more for each `aging_s` it waited."""
+    """Return the class of a request after the increase by one per `aging_s` that it waited."""
     return output.spec.priority + (machine.clock() - output.spec.arrival_s) / machine.config.aging_s
 
 
 def _check_seniority(
     machine: EngineMachine, events: StepEvents, live: dict[int, Output], left: list[Output]
 ) -> None:
-    """Check that none is admitted before a senior that may run, or preempted before a junior."""
+    """Check that no request is admitted while an older one that may run waits, or preempted while a
+    newer one runs.
+    """
     running = {key for key, output in live.items() if output.is_running}
     for change in events.changes:
         output = machine.outputs[change.key]
@@ -285,9 +297,8 @@ def _check_seniority(
 def _check_victims(
     machine: EngineMachine, victims: list[Output], left: list[Output], admitted: set[int]
 ) -> None:
-    """Check that none is preempted while a lower class runs on, except by tenant preemption.
-
-    Tenant preemption favours a request of another tenant and of no lower class.
+    """Check that no request is preempted while one of a lower class keeps running, unless by tenant
+    preemption, which favours a request of another tenant and of no lower class.
     """
     favoured = [
         machine.outputs[key] for key in admitted if math.isfinite(machine.config.yield_ratio)
@@ -301,12 +312,12 @@ def _check_victims(
 
 
 class WatchedFairOrder(FairOrder):
-    """The fair order, which checks what batch_admission.py promises of passing over requests.
+    """The fair order with checks of what batch_admission.py states about passing requests over.
 
-    In a round, from the first request that lacks blocks (the head) to its end: at most
-    `max_lookahead` requests are passed over, some of each class and tenant; a preempted request is
-    not passed; and over all rounds at most `max_num_overtakes` requests pass one head, none later
-    than `max_overtake_s` after it was first found blocked.
+    A round begins with the first request that lacks blocks, the head. In a round at most
+    `max_lookahead` requests are passed over, a few of each class and tenant, and no preempted one.
+    Over all rounds at most `max_num_overtakes` requests are admitted before one head, and none
+    later than `max_overtake_s` after it was first found blocked.
     """
 
     def __init__(self, tenants: TenantCounters, config: SchedulerConfig) -> None:
@@ -354,9 +365,9 @@ class WatchedFairOrder(FairOrder):
 
 
 def check_waits(machine: EngineMachine, events: StepEvents, num_batches: int) -> None:
-    """Check every wait and residency in a turn's events, before they are received.
+    """Check every wait and residency in a turn's events, before `machine` receives the events.
 
-    `num_batches`: launched before this turn.
+    `num_batches`: number of batches launched before this turn.
     """
     running = {key for key, output in machine.live.items() if output.is_running}
     least = {key: output.num_passed_by for key, output in machine.live.items()}
@@ -396,7 +407,7 @@ def check_waits(machine: EngineMachine, events: StepEvents, num_batches: int) ->
 
 
 def _check_wait(machine: EngineMachine, output: Output, wait: Wait, at_s: float) -> None:
-    """Check that no part is negative, and that the sum is the whole wait."""
+    """Check that no part of the wait is negative, and that their sum is the time in the queue."""
     parts = (wait.blocks_s, wait.slots_s, wait.token_budget_s, wait.fairness_s, wait.other_s)
     assert min(parts) >= 0.0
     assert abs(sum(parts) - (at_s - output.waits_since_s)) <= TOLERANCE_S
@@ -404,7 +415,9 @@ def _check_wait(machine: EngineMachine, output: Output, wait: Wait, at_s: float)
 
 
 def _check_stay(machine: EngineMachine, output: Output, stay: Stay, num_batches: int) -> None:
-    """Check that steps and chunks are those of the batches that contained the request."""
+    """Check that the numbers of steps and chunks are those of the batches that
+    contained the request.
+    """
     key, num_steps, num_chunks, furthest = output.spec.key, 0, 0, 0
     for ends, prefilled in machine.executor.batches[output.first_batch : num_batches]:
         if key in ends:

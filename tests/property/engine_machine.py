@@ -1,6 +1,7 @@
-"""A state machine of hypothesis: clients, time and faults against one engine over a strict device.
+"""A hypothesis state machine that submits requests to an engine over a strict device, cancels them,
+injects faults and lets time pass.
 
-`engine_laws.py` has the invariants that are checked after every turn.
+`engine_laws.py` contains the invariants that are checked after every turn.
 """
 
 from __future__ import annotations
@@ -141,7 +142,9 @@ REQUESTS = st.fixed_dictionaries(
 
 @st.composite
 def setups(draw: st.DrawFn) -> tuple[ExecutorConfig, SchedulerConfig]:
-    """Draw a device with a tiny pool and faults of single requests, and the engine's settings."""
+    """Draw a device with few blocks and with faults of single requests, and the
+    engine's settings.
+    """
     depth, num_slots, block_size = draw(one_of(1, 2)), draw(one_of(2, 4, 6)), draw(one_of(1, 2, 4))
     kinds = [FaultKind.REQUEST_FAILS]
     if depth == 1:
@@ -194,9 +197,10 @@ def scaled(cost: CostModel, factor: float) -> CostModel:
 
 
 class WatchedDevice(SimulatedExecutor):
-    """A strict device that also holds the scheduler to its token budget.
+    """A strict device that also checks the token budget of every batch.
 
-    `batches`: of each, up to which position it computed each request, and which of them prefilled.
+    `batches`: for each batch, the position up to which it computed each request, and the keys of
+    the requests in prefill.
     """
 
     max_num_batched_tokens = 0
@@ -216,10 +220,11 @@ class WatchedDevice(SimulatedExecutor):
 class Output:
     """The events that a client received about one output of a request.
 
-    `was_alone`: no other request was live when it was submitted. `level`: its class when it was
-    last admitted. `waits_since_s`: when it began to wait; `num_passed_by`: how often a later one
-    was admitted since; `first_batch`: batches launched before it was admitted. `is_new`: the engine
-    has not yet returned events since it was submitted.
+    `reference`: the tokens that must be generated. `was_alone`: no other request was live when it
+    was submitted. `level`: its class when it was last admitted. `waits_since_s`: when its current
+    wait began; `num_passed_by`: how many later requests were admitted during it; `first_batch`:
+    number of batches launched before its last admission. `is_new`: the engine has not returned
+    events since it was submitted.
     """
 
     spec: RequestSpec
@@ -245,12 +250,12 @@ class Output:
 
     @property
     def line(self) -> tuple[int, str]:
-        """Return its queue in the fair order: one for each class and tenant."""
+        """Its queue in the fair order, which has one for each class and tenant."""
         return (self.spec.priority, self.spec.tenant)
 
     @property
     def expiry_s(self) -> float:
-        """Return when its earliest deadline or time limit ends it."""
+        """The earliest of its deadlines that still count and its time limit."""
         spec = self.spec
         ttft_s = NO_TIME if self.tokens else spec.ttft_deadline_s
         return min(spec.deadline_s, spec.time_limit_s, ttft_s)
@@ -268,9 +273,11 @@ def build_engine(
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Clients, clock and faults against one engine; the same calls again give the same batches.
+    """Clients, a clock and faults for one engine. The same calls to another engine must give the
+    same batches and ends.
 
-    `outputs`: the last of each key; `history`: all; `live`: those that have not ended.
+    `outputs`: the last output of each key; `history`: all outputs; `live`: those that have not
+    ended.
     """
 
     keys = Bundle("keys")
@@ -287,7 +294,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.num_submitted = 0
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a method of the engine, or `advance` of the clock; all are repeated at the end."""
+        """Call a method of the engine, or `advance` of the clock, and record the call for the
+        repetition at the end.
+        """
         self.calls.append((name, arguments))
         return getattr(self.clock if name == "advance" else self.engine, name)(*arguments)
 
@@ -311,9 +320,10 @@ class EngineMachine(RuleBasedStateMachine):
     ) -> list[int]:
         """Submit one request; return the keys of its outputs.
 
-        `patience_s`: from now to its deadline for the first token, its deadline and its time limit.
-        `num_replayed`: tokens of its output that an earlier engine had generated. `is_key_reused`:
-        it has the keys of one that has ended. `options`: more fields of its spec.
+        `patience_s`: the times until its deadline for the first token, its deadline and its time
+        limit. `num_replayed`: number of its output tokens that an earlier engine had generated.
+        `is_key_reused`: use the key of a request that has ended. `options`: further fields of its
+        spec.
         """
         now = self.clock()
         self.num_submitted += 1
@@ -361,7 +371,7 @@ class EngineMachine(RuleBasedStateMachine):
         return simulated_output(spec, VOCAB, self.device.simulated)
 
     def _ended_key(self) -> int:
-        """Return the first key of a request whose outputs have all ended, or a new one."""
+        """Return the key of a request whose outputs have all ended; a new key if there is none."""
         live = {key // 10 for key in self.live}
         ended = {key // 10 for key in self.outputs} - live
         return 10 * min(ended, default=self.num_submitted)
@@ -383,7 +393,7 @@ class EngineMachine(RuleBasedStateMachine):
             ends.remove(refusal)
 
     def cancel(self, key: int, reason: FinishReason | None) -> None:
-        """Cancel one output with a reason, or all outputs of the request without one."""
+        """Cancel one output with a reason; without one, all outputs of the request."""
         output = self.outputs[key]
         if reason is None:
             request_id = output.spec.request_id
@@ -415,7 +425,9 @@ class EngineMachine(RuleBasedStateMachine):
             engine_laws.check_accounts(self)
 
     def _receive(self, events: StepEvents) -> None:
-        """Record the events for their clients; check that each client may receive them now."""
+        """Add the events to the outputs; check that each event is possible in the
+        output's state.
+        """
         for change in events.changes:
             output = self.outputs[change.key]
             assert output.end is None
@@ -449,7 +461,9 @@ class EngineMachine(RuleBasedStateMachine):
             output.is_running = False
 
     def teardown(self) -> None:
-        """Run until no work is left; check that every client got one end, and all was released."""
+        """Run until no work is left; check that every output has ended, and that no
+        block is in use.
+        """
         if not hasattr(self, "engine"):
             return
         for _ in range(MAX_DRAIN_TURNS):
@@ -468,7 +482,7 @@ class EngineMachine(RuleBasedStateMachine):
         self._check_the_same_again()
 
     def _check_the_same_again(self) -> None:
-        """Check that another engine has the same batches and ends for the same calls."""
+        """Check that another engine returns the same batches and ends for the same calls."""
         engine, executor, clock = build_engine(self.device, self.config)
         ends: list[Completed | Failed] = []
         for name, arguments in self.calls:

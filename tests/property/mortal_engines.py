@@ -1,7 +1,4 @@
-"""One front and engines that die, in one process, stepped by the test.
-
-Contains the deaths: after which turn, and how many steps whose events no client received.
-"""
+"""One front, and engines that die, in one process; the test runs the steps."""
 
 from __future__ import annotations
 
@@ -32,8 +29,8 @@ _MAX_STEPS_UNTIL_IDLE = 4
 
 @dataclass(frozen=True)
 class Death:
-    """`num_turns` after the last death; the events of the `num_unheard_steps` before it are
-    lost.
+    """The death of an engine, `num_turns` turns after the previous one. The events of the last
+    `num_unheard_steps` steps are lost.
     """
 
     num_turns: int
@@ -42,15 +39,15 @@ class Death:
 
 @dataclass
 class Told:
-    """All messages of one request's stream. `refused`: the reason of its failure, "" if it did not
-    fail.
-    """
+    """The messages of one request's stream. `refused`: the reason if it failed, otherwise ""."""
 
     messages: list[pb.GenerateResponse] = field(default_factory=list[pb.GenerateResponse])
     refused: str = ""
 
     def check_order(self) -> None:
-        """Check sequence numbers without a gap, one acceptance first, and one end last."""
+        """Check that sequence numbers have no gap, that the acceptance comes first, and the end, if
+        it did not fail, last.
+        """
         if self.refused:
             assert [one.sequence for one in self.messages] == list(range(len(self.messages)))
             assert self.messages[0].HasField("accepted")
@@ -58,15 +55,15 @@ class Told:
             assert unbroken(self.messages)
 
     def texts(self) -> dict[int, str]:
-        """Return the text of each output; key -1: of the prompt."""
+        """Return the text of each output by index; that of the prompt has the index -1."""
         texts: dict[int, str] = {}
         for index, piece in self._pieces():
             texts[index] = texts.get(index, "") + piece.text
         return texts
 
     def content(self) -> object:
-        """Return what must not depend on deaths: prompt, tokens, ends; not message bounds or
-        times.
+        """Return the parts that must not depend on deaths: prompt, tokens, ends. Sizes of messages
+        and times may.
         """
         records: dict[int, list[str]] = {}
         for index, piece in self._pieces():
@@ -88,7 +85,7 @@ class Told:
 
 
 class MortalService:
-    """A front whose engines come from `make_executor`, a new one after each death."""
+    """A front and its current engine; each engine has a new executor from `make_executor`."""
 
     def __init__(
         self,
@@ -104,7 +101,7 @@ class MortalService:
         self._told: dict[LiveRequest, tuple[Told, ResponseEncoder]] = {}
 
     async def begin_life(self) -> None:
-        """Start another engine, connect the front, and transfer the waiting requests."""
+        """Start an engine, connect the front, and let it submit the requests that wait."""
         self._epoch += 1
         executor = self._make_executor()
         self._core = Engine(executor, self._scheduler, time.monotonic)
@@ -115,7 +112,7 @@ class MortalService:
         await self._settle()
 
     async def open(self, generation: GenerationSpec) -> Told:
-        """Open a request; return the record of its stream."""
+        """Open a request; return the messages of its stream, to which later ones are added."""
         request = await self.front.open(generation, CallTimes(arrival_s=time.monotonic()))
         told = Told()
         encoder = encoder_for(generation.output.chunks, self.front.config)
@@ -128,14 +125,14 @@ class MortalService:
         return not self._told
 
     async def turn(self) -> None:
-        """Run one step, and read its events."""
+        """Run one step of the engine, and read all streams."""
         self._link.pump(1)
         self._core.check_integrity()
         await self._settle()
         self._read()
 
     async def die(self, num_unheard_steps: int) -> None:
-        """Close the engine after steps whose events are not sent; start another."""
+        """Run steps whose events are not sent, close the engine, and start another."""
         for _ in range(num_unheard_steps):
             if self._core.has_work:
                 self._core.step()
@@ -144,7 +141,7 @@ class MortalService:
         await self.begin_life()
 
     async def close(self) -> None:
-        """Close the last engine; check that nothing is left."""
+        """Check that the engine has no work left, and close it."""
         for _ in range(_MAX_STEPS_UNTIL_IDLE):
             self._link.pump(1)
         assert not self._core.has_work
@@ -183,8 +180,8 @@ async def play(
     *,
     turns_between: int = 0,
 ) -> list[Told]:
-    """Run all requests to their end, submitted `turns_between` turns apart; return what each
-    received.
+    """Run all requests to their end, submitted `turns_between` turns apart, with these deaths;
+    return the streams.
     """
     await service.begin_life()
     told: list[Told] = []

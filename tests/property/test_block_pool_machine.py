@@ -1,7 +1,7 @@
-"""The block pool against a plain model, for any order of operations over time.
+"""The block pool compared with a simple model, for any order of operations and times.
 
-The model computes levels, ages and both eviction orders naively; every eviction is compared with
-it.
+The model computes levels, ages and both eviction orders without optimisation; every eviction must
+be the model's.
 """
 
 import math
@@ -26,7 +26,9 @@ EDGES = [0] + [edge << octave for octave in range(24) for edge in (16, 24)]
 
 
 class NaiveOrder(Protocol):
-    """The cached blocks of the default level; `now` counts all released blocks."""
+    """An order of the cached blocks of the default level. `now`: how many blocks were
+    released so far.
+    """
 
     def blocks(self) -> set[int]: ...
 
@@ -48,7 +50,7 @@ class NaiveOrder(Protocol):
 
 
 class NaiveLru:
-    """Least recently used first."""
+    """Evicts the block released longest ago."""
 
     def __init__(self) -> None:
         self.turns: dict[int, int] = {}
@@ -84,7 +86,11 @@ class NaiveLru:
 
 
 class NaiveHitDensity:
-    """`segments`: (class, turn, blocks, tail first); `lives`, `hits`: counts by class, age bin."""
+    """Evicts by the hits expected per time, as `HitDensityOrder` does.
+
+    `segments`: (class, turn of the first block, blocks, the last of the chain first); `lives`:
+    number of blocks by class; `hits`: by class and age bin.
+    """
 
     def __init__(self, num_blocks: int, refit_every: int, max_run: int) -> None:
         self.num_blocks, self.refit_every, self.max_run = num_blocks, refit_every, max_run
@@ -207,7 +213,7 @@ KEYS: list[SessionKey] = [("", name, b"") for name in "abc"]
 
 
 class StandingModel:
-    """The level of every block, computed in the simplest way."""
+    """The level of every block from its claims and sessions, computed without optimisation."""
 
     def __init__(self, max_num_blocks: int, max_num_each: int) -> None:
         self.max_num_blocks, self.max_num_each = max_num_blocks, max_num_each
@@ -267,10 +273,11 @@ class StandingModel:
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
-    """`holders` are block tables; every block of a table has one reference from it.
+    """A hypothesis state machine that calls the pool and the model.
 
-    `order`: the cached blocks of the default level; `elsewhere`: level and turn of the others. A
-    turn counts the released blocks.
+    `holders`: block tables; each holds one reference to each of its blocks. `order`: the cached
+    blocks of the default level; `elsewhere`: level and turn of the other cached blocks. A turn is
+    the number of blocks released before.
     """
 
     def __init__(self) -> None:
@@ -330,9 +337,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         return self.order.blocks() | self.elsewhere.keys()
 
     def next_victims(self, count: int) -> list[int]:
-        """Return the lowest level's blocks in the order's sequence; an eviction changes no other
-        level.
-        """
+        """Remove and return the next `count` blocks to evict: of the lowest level, in its order."""
         victims: list[int] = []
         for _ in range(count):
             level = min(self.model.level(block, self.now) for block in self.cached())
@@ -348,7 +353,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         return victims
 
     def move(self) -> None:
-        """Move cached blocks to their current levels."""
+        """Move cached blocks whose level has changed."""
         for block in sorted(self.cached()):
             level = self.model.level(block, self.now)
             was, turn = self.elsewhere.get(block, (DEFAULT, 0))
@@ -363,7 +368,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
                 self.elsewhere[block] = (level, turn)
 
     def use(self, blocks: list[int]) -> None:
-        """Add a reference to known blocks."""
+        """Add a reference to each of these registered blocks."""
         self.pool.share(blocks)
         for block in blocks:
             self.order.share(block)
@@ -400,7 +405,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
     @rule(chain=st.sampled_from("xyz"), length=st.integers(1, 5))
     def come_with_a_chain(self, chain: str, length: int) -> None:
-        """Add a request with one of three prompts; share the blocks that are cached."""
+        """Run a request with one of three prompts, which uses the cached blocks of its prompt."""
         digests = [f"{chain}{place}".encode() for place in range(length)]
         found = self.pool.match(digests)
         assert found == [self.named[d] for d in digests[: len(found)]]
@@ -429,7 +434,9 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pool.num_available)
     @rule(wishes=st.lists(WISHES, min_size=1, max_size=3), key=st.none() | st.sampled_from(KEYS))
     def come_and_go(self, wishes: list[CacheRetention | None], key: SessionKey | None) -> None:
-        """Add and end a request of one block for each wish, all of a session if there is a key."""
+        """Run one request of one block for each of `wishes`; all belong to the session `key`, if
+        given.
+        """
         for wish in wishes[: self.pool.num_available]:
             self.allocate(1)
             (block,) = self.holders[-1]

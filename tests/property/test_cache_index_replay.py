@@ -1,7 +1,7 @@
-"""Replaying the changes of a watch gives exactly the cached blocks of its salt.
+"""Applying the changes of a watch gives exactly the cached blocks of its salt.
 
-Any order of admissions, growth, ends, preemptions, distrust and evictions, over several salts; a
-watch may begin and be read at any time, its snapshot in pieces.
+This holds for any order of admissions, growth, ends, preemptions, distrust and evictions, over
+several salts. A watch may begin and be read at any time, its snapshot in pieces.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ SALTS = (b"one", b"two")
 
 
 class Replay:
-    """A subscriber's copy of a watch; checks the promised order."""
+    """A subscriber's copy of the watched blocks. It checks that parents come before children in the
+    snapshot.
+    """
 
     def __init__(self, watch: CacheWatch) -> None:
         self.watch = watch
@@ -31,7 +33,7 @@ class Replay:
         self._known_parents: set[bytes] = set()
 
     def read(self, max_num: int) -> None:
-        """Read a piece of the snapshot; after it, the changes."""
+        """Read at most `max_num` blocks of the snapshot; once it is complete, the changes."""
         if self._num_left:
             piece = self.watch.take_blocks(max_num)
             assert piece

@@ -48,7 +48,9 @@ steps = st.lists(
 def run(
     script: Iterable[object], limits: ChunkLimits, timers: FakeTimers
 ) -> list[GenerateResponse]:
-    """Return the messages of a stream whose writer runs at the scripted points."""
+    """Return the messages of a stream. `script`: pieces to send, times to wait in seconds, and
+    anything else to write what is due.
+    """
     stream = TokenStream(limits, timers)
     encoder = encoder_for(limits, FrontConfig())
     messages: list[GenerateResponse] = []

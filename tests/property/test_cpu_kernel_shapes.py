@@ -1,6 +1,6 @@
 """The CPU kernels equal plain torch for any shape, number of threads and batch.
 
-`make sanitize` runs this with a compiled-in check of every access except those of tiles.
+`make sanitize` runs these tests with a build that checks every memory access except those of tiles.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def test_any_draw_is_a_token_that_the_options_keep(
 
 
 def _numbers(pages: torch.Tensor, case: Case) -> torch.Tensor:
-    """Return the values of pages in float32."""
+    """Return the values of pages in float32; pages in 8 bits are multiplied by their scales."""
     if not case.is_int8:
         return pages.float()
     return pages[..., : case.dim] * pages[..., case.dim :].contiguous().view(torch.float32)

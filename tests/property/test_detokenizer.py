@@ -50,7 +50,7 @@ def is_valid_utf8(data: bytes) -> bool:
 
 
 def byte_runs(tokenizer: Tokenizer, ids: list[int]) -> list[bytes]:
-    """Return the runs of byte-fallback tokens, without special tokens."""
+    """Return the bytes of each run of byte-fallback tokens. Special tokens do not end a run."""
     runs: list[bytes] = [b""]
     for token_id in ids:
         token = tokenizer.id_to_token(token_id) or ""

@@ -1,8 +1,8 @@
 """The engine over a strict simulated device, for any order of request events.
 
-Arrivals, cancels, faults, deadlines, tenants, priorities, both pipeline depths and tiny pools.
-`engine_laws.py` has the invariants, checked after every turn. Hypothesis draws other games in every
-run, shrinks a failing one, and prints each of its calls.
+The events are arrivals, cancels, faults, deadlines, tenants and priorities, at both pipeline depths
+and with few blocks. `engine_laws.py` contains the invariants, which are checked after every turn.
+Hypothesis draws new runs each time, shrinks a failing one, and prints its calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from property.engine_machine import EngineMachine
 
 
 def test_case_47_whatever_happens_the_laws_hold() -> None:
-    """PENSTOCK_MACHINE_RUNS: number of games of a hundred moves."""
+    """PENSTOCK_MACHINE_RUNS sets the number of runs, each of up to 100 calls."""
     num_runs = os.environ.get("PENSTOCK_MACHINE_RUNS")
     how = settings(stateful_step_count=60, max_examples=30)
     if num_runs is not None:

@@ -1,7 +1,7 @@
-"""Each invariant of the engine is violated on purpose, and the engine machine detects it.
+"""Each invariant of the engine is violated on purpose, and the engine machine must detect it.
 
-`SABOTAGES` is the table of the invariants, and of what breaks each. A law that no broken engine
-violates checks nothing.
+`SABOTAGES` lists the invariants, each with a change of the engine that violates it. An invariant
+that no such change violates would test nothing.
 
 Not here: the bounds of fair shares, ageing and step sizing, which test_fairness.py and
 test_pacing_laws.py check directly.
@@ -44,7 +44,9 @@ from property.engine_machine import EngineMachine
 
 @dataclass(frozen=True, slots=True)
 class Sabotage:
-    """`place`, `name`: replaced by `broken`, which is given the original and its arguments."""
+    """A change that violates `law`: `broken` replaces the attribute `name` of `place`, and is
+    called with the original and the arguments of the call.
+    """
 
     law: str
     place: Any
@@ -53,7 +55,7 @@ class Sabotage:
 
 
 def always(value: Any) -> Callable[..., Any]:
-    """Return `value` and do nothing else."""
+    """Return a function that does nothing and returns `value`."""
     return lambda *_, **__: value
 
 
@@ -71,7 +73,7 @@ def matching_all(_: Any, cache: KVCache, request: Request) -> Any:
 
 
 def misnaming(register: Any, cache: KVCache, request: Request, num: int) -> None:
-    """Register the content of one block more than was computed."""
+    """Register one block more than was computed."""
     register(cache, request, num + cache.block_size)
 
 
@@ -116,7 +118,7 @@ def untold(late: Any, *arguments: Any) -> Any:
 
 
 def pessimistic(machine: Any, predictor: DeadlinePredictor) -> Any:
-    """Predict far longer steps than the real ones."""
+    """Predict steps much longer than the real ones."""
     true = machine(predictor)
     return replace(true, prices=CostModel(step_s=5.0 * true.prices.step_s))
 
@@ -127,18 +129,18 @@ def highest(_: Any, victims: VictimSelection, spared: set[int], *__: Any) -> Any
 
 
 def unowned(preempt: Any, planner: Planner, *arguments: Any) -> None:
-    """Do not record a preemption."""
+    """Preempt, but do not record it in the planner."""
     preempt(planner, *arguments)
     planner._has_preempted = False
 
 
 def stingy(_: Any, blocks: AdmissionBlocks, request: Request) -> int:
-    """Reserve what is needed now, not what may be needed."""
+    """Reserve only the blocks needed now, not those that may be needed later."""
     return len(request.tokens)
 
 
 def as_fresh(push: Any, order: FairOrder, request: Request) -> None:
-    """Forget which requests were preempted."""
+    """Queue a preempted request as if it were new."""
     count, request.num_preemptions = request.num_preemptions, 0
     push(order, request)
     request.num_preemptions = count

@@ -137,7 +137,7 @@ def test_what_light_tenants_may_cost_others(
 
 
 class Stalled:
-    """For how many steps the first prompt in prefill has got no tokens."""
+    """Counts steps in a row in which the first prompt in prefill got no tokens."""
 
     def __init__(self, engine: Engine) -> None:
         self._life = engine
@@ -157,7 +157,9 @@ class Stalled:
 
 
 def turn(engine: Engine, clock: FakeClock, stalled: Stalled, stride: int) -> None:
-    """Run one step of a second; check it."""
+    """Run one step, which takes a second, and check the bounds of stalls and of tenant
+    preemption.
+    """
     before = {key: (r.num_tenant_preemptions, r.spec.tenant) for key, r in engine.requests.items()}
     changes = engine.step().changes
     engine.check_integrity()
@@ -233,7 +235,7 @@ def test_who_waits_long_enough_is_admitted_in_bounded_turns(
 
 
 def step(engine: Engine, clock: FakeClock, order: list[int], admitted_s: dict[int, float]) -> None:
-    """Run one step of a second; record which requests were admitted, and when."""
+    """Run one step, which takes a second; record which requests were admitted, and when."""
     for change in engine.step().changes:
         if isinstance(change, Admitted):
             order.append(change.key)

@@ -1,7 +1,7 @@
-"""The forecast compared with the engine itself, on a clock that the cost model drives.
+"""Forecasts compared with the engine itself, on a clock that the cost model drives.
 
-A request that the best case rejects must really have been late: no false rejections. The expected
-wait must be of the right magnitude, or RetryInfo delays clients needlessly.
+A request that the best case rejects must be late in reality, so no rejection is wrong. The expected
+wait must be of the right magnitude, as clients wait for the time in RetryInfo.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ BLOCK_SIZE = 16
 
 @dataclass(slots=True)
 class House:
-    """A first come, first served engine, and what was predicted for each request."""
+    """Runs requests through a first come, first served engine, and records the forecast and the
+    measured times of each.
+    """
 
     budget: int
     max_num_seqs: int

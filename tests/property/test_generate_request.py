@@ -1,4 +1,6 @@
-"""Any GenerateRequest and any bytes give a domain value or a rejection, never a bug."""
+"""Any GenerateRequest and any bytes give a valid generation or a rejection, never
+another exception.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ REFUSALS = {
 
 
 def outcome(data: bytes) -> GenerationSpec | RequestError:
-    """Return what a handler has before it calls the engine."""
+    """Return the generation that a handler gets from this message, or the rejection."""
     try:
         return read_generation(parse(GenerateRequest, data), LIMITS, ("tiny",))
     except RequestError as error:

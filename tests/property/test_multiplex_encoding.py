@@ -1,4 +1,4 @@
-"""Events encoded by hand are byte for byte those of protobuf."""
+"""Events that are encoded without protobuf have exactly the bytes that protobuf produces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Invariants of the two limits, for any sequence of loads and any cost coefficients."""
+"""Invariants of the prefill budget and of the batch limit, for any sequence of loads and any cost
+coefficients.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fast path of a plain token gives the same bytes as the general path."""
+"""The fast path of a plain token has the same results as the general path."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ SOME_IDS = (67, 68, 69, 70)
 
 @dataclass(frozen=True)
 class News:
-    """The engine's events in one step for output `index`, after (output, token id)."""
+    """What the engine reports in one step: an event or end `kind` of output `index`, or "" for
+    none, and `tokens` as (output, token id).
+    """
 
     kind: str
     index: int
@@ -109,7 +111,7 @@ def take(stream: TokenStream, max_tokens: int | None, *, is_short: bool) -> list
 
 
 def say(port: ScriptedPort, request: LiveRequest, news: News, at_s: float) -> None:
-    """Report one step of an engine, including impossible ones."""
+    """Report one step of an engine; it may be one that no engine reports."""
     keys = [output.key for output in request.outputs]
     key = keys[news.index % len(keys)]
     changes: dict[str, Queued | Admitted | Preempted] = {
@@ -132,7 +134,9 @@ def say(port: ScriptedPort, request: LiveRequest, news: News, at_s: float) -> No
 async def play(
     text: ModelText, generation: GenerationSpec, script: Script, *, is_short: bool
 ) -> tuple[list[object], int]:
-    """Return everything observable, and how many steps left a token to take as text."""
+    """Return everything that can be observed, and after how many reports an output had a plain
+    token. `is_short`: take plain tokens by the fast path.
+    """
     seen: list[object] = []
     now_s = 0.0
     port = ScriptedPort()

@@ -1,4 +1,4 @@
-"""The guarantees of quotas, under any traffic that hypothesis generates."""
+"""The guarantees of quotas, for any traffic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ limits = st.integers(1, 200)
 
 
 def let_in(accounts: QuotaAccounts, key: int, prompt: int, now: float, tenant: str = "a") -> bool:
-    """Admit one request of `prompt` tokens, if it fits; it ends at once."""
+    """Admit and end a request of `prompt` tokens, if the quota allows it; return whether it did."""
     if accounts.breach_of(tenant, prompt, 1, now) is not None:
         return False
     accounts.take_in(make_spec(key, prompt, tenant=tenant, hashed=False), 1, INDEX, now)

@@ -1,4 +1,4 @@
-"""Clients get the same events with engines that die at any time as with one that does not."""
+"""Clients receive the same content from engines that die at any time as from one that does not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_SEQ_LEN = 64
 
 @dataclass(frozen=True)
 class House:
-    """The identical engines of one run."""
+    """The settings that all engines of one run have."""
 
     pipeline_depth: int = 1
     num_blocks: int = 64

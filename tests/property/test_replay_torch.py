@@ -1,4 +1,4 @@
-"""The engine of a CPU model dies: the next engine continues with exactly the same tokens."""
+"""If the engine of a CPU model dies, the next engine continues with exactly the same tokens."""
 
 from __future__ import annotations
 

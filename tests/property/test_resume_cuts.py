@@ -1,7 +1,8 @@
-"""Streams cut at any point, any number of times, on any front, are complete at the client.
+"""Streams that are cut at any point, any number of times, and resumed on any front, are complete at
+the client.
 
-Each example draws a request and the points where its connection breaks or its front is lost. In
-process, with real sockets and a real engine that the test steps.
+Each example draws a request and the points where its connection breaks or its front is lost. It
+runs in one process, with real sockets and a real engine whose steps the test runs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from support.stepped_service import SteppedService, another_front, stepped
 
 @st.composite
 def requests(draw: st.DrawFn) -> pb.GenerateRequest:
-    """Draw a greedy or seeded request of one or several outputs, with any reported fields."""
+    """Draw a greedy or seeded request of one or several outputs, with any output options."""
     message = resumable(
         draw(st.integers(1, 40)),
         prompt=draw(st.lists(st.integers(3, 400), min_size=1, max_size=40)),
@@ -52,7 +53,7 @@ cuts = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5), st.booleans()),
 async def rest_of(
     service: SteppedService, call: Any, num_messages: int
 ) -> tuple[list[pb.GenerateResponse], bool]:
-    """Read up to `num_messages` of a call; return them, and whether it ended."""
+    """Read up to `num_messages` messages of a call; return them, and whether the call ended."""
     responses: list[pb.GenerateResponse] = []
     for _ in range(num_messages):
         try:
@@ -64,7 +65,9 @@ async def rest_of(
 
 
 def after(got: list[pb.GenerateResponse], message: pb.GenerateRequest) -> pb.ResumeRequest:
-    """Return the Resume request for the rest. Drop a partial echo, whose length no client knows."""
+    """Return the Resume request for the rest. Removes a partial echo from `got`, as no client knows
+    its length.
+    """
     if message.output.echo and not any(num_tokens_of(got, message.sampling.num_outputs or 1)):
         del got[1:]
     return rest_after(got, message.sampling.num_outputs or 1)
@@ -78,7 +81,7 @@ async def undisturbed(text: ModelText, message: pb.GenerateRequest) -> list[pb.G
 async def cut(
     text: ModelText, message: pb.GenerateRequest, cut_at: list[tuple[int, int, bool]]
 ) -> list[pb.GenerateResponse]:
-    """Return the messages that a client receives when it resumes after each cut."""
+    """Return all messages that a client receives if it resumes after each cut."""
     async with stepped(text) as first, another_front(first) as second:
         fronts = [first, second]
         call: Any = first.stub.Generate(message)
@@ -108,7 +111,7 @@ async def cut(
 async def lost(
     text: ModelText, message: pb.GenerateRequest, num_messages: int, num_steps: int
 ) -> list[pb.GenerateResponse]:
-    """Return what a client receives whose front is lost."""
+    """Return all messages that a client receives if its front is lost."""
     async with stepped(text) as first, another_front(first) as second:
         call = first.stub.Generate(message)
         got, is_whole = await rest_of(first, call, 1 + num_messages)

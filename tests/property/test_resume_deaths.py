@@ -1,4 +1,4 @@
-"""Engines die while requests move to other fronts: no request is lost or runs twice."""
+"""Engines die while requests move to other fronts: no request is lost or run twice."""
 
 from __future__ import annotations
 

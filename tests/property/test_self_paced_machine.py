@@ -1,7 +1,7 @@
-"""The scheduler over an executor that returns results in any order, number and time.
+"""The scheduler over an executor that returns any number of results in any order at any time.
 
-Every request ends once and gets its own tokens in order, and no invariant breaks between two steps;
-the executor never holds more than it can run.
+Every request ends once and gets its own tokens in order, and no invariant is violated between two
+steps. The executor never has more than it can run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Invariants of the step fit, for any steps, any prior and any measured times."""
+"""Invariants of the step fit, for any steps, any prior cost coefficients and any measured times."""
 
 from __future__ import annotations
 

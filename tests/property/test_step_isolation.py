@@ -1,4 +1,6 @@
-"""A step that raises for some of its rows: exactly those fail, the others get their results."""
+"""If a step raises because of some rows, exactly those requests fail, and the others get their
+results.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ NUM_SLOTS = 40
 
 
 class Device:
-    """Computes rows; raises for a bad slot in a step, and for more tokens than fit."""
+    """Computes rows. It raises for a step with a slot in `bad` or with more than `max_tokens`
+    tokens, and in its first `passing_errors` calls. Results of slots in `asking` have logprobs.
+    """
 
     def __init__(
         self,
@@ -59,7 +63,9 @@ class Device:
 
 
 def batch_of(num_decodes: int, chunks: list[tuple[int, bool]]) -> Batch:
-    """Return decode rows in the highest slots, then chunks of (tokens, whether they complete)."""
+    """Return a batch: decode rows in the highest slots, then chunks, given as (number of tokens,
+    whether it samples).
+    """
     num_rows = num_decodes + len(chunks)
     slots = np.arange(NUM_SLOTS - 1, NUM_SLOTS - 1 - num_rows, -1, dtype=np.int32)
     is_sampled = [True] * num_decodes + [completes for _, completes in chunks]

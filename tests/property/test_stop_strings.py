@@ -1,4 +1,6 @@
-"""The matcher finds the same as a search of the whole text, however the text is split."""
+"""The matcher finds the same stop string as a search of the whole text, in whatever pieces the text
+arrives.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ CUTS = st.lists(st.integers(0, 5), max_size=20)
 
 
 def naive(text: str, stops: list[str], num_unarmed: int = 0) -> tuple[str, str] | None:
-    """Return the text before the first stop that completes after `num_unarmed`, and that stop."""
+    """Return the text before the first stop string that ends after `num_unarmed` characters, and
+    that string; None if there is none.
+    """
     for end in range(num_unarmed + 1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:

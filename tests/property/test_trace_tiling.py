@@ -1,4 +1,4 @@
-"""The trace of any request: children cover the root, and all ids differ."""
+"""In the trace of any request, the children cover the root without gaps, and all ids differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OFFSET_NS = 1_763_000_000_123_456_789
 
 @st.composite
 def lives(draw: st.DrawFn) -> RequestRecord:
-    """Draw segments of any kind and length that tile the request's lifetime."""
+    """Draw a record whose segments, of any kinds and lengths, cover the request's lifetime."""
     arrival_s = draw(st.floats(0.001, 1e7))
     kinds = draw(st.lists(st.sampled_from(SegmentKind), min_size=1, max_size=12))
     times = [arrival_s]

@@ -1,7 +1,7 @@
-"""The queue's wait accounting against a plain sum over every request and second.
+"""The queue's accounting of waits compared with a plain sum over every request and second.
 
-The order of events is drawn; any request may be admitted next. The clock's columns start small, so
-that they grow often.
+The order of events is drawn, and any request may be admitted next. The clock's columns are small at
+first, so that they grow often.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUM_TURNS = 120
 
 @dataclass(slots=True)
 class Account:
-    """One wait in the queue, second by second."""
+    """One wait in the queue: its seconds by reason, and how many requests passed."""
 
     since_s: float
     spent_s: dict[WaitReason | None, float] = field(default_factory=dict)
@@ -33,14 +33,17 @@ class Account:
 
 @dataclass(slots=True)
 class Turn:
-    """The last admission by tenant, and which requests of the tenant had arrived by then."""
+    """The last admission of the fair order. `line`: its class and tenant; `first`: the sequence of
+    that tenant's oldest waiting request. Older requests of other tenants in the class wait for
+    fairness.
+    """
 
     line: tuple[int, int]
     first: int
 
 
 class Queue:
-    """A clock, and the accounts of waiting requests computed in the simplest way."""
+    """A wait clock, and the accounts of the waiting requests, computed without optimisation."""
 
     def __init__(self) -> None:
         self.clock = WaitClock()

@@ -1,9 +1,10 @@
-"""Products of packed matrices between inaccessible pages, with every instruction set of this
-processor: an access outside a matrix ends the process with SIGSEGV, after the line of its product.
+"""Products of packed matrices whose memory lies between inaccessible pages, with every instruction
+set of this processor. An access outside a matrix ends the process with SIGSEGV; the last line of
+the output names the product.
 
     python -X faulthandler tests/sanitize/guard_pages.py
 
-Sees what sanitizers do not: accesses of tiles (AMX), which are inline assembly.
+This finds what sanitizers do not: wrong accesses of tiles (AMX), which are inline assembly.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def between_guards(tensor: Tensor, *, at_end: bool) -> Tensor:
 def multiply(
     instructions: str, dtype: torch.dtype, shape: tuple[int, int], num_rows: int, *, at_end: bool
 ) -> None:
-    """Run one product with inputs, matrix and outputs all between guard pages."""
+    """Run one product; its inputs, its matrix and its result lie between guard pages."""
     num_inputs, num_outputs = shape
     matrix = PackedMatrix(torch.randn(num_outputs, num_inputs), torch.randn(num_outputs), dtype)
     parts = {"packed": matrix.packed, "bias": matrix.bias}

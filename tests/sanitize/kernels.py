@@ -53,7 +53,9 @@ def _runtime(name: str) -> str:
 
 
 def main() -> int:
-    """Compile, and run the tests in a process that loads the sanitizers first."""
+    """Compile the kernels, and run their tests in a process that preloads the sanitizers; return
+    its exit code.
+    """
     _compile()
     environment = {
         **os.environ,

@@ -104,7 +104,7 @@ _LONG = 2300
 
 @dataclass(frozen=True, slots=True)
 class _Again:
-    """Runs the work again, in place of a captured graph."""
+    """Calls `run` again, in place of the replay of a captured graph."""
 
     run: Callable[[], None]
 
@@ -153,7 +153,7 @@ def _run(executor: Executor, sampling: SamplingParams, lengths: tuple[int, ...])
 
 
 def main() -> None:
-    """Run all of RUNS; the checker reports errors."""
+    """Execute all RUNS. The memory checker reports errors."""
     is_exact = "--exact" in sys.argv[1:]
     if is_exact:
         _capture_nothing()

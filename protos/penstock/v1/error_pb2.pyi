@@ -65,8 +65,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     grpc-retry-pushback-ms. Metadata as for QUEUE_FULL.
     """
     ERROR_REASON_READER_STALLED: _ErrorReason.ValueType  # 11
-    """RESOURCE_EXHAUSTED. The client did not read its stream for too long, so the server ended the
-    stream.
+    """RESOURCE_EXHAUSTED. The client did not read its stream for too long, or left too many tokens
+    unread, so the server ended the stream.
     """
     ERROR_REASON_DEADLINE_UNREACHABLE: _ErrorReason.ValueType  # 12
     """DEADLINE_EXCEEDED. The deadline cannot be met, or probably cannot be met. There are two cases.
@@ -181,8 +181,8 @@ ERROR_REASON_QUOTA_EXCEEDED: ErrorReason.ValueType  # 10
 grpc-retry-pushback-ms. Metadata as for QUEUE_FULL.
 """
 ERROR_REASON_READER_STALLED: ErrorReason.ValueType  # 11
-"""RESOURCE_EXHAUSTED. The client did not read its stream for too long, so the server ended the
-stream.
+"""RESOURCE_EXHAUSTED. The client did not read its stream for too long, or left too many tokens
+unread, so the server ended the stream.
 """
 ERROR_REASON_DEADLINE_UNREACHABLE: ErrorReason.ValueType  # 12
 """DEADLINE_EXCEEDED. The deadline cannot be met, or probably cannot be met. There are two cases.

@@ -357,7 +357,8 @@ Global___MultiplexCancel: typing_extensions.TypeAlias = MultiplexCancel
 class MultiplexCredit(google.protobuf.message.Message):
     """Allows the server to send more output of a request that was submitted with num_credit_tokens. A
     request without credit continues to generate into its backlog, and fails with READER_STALLED if
-    the backlog is full for too long.
+    the backlog exceeds the server's limit, or if its end is not read within
+    ModelLimits.reader_stall_timeout.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

@@ -95,7 +95,7 @@ class _ServerProcessEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     SERVER_PROCESS_ENGINE: _ServerProcess.ValueType  # 1
     """The engine: scheduler and executor."""
     SERVER_PROCESS_FRONT: _ServerProcess.ValueType  # 2
-    """A front-end process, which serves clients."""
+    """A front process, which serves clients."""
     SERVER_PROCESS_OBSERVER: _ServerProcess.ValueType  # 3
     """The observer: traces, metrics and this service."""
 
@@ -107,7 +107,7 @@ SERVER_PROCESS_UNSPECIFIED: ServerProcess.ValueType  # 0
 SERVER_PROCESS_ENGINE: ServerProcess.ValueType  # 1
 """The engine: scheduler and executor."""
 SERVER_PROCESS_FRONT: ServerProcess.ValueType  # 2
-"""A front-end process, which serves clients."""
+"""A front process, which serves clients."""
 SERVER_PROCESS_OBSERVER: ServerProcess.ValueType  # 3
 """The observer: traces, metrics and this service."""
 Global___ServerProcess: typing_extensions.TypeAlias = ServerProcess
@@ -514,7 +514,7 @@ class ProfileRequest(google.protobuf.message.Message):
     process: Global___ServerProcess.ValueType
     """The process to sample."""
     front_index: builtins.int
-    """FrontStats.index of the front-end process. Only for FRONT."""
+    """FrontStats.index of the front process. Required for FRONT, not allowed for others."""
     @property
     def duration(self) -> google.protobuf.duration_pb2.Duration:
         """How long samples are taken. Range above 0 to 60 seconds. Default: 5 seconds."""

@@ -94,7 +94,8 @@ class OperationsServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchStats(self, request, context):
-        """Sends snapshots at intervals, the first one immediately, until the call is cancelled.
+        """Sends snapshots at intervals, the first one immediately, until the call is cancelled or the
+        server stops (DRAINING).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,8 +145,8 @@ class OperationsServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Profile(self, request, context):
-        """Samples a process of the server, and then streams the profile. Only one profile is created at a
-        time.
+        """Samples a process of the server, and then streams the profile. A process creates only one
+        profile at a time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -258,7 +258,9 @@ class OperationsServiceStub(typing.Generic[_OperationsServiceGetStatsType, _Oper
     """Returns a snapshot of the server."""
 
     WatchStats: _OperationsServiceWatchStatsType
-    """Sends snapshots at intervals, the first one immediately, until the call is cancelled."""
+    """Sends snapshots at intervals, the first one immediately, until the call is cancelled or the
+    server stops (DRAINING).
+    """
 
     ListLiveRequests: _OperationsServiceListLiveRequestsType
     """Lists the requests that have not ended, in order of arrival."""
@@ -281,8 +283,8 @@ class OperationsServiceStub(typing.Generic[_OperationsServiceGetStatsType, _Oper
     """Sets the lowest severity that the processes of the server log, until it is set again."""
 
     Profile: _OperationsServiceProfileType
-    """Samples a process of the server, and then streams the profile. Only one profile is created at a
-    time.
+    """Samples a process of the server, and then streams the profile. A process creates only one
+    profile at a time.
     """
 
 OperationsServiceAsyncStub: typing_extensions.TypeAlias = OperationsServiceStub[
@@ -341,7 +343,9 @@ class OperationsServiceServicer(metaclass=abc.ABCMeta):
         request: penstock.v1.operations_service_pb2.WatchStatsRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[penstock.v1.operations_service_pb2.WatchStatsResponse], collections.abc.AsyncIterator[penstock.v1.operations_service_pb2.WatchStatsResponse]]:
-        """Sends snapshots at intervals, the first one immediately, until the call is cancelled."""
+        """Sends snapshots at intervals, the first one immediately, until the call is cancelled or the
+        server stops (DRAINING).
+        """
 
     @abc.abstractmethod
     def ListLiveRequests(
@@ -399,8 +403,8 @@ class OperationsServiceServicer(metaclass=abc.ABCMeta):
         request: penstock.v1.operations_service_pb2.ProfileRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[penstock.v1.operations_service_pb2.ProfileResponse], collections.abc.AsyncIterator[penstock.v1.operations_service_pb2.ProfileResponse]]:
-        """Samples a process of the server, and then streams the profile. Only one profile is created at a
-        time.
+        """Samples a process of the server, and then streams the profile. A process creates only one
+        profile at a time.
         """
 
 def add_OperationsServiceServicer_to_server(servicer: OperationsServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -226,7 +226,9 @@ class OutputOptions(google.protobuf.message.Message):
     request is computed, even if it is cached. Default: none.
     """
     return_token_ids: builtins.bool
-    """Fill TokenDelta.records with the ids of the tokens. Implied by `logprobs`."""
+    """Fill TokenDelta.records, and with `echo` also PromptEcho.records, with the ids of the tokens.
+    For TokenDelta.records implied by `logprobs`.
+    """
     echo: builtins.bool
     """Deliver the prompt in GenerateResponse.prompt before the first output."""
     min_chunk_tokens: builtins.int

@@ -93,7 +93,7 @@ class RequestProgress(google.protobuf.message.Message):
     only if known.
     """
     wait_reason: penstock.v1.state_pb2.WaitReason.ValueType
-    """What it waits for. Only while PENDING."""
+    """What it waits for. Only while PENDING, and only if known."""
     num_cached_prompt_tokens: builtins.int
     """Prompt tokens found in the KV cache at the latest admission; they are not computed again."""
     num_preemptions: builtins.int
@@ -137,7 +137,9 @@ class PromptEcho(google.protobuf.message.Message):
     """The next part of the prompt's text. Empty unless echo was requested."""
     @property
     def records(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TokenRecord]:
-        """The next tokens of the prompt. The first token of a prompt has no logprob."""
+        """The next tokens of the prompt. Empty unless prompt_logprobs, or echo and return_token_ids, were
+        requested. The first token of a prompt has no logprob.
+        """
 
     def __init__(
         self,
@@ -361,7 +363,7 @@ Global___TokenUsage: typing_extensions.TypeAlias = TokenUsage
 @typing.final
 class RequestTimings(google.protobuf.message.Message):
     """The time of a request in each phase, on the server's clock. total_duration is longer than the sum
-    of queue, prefill and decode, by the time that the front-end process takes to prepare the request
+    of queue, prefill and decode, by the time that the front process takes to prepare the request
     and to deliver its output.
     """
 

@@ -214,13 +214,13 @@ class ChatPrompt(google.protobuf.message.Message):
     window_tokens: builtins.int
     """Maximum number of tokens of the rendered prompt. If it would have more, the oldest messages are
     dropped; RequestAccepted.num_dropped_messages is their number. The leading messages with the
-    role "system" or "developer" and the last message are always kept; the prompt is rejected if
-    these alone have more tokens. The kept part begins with a message of the role with which the
-    conversation begins. More messages are dropped than necessary, down to about half of the
-    window, so that the prompt of a growing conversation keeps its beginning, and finds it in the
-    KV cache, until the window is full again. The position of the cut depends only on the
-    conversation. Range 1 to ModelLimits.max_prompt_tokens. Default: no window; a conversation that
-    is too long is rejected.
+    role "system" or "developer" and the last turn are always kept; the prompt is rejected if these
+    alone have more tokens. A turn begins with a message of the role that the first message after
+    the leading ones has. Only complete turns are dropped. More messages are dropped than
+    necessary, down to about half of the window, so that the prompt of a growing conversation keeps
+    its beginning, and finds it in the KV cache, until the window is full again. The position of
+    the cut depends only on the conversation. Range 1 to ModelLimits.max_prompt_tokens. Default: no
+    window; a conversation that is too long is rejected.
     """
     @property
     def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:

@@ -40,7 +40,8 @@ class RequestState(_RequestState, metaclass=_RequestStateEnumTypeWrapper):
          ^          |
          +----------+  preempted: its KV cache blocks were taken and it waits again
 
-    A PENDING or PROCESSING request may also change to ERROR, or to COMPLETED by cancellation.
+    A PENDING or PROCESSING request may also change to ERROR. A PENDING request may also change to
+    COMPLETED, by cancellation or SchedulingOptions.time_limit.
     """
 
 REQUEST_STATE_UNSPECIFIED: RequestState.ValueType  # 0

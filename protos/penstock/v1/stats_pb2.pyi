@@ -359,7 +359,7 @@ class FrontStats(google.protobuf.message.Message):
     num_backlog_tokens: builtins.int
     """Output that clients have not read yet, in tokens, over all streams."""
     num_live_requests: builtins.int
-    """Requests that have not ended."""
+    """Requests that have not ended, or whose end their client has not read yet."""
     def __init__(
         self,
         *,
@@ -444,7 +444,7 @@ class LiveRequest(google.protobuf.message.Message):
     @property
     def history(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PhaseChange]:
         """The phases that it has entered, oldest first; the last one is `phase`. Empty if its front
-        process has ended and the engine still has the request.
+        process has ended or does not respond, and the engine has the request.
         """
 
     def __init__(
@@ -536,15 +536,15 @@ class StepRecord(google.protobuf.message.Message):
     num_prefill_tokens: builtins.int
     """Prompt tokens computed."""
     num_decode_outputs: builtins.int
-    """Outputs with a new token."""
+    """Outputs in the decode phase, of each of which the step computes one token."""
     wait_reason: penstock.v1.state_pb2.WaitReason.ValueType
     """What the first request of the queue waits for. Unspecified if the queue is empty."""
     num_inter_token_outputs: builtins.int
-    """Outputs with a token in both steps."""
+    """Number of outputs in the mean inter_token_duration."""
     num_prefill_outputs: builtins.int
-    """Outputs whose prompt was computed."""
+    """Outputs of which prompt tokens were computed."""
     num_context_tokens: builtins.int
-    """Context of the outputs with a new token, in tokens."""
+    """Sum of the context lengths of all outputs in the step, in tokens."""
     num_tokens: builtins.int
     """Tokens generated."""
     num_running: builtins.int
@@ -575,8 +575,8 @@ class StepRecord(google.protobuf.message.Message):
 
     @property
     def shares(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___StepShare]:
-        """Prompt tokens that were computed or recomputed, by output. An output that only got a new token
-        has no share.
+        """Prompt tokens that were computed or recomputed, by output. Outputs in the decode phase have no
+        share.
         """
 
     @property
@@ -603,7 +603,9 @@ class StepRecord(google.protobuf.message.Message):
 
     @property
     def inter_token_duration(self) -> google.protobuf.duration_pb2.Duration:
-        """Time since the previous step, for outputs with a token in both. Unset if there were none."""
+        """Mean time since the previous token of the outputs that got another token in this step. Unset if
+        there were none.
+        """
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Controls of the stand-in for tests. The real package has no such module.
+"""Functions with which tests control the stand-in. The real package has no such module.
 
-Owns the settings of future engines (set by `configure` in this process, in others by the
-environment variable TLLM_FAKE_CONTROL, a JSON object of the same names) and a handle on every
-engine that was built.
+It has the settings of future engines, which `configure` sets in this process, and the environment
+variable TLLM_FAKE_CONTROL, a JSON object of the same names, in others; and a handle on every engine
+that was built.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ VARIABLE = "TLLM_FAKE_CONTROL"
 
 @dataclass(slots=True, kw_only=True)
 class Settings:
-    """The settings of one engine; those that are read while it runs may be changed while it runs.
+    """The settings of one engine. Tests may change them while it runs, except those that are read
+    only when it is built.
 
-    Times in seconds. Iterations count from 1. Faults by iteration fire when a request arrives in
-    it; faults by token fire each time a prompt contains the token. `num_blocks`: the simulated
-    GPU's capacity; `free_blocks_drift` is added to the free blocks in the statistics. `stats`:
-    "push" as before NVIDIA PR #9980, "rpc" as after it: statistics are fetched, and the caller
-    blocks. `slip_token`: a prompt with it makes its result raise an AssertionError out of its
-    iteration. `guided_error`: the grammar compiler's message for a guide that it rejects, instead
-    of the stand-in's own. `shutdown_s`: maximum time that `shutdown` blocks. `worker_lifetime_s`:
-    end of the `worker_process` if nothing ends it before.
+    Times in seconds. Iterations count from 1. A fault by iteration occurs when a request arrives in
+    that iteration; a fault by token occurs each time a prompt contains the token. `num_blocks`: the
+    simulated GPU's capacity; `free_blocks_drift` is added to the free blocks in the statistics.
+    `stats`: "push" as before NVIDIA PR #9980; "rpc" as after it, where the caller fetches
+    statistics and is blocked. `slip_token`: reading the result of a prompt that contains it raises
+    an AssertionError. `guided_error`: the grammar compiler's message for a guide that it rejects,
+    instead of the stand-in's own. `shutdown_s`: how long `shutdown` blocks unless released before.
+    `worker_lifetime_s`: the `worker_process` ends after it if nothing ends it before.
     """
 
     step_s: float = 0.0
@@ -63,7 +64,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """The state of an engine at one moment. Ids are those of the results."""
+    """The state of an engine at one moment. Ids are the request ids of the results."""
 
     iteration: int
     waiting: tuple[int, ...]
@@ -75,7 +76,7 @@ class View:
 
 
 class EngineControl:
-    """A handle on one engine. Its methods may be called from any thread."""
+    """Controls one engine. Its methods may be called from any thread."""
 
     def __init__(self, engine: PyExecutor, proxy: GenerationExecutorProxy) -> None:
         self._engine = engine
@@ -83,17 +84,17 @@ class EngineControl:
 
     @property
     def settings(self) -> Settings:
-        """The live settings."""
+        """The engine's own settings, which tests may change as `Settings` states."""
         return self._engine.settings
 
     @property
     def submitted(self) -> Sequence[GenerationRequest]:
-        """The last requests in the order of submission."""
+        """The last requests, in the order of submission."""
         return tuple(self._proxy.submitted)
 
     @property
     def aborted(self) -> Sequence[int]:
-        """Ids in the order of the calls of abort."""
+        """The ids given to `abort`, in the order of the calls."""
         return tuple(self._proxy.aborted)
 
     @property
@@ -102,7 +103,9 @@ class EngineControl:
         return tuple(self._proxy.shutdown_threads)
 
     def view(self) -> View:
-        """Return the engine's current state; between iterations while it is paused."""
+        """Return the engine's current state. It is that between two iterations only while the
+        engine is paused.
+        """
         engine, proxy = self._engine, self._proxy
         return View(
             iteration=engine.iteration,
@@ -115,27 +118,28 @@ class EngineControl:
         )
 
     def pause(self) -> None:
-        """Run only the iterations of `step`."""
+        """Pause the engine: only `step` runs iterations."""
         self._engine.set_paused(True)
 
     def resume(self) -> None:
-        """Run iterations without `step`."""
+        """End the pause."""
         self._engine.set_paused(False)
 
     def step(self, count: int = 1, timeout_s: float = 30.0) -> None:
-        """Run `count` iterations of a paused engine, idle ones too, and return when they are done.
+        """Run `count` iterations of a paused engine, also if there is no work, and return when they
+        are done.
 
-        Their responses have been delivered to the results by then. Raises TimeoutError if the
-        engine is dead or hangs.
+        By then their responses are in the results' queues. Raises TimeoutError if the engine is
+        dead or hangs.
         """
         self._engine.run_iterations(count, timeout_s)
 
     def wait_for_iteration(self, iteration: int, timeout_s: float = 30.0) -> None:
-        """Return once this iteration has ended. Raises TimeoutError otherwise."""
+        """Wait until this iteration has ended. Raises TimeoutError after `timeout_s`."""
         self._engine.wait_for_iteration(iteration, timeout_s)
 
     def inject(self, fault: str) -> None:
-        """Inject a fault into the next iteration, and run one even if idle.
+        """Inject a fault into the next iteration; the iteration runs even if there is no work.
 
         "kill" ends the loop silently, and no request gets a response; "fatal" ends the engine with
         an error that consumers receive; "hang" blocks until `release`; "fail_all" fails every
@@ -144,7 +148,7 @@ class EngineControl:
         self._engine.inject(fault)
 
     def release(self) -> None:
-        """End a hang, and a blocking shutdown."""
+        """End a hang, and let a blocked shutdown return."""
         self._engine.released.set()
 
 
@@ -159,8 +163,7 @@ def configure(**changes: Any) -> None:
 
 
 def settings_of_new_engine() -> Settings:
-    """Return a copy for one engine: the configured settings, overridden by the environment
-    variable."""
+    """Return a copy of the configured settings with the values of the environment variable."""
     return dataclasses.replace(_settings, **json.loads(os.environ.get(VARIABLE, "{}")))
 
 

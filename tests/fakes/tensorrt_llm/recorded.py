@@ -1,4 +1,6 @@
-"""Classes made of the recorded table: fields as keywords with their defaults, and no others."""
+"""Classes generated from the recorded facts: their fields are keyword arguments with the recorded
+defaults; no others exist.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,14 @@ _FACTORIES: dict[str, Callable[[], Any]] = {"list": list, "dict": dict}
 
 
 class ValidationError(ValueError):
-    """An unknown field or a bad value."""
+    """An unknown field or an invalid value."""
 
 
 def recorded(path: str, check: Callable[[Any], None] | None = None) -> Any:
-    """Return the class that the table has at `path`; `check` raises for bad values of an instance.
+    """Return a class with the fields recorded for `path`; `check` raises for an invalid instance.
 
-    A model raises ValidationError for an unknown field, as pydantic's do; others TypeError.
+    The class raises ValidationError for an unknown field if it is a pydantic model in the real
+    package, TypeError otherwise.
     """
     record, name = _CLASSES[path], path.rpartition(".")[2]
     if record["kind"] == "enum":

@@ -32,6 +32,6 @@ SamplingParams = recorded("tensorrt_llm.SamplingParams", _check)
 
 
 def is_greedy(params: Any) -> bool:
-    """Return whether decoding is greedy: also if temperature, top_p and top_k are unset."""
+    """Return whether decoding is greedy; it is if temperature, top_p and top_k are all unset."""
     chosen = (params.temperature, params.top_p, params.top_k)
     return chosen == (None, None, None) or 0 in chosen[:2] or params.top_k == 1

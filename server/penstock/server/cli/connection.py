@@ -88,8 +88,8 @@ def add_address_option(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """Parse a positive number of seconds, as the `type` of an argument. Raises
-    ArgumentTypeError."""
+    """Parse a positive number of seconds; used as the `type` of an argument. Raises
+    ArgumentTypeError for any other text."""
     try:
         value = float(text)
     except ValueError:

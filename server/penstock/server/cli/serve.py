@@ -209,7 +209,8 @@ def _tokenizer_path(sources: "Sources") -> Path | None:
 
 def _files(sources: "Sources") -> dict[str, Any]:
     """Return the paths of files and folders by field path. Creates missing folders, so that missing
-    write access is reported at the start. Raises ValueError."""
+    write access is reported at the start. Raises ValueError if a folder is not writable, or if a
+    setting has no effect."""
     if "record" not in sources:
         sources.refuse(["record_max_mib"], f"requires {sources.spell('record')}")
     paths: dict[str, Any] = {}

@@ -210,7 +210,7 @@ def trtllm_settings(
     sources: Sources, model_path: Path, tokenizer_path: Path | None
 ) -> dict[str, Any]:
     """Return the settings derived from the TensorRT-LLM section, by field path, after checks
-    against flags and model. Logs warnings. Raises ValueError.
+    against flags and model. Logs warnings. Raises ValueError if a check fails.
 
     The scheduler must predict which requests the engine admits, so both use the admission policy of
     the TensorRT-LLM section.

@@ -285,7 +285,7 @@ class KeptStreams:
     def begin(self, front_id: int, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
         """Create the stream of a request that is about to be submitted or has already ended.
 
-        Its name must be unused. The limits may drop the new stream or others at once.
+        Its name must be unused. The limits may drop the new stream or others immediately.
         """
         stream = KeptStream(kept, front_id, specs)
         self._streams[kept.name] = stream

@@ -1,7 +1,8 @@
 """Quarantine for requests that may have crashed an engine.
 
-The supervisor decides which requests are suspected, and passes them to the next engine. That engine
-runs them one at a time (probation), or rejects them. A request passes its probation when each of
+The supervisor decides which requests are suspected, and passes their keys to the next engine. That
+engine runs them one at a time (probation), next to requests that are not suspected, or rejects
+them. A request passes its probation when each of
 its outputs has ended or has generated `num_probation_tokens` tokens (one token if that output is
 not suspected); if the engine dies again, the supervisor decides whether the request is rejected.
 Uses no status board, no sockets and no clock.
@@ -22,9 +23,9 @@ _QUARANTINE_DETAIL = "it was in two engines when they died, in the second one al
 class SuspectedRequest:
     """One output that was running in an engine when the engine died, identified by its `key`.
 
-    `num_probation_tokens` is the number of tokens that it must generate alone before it is
-    considered harmless. If `is_poison`, it must be rejected. An invalid value raises ValueError,
-    which names the field.
+    `num_probation_tokens` is the number of tokens that it must generate, while no other suspected
+    request runs, before it is considered harmless. If `is_poison`, it must be rejected. An invalid
+    value raises ValueError, which names the field.
     """
 
     key: int

@@ -67,7 +67,7 @@ class RequestAccount:
         shared: The writer that sends the messages of this request together with those of other
             requests; None otherwise.
         shared_stalls: `WatchedWrite.stalls` of the shared writer at the arrival of this request.
-        num_messages: Number of messages that were not sent by the request's own writer.
+        num_messages: Number of messages that the writer of `live.stream` did not send and count.
         outcome, end_s: Outcome and end time of the request; None and NaN until the account is
             closed.
         stalled_s, num_stalls: Set when the account is closed; see `WatchedWrite.stalls`.

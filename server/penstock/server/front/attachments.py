@@ -39,7 +39,7 @@ millisecond."""
 
 ReadGeneration = Callable[[bytes, str, str, PriorityCeilings], GenerationSpec]
 """Parses a serialised request; the other arguments are its id, its tenant and the tenant's maximum
-priorities. Raises RequestError."""
+priorities. Raises RequestError if the request is invalid."""
 
 
 @dataclass(slots=True, eq=False)
@@ -214,7 +214,8 @@ class Attachments:
     async def _start(self, attachment: _Attachment) -> LiveRequest:
         """Tokenise the prompt of the attached request, create its outputs and apply its history.
 
-        Returns the request. Raises RequestError.
+        Returns the request. Raises RequestError if the prompt is rejected, if no engine is
+        connected, or if the request was cancelled or attached by another front.
         """
         front, request, resume_spec = self._front, attachment.request, attachment.resume_spec
         generation = request.generation
@@ -307,11 +308,11 @@ def _raise_if_over(request: LiveRequest) -> None:
 class Received:
     """The position of a client in a stream.
 
-    `is_accepted` and `is_echoed` are True if the client has received the acceptance and the whole
-    prompt. `tokens` has the number of received tokens of each output, by output index. `closed` has
-    the outputs of which the client has received tokens, until a later `TokensPiece` of the output
-    is sent. If such an output ended with STOP or LENGTH, its last `TokensPiece` without tokens is
-    skipped, because that text was sent with the last token.
+    `is_accepted` and `is_echoed` are True if the client has received the acceptance and the
+    complete prompt. `tokens` has the number of received tokens of each output, by output index.
+    `closed` has the outputs of which the client has received tokens, until a later `TokensPiece` of
+    the output is sent. If such an output ended with STOP or LENGTH, its last `TokensPiece` without
+    tokens is skipped, because that text was sent with the last token.
     """
 
     is_accepted: bool = False

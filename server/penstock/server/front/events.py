@@ -60,7 +60,8 @@ class IdRecords(Sequence[TokenRecord]):
 
 class TokensPiece(NamedTuple):
     """New text of one output, and its tokens. `records` is empty if neither ids nor logprobs are
-    requested. It is a tuple because one is created per token and stream."""
+    requested. A tuple, because one is created per token and stream, and a tuple is the cheapest
+    type."""
 
     output_index: int
     text: str

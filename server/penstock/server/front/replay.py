@@ -188,10 +188,10 @@ class Replays:
             self._sender = asyncio.get_running_loop().call_later(pause_s, self._send_some)
 
     def _send(self, request: LiveRequest, limits: Limits, port: EnginePort) -> None:
-        """Submit a request for continuation. Submits only the result of a request that has ended;
-        fails a request that cannot be continued.
+        """Submit a request for continuation. For a request that has ended, submit only its result;
+        fail a request that cannot be continued.
 
-        Raises EngineUnavailable.
+        Raises EngineUnavailable if no engine is connected.
         """
         now_s = self._clock()
         _end_complete(request, now_s)

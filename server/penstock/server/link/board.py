@@ -184,9 +184,9 @@ class EngineBoard:
             self._words[_BANK_SIZES + bank] = 0
 
     def mark_probation(self, keys: Sequence[int]) -> None:
-        """Publish the keys of the request on probation, which runs alone because it may have
-        crashed an engine; `keys` is empty if there is none. Keys beyond the board's capacity are
-        left out."""
+        """Publish the keys of the request on probation: the only one that runs of those that may
+        have crashed an engine. `keys` is empty if there is none. Keys beyond the board's capacity
+        are left out."""
         words = self._words
         words[_NUM_ON_PROBATION] = 0
         for place, key in enumerate(keys[:_MAX_ON_PROBATION]):

@@ -102,7 +102,7 @@ class AttachFailure(enum.IntEnum):
     NOT_SETTLED = 1
     """The engine has just started: the request may not have been resubmitted yet."""
     LOST = 2
-    """The request runs, but its output was too large to be kept."""
+    """The engine has dropped the events of the request, because they exceeded a limit."""
 
 
 class Attach(TaggedFrame, frozen=True, kw_only=True):

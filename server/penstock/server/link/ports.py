@@ -132,8 +132,8 @@ class EngineUnavailable(Exception):
 class AttachCalls:
     """The pending attach calls of one port. `write` sends a frame, or raises EngineUnavailable.
 
-    One call per stream is pending at a time, because each response contains the whole stream and
-    many responses would fill the connection.
+    One call per stream is pending at a time, because each response contains all events of
+    the stream, and many responses would fill the connection.
     """
 
     def __init__(self, write: Callable[[Attach], None]) -> None:
@@ -154,7 +154,7 @@ class AttachCalls:
         one by one.
 
         `on_attached` is called with the response, even if the caller was cancelled meanwhile.
-        Raises EngineUnavailable.
+        Raises EngineUnavailable if no engine is connected, or if the connection is lost.
         """
         turn = self._turns.setdefault(name, asyncio.Lock())
         await turn.acquire()

@@ -140,13 +140,13 @@ class UnixEnginePort:
 
     def submit_kept(self, specs: tuple[RequestSpec, ...], kept: KeptRequest) -> None:
         """Submit a request whose stream the engine keeps for Resume; `specs` is empty if it has
-        ended. Raises EngineUnavailable."""
+        ended. Raises EngineUnavailable if no engine is connected."""
         self._write(encode(Submit(specs=specs, kept=kept)))
 
     async def attach_stream(self, name: str, on_attached: AttachListener) -> None:
         """Attach the stream of a request to this front; `on_attached` receives the response.
 
-        Raises EngineUnavailable.
+        Raises EngineUnavailable if no engine is connected, or if the connection is lost.
         """
         await self._attach_calls.attach(name, on_attached)
 

@@ -2,8 +2,8 @@
 
 Assigns the epochs, which number the engine starts. Owns the descriptor of the flight recorder's
 memory, which engines and observers inherit, and which stays open when they die. Contains the crash
-attribution, which decides which requests the next engine runs alone (probation) and which it
-rejects (quarantine).
+attribution, which decides which requests the next engine runs one at a time (probation) and which
+it rejects (quarantine).
 """
 
 import asyncio
@@ -204,7 +204,7 @@ class EngineDeath:
         was_hung: True if it made no progress, which a device or driver may cause.
         keys_in_progress: Keys of the outputs in its last steps, and the first key of the request
             that was being submitted.
-        keys_on_probation: Keys of the suspected request that ran alone.
+        keys_on_probation: Keys of the suspected request that was on probation.
     """
 
     is_own_failure: bool
@@ -265,7 +265,7 @@ class CrashAttribution:
             self._accounts[key].is_poison |= self._is_quarantined(key, death, tried)
 
     def suspects(self) -> tuple[SuspectedRequest, ...]:
-        """Return the requests that the next engine must run alone or reject."""
+        """Return the requests that the next engine must run one at a time, or reject."""
         return tuple(
             SuspectedRequest(
                 key=key,

@@ -77,8 +77,10 @@ class Orphans:
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._on_child_ended)
 
     async def start(self, spawn: Callable[[], Awaitable[Child]]) -> Child:
-        """Start a child and return it. It is not treated as an orphan meanwhile. Raises the errors
-        of `spawn`."""
+        """Start a child with `spawn` and return it. Raises the errors of `spawn`.
+
+        While the child starts, it is not treated as an orphan.
+        """
         # Between the fork and the return of its process id, the child would look like an orphan.
         async with self._starting:
             child = await spawn()

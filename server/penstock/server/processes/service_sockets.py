@@ -81,7 +81,8 @@ class PortUnavailable(Exception):
 
 
 def listen(stack: contextlib.ExitStack, path: Path, backlog: int) -> socket.socket:
-    """Return a listening Unix socket at `path`, which `stack` closes. Raises PortUnavailable."""
+    """Return a listening Unix socket at `path`, which `stack` closes. Raises PortUnavailable if
+    `path` cannot be bound."""
     listener = stack.enter_context(socket.socket(socket.AF_UNIX))
     try:
         listener.bind(str(path))

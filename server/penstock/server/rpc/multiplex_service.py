@@ -1,6 +1,6 @@
 """Multiplex: many requests over one stream.
 
-Handles one call: its reader, its writer, and the end of both. `multiplex_table.py` executes
+Contains the reader and the writer of one call, and ends both. `multiplex_table.py` executes
 commands. After each step of the engine, one message has the events of all requests of the call in
 that step; it is split if it would exceed the size hint. While a write is blocked, the events of the
 requests accumulate, and the next message carries more.

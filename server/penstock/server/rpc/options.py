@@ -93,7 +93,7 @@ def server_options(
         # Between the two limits the core refuses connections at random; equal limits avoid that.
         ("grpc.server.max_pending_requests_hard_limit", 20_000),
         # Fronts (gRPC server processes) share the port, and the supervisor reserves it. This is the
-        # # core's default where the system supports it.
+        # core's default where the system supports it.
         ("grpc.so_reuseport", 1),
     )
 

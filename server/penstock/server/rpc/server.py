@@ -1,7 +1,7 @@
 """The gRPC server of a front (gRPC server process): its services on one port, from start to drain.
 
 Owns the grpc.aio server, reports health, and defines the order of shutdown. Passes the engine's
-events to `Front`. Does not handle processes and signals.
+events to `Front`. Does not start processes, and installs no signal handlers.
 """
 
 import asyncio

@@ -82,9 +82,9 @@ def fit_window(
     dropped messages.
 
     `encode` renders and encodes a chat; `num_tokens` counts the tokens of a plain text. Raises
-    WindowTooSmall if the leading system and developer messages and the last turn alone are longer,
-    and the exceptions of the two functions. A turn starts at a message with the role of the first
-    message after the leading ones.
+    WindowTooSmall if the leading system and developer messages and the last turn together are
+    longer, and the exceptions of the two functions. A turn starts at a message with the role of the
+    first message after the leading ones.
     """
     num_leading = _num_leading(messages)
     turns = messages[num_leading:]

@@ -1,8 +1,8 @@
 """The text of one output: detokenisation and stop strings together.
 
 Decides which text may be sent, which tokens belong to the output, and whether a stop string has
-ended it. A stop token that ends the output has no text. A stop string is found in the whole text,
-regardless of how the text is split; text that may start a stop string is held back.
+ended it. A stop token that ends the output has no text. A stop string is found regardless of
+how the tokens split it; text that may be the start of a stop string is held back.
 """
 
 import re

@@ -1,6 +1,7 @@
-"""The queue between the engine's side and one consumer.
+"""The queue between the engine and one consumer.
 
-Its hazard: a caller that fills many queues wakes one loop, and sets every queue's event there.
+A hazard of the real one: a caller that fills many queues wakes one event loop, and sets every
+queue's event there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ ItemT = TypeVar("ItemT")
 
 
 class AsyncQueue(Generic[ItemT]):
-    """An unbounded queue that belongs to the loop running at its creation."""
+    """An unbounded queue that belongs to the event loop in which it is created."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -42,7 +43,9 @@ class AsyncQueue(Generic[ItemT]):
 
     @staticmethod
     def notify_many(loop: asyncio.AbstractEventLoop, queues: Sequence[AsyncQueue[ItemT]]) -> None:
-        """Let `loop`, and no other, set the events of all `queues`; a closed loop is skipped."""
+        """Set the events of all non-empty `queues` from `loop`, whichever loop they belong to; do
+        nothing if it is closed.
+        """
 
         def notify() -> None:
             for each in queues:

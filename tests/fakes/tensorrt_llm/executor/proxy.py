@@ -23,7 +23,9 @@ MAX_STATS = 1000
 
 
 class FetchedStats:
-    """Statistics that are kept until the next fetch; beyond a limit the oldest are dropped."""
+    """Statistics that are kept until the next fetch; of more than MAX_STATS the oldest
+    are dropped.
+    """
 
     def __init__(self) -> None:
         self._kept: deque[dict[str, Any]] = deque(maxlen=MAX_STATS)
@@ -38,7 +40,9 @@ class FetchedStats:
             self._changed.notify_all()
 
     def fetch(self, timeout_s: float | None) -> list[dict[str, Any]]:
-        """Return all statistics, after `timeout_s` at the latest. Blocks the caller's thread."""
+        """Return and remove all statistics, waiting at most `timeout_s` for the first. Blocks the
+        caller's thread.
+        """
         with self._changed:
             self._changed.wait_for(lambda: bool(self._kept), timeout_s)
             found = list(self._kept)
@@ -47,7 +51,7 @@ class FetchedStats:
 
 
 class GenerationExecutorProxy:
-    """Submits, dispatches responses, and shuts down."""
+    """Submits requests, passes responses to their results, and shuts the engine down."""
 
     def __init__(self, limits: EngineLimits, settings: Settings) -> None:
         self.submitted: deque[GenerationRequest] = deque(maxlen=MAX_REMEMBERED)
@@ -73,18 +77,18 @@ class GenerationExecutorProxy:
 
     @property
     def num_results(self) -> int:
-        """Number of results that wait for a response."""
+        """Number of requests whose final response has not arrived."""
         return len(self._results)
 
     @property
     def num_unread_stats(self) -> int:
-        """Number of statistics that are not yet read."""
+        """Number of statistics that were not read yet."""
         if self.rpc_client is not None:
             return len(self.rpc_client)
         return 0 if self.stats is None else len(self.stats.queue)
 
     def submit(self, request: GenerationRequest) -> RequestOutput:
-        """Submit a request; return at once, whatever the engine's load."""
+        """Submit a request; return at once, even if the engine is overloaded."""
         if self.stats is None:
             self.stats = IterationResult()
         self.stats.mark_undone()
@@ -128,7 +132,8 @@ class GenerationExecutorProxy:
             raise self._unraised.popleft()
 
     def raise_error(self, error: str | BaseException | None) -> None:
-        """Raise an error: a request's as RequestError, the engine's after a shutdown.
+        """Raise RequestError for the error of a request; for an error of the engine, shut down and
+        raise it.
 
         None: raise the engine's first error, if there is one.
         """
@@ -157,7 +162,9 @@ class GenerationExecutorProxy:
             AsyncQueue.notify_many(self.stats.queue.loop, [self.stats.queue])
 
     def _dispatch(self, responses: list[Response]) -> None:
-        """Fill every queue, then wake one loop: the loop of the first response."""
+        """Put all responses into their queues, then set all events on one loop: that of the first
+        response.
+        """
         filled: list[AsyncQueue[Response]] = []
         for response in responses:
             if isinstance(response.error, BaseException):

@@ -1,4 +1,4 @@
-"""What is submitted, and the errors of a request and of the engine."""
+"""A submitted request, and the errors of a request and of the engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorrt_llm.recorded import recorded
 
 
 class RequestError(RuntimeError):
-    """One request failed; the engine still works."""
+    """One request failed; the engine continues."""
 
 
 class CppExecutorError(RuntimeError):

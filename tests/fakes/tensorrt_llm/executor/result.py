@@ -51,12 +51,12 @@ class RequestOutput:
         self._is_aborted = False
 
     def abort(self) -> None:
-        """Ask the engine to end the request and return; wakes no reader."""
+        """Ask the engine to end the request, and return at once. A waiting reader is not woken."""
         self._executor.abort_request(self.request_id)
         self._is_aborted = True
 
     def aborted(self) -> bool:
-        """Return whether `abort` was called, whatever its effect."""
+        """Return whether `abort` was called, even if it had no effect."""
         return self._is_aborted
 
     def result(self, timeout: float | None = None) -> RequestOutput:
@@ -105,9 +105,9 @@ class RequestOutput:
 
 
 class IterationResult:
-    """Statistics as they arrive: one object for all readers, which ends when none arrive.
+    """Statistics as they arrive: one object for all readers.
 
-    Ends after a timeout without an item; stays ended until `mark_undone`.
+    The iteration ends after a timeout without an item, and stays ended until `mark_undone`.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class IterationResult:
         self._timeout_s = timeout
 
     def mark_undone(self) -> None:
-        """Let iteration start again."""
+        """Allow iteration again after its end."""
         self._is_done = False
 
     def __aiter__(self) -> AsyncIterator[dict[str, Any]]:

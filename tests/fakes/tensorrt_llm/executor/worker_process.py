@@ -1,7 +1,7 @@
-"""A process of the engine, as MPI starts one: it does nothing until it is ended.
+"""A process of the engine, as MPI starts one. It only sleeps until it is ended.
 
-It outlives a parent that dies silently, as real workers may for some time. If it dies first, the
-engine is notified.
+It outlives a parent that is killed, as real workers may for some time. If it dies first, the engine
+is notified.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ _PROGRAM = "import sys, time; time.sleep(float(sys.argv[1]))"
 
 
 class WorkerProcess:
-    """Started by the constructor; `on_death` is called from a thread unless `stop` came first."""
+    """A process that the constructor starts. `on_death` is called in a thread when the process
+    ends, unless `stop` was called.
+    """
 
     def __init__(self, lifetime_s: float, on_death: Callable[[], None]) -> None:
         self._process = subprocess.Popen(
@@ -27,7 +29,7 @@ class WorkerProcess:
         self._watch.start()
 
     def stop(self) -> None:
-        """Kill the process and wait for it."""
+        """Kill the process, and wait for its end."""
         self._is_stopping = True
         self._process.kill()
         if threading.current_thread() is not self._watch:

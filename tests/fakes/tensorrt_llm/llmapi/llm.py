@@ -21,7 +21,7 @@ from tensorrt_llm.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """Limits and switches of one engine. `guide_tokenizer` None: no guided decoding."""
+    """Limits and features of one engine. `guide_tokenizer`: None if guided decoding is off."""
 
     model: HashedModel
     max_batch_size: int
@@ -41,7 +41,7 @@ class EngineLimits:
 def limits_of(
     args: Any, model: HashedModel, tokenizer: TokenizerBase | None, settings: fake_control.Settings
 ) -> EngineLimits:
-    """Return the limits of an engine with these arguments and this model."""
+    """Return the limits of an engine that is built with these arguments and this model."""
     pages, draft = args.kv_cache_config, args.speculative_config
     num_blocks = settings.num_blocks
     if pages.max_tokens is not None:
@@ -75,7 +75,7 @@ class TokenizerBase:
 
 
 class MpiSession:
-    """The session that would have started the worker processes."""
+    """Stands for the session that starts the worker processes."""
 
     is_ended = False
 
@@ -84,7 +84,9 @@ class MpiSession:
 
 
 class LLM:
-    """An engine over a model's folder. Building takes long; all other calls belong to one loop."""
+    """An engine over a model's folder. Building it takes long; all other calls are made on one
+    event loop.
+    """
 
     _args_class: ClassVar[Any] = TorchLlmArgs
 
@@ -141,7 +143,9 @@ class LLM:
         scheduling_params: Any = None,
         cache_salt: str | None = None,
     ) -> RequestOutput:
-        """Submit one request and return at once; changes `sampling_params`."""
+        """Submit one request and return at once. Changes `sampling_params`, as the real
+        one does.
+        """
         if self._executor is None or self._executor.is_shutdown():
             raise RuntimeError("LLM is shutting down")
         if not isinstance(sampling_params, SamplingParams):
@@ -162,20 +166,24 @@ class LLM:
         return self._executor.submit(request)
 
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
-        """Return the statistics since the last call, where they are fetched; blocks."""
+        """Return the statistics since the last call if they are fetched; blocks the
+        calling thread.
+        """
         assert self._executor is not None
         assert self._executor.rpc_client is not None, "pushed statistics are read on the loop"
         return self._executor.rpc_client.fetch(timeout)
 
     def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
-        """Return an iterable of pushed statistics, the same one every time; not a coroutine."""
+        """Return an iterator over pushed statistics, the same object every time. Not a
+        coroutine.
+        """
         assert self._executor is not None
         assert self._executor.stats is not None, "statistics exist after the first submission"
         self._executor.stats.set_timeout(timeout)
         return self._executor.stats
 
     def shutdown(self) -> None:
-        """Shut down; blocks, and does nothing the second time."""
+        """Shut down. Blocks; the second call does nothing."""
         if self._executor is not None:
             self._executor.shutdown()
             self._executor = None

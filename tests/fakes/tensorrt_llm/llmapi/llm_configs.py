@@ -1,4 +1,6 @@
-"""The settings of an engine: recorded classes, and the checks that callers may meet."""
+"""The settings classes of an engine, generated from the recorded facts, and the checks that callers
+may fail.
+"""
 
 from __future__ import annotations
 

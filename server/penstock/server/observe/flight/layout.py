@@ -55,7 +55,8 @@ STEP = np.dtype(
         ("updated_s", "<f8"),
         # The inter-token latency of this step: the time from the previous step's result to this
         # one's, for the `num_itl` rows that decoded in this step and got a token; NaN if there was
-        # none. Each such row got its last token in the previous step. A request that was preempted
+        # none. Each such row got its last token in the previous step, except paused decodes: their
+        # time without tokens is added in the step that resumes them. A request that was preempted
         # gets its next token from a prefill, so that gap is not included. For a self-paced engine
         # (see `FlightFacts`): the mean over the requests that got tokens in this iteration, each
         # since its previous tokens; requests that ended in it are not included.
@@ -155,8 +156,8 @@ class EventKind(enum.IntEnum):
 
     CHUNK is written when its step is launched, so that a recording also has the requests of a step
     that never returned. All other events are written at the end of an iteration. PREFIX_FOUND has
-    the number of tokens found in the executor's own cache, which replaces the prediction of
-    ADMITTED.
+    the number of tokens found in the cache of an executor that manages its blocks itself; it
+    replaces the prediction of ADMITTED.
     """
 
     QUEUED = 1

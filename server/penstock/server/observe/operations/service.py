@@ -39,7 +39,7 @@ Merge = Callable[[tuple[LiveView, ...], tuple[FrontView, ...]], tuple[RequestVie
 class Operations:
     """The operations of a service. Runs on the observer's event loop.
 
-    `send_to_supervisor` sends messages that concern the whole service to the supervisor.
+    `send_to_supervisor` sends a message to the supervisor.
     `carry_out` executes commands in this process. `merge` merges the views of engine and fronts.
     `flight` is None without a flight recorder.
     """

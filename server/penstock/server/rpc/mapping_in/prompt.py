@@ -271,8 +271,8 @@ class _Values:
 
 
 def _number(value: float) -> int | float:
-    """Return `value`, as an integer if it is whole, because templates print it. Raises ValueError
-    if it is not finite."""
+    """Return `value`, as an int if it is an integer of at most 2**53, because templates print it.
+    Raises ValueError if it is not finite."""
     if not math.isfinite(value):
         raise ValueError("not finite")
     return int(value) if value.is_integer() and abs(value) <= _MAX_EXACT else value

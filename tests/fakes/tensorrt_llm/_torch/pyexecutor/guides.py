@@ -1,8 +1,9 @@
-"""Guided decoding in miniature: a guide becomes a few matching texts, one of which is generated.
+"""A minimal form of guided decoding: a guide becomes a few matching texts, one of which is
+generated.
 
-All literal alternatives (of a regex, of a grammar's root rule, of a schema's enum) are kept; any
-other guide gives one smallest text. This suffices to check that a guide arrives complete and is
-obeyed.
+All literal alternatives of a regex, of a grammar's root rule and of a schema's enum are kept, at
+most 64 of a regex; any other guide gives one text. This suffices to test that a guide arrives
+complete and is followed.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ _SMALLEST: dict[str, Any] = {
 
 
 def texts_of(guide: Any) -> list[str]:
-    """Return texts that match the guide. Raises ValueError if it is invalid in its language.
+    """Return texts that match the guide; an empty list for a recursive one.
 
-    Also raises ValueError for guides without a text: too deep, too long or of an unknown kind.
+    Raises ValueError if the guide is invalid in its language, nested too deeply, too long, or of an
+    unknown kind.
     """
     try:
         return _texts_of(guide)
@@ -64,7 +66,7 @@ def _texts_of_schema(schema: str) -> list[str]:
 
 
 def _instance(schema: dict[str, Any]) -> Any:
-    """Return the smallest value of a schema that uses the common keywords."""
+    """Return the smallest value of a schema that uses only common keywords."""
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:
@@ -89,7 +91,7 @@ def _texts_of_grammar(grammar: str) -> list[str]:
 
 
 def _expand(nodes: Any) -> list[str]:
-    """Return texts of a parsed regex: all alternatives, repeats as short as possible."""
+    """Return texts that match a parsed regex: all alternatives, repeats as short as possible."""
     texts = [""]
     for op, value in nodes:
         parts = _expand_node(op, value)
@@ -124,14 +126,16 @@ def _require_short(num_chars: int) -> None:
 
 
 class TokenGuide:
-    """The tokens that may come next after the generated ones."""
+    """Determines which tokens may follow those generated so far."""
 
     def __init__(self, texts: Sequence[Sequence[int]], end_id: int) -> None:
         self._texts = [list(text) for text in texts]
         self._end_id = end_id
 
     def allowed(self, generated: list[int]) -> list[int]:
-        """Return ids that continue one of the texts, or end it; none if the guide has no text."""
+        """Return the ids that continue one of the texts, or end it; an empty list if the guide has
+        no text.
+        """
         if not self._texts:
             return []
         count = len(generated)

@@ -1,7 +1,7 @@
 """The model: each token is a hash of all tokens before it, independent of batch and chunk.
 
-Owns vocabulary, context length and logits. The highest logit is known without computing the others,
-so that greedy requests cost almost nothing.
+It defines vocabulary, context length and logits. The token with the highest logit is known without
+computing the logits, so greedy requests cost almost nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOP_LOGIT: Final = 9.0
 
 
 def advance(state: int, tokens: Iterable[int]) -> int:
-    """Return the state after more tokens."""
+    """Return the hash `state`, extended by `tokens`."""
     for token in tokens:
         state = ((state ^ (token + 0x632BE5AB)) * _STEP) & _MASK
         state ^= state >> 32
@@ -30,7 +30,7 @@ def advance(state: int, tokens: Iterable[int]) -> int:
 
 
 class HashedModel:
-    """The values in `config.json` of a model's folder, and logits."""
+    """A model with the sizes from the `config.json` in its folder."""
 
     def __init__(self, folder: Path) -> None:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -41,11 +41,11 @@ class HashedModel:
         )
 
     def top_token(self, state: int) -> int:
-        """Return the greedy choice."""
+        """Return the token with the highest logit."""
         return (((state * _TOP) & _MASK) >> 33) % self.vocab_size
 
     def logits(self, state: int) -> NDArray[np.float64]:
-        """Return logits [vocab] in [0, 8), except TOP_LOGIT for the greedy choice."""
+        """Return logits [vocab] in [0, 8), except TOP_LOGIT for the top token."""
         values = self._scatter ^ np.uint64(state)
         values = (values ^ (values >> np.uint64(29))) * np.uint64(0x94D049BB133111EB)
         logits = (values >> np.uint64(11)).astype(np.float64) * (8.0 / (1 << 53))

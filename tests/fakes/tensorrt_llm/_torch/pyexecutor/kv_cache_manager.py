@@ -1,8 +1,8 @@
 """The page pool: pages in use, released pages that are kept for reuse, and eviction.
 
-Whole pages are reused, never parts (the real pool can copy parts). A page that no request holds is
-free although its content may still be found; pages without content are evicted first, then the
-least recent one.
+Only whole pages are reused; the real pool can also copy parts. A page that no request holds is free
+although its content may still be found. Free pages without content are taken first, then those
+released longest ago.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 def block_keys(root: object, tokens: Sequence[int], tokens_per_block: int) -> list[int]:
-    """Return keys of the full blocks of `tokens`; a key covers all tokens up to the block's end."""
+    """Return one key per full block of `tokens`; a key covers all tokens up to its block's end."""
     keys: list[int] = []
     key = hash(("root", root))
     for end in range(tokens_per_block, len(tokens) + 1, tokens_per_block):
@@ -38,11 +38,13 @@ class KvCacheManager:
 
     @property
     def num_used(self) -> int:
-        """Number of pages held by requests; shared ones count once."""
+        """Number of pages held by requests; a shared page counts once."""
         return self.num_blocks - len(self._free)
 
     def match(self, keys: Sequence[int]) -> list[int]:
-        """Return the longest run of pages that hold `keys` from the first on; take none of them."""
+        """Return the pages of the longest prefix of `keys` that is in the pool, without
+        holding them.
+        """
         found: list[int] = []
         for key in keys:
             block = self._by_key.get(key)
@@ -52,17 +54,17 @@ class KvCacheManager:
         return found
 
     def num_unheld(self, blocks: Sequence[int]) -> int:
-        """Return how many of these pages are free now."""
+        """Return how many of these pages no request holds."""
         return sum(self._holders[block] == 0 for block in blocks)
 
     def hold(self, blocks: Sequence[int]) -> None:
-        """Share pages that were matched."""
+        """Add a reference to pages that `match` returned."""
         for block in blocks:
             self._free.pop(block, None)
             self._holders[block] += 1
 
     def take(self, count: int) -> list[int]:
-        """Take new pages; the caller has checked `num_free`."""
+        """Return `count` free pages and remove their content; at most `num_free` may be taken."""
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in taken:
             key, self._keys[block] = self._keys[block], None
@@ -72,13 +74,15 @@ class KvCacheManager:
         return taken
 
     def store(self, block: int, key: int) -> None:
-        """Add a held page to the reuse index; the first page of a key stays."""
+        """Add a held page to the reuse index; a page that already has the key remains in it."""
         if key not in self._by_key and self._keys[block] is None:
             self._by_key[key] = block
             self._keys[block] = key
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Release pages, last first, so that the beginning of a prompt stays longest."""
+        """Release pages, the last one first, so that the first pages of a prompt are
+        evicted last.
+        """
         for block in reversed(blocks):
             self._holders[block] -= 1
             if self._holders[block] == 0:

@@ -1,4 +1,4 @@
-"""A request inside the engine: its original parameters, its tokens, its pages, its end."""
+"""A request inside the engine: a copy of its parameters, its tokens, its pages, its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Logprobs = dict[int, tuple[float, int]]
 
 
 class FinishReason(enum.IntEnum):
-    """Why a sequence ended, by the binding's numbers."""
+    """Why a sequence ended; the values are those of the real package's C++ binding."""
 
     NOT_FINISHED = 0
     END_ID = 1
@@ -26,7 +26,7 @@ class FinishReason(enum.IntEnum):
 
 @dataclass(slots=True)
 class Response:
-    """New tokens of one request, or its end, or its error.
+    """New tokens of one request, its end, or its error.
 
     `error`: a string if the request failed, an exception if the engine failed.
     """
@@ -41,8 +41,9 @@ class Response:
 
 
 class LlmRequest:
-    """A request in the worker, made from a copy: later changes of the submitted request have no
-    effect."""
+    """A request in the worker. It copies the parameters, so later changes to the submitted request
+    have no effect.
+    """
 
     def __init__(self, request: GenerationRequest, max_seq_len: int) -> None:
         params = copy.copy(request.sampling_params)
@@ -68,7 +69,7 @@ class LlmRequest:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the likeliest token is always the next one."""
+        """Whether the next token is always the one with the highest logit of the model."""
         params = self.params
         has_penalties = (
             (params.repetition_penalty or 1.0) != 1.0
@@ -85,17 +86,18 @@ class LlmRequest:
 
     @property
     def num_tokens_to_compute(self) -> int:
-        """Tokens of the prompt, and after preemption of the output, that are not yet in
-        the cache."""
+        """Number of tokens of the prompt and the output that are not in the cache; after a
+        preemption, all.
+        """
         return len(self.prompt) + len(self.generated) - self.num_computed
 
     @property
     def is_prefilled(self) -> bool:
-        """Whether the cache lacks only the token generated last."""
+        """Whether only the newest token is not in the cache."""
         return bool(self.generated) and bool(self.blocks) and self.num_tokens_to_compute == 1
 
     def end_of(self, token: int, max_seq_len: int) -> FinishReason:
-        """Return the finish reason that the token just generated causes."""
+        """Return the finish reason that the newest token causes."""
         if token == self.end_id:
             return FinishReason.END_ID
         if token in self.stop_ids:
@@ -106,7 +108,7 @@ class LlmRequest:
         return FinishReason.NOT_FINISHED
 
     def response(self) -> Response:
-        """Return the response with everything that was not yet sent."""
+        """Return a response with the tokens and logprobs that were not yet sent."""
         tokens, self.unsent_tokens = self.unsent_tokens, []
         logprobs, self.unsent_logprobs = self.unsent_logprobs, []
         return Response(
@@ -120,7 +122,9 @@ class LlmRequest:
 
 
 def _deduced_max_tokens(request: GenerationRequest, max_seq_len: int) -> int:
-    """Return the maximum output tokens of a request, silently limited to the free length."""
+    """Return the maximum number of output tokens of a request, limited to what fits after the
+    prompt. Raises RequestError if the prompt is too long or no token may be generated.
+    """
     length = len(request.prompt_token_ids)
     if length > max_seq_len:
         raise RequestError(f"The prompt length ({length}) exceeds max_seq_len ({max_seq_len})")

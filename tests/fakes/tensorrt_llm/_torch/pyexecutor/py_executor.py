@@ -1,6 +1,7 @@
 """The engine loop: accepts requests, runs iterations, sends results.
 
-One thread. It calls `respond` and `report` with its results after each iteration.
+It runs in one thread, and passes its results to `respond` and its statistics to `report` after each
+iteration.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Inbox = list[GenerationRequest | int]
 
 
 class PyExecutor:
-    """An engine, started by its constructor."""
+    """An engine; its constructor starts the loop."""
 
     def __init__(
         self,
@@ -66,8 +67,9 @@ class PyExecutor:
     # Calls from other threads.
 
     def put(self, item: GenerationRequest | int) -> None:
-        """Queue a request, or the id of one to cancel. Never blocks or rejects; the queue is
-        unbounded."""
+        """Queue a request, or the id of a request to cancel. Never blocks or rejects: the queue is
+        unbounded.
+        """
         with self._changed:
             self._inbox.append(item)
             self._changed.notify_all()
@@ -97,7 +99,7 @@ class PyExecutor:
                 raise TimeoutError(f"iteration {iteration} did not end within {timeout_s} s")
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """End the loop; its requests get no response."""
+        """End the loop; its requests get no response. Waits at most `timeout_s` for the thread."""
         with self._changed:
             self._stopped.set()
             self.released.set()
@@ -158,7 +160,7 @@ class PyExecutor:
         return True
 
     def _survives(self, faults: set[str], responses: list[Response]) -> bool:
-        """Apply the faults; return False if the loop is over."""
+        """Apply the faults; return False if they end the loop."""
         if "kill" in faults:
             return False
         if "hang" in faults:
@@ -174,8 +176,9 @@ class PyExecutor:
         return True
 
     def _take_time(self) -> None:
-        """Wait for `step_s`, counted from the end of the previous iteration while work
-        continues."""
+        """Wait until `step_s` after the end of the previous wait; if that time has passed, for
+        `step_s`.
+        """
         step_s = self.settings.step_s
         if step_s <= 0.0:
             return
@@ -186,7 +189,9 @@ class PyExecutor:
         self._stopped.wait(self._next_at_s - time.perf_counter())
 
     def _stats(self) -> dict[str, Any]:
-        """Return statistics as in the engine's JSON: the part that is read of them."""
+        """Return statistics in the format of the real engine's JSON, only with the fields that the
+        executor reads.
+        """
         drift = self.settings.free_blocks_drift
         return {
             "maxNumActiveRequests": self.limits.max_batch_size,
@@ -203,7 +208,7 @@ class PyExecutor:
     # Requests that come, and those that are cancelled.
 
     def _take_in(self, inbox: Inbox, responses: list[Response], faults: set[str]) -> None:
-        """Drain the inbox into the waiting queue, cancel, activate."""
+        """Move new requests into the waiting queue, apply cancels, activate waiting requests."""
         for item in inbox:
             if not isinstance(item, int):
                 self._receive(item, responses, faults)
@@ -238,7 +243,9 @@ class PyExecutor:
                 faults.add(fault)
 
     def _admit(self, item: GenerationRequest) -> LlmRequest:
-        """Validate as the worker does. Raises RequestError for a rejection."""
+        """Validate a request as the worker does. Raises RequestError if it is rejected,
+        FileNotFoundError for an adapter without a folder.
+        """
         limits, prompt = self.limits, item.prompt_token_ids
         if min(prompt) < 0 or max(prompt) >= limits.model.vocab_size:
             raise RequestError(f"Token ID out of range (vocab size {limits.model.vocab_size})")
@@ -263,7 +270,7 @@ class PyExecutor:
     # The work of a step on its requests.
 
     def _compute(self, step: Scheduled, responses: list[Response]) -> None:
-        """Compute a step and append its responses."""
+        """Compute the step, and append its responses to `responses`."""
         for request, count in step.context:
             request.num_computed += count
             if request.num_tokens_to_compute > 0:
@@ -277,7 +284,9 @@ class PyExecutor:
             responses.append(self._generate(request, count))
 
     def _generate(self, request: LlmRequest, count: int) -> Response:
-        """Generate `count` tokens, or fewer if one of them ends the request."""
+        """Generate `count` tokens, or fewer if one of them ends the request or the
+        request fails.
+        """
         settings = self.settings
         if not request.generated and not set(settings.fail_tokens).isdisjoint(request.prompt):
             return self._fail(request, settings.fail_message)
@@ -291,7 +300,7 @@ class PyExecutor:
         return request.response()
 
     def _next(self, request: LlmRequest) -> int:
-        """Choose a token and update the state with it."""
+        """Choose the next token and add it to the request."""
         if request.is_plain:
             token = self.limits.model.top_token(request.state)
         else:
@@ -304,24 +313,24 @@ class PyExecutor:
         return token
 
     def _end(self, request: LlmRequest, reason: FinishReason) -> Response:
-        """End a request, keep its full pages in the reuse index, and return its last response."""
+        """End a request, add its full pages to the reuse index, and return its last response."""
         request.finish = reason
         self._store(request, request.prompt + request.generated[:-1])
         self._give_back(request)
         return request.response()
 
     def _fail(self, request: LlmRequest, message: str) -> Response:
-        """End a request with an error."""
+        """Release a request's pages, and return an error response."""
         self._give_back(request)
         return Response(request.client_id, error=message)
 
     def _fail_all(self, responses: list[Response], message: str) -> None:
-        """Fail all active requests, as for an error that cannot be attributed to one."""
+        """Fail all active requests, as for an error that is not due to one request."""
         responses += [self._fail(request, message) for request in self.active.values()]
         self.active.clear()
 
     def _store(self, request: LlmRequest, tokens: list[int]) -> None:
-        """Add full pages that are not yet in the reuse index."""
+        """Add the full, computed pages of `tokens` to the reuse index."""
         if not (self.limits.is_reusing and request.blocks):
             return
         size = self.pool.tokens_per_block

@@ -1,8 +1,9 @@
-"""The two samplers of release 1.2 and the request parameters that each of them reads.
+"""The two samplers of release 1.2, and which request parameters each of them reads.
 
-TorchSampler, the default: ignores penalties (NVIDIA/TensorRT-LLM issue #9442), seeds (all requests
-share one generator) and min_p, and compares `min_tokens` with the whole length, for `end_id` alone.
-TRTLLMSampler applies them all; its `min_tokens` counts output tokens and bars `end_id` alone.
+TorchSampler, the default, ignores penalties (NVIDIA/TensorRT-LLM issue #9442), seeds (all requests
+share one generator) and min_p; it compares `min_tokens` with the length of prompt and output.
+TRTLLMSampler applies them all; its `min_tokens` counts output tokens. In both, `min_tokens` bars
+only `end_id`.
 """
 
 from __future__ import annotations
@@ -23,19 +24,22 @@ _MASK = (1 << 64) - 1
 
 
 class DeviceAssertError(RuntimeError):
-    """All logits are non-finite: on a GPU this ends the CUDA context, and with it the engine."""
+    """A guide allows no token. On a GPU such an error ends the CUDA context, and with
+    it the engine.
+    """
 
 
 class TorchSampler:
-    """Chooses the next token of a request."""
+    """The default sampler."""
 
     def __init__(self, model: HashedModel) -> None:
         self._model = model
         self._generator = random.Random(0)
 
     def choose(self, request: LlmRequest) -> tuple[int, Logprobs | None]:
-        """Return the next token and, if requested, logprobs of the top tokens and of the chosen
-        one."""
+        """Return the next token and, if requested, logprobs of the likeliest tokens and of the
+        chosen one. Raises DeviceAssertError if the guide allows no token.
+        """
         params, logits = request.params, self._model.logits(request.state)
         self._edit(request, logits)
         if is_greedy(params):
@@ -69,7 +73,7 @@ class TorchSampler:
             logits[allowed] = kept
 
     def _penalise(self, request: LlmRequest, logits: NDArray[np.float64]) -> None:
-        """Ignore the penalties."""
+        """Do nothing: this sampler ignores penalties."""
 
     def _counted_length(self, request: LlmRequest) -> int:
         return len(request.prompt) + len(request.generated)
@@ -78,7 +82,7 @@ class TorchSampler:
         return self._generator.random()
 
     def _narrowed(self, params: Any, logits: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return weights [vocab] of the tokens that remain after top_k and top_p."""
+        """Return weights [vocab] that are 0 for tokens that top_k or top_p excludes."""
         weights: NDArray[np.float64] = np.exp(logits - logits.max())
         top_k = params.top_k or 0
         if 0 < top_k < len(weights):
@@ -91,7 +95,7 @@ class TorchSampler:
 
 
 class TRTLLMSampler(TorchSampler):
-    """The C++ decoder's sampler: deprecated, but supports more parameters."""
+    """The C++ decoder's sampler. It is deprecated, but supports more parameters."""
 
     def _penalise(self, request: LlmRequest, logits: NDArray[np.float64]) -> None:
         params = request.params
@@ -105,7 +109,7 @@ class TRTLLMSampler(TorchSampler):
             ) * count
 
     def _logprobs(self, logits: NDArray[np.float64], token: int, count: int) -> Logprobs:
-        """Return only the chosen token's logprob, with rank 1 whatever its rank is."""
+        """Return the logprob of the chosen token alone, with rank 1 whatever its true rank."""
         return {token: (_logprobs(logits, token, count)[token][0], 1)}
 
     def _counted_length(self, request: LlmRequest) -> int:
@@ -123,7 +127,7 @@ class TRTLLMSampler(TorchSampler):
 
 
 def _logprobs(logits: NDArray[np.float64], token: int, count: int) -> Logprobs:
-    """Return logprobs of the `count` likeliest tokens, and of the chosen one with its rank."""
+    """Return logprobs and ranks of the `count` likeliest tokens and of the chosen one."""
     top = logits.max()
     normaliser = top + float(np.log(np.exp(logits - top).sum()))
     order = np.argsort(-logits, kind="stable").tolist()

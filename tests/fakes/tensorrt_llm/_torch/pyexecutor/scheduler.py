@@ -1,6 +1,6 @@
 """Selects the requests of a step: by free pages first, then by the step's token budget.
 
-Owns both admission policies and the allocation of pages. Does not depend on token values.
+It implements both admission policies and allocates the pages. It does not depend on token values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Scheduled:
-    """One step: requests, each with the number of tokens that it computes."""
+    """The requests of one step, each with the number of tokens that it computes. `has_paused`: a
+    request was preempted for this step.
+    """
 
     context: list[tuple[LlmRequest, int]] = field(default_factory=list)
     generation: list[tuple[LlmRequest, int]] = field(default_factory=list)
@@ -30,14 +32,16 @@ class Scheduled:
 
 
 class StepScheduler:
-    """Schedules the requests of a step."""
+    """Chooses the requests of each step."""
 
     def __init__(self, pool: KvCacheManager, limits: EngineLimits) -> None:
         self._pool = pool
         self._limits = limits
 
     def schedule(self, active: Iterable[LlmRequest]) -> Scheduled:
-        """Choose requests in the order of activation, and take the pages that the step needs."""
+        """Choose requests in the order of activation, and allocate the pages that the
+        step needs.
+        """
         requests = list(active)
         step = Scheduled()
         for request in requests:
@@ -88,7 +92,7 @@ class StepScheduler:
         request.num_stored = 0
 
     def _promised(self, requests: list[LlmRequest]) -> int:
-        """Return the pages that running requests may still need."""
+        """Return how many more pages the running requests may need; 0 if the policy may preempt."""
         if self._limits.may_pause:
             return 0
         return sum(
@@ -98,7 +102,7 @@ class StepScheduler:
         )
 
     def _needed(self, request: LlmRequest) -> int:
-        """Return the free pages that admitting the request uses."""
+        """Return how many free pages admitting the request takes."""
         if self._limits.is_reusing and not request.block_keys:
             # The last token is always computed, for its logits.
             request.block_keys = block_keys(
@@ -113,7 +117,9 @@ class StepScheduler:
         return self._num_blocks(length) - len(found) + self._pool.num_unheld(found)
 
     def _chunk(self, request: LlmRequest, budget: int) -> int:
-        """Return the tokens of a prompt to compute now."""
+        """Return how many tokens to compute now: all that are left if they fit into `budget`,
+        otherwise whole pages.
+        """
         left = request.num_tokens_to_compute
         if not request.blocks:
             left -= len(self._pool.match(request.block_keys)) * self._pool.tokens_per_block

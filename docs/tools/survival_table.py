@@ -1,23 +1,20 @@
-"""Writes the table of failures in docs/figures.md from the results of survival.py.
+"""Writes the table of failures in docs/figures.md from the results of benchmarks/survival.py.
 
-    python benchmarks/survival_table.py FILE.json
+    python docs/tools/survival_table.py FILE.json
 
 The table replaces the text between the page's two marker comments.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from report import cell
-from usage import print_usage
-
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "figures.md"
+PAGE = Path(__file__).resolve().parents[1] / "figures.md"
 _PLACE = re.compile(r"(?<=<!-- survival: begin -->\n\n).*(?=\n\n<!-- survival: end -->)", re.DOTALL)
 _SIGNS = {"at most": "≤", "at least": "≥"}
 
@@ -47,12 +44,17 @@ def _cell(values: Sequence[tuple[str, str]]) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{int(value):,}" if float(value).is_integer() else cell(float(value))
+    if float(value).is_integer():
+        return f"{int(value):,}"
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
 
 
 def main() -> None:
-    print_usage(__doc__, num_arguments=1)
-    rows = rows_of(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    """Write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path, help="the JSON of benchmarks/survival.py")
+    path: Path = parser.parse_args().results
+    rows = rows_of(json.loads(path.read_text(encoding="utf-8")))
     table = "\n".join(("| what happens | measured (goal) |", "|---|---|", *rows))
     text, count = _PLACE.subn(lambda _: table, PAGE.read_text(encoding="utf-8"))
     if count != 1:
