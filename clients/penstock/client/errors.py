@@ -363,8 +363,8 @@ class StreamSuperseded(Aborted):
 
 
 class CallCancelled(PenstockError):
-    """The call was cancelled: by the server, by a proxy, or by this client, which cancels a request of
-    a Multiplex call or, when it is closed, all calls.
+    """The call was cancelled: by the server, by a proxy, or by this client, which cancels one
+    request of a Multiplex call or, when it is closed, all calls.
     """
 
 
