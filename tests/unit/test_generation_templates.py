@@ -1,4 +1,6 @@
-"""The `buf generate` templates have version 2's format, and run if their plugins are installed."""
+"""The `buf generate` templates are in the format of version 2, and run if their plugins
+are installed.
+"""
 
 import os
 import shutil
@@ -36,7 +38,7 @@ def plugins(language: str) -> list[dict[str, Any]]:
 
 
 def missing_programs(language: str) -> list[str]:
-    """Return the programs that the template runs and this machine lacks."""
+    """Return the programs that the template needs and this machine does not have."""
     needed = [plugin.get("local", "protoc") for plugin in plugins(language)]
     return [program for program in needed if shutil.which(program, path=PATH) is None]
 

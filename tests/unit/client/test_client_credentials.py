@@ -1,4 +1,6 @@
-"""Tokens and certificates of a client: which are sent, and which never over a network."""
+"""Which tokens and certificates a client sends, and that it sends no token unencrypted
+over a network.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The rules of the pool: channel selection, closing, waiting; targets and their configuration."""
+"""How the pool selects channels, closes them and waits for them; targets and their
+service config.
+"""
 
 import json
 from typing import Any

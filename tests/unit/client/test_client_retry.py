@@ -1,4 +1,6 @@
-"""The retry policy as a function of error, attempt, time and random number."""
+"""The retry policy: whether and when to retry, given an error, the attempt, the time and a random
+number.
+"""
 
 import math
 from typing import Any

@@ -1,4 +1,6 @@
-"""Coroutines run without an event loop: results, early ends, and threads that have a loop."""
+"""The client's coroutines in a thread without an event loop: results, early ends, and threads that
+have a loop.
+"""
 
 import asyncio
 import sys
@@ -45,7 +47,7 @@ def test_who_leaves_early_closes_at_once() -> None:
 
 
 async def test_a_loop_of_the_same_thread_takes_no_part() -> None:
-    """Its hooks would keep the generators, and close them at its end."""
+    """A running loop's hooks would keep the generators, and close them when the loop ends."""
     hooks = sys.get_asyncgen_hooks()
     seen: list[object] = []
     sys.set_asyncgen_hooks(seen.append, hooks.finalizer)

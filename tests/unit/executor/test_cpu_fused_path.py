@@ -1,4 +1,4 @@
-"""Which models the fused path serves on a CPU, and its fallback for all others."""
+"""Which models the fused path serves on a CPU; the others are served by their modules."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_what_only_the_modules_read_is_given_back(dtype: str, tmp_path: Path) ->
 
 
 class _Faulty(PlainKernels):
-    """Packs in bfloat16, and multiplies incorrectly."""
+    """Kernels whose product of matrices packed in bfloat16 is wrong by a factor of 1.5."""
 
     is_native = True
     has_fast_bf16_linear = True

@@ -1,4 +1,4 @@
-"""The executor's settings: ranges, the JSON form, model folders and the choice of an executor."""
+"""The executor's settings: ranges, the JSON form, model folders, and which executor is created."""
 
 from __future__ import annotations
 

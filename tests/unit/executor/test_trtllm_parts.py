@@ -1,4 +1,6 @@
-"""Parts of the TensorRT-LLM executor without an engine: accounting, queue, results, errors."""
+"""Parts of the TensorRT-LLM executor without an engine: accounting of slots and pages, queue,
+results, errors.
+"""
 
 from __future__ import annotations
 

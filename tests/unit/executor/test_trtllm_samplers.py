@@ -1,4 +1,4 @@
-"""Which features are offered: none that the sampler may silently ignore."""
+"""Which features the executor offers: none that the sampler may silently ignore."""
 
 from __future__ import annotations
 

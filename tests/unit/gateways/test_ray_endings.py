@@ -1,4 +1,4 @@
-"""How the end of a stream is sent, depending on the installed Ray."""
+"""How the end of a stream is sent, which depends on the installed Ray."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.gateway.ray.ending_carrier import (
 
 @pytest.fixture
 def ray_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
-    """Provide the modules of Serve that are inspected, and nothing else of Ray."""
+    """Replace the modules of Ray Serve that are inspected by empty ones; return them by name."""
     names = (
         *("ray", "ray.serve", "ray.serve._private"),
         *("ray.serve._private.constants", "ray.serve._private.proxy_request_response"),

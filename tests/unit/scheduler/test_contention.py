@@ -1,4 +1,4 @@
-"""The load that a request of a light tenant competes with, and when it is rejected."""
+"""The load with which a request of a light tenant competes, and when it is rejected."""
 
 from typing import Any
 
@@ -11,7 +11,9 @@ from unit.scheduler.priced_site import PricedSite
 
 
 def flooded(num_prompts: int = 4, **options: Any) -> PricedSite:
-    """Return a site whose four slots, the last in prefill, and queue are all one tenant's."""
+    """Return a site in which one tenant has all four slots, the last of them in prefill, and the
+    queue.
+    """
     site = PricedSite(**options)
     for key in range(1, num_prompts + 1):
         site.submit(key, 300, max_tokens=100, tenant="flood")

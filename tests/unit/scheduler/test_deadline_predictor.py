@@ -1,4 +1,4 @@
-"""Deadlines as a scheduling input: rejected requests, dropped ones, and their statuses."""
+"""Deadlines in scheduling: which requests are rejected or dropped, and with which status."""
 
 import math
 from dataclasses import replace

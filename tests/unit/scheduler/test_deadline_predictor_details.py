@@ -1,4 +1,4 @@
-"""The exact inputs of a deadline prediction, and when it is repeated."""
+"""The inputs of a deadline prediction, and when it is repeated."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ ALONE_S = 0.11
 
 
 def forgive(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
-    """Set the known error of predictions: too long by `error`."""
+    """Make the measured bias of predictions `error`: they are too long by this share."""
     for kind in ("prefill_error", "decode_error"):
         monkeypatch.setattr(StepFit, kind, property(lambda _: StepError(bias=-error)))
 
@@ -124,7 +124,7 @@ def test_nobody_reckons_where_the_deadline_is_far_away(
 
 
 def crowd(site: PricedSite) -> None:
-    """Submit five prompts of another tenant that wait."""
+    """Submit five prompts of another tenant, which wait."""
     for key in range(1, 6):
         site.submit(key, 100, max_tokens=1, tenant="others")
 

@@ -1,4 +1,4 @@
-"""The value of cached blocks, the hits that are recorded, and their use in a pool."""
+"""The value of cached blocks, which hits are recorded, and eviction by value in a pool."""
 
 import numpy as np
 import pytest
@@ -43,8 +43,8 @@ def test_what_was_long_ago_fades() -> None:
 
 
 def hits_of_dialogues(order: EvictionOrder | None, num_common: int = 0) -> float:
-    """Return the hit share of two conversations with rare turns among prompts that occur once; all
-    begin with the same `num_common` blocks, which are not counted.
+    """Return the hit share of two conversations with rare turns, among prompts that occur once. All
+    begin with the same `num_common` blocks, which do not count.
     """
     pool = BlockPool(64, order=order)
     num_found, num_asked = 0, 0

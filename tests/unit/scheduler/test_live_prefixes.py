@@ -8,7 +8,9 @@ NUM_BLOCKS = 4
 
 
 def request(key: int, num_shared: int) -> Request:
-    """Return a request with a four-block prompt that shares its first blocks with all others."""
+    """Return a request with a prompt of four blocks, the first `num_shared` of which are equal in
+    all requests.
+    """
     shared = list(range(num_shared * BLOCK_SIZE))
     own = [900 + key] * ((NUM_BLOCKS - num_shared) * BLOCK_SIZE)
     spec = make_spec(key, [*shared, *own])

@@ -1,4 +1,4 @@
-"""Output lengths learnt from finished and from cancelled requests."""
+"""Output lengths learnt from finished and cancelled requests."""
 
 from __future__ import annotations
 

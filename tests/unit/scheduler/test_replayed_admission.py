@@ -1,4 +1,6 @@
-"""A request that was admitted once is admitted again, whatever queue and forecasts report."""
+"""A request that was admitted once is admitted again, whatever the state of the queue and the
+forecasts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flags of generate and chat, the suggested commands, and the connection of a command."""
+"""The flags of generate and chat, the commands that are suggested, and how a command connects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The engine process: limits from the policy file, warnings, and whose exception ended it."""
+"""The engine process: limits from the policy file, warnings, and which part raised the exception
+that ended it.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ def test_limits_below_what_was_asked_for_are_told(
 
 
 class ScriptedFile(PolicyFile):
-    """A file whose policy the test sets."""
+    """A policy file whose content the test sets."""
 
     def __init__(self, policy: Policy) -> None:  # there is no file behind it
         self.policy = policy

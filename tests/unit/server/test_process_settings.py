@@ -1,4 +1,4 @@
-"""Process settings from flags and environment variables: limits, suspects, the gateway."""
+"""Settings of processes from flags and environment variables: limits, suspects, the gateway."""
 
 from __future__ import annotations
 

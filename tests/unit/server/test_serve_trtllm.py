@@ -1,4 +1,6 @@
-"""`penstock serve --executor trtllm`: the source of its settings, and derived values."""
+"""`penstock serve --executor trtllm`: where its settings come from, and which values
+are derived.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A flight recording is replayed: the same requests, the same tokens, the same speed."""
+"""A flight recording is replayed with the same requests and tokens, at the same speed."""
 
 import os
 from pathlib import Path

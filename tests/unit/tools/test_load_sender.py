@@ -1,4 +1,4 @@
-"""Which addresses are local, and which may receive a load."""
+"""Which addresses are on this machine, and which may get a load."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A plan with a known answer: servers that take three seconds for each request."""
+"""Plans whose answer is known: the servers take three seconds per request."""
 
 import json
 from pathlib import Path

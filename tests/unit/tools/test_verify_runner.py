@@ -1,4 +1,4 @@
-"""The result of a check: its outcome, its reason, its time."""
+"""The result of a check: its outcome, its reason and its duration."""
 
 import asyncio
 from dataclasses import replace
@@ -160,7 +160,7 @@ def test_checks_have_names_of_their_own_and_real_features() -> None:
 
 
 def test_every_feature_that_may_be_lacking_is_asked_for_without_it() -> None:
-    """`unsupported` must try every feature that can be rejected."""
+    """The check `unsupported` must ask for every feature that can be rejected."""
     from penstock.scheduler.executor import Feature
     from penstock.tools.verify.endings import ASKING
 
@@ -168,7 +168,9 @@ def test_every_feature_that_may_be_lacking_is_asked_for_without_it() -> None:
 
 
 class FakeClient:
-    """Answers like a service with successive engines: when each became ready, None if absent."""
+    """A client of a service whose engine changes with every answer. `ready_at_s`: when each became
+    ready, None if there is none.
+    """
 
     def __init__(self, *ready_at_s: float | None) -> None:
         self._answers = list(ready_at_s)

@@ -1,4 +1,4 @@
-"""A gateway's request becomes one of ours: every field of the real contract, every default."""
+"""A gateway's request becomes one of ours: every field of the real contract, and every default."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ def refused(message: vllm.GenerateRequest) -> RequestError:
 
 
 def field_paths(descriptor: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the leaf fields; do not descend into a field that is rejected as a whole."""
+    """Yield the paths of the fields that have no message type or are a map or rejected
+    as a whole.
+    """
     for field in descriptor.fields:
         path = f"{prefix}{field.name}"
         is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
@@ -98,7 +100,9 @@ def test_no_field_of_the_contract_is_forgotten() -> None:
 
 
 def test_what_is_not_said_is_not_said_to_us() -> None:
-    """Plain fields read as 0 if the gateway omitted them: then temperature and top_p are unset."""
+    """Fields without presence are 0 if the gateway omits them; then temperature and
+    top_p are not set.
+    """
     own = own_request(asked())
 
     wanted = pb.GenerateRequest(request_id="r-1")
@@ -248,7 +252,7 @@ def test_fields_are_told_by_the_names_they_were_sent_by(ours: str, theirs: str) 
 
 
 def test_an_entry_of_a_map_is_told_by_its_key() -> None:
-    """Its index in our list is unknown to the client."""
+    """The client does not know its index in our list."""
     own = own_request(asked(logit_bias={9_999: 1.0, 7: 200.0, 5: 1.0}))
     with pytest.raises(RequestError) as caught:
         read_generation(own, LIMITS, ("tiny",))

@@ -1,4 +1,6 @@
-"""Suspected requests run again one at a time, the faulty one never; others do not wait."""
+"""Suspected requests run again one at a time, and one that was found responsible never; others do
+not wait.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rejections by a front according to the queue that the engine publishes."""
+"""A front rejects requests by the queue that the engine publishes."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_who_was_taken_back_makes_room_before_the_engine_shows_it() -> None:
 
 
 class Waiting:
-    """Waiting requests of a front, by tenant and class."""
+    """The requests of a front that wait."""
 
     def __init__(self) -> None:
         self.requests: list[LiveRequest] = []

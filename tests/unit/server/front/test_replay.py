@@ -1,4 +1,4 @@
-"""Requests that lost their engine: what the next engine gets, and what clients receive."""
+"""Requests whose engine was lost: what the next engine gets, and what clients receive."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_the_next_engine_goes_on_after_what_came(text: ModelText) -> None:
 
 
 class CountedEstimate(AdmissionEstimate):
-    """Counts the requests reported as sent."""
+    """Counts the requests that were reported as sent."""
 
     num_at_engine = 0
 

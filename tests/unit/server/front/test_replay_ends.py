@@ -1,4 +1,4 @@
-"""The ends of requests that wait for an engine, or whose next engine is unsuitable."""
+"""The ends of requests that wait for an engine, or that the next engine cannot continue."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ async def test_an_engine_that_cannot_hold_it_refuses_clearly(text: ModelText) ->
 
 
 async def test_the_end_that_went_down_with_the_engine(text: ModelText) -> None:
-    """All tokens arrived and the end event did not: nothing is left to generate."""
+    """All tokens arrived, but not the end: nothing is left to generate."""
     site = Site(text)
     stopping = Stopping(max_tokens=2, ignore_eos=True, stop_token_ids=(D,))
     request, [first] = await site.open(generation(stopping=stopping))

@@ -1,4 +1,4 @@
-"""Memory is returned to the system after large growth, and not continually."""
+"""Memory is returned to the system after large growth, and only then."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.server.front.spare_memory import (
 
 
 class Machine:
-    """Memory and time that the test sets."""
+    """A process whose memory and time the test sets."""
 
     def __init__(self) -> None:
         self.rss: int | None = 100 << 20

@@ -1,4 +1,4 @@
-"""The stop token is counted and reported, and its text is not delivered."""
+"""A stop token is counted and reported, but its text is not delivered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stopping(*, min_tokens: int = 0, **options: object) -> Stopping:
 
 
 async def play(site: Site, tokens: list[int], **options: object) -> list[StreamEvent]:
-    """Return the events of a request that samples `tokens` and stops at the last of them."""
+    """Return the events of a request that samples `tokens`, the last of which is a stop token."""
     request, specs = await site.open(generation(**options))  # type: ignore[arg-type]
     for spec in specs:
         site.run(spec.key)

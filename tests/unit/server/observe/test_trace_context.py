@@ -1,4 +1,4 @@
-"""W3C trace context: parsed strictly, written correctly, never a cause of failure."""
+"""W3C trace context: parsed strictly, written correctly, and never the cause of a failure."""
 
 from __future__ import annotations
 

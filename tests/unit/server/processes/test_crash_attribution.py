@@ -39,7 +39,9 @@ def from_outside(*in_hand: int, on_trial: tuple[int, ...] = ()) -> EngineDeath:
 
 
 def judged(*deaths: EngineDeath) -> tuple[set[int], set[int]]:
-    """Return which requests are tried on probation, and which one is responsible."""
+    """Return the keys of the requests that run on trial after these deaths, and of those found
+    responsible.
+    """
     autopsy = CrashAttribution(Clock())
     for death in deaths:
         autopsy.note(death)

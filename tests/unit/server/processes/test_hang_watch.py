@@ -1,4 +1,6 @@
-"""A process hangs after the configured number of checks in a row without a heartbeat."""
+"""A process counts as hanging after the configured number of successive checks without
+a heartbeat.
+"""
 
 from penstock.server.processes.hang_watch import HangWatch
 

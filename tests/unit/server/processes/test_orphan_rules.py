@@ -1,4 +1,4 @@
-"""Which processes are ended, how and how long, with a simulated process table."""
+"""Which processes are ended, how, and how long that takes, with a simulated process table."""
 
 import asyncio
 import logging
@@ -17,7 +17,9 @@ from penstock.server.processes.process_table import ProcessEntry
 
 
 class Table:
-    """Children of this process, defined by the test; `kills`: whether a signal ends a process."""
+    """The children of this process, which the test sets. `kills`: returns whether a signal ends a
+    process.
+    """
 
     def __init__(self, here: int) -> None:
         self.here = here

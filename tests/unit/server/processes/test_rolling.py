@@ -1,4 +1,6 @@
-"""Which processes belong to the service, which deaths count, and aborted rolling restarts."""
+"""Which processes belong to the service, which deaths count, and rolling restarts that
+are aborted.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def nowhere() -> SpawnContext:
 
 
 def place() -> FrontSupervision:
-    """Return a front's slot in which no process can be started."""
+    """Return the supervision of a front whose process cannot be started."""
     return FrontSupervision(1, nowhere, orphans=Orphans(), front_ids=itertools.count(1))
 
 

@@ -1,4 +1,4 @@
-"""Bounds on calls of gRPC's own services, on a connection that the test controls."""
+"""Limits of calls of gRPC's own services, on a connection that the test controls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIST_SERVICES = b"\x3a\x00"
 
 
 class Wire:
-    """A call context: returns its messages, then nothing more. A write to it blocks forever."""
+    """A call context that returns its messages, then nothing more. A write to it blocks forever."""
 
     def __init__(self, *messages: bytes) -> None:
         self._messages = list(messages)
@@ -70,7 +70,7 @@ class _Details:
 
 
 class Played:
-    """The services behind `RequestReadLimiter`, all with the same bounds."""
+    """The health and reflection services with these limits, without a server."""
 
     def __init__(
         self,

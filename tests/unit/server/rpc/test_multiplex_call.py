@@ -1,4 +1,4 @@
-"""One Multiplex call over a front whose engine and transport the test controls."""
+"""One Multiplex call to a front whose engine and transport the test controls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event loop runs between the parts of a response, and large messages take turns."""
+"""The event loop runs between parts of a response, and large messages take turns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NUM_ITERATIONS = 20
 
 
 class House:
-    """Turns, and a clock that the handling of a message advances."""
+    """Turns, and a clock that advances while a message is handled."""
 
     def __init__(self, message_s: float = 0.0) -> None:
         self.now_s = 100.0
@@ -53,7 +53,7 @@ class House:
 
 
 async def iterate() -> None:
-    """Run everything that does not wait for a clock."""
+    """Run all tasks that do not wait for the clock."""
     for _ in range(NUM_ITERATIONS):
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""Text to ids: control tokens are not created from client text, bounds hold."""
+"""Text to token ids: text of clients never becomes control tokens, and limits hold."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ async def test_long_texts_leave_the_loop_and_short_ones_do_not(tokenizer: Tokeni
 
 
 def turns_of_others(task: Callable[[], object]) -> int:
-    """Return how often another thread runs during `task`."""
+    """Return how often another thread ran during `task`."""
     started, ended = threading.Event(), threading.Event()
     num_turns = 0
 

@@ -1,4 +1,4 @@
-"""Log lines that are left out: those beyond the rate limit, and a known harmless error."""
+"""Log lines that are left out: those above the rate limit, and a known harmless error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CORE = "grpc._cython.cygrpc"
 
 
 class ExecuteBatchError(Exception):
-    """Named like gRPC's error."""
+    """An error with the name of gRPC's."""
 
 
 def _finish_handler_with_unary_response(error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""The recorded fields of a request: lengths, times, order; no ids, names or hashes."""
+"""Which fields of a request are recorded: lengths, times and order, but no ids, names or hashes."""
 
 import math
 from typing import Any
