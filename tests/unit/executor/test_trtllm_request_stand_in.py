@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.executor.trtllm.config import Adapter, LoraSettings
+from penstock.executor.trtllm.config import AdapterConfig, LoraSettings
 from penstock.executor.trtllm.package import load_package
 from penstock.executor.trtllm.request_mapping import RequestMapping
 from penstock.scheduler.events import Completed
@@ -33,7 +33,7 @@ needs_torch = pytest.mark.skipif(
 
 def engine(folder: Path) -> RequestMapping:
     """Provide an engine with every optional feature, and one adapter whose folder exists."""
-    adapters = LoraSettings(adapters=(Adapter(name="law", path=folder, id=1),))
+    adapters = LoraSettings(adapters=(AdapterConfig(name="law", path=folder, id=1),))
     return RequestMapping(replace(FULL, lora_config=adapters), load_package(), VOCAB)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.executor.trtllm.config import (
-    Adapter,
+    AdapterConfig,
     GuidedDecodingBackend,
     KvCacheSettings,
     LoraSettings,
@@ -29,8 +29,8 @@ FULL = TrtllmConfig(
     guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR,
     lora_config=LoraSettings(
         adapters=(
-            Adapter(name="law", path=Path("/loras/law"), id=1),
-            Adapter(name="tax", path=Path("/loras/tax"), id=7),
+            AdapterConfig(name="law", path=Path("/loras/law"), id=1),
+            AdapterConfig(name="tax", path=Path("/loras/tax"), id=7),
         )
     ),
 )

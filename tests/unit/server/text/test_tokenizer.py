@@ -179,14 +179,14 @@ def test_a_model_without_template_refuses_dialogues(tmp_path: Path) -> None:
 
 async def test_long_texts_leave_the_loop_and_short_ones_do_not(tokenizer: Tokenizer) -> None:
     seen: list[str] = []
-    guard = control_tokens.ControlTokens.guard
+    escape = control_tokens.ControlTokens.escape
 
     def spy(controls: control_tokens.ControlTokens, text: str) -> str:
         seen.append(threading.current_thread().name)
-        return guard(controls, text)
+        return escape(controls, text)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(control_tokens.ControlTokens, "guard", spy)
+        patch.setattr(control_tokens.ControlTokens, "escape", spy)
         short = await tokenizer.encode_async("a" * MAX_INLINE_CHARS)
         long = await tokenizer.encode_async("a" * (MAX_INLINE_CHARS + 1), add_special_tokens=False)
     assert seen[0] == threading.current_thread().name
