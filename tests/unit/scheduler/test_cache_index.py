@@ -141,7 +141,7 @@ def test_an_engine_writes_down_what_its_requests_leave_and_what_is_evicted() -> 
     engine.check_integrity()
 
 
-def test_no_book_is_kept_unasked() -> None:
+def test_no_cache_index_exists_unless_enabled() -> None:
     engine = simulated_engine()
 
     run(engine, 1, [1] * 33)

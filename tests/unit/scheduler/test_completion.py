@@ -123,7 +123,7 @@ def test_one_that_runs_is_given_up_when_it_can_no_longer_end_in_time() -> None:
     assert failure.stay is not None
 
 
-def test_one_in_a_while_is_let_in_to_see_whether_outputs_are_shorter_now() -> None:
+def test_now_and_then_a_late_request_is_admitted_to_measure_its_length() -> None:
     site = site_with(200)
     taken = [
         site.submit(key, 100, max_tokens=500, deadline_s=1.0) is not None for key in range(1, 129)
@@ -131,7 +131,7 @@ def test_one_in_a_while_is_let_in_to_see_whether_outputs_are_shorter_now() -> No
     assert 1 <= sum(taken) <= 2
 
 
-def test_each_tenant_has_its_own_while() -> None:
+def test_trial_requests_are_counted_for_each_tenant() -> None:
     site = site_with(200, tenant="a")
     for _ in range(60):
         site.engine.completion.lengths.observe(200, tenant="b", max_tokens=500)

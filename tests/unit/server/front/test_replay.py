@@ -140,7 +140,7 @@ async def test_hashes_go_on_where_the_prompt_ended(text: ModelText) -> None:
     assert third.num_replays == 2
 
 
-async def test_nothing_that_came_nothing_in_the_prompt(text: ModelText) -> None:
+async def test_without_earlier_output_the_prompt_is_sent_unchanged(text: ModelText) -> None:
     site = Site(text)
     request, [first] = await site.open(generation())
     [again] = await site.replace_engine()

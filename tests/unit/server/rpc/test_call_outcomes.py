@@ -180,7 +180,7 @@ def test_a_deadline_or_a_client_that_left(
     assert outcome_of_failure(account(timeout_s), clock(remaining_s)) == outcome
 
 
-def test_what_we_had_to_say_counts() -> None:
+def test_our_own_refusal_precedes_the_clients_deadline() -> None:
     told = account()
     told.refusal = Refusal(reason=ErrorReason.QUEUE_FULL)
     assert outcome_of_failure(told, clock(None)) == outcome_of(told.refusal)
