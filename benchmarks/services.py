@@ -184,7 +184,7 @@ def service(
     found = Service(started)
     extras = (("operations", has_operations), ("metrics", has_metrics))
     try:
-        found.until_printed("ready", *(name for name, is_asked in extras if is_asked))
+        found.until_printed("ready", *(name for name, is_enabled in extras if is_enabled))
         yield found
     finally:
         if started.poll() is None:

@@ -57,7 +57,7 @@ async def test_a_request_that_kills_the_engine_twice_is_refused_and_all_others_l
         await asyncio.gather(*(channel.close() for channel in channels))
 
 
-async def test_the_same_for_one_that_hangs_the_engine() -> None:
+async def test_a_request_that_hangs_the_engine_twice_is_refused_and_all_others_live_on() -> None:
     arguments = [*deadly("hang", 3), "--engine-hang-s", "5"]
     async with started(*arguments) as service, service.channel() as channel:
         innocent = [stream(channel, 150, first) for first in range(4)]

@@ -225,7 +225,7 @@ async def test_the_tokenizer_is_handed_over(served: ServedFront) -> None:
             assert "tokenizer.json" in archive.namelist()
 
 
-async def test_what_is_not_there_says_so_at_once(served: ServedFront) -> None:
+async def test_a_method_that_is_not_supported_is_refused_at_once(served: ServedFront) -> None:
     async with asyncio.timeout(PATIENCE_S):
         call: Any = served.channel.unary_stream(f"/{SERVICE_NAME}/SubscribeKvEvents")
         with pytest.raises(grpc.aio.AioRpcError) as caught:

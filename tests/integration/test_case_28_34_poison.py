@@ -116,7 +116,7 @@ async def test_case_31_logits_that_are_not_finite_fell_one_request(
         await check_one_falls(service, text, place)
 
 
-@pytest.fixture(params=["detokeniser", "plain path", "stop check"])
+@pytest.fixture(params=["detokenizer", "plain path", "stop check"])
 def broken_for_x(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Make one stage that converts tokens to text raise at every "x"; return its name."""
 
@@ -147,7 +147,7 @@ async def test_case_29_text_that_cannot_be_made_costs_one_request(
     message = text_request()
     if broken_for_x == "stop check":
         message.stopping.stop_strings.append("never")
-    if broken_for_x == "detokeniser":
+    if broken_for_x == "detokenizer":
         message.output.return_token_ids = True
     async with serving(text) as served:
         calls, keys = [], []

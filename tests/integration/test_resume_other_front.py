@@ -74,7 +74,7 @@ async def whole_of(service: SteppedService, message: pb.GenerateRequest) -> list
 
 @edits
 @pytest.mark.parametrize("num_read", [1, 5])
-async def test_it_comes_to_another_front_and_goes_on(
+async def test_a_stream_is_resumed_at_another_front(
     fronts: tuple[SteppedService, SteppedService], edit: Edit, num_read: int
 ) -> None:
     first, second = fronts
@@ -169,7 +169,7 @@ async def test_counts_that_do_not_fit_are_out_of_range_and_harm_nothing(
     assert outputs_of([*told, *(r.response for r in rest)]) == outputs_of(whole)
 
 
-async def test_whoever_asks_and_leaves_does_not_lose_it(
+async def test_a_cancelled_resume_does_not_lose_the_stream(
     fronts: tuple[SteppedService, SteppedService],
 ) -> None:
     first, second = fronts

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.executor.trtllm.config import Adapter, LoraSettings
+from penstock.executor.trtllm.config import AdapterConfig, LoraSettings
 from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import FailureReason
 from support.trtllm_engine import (
@@ -56,7 +56,7 @@ def with_adapters(folder: Path, num_adapters: int) -> LoraSettings:
         path.mkdir()
     return LoraSettings(
         adapters=tuple(
-            Adapter(name=path.name, path=path, id=index)
+            AdapterConfig(name=path.name, path=path, id=index)
             for index, path in enumerate(paths, start=1)
         )
     )

@@ -23,7 +23,7 @@ from penstock.tools.verify.all_checks import ALL_CHECKS
 from penstock.tools.verify.check_result import CheckResult
 from penstock.tools.verify.runner import run_checks
 from penstock.tools.verify.subject import Subject
-from support.cli_process import Result, run, running
+from support.cli_process import Result, ended, running
 from support.patience import PATIENCE_S
 from support.service import simulated
 from support.service import started as service_started
@@ -109,6 +109,7 @@ NAMES = tuple(check.name for check in ALL_CHECKS)
 FEW_SEATS = ("--max-num-seqs", "4")
 # So slow that a busy machine keeps up with them.
 SLOW_STEP_S = 0.08
+ALL_CHECKS_S = 4 * PATIENCE_S
 
 
 def row_of(result: Result, name: str) -> list[str]:
@@ -123,7 +124,8 @@ def outcomes_of(result: Result) -> dict[str, str]:
 
 
 async def verify(*args: str, **environment: str) -> Result:
-    return await run("verify", *args, **environment)
+    async with running("verify", *args, variables=environment) as process:
+        return await ended(process, limit_s=ALL_CHECKS_S)
 
 
 def all_but(*names: str) -> list[str]:

@@ -35,7 +35,7 @@ async def verify(config: dict[str, object], report: Path) -> tuple[int, str]:
         },
     )
     try:
-        out, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+        out, _ = await asyncio.wait_for(process.communicate(), 4 * PATIENCE_S)
     finally:
         if process.returncode is None:
             for child in psutil.Process(process.pid).children(recursive=True):

@@ -63,8 +63,10 @@ async def running(
             await process.communicate()
 
 
-async def ended(process: asyncio.subprocess.Process, stdin: str = "") -> Result:
-    out, err = await asyncio.wait_for(process.communicate(stdin.encode() or None), PATIENCE_S)
+async def ended(
+    process: asyncio.subprocess.Process, stdin: str = "", limit_s: float = PATIENCE_S
+) -> Result:
+    out, err = await asyncio.wait_for(process.communicate(stdin.encode() or None), limit_s)
     assert process.returncode is not None
     return Result(process.returncode, (out or b"").decode(), (err or b"").decode())
 

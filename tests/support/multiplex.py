@@ -13,7 +13,7 @@ import grpc.aio
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.front import Front
 from penstock.server.rpc.handlers import CallAccounts, Context, HandlerWrapper
-from penstock.server.rpc.large_messages import LargeMessageTurns
+from penstock.server.rpc.large_messages import LargeMessageQueue
 from penstock.server.rpc.multiplex_service import MultiplexService
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
@@ -145,7 +145,7 @@ async def played_call(
     config: FrontConfig | None = None,
     *,
     clock: Callable[[], float] = lambda: 1000.0,
-    turns: LargeMessageTurns | None = None,
+    large_messages: LargeMessageQueue | None = None,
 ) -> AsyncGenerator[PlayedCall]:
     """Start a call whose client has sent nothing yet."""
     port = ScriptedPort()
@@ -161,7 +161,7 @@ async def played_call(
     )
     wire = Wire()
     accounts = CallAccounts(front, "penstock.v1.GenerationService")
-    service = MultiplexService(front, wrapper, accounts, turns=turns)
+    service = MultiplexService(front, wrapper, accounts, large_messages=large_messages)
     handling = service.handle(cast(Context, wire))
     task = asyncio.ensure_future(handling)
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from penstock.executor.torch.cpu.fused_forward import FusedForward
+from penstock.executor.torch.cpu.fused_forward import CpuFusedForward
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.slot_rules import SlotRules
 from penstock.scheduler.batch import Batch, StepResult
@@ -53,14 +53,14 @@ class TorchSaboteur:
 
         executor._run = run  # type: ignore[method-assign] # to see what runs
         forward: Any = executor._forward
-        if isinstance(forward, FusedForward):
+        if isinstance(forward, CpuFusedForward):
             _hook_last_layer(forward, before_last_layer)
             return
         module: Any = executor._model.module
         module.model.layers[-1].register_forward_pre_hook(before_last_layer)
 
 
-def _hook_last_layer(forward: FusedForward, hook: Callable[[], None]) -> None:
+def _hook_last_layer(forward: CpuFusedForward, hook: Callable[[], None]) -> None:
     """Call `hook` before the fused step's last layer."""
     last = forward._layers[-1]
     project = last.weights.qkv

@@ -1,4 +1,6 @@
-"""The `buf generate` templates have version 2's format, and run if their plugins are installed."""
+"""The `buf generate` templates are in the format of version 2, and run if their plugins
+are installed.
+"""
 
 import os
 import shutil
@@ -36,7 +38,7 @@ def plugins(language: str) -> list[dict[str, Any]]:
 
 
 def missing_programs(language: str) -> list[str]:
-    """Return the programs that the template runs and this machine lacks."""
+    """Return the programs that the template needs and this machine does not have."""
     needed = [plugin.get("local", "protoc") for plugin in plugins(language)]
     return [program for program in needed if shutil.which(program, path=PATH) is None]
 
@@ -51,7 +53,7 @@ def test_each_language_has_a_template_and_a_line_in_the_readme() -> None:
 
 
 @pytest.mark.parametrize("language", [*WRITTEN, *REMOTE])
-def test_form(language: str) -> None:
+def test_a_template_has_the_fields_of_version_2(language: str) -> None:
     text = template(language).read_text(encoding="utf-8")
     document: dict[str, Any] = yaml.safe_load(text)
     assert document["version"] == "v2"

@@ -188,8 +188,8 @@ Failure Client::Core::attempt(const CallOptions& options, Clock::time_point dead
   const grpc::Status status = call(*context);
   if (status.ok()) return {.code = grpc::StatusCode::OK};
   Failure failure = failure_of_call(status, *context);
-  const bool is_asked = options.stop.stop_requested() || !failure.request_id.empty();
-  return is_asked ? failure : unless_asked(std::move(failure));
+  const bool is_own_cancellation = options.stop.stop_requested() || !failure.request_id.empty();
+  return is_own_cancellation ? failure : cancelled_to_unavailable(std::move(failure));
 }
 
 }  // namespace penstock

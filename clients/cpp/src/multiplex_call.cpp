@@ -288,7 +288,7 @@ Failure MultiplexCall::explained(const grpc::Status& status) const {
   if (failure.code == grpc::StatusCode::UNIMPLEMENTED && failure.reason.empty()) {
     failure.message = "the server does not offer Multiplex: use a client without `multiplex`";
   }
-  return unless_asked(std::move(failure));
+  return cancelled_to_unavailable(std::move(failure));
 }
 
 }  // namespace penstock

@@ -119,7 +119,8 @@ class ServerStream final : public Source, private grpc::ClientReadReactor<Respon
 
   [[nodiscard]] Failure explained(const grpc::Status& status) const {
     Failure failure = failure_of_call(status, *context_, request_id_);
-    return is_left_ || !request_id_.empty() ? failure : unless_asked(std::move(failure));
+    if (is_left_ || !request_id_.empty()) return failure;
+    return cancelled_to_unavailable(std::move(failure));
   }
 
   std::unique_ptr<grpc::ClientContext> context_;

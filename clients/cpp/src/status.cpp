@@ -84,7 +84,7 @@ Failure failure_of_call(const grpc::Status& status, const grpc::ClientContext& c
   return failure;
 }
 
-Failure unless_asked(Failure failure) {
+Failure cancelled_to_unavailable(Failure failure) {
   if (failure.code == grpc::StatusCode::CANCELLED && failure.reason.empty()) {
     failure.code = grpc::StatusCode::UNAVAILABLE;
     failure.message = "the server or a proxy cancelled the call, not this client";

@@ -22,7 +22,7 @@ Failure failure_of_status(const google::rpc::Status& status, const std::string& 
 
 // Converts the error of a call that was cancelled before the server responded, and not by this
 // client, to UNAVAILABLE. A server that shuts down cancels calls that arrive at the same moment.
-Failure unless_asked(Failure failure);
+Failure cancelled_to_unavailable(Failure failure);
 
 // Reads grpc-retry-pushback-ms as in gRFC A6. A negative or invalid value means that the call must
 // not be retried.

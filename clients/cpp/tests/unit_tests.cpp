@@ -194,7 +194,8 @@ void pushback_is_read() {
   Failure odd = queue_full();
   read_pushback("1 s", odd);
   CHECK(odd.is_retry_forbidden && !odd.retry_after.has_value());
-  CHECK(unless_asked({.code = grpc::StatusCode::CANCELLED}).code == grpc::StatusCode::UNAVAILABLE);
+  const Failure cancelled{.code = grpc::StatusCode::CANCELLED};
+  CHECK(cancelled_to_unavailable(cancelled).code == grpc::StatusCode::UNAVAILABLE);
 }
 
 void addresses_are_read() {

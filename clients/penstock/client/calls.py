@@ -199,7 +199,7 @@ class Calls:
                     error = as_error(
                         failed,
                         request_id=reader.request_id,
-                        is_asked=self._is_asked(canceller),
+                        is_own_cancellation=self._has_cancelled(canceller),
                         address=self.pool.addresses,
                     )
                     is_unavailable = self._is_unserved(index, error, reader.request_id)
@@ -292,7 +292,9 @@ class Calls:
 
     def _error_of(self, failed: grpc.RpcError) -> PenstockError:
         """Return the typed error for a call that only closing the client can cancel."""
-        return as_error(failed, is_asked=self.pool.is_closed, address=self.pool.addresses)
+        return as_error(
+            failed, is_own_cancellation=self.pool.is_closed, address=self.pool.addresses
+        )
 
     def _is_unserved(self, index: int, error: PenstockError, request_id: str) -> bool:
         """Return True if the error of an attempt shows that no server responds on its channel."""
@@ -332,7 +334,7 @@ class Calls:
         if canceller is not None:
             canceller.watch(call)
 
-    def _is_asked(self, canceller: Canceller | None) -> bool:
+    def _has_cancelled(self, canceller: Canceller | None) -> bool:
         """Return True if this client has cancelled the call, by `close` or with `canceller`."""
         return self.pool.is_closed or (canceller is not None and canceller.is_cancelled)
 

@@ -83,7 +83,7 @@ class Connections:
         ticket: _Ticket | None = None
         with self._lock:
             self.require_open()
-            if not self._admission.can_enter():
+            if not self._admission.try_enter():
                 ticket = _Ticket(self._runtime.signal())
                 self._admission.wait(ticket)
         if ticket is not None:
@@ -166,7 +166,7 @@ class Connections:
 
     def _stop_waiting(self, ticket: _Ticket) -> None:
         with self._lock:
-            self._admission.can_give_up(ticket)
+            self._admission.try_give_up(ticket)
 
     def _leave(self) -> None:
         with self._lock:

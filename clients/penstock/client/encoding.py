@@ -180,7 +180,7 @@ def _set_struct(message: Struct, values: Mapping[str, Any], path: str) -> None:
 
 
 def encode_ids(ids: Sequence[int], message: pb.DetokenizeRequest) -> None:
-    """Write the token ids to detokenize. Raises ValueError or TypeError, which names an id that
+    """Write the token ids to detokenise. Raises ValueError or TypeError, which names an id that
     does not fit."""
     _extend(message.token_ids, ids, "token_ids")
 

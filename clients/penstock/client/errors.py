@@ -363,7 +363,9 @@ class StreamSuperseded(Aborted):
 
 
 class CallCancelled(PenstockError):
-    """The call was cancelled: by the server, by a proxy, or because this client was closed."""
+    """The call was cancelled: by the server, by a proxy, or by this client, which cancels one
+    request of a Multiplex call or, when it is closed, all calls.
+    """
 
 
 class StreamBroken(PenstockError):

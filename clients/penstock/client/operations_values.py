@@ -16,7 +16,7 @@ class RequestPhase(ContractEnum):
     Attributes:
         UNKNOWN: A phase that is newer than this client.
         UNSPECIFIED: Unknown.
-        PREPARE: Is being checked and tokenized.
+        PREPARE: Is being checked and tokenised.
         QUEUE: Waiting in the queue.
         PREFILL: Its prompt is being computed or recomputed.
         DECODE: Its output is being generated.

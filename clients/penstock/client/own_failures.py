@@ -61,7 +61,7 @@ def request_too_large(num_bytes: int, max_bytes: int) -> ResourceExhausted:
     )
 
 
-def unless_asked(error: PenstockError) -> PenstockError:
+def cancelled_to_unavailable(error: PenstockError) -> PenstockError:
     """Convert CallCancelled without a reason to Unavailable; return other errors unchanged.
 
     For calls that this client did not cancel: a server that shuts down cancels calls that have
@@ -118,4 +118,4 @@ def multiplex_error(error: PenstockError) -> PenstockError:
                 message="the server does not offer Multiplex: use a client without multiplex",
             )
         )
-    return unless_asked(error)
+    return cancelled_to_unavailable(error)

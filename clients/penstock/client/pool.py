@@ -153,7 +153,7 @@ class Admission(Generic[TicketT]):
         """Number of calls in the backlog."""
         return len(self._waiting)
 
-    def can_enter(self) -> bool:
+    def try_enter(self) -> bool:
         """Admit a call if the limit of open calls allows it and no other call waits.
 
         Returns True if it was admitted.
@@ -180,7 +180,7 @@ class Admission(Generic[TicketT]):
         self.num_open -= 1
         return None
 
-    def can_give_up(self, ticket: TicketT) -> bool:
+    def try_give_up(self, ticket: TicketT) -> bool:
         """Remove a ticket from the backlog. Returns False if it is no longer there: its call was
         admitted, and must `leave`, or was rejected."""
         try:

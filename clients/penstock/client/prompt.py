@@ -72,7 +72,7 @@ with the value None are ignored; an unknown key raises TypeError.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPrompt:
-    """Plain text, which the server tokenizes.
+    """Plain text, which the server tokenises.
 
     Attributes:
         text: The text.

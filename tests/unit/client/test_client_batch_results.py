@@ -1,4 +1,4 @@
-"""How events become whole generations, and the bounds of a batch."""
+"""How a client combines events into whole generations, and the bounds of a batch."""
 
 import grpc
 import pytest

@@ -1,4 +1,6 @@
-"""Messages given as dicts become what ChatMessage states, or an error that names the key."""
+"""Chat messages given as dicts have the same content as ChatMessage values; errors name
+the wrong key.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of the contract as frozen values of the client."""
+"""Messages of the contract become immutable values of the client."""
 
 import enum
 import pickle

@@ -1,4 +1,4 @@
-"""The state of a Multiplex call: credit, ends, and events of unknown requests."""
+"""The client's state of a Multiplex call: credit, ends, and events of unknown requests."""
 
 from typing import Any
 

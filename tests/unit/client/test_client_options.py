@@ -1,4 +1,4 @@
-"""Keyword arguments become option groups and a request message, without loss or guesses."""
+"""Keyword arguments become option groups and a request message; nothing is lost or guessed."""
 
 import math
 import re
@@ -83,7 +83,7 @@ def is_ours(field: FieldDescriptor) -> bool:
 
 
 def set_paths(message: Any, prefix: str = "") -> set[str]:
-    """Return the paths of all scalar fields that are set in a message."""
+    """Return the paths of all scalar fields that are set in a message of the contract."""
     paths: set[str] = set()
     for field, value in message.ListFields():
         path = f"{prefix}{field.name}"

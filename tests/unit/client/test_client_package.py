@@ -1,4 +1,6 @@
-"""The public names of the client package, and its trace context and channel settings."""
+"""The public names of the client package, its addresses, its trace context and its
+channel settings.
+"""
 
 import sys
 import types
@@ -90,7 +92,7 @@ def test_a_client_is_shown_with_its_addresses() -> None:
 
 @pytest.fixture
 def fake_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
-    """Replace the W3C propagator; the test sets what the current span injects."""
+    """Replace OpenTelemetry's W3C propagator. It adds the yielded headers, which the test sets."""
     current: dict[str, str] = {}
 
     class TraceContextTextMapPropagator:

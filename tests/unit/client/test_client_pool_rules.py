@@ -1,4 +1,6 @@
-"""The rules of the pool: channel selection, closing, waiting; targets and their configuration."""
+"""How the pool selects channels, closes them and waits for them; targets and their
+service config.
+"""
 
 import json
 from typing import Any
@@ -135,8 +137,8 @@ def test_a_single_channel_is_always_taken() -> None:
 
 def test_the_backlog_is_bounded_and_served_in_order() -> None:
     admission: Admission[str] = Admission(PoolConfig(max_concurrent_calls=1, max_waiting_calls=2))
-    assert admission.can_enter()
-    assert not admission.can_enter()
+    assert admission.try_enter()
+    assert not admission.try_enter()
     admission.wait("a")
     admission.wait("b")
 
@@ -151,15 +153,15 @@ def test_the_backlog_is_bounded_and_served_in_order() -> None:
 
 def test_nobody_overtakes_who_waits() -> None:
     admission: Admission[str] = Admission(PoolConfig(max_concurrent_calls=2))
-    assert admission.can_enter()
-    assert admission.can_enter()
+    assert admission.try_enter()
+    assert admission.try_enter()
     admission.wait("a")
     assert admission.leave() == "a"
     assert admission.leave() is None
 
     admission.wait("b")
 
-    assert not admission.can_enter()
+    assert not admission.try_enter()
 
 
 @given(
@@ -174,7 +176,7 @@ def test_places_are_neither_lost_nor_made(limit: int, max_waiting: int, moves: l
     num_inside = 0
     for number, move in enumerate(moves):
         if move == "enter":
-            if admission.can_enter():
+            if admission.try_enter():
                 num_inside += 1
                 assert not waiting
             elif len(waiting) < max_waiting:
@@ -188,7 +190,7 @@ def test_places_are_neither_lost_nor_made(limit: int, max_waiting: int, moves: l
             assert woken == (waiting.pop(0) if waiting else None)
             num_inside -= woken is None
         elif move == "give up" and waiting:
-            assert admission.can_give_up(waiting.pop())
+            assert admission.try_give_up(waiting.pop())
         assert admission.num_open == num_inside <= limit
         assert admission.num_waiting == len(waiting)
 

@@ -1,4 +1,4 @@
-"""When a broken stream is resumed, from where, and when the loss is reported."""
+"""When a client resumes a broken stream, from which point, and when it reports the loss."""
 
 import grpc
 import pytest

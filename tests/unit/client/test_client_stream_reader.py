@@ -1,4 +1,6 @@
-"""The stream reader checks the contract: order, sequence numbers, exactly one end."""
+"""The stream reader checks that events follow the contract: order, sequence numbers,
+exactly one end.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""A lone surrogate has no UTF-8: its field is rejected, other requests are not affected."""
+"""A lone surrogate cannot be encoded in UTF-8: the client rejects its field; other requests are not
+affected.
+"""
 
 from typing import Any
 

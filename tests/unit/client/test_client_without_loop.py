@@ -1,4 +1,6 @@
-"""Coroutines run without an event loop: results, early ends, and threads that have a loop."""
+"""The client's coroutines in a thread without an event loop: results, early ends, and threads that
+have a loop.
+"""
 
 import asyncio
 import sys
@@ -31,12 +33,12 @@ def test_results_and_errors_come_back() -> None:
         run(failing())
 
 
-def test_what_waits_is_an_error() -> None:
+def test_a_coroutine_that_waits_raises() -> None:
     with pytest.raises(RuntimeError, match="no event loop"):
         run(asyncio.sleep(0))
 
 
-def test_who_leaves_early_closes_at_once() -> None:
+def test_closing_an_iterator_early_closes_its_generator_at_once() -> None:
     ends: list[str] = []
     items = iterate(letters(ends))
     assert next(items) == "a"
@@ -45,7 +47,7 @@ def test_who_leaves_early_closes_at_once() -> None:
 
 
 async def test_a_loop_of_the_same_thread_takes_no_part() -> None:
-    """Its hooks would keep the generators, and close them at its end."""
+    """A running loop's hooks would keep the generators, and close them when the loop ends."""
     hooks = sys.get_asyncgen_hooks()
     seen: list[object] = []
     sys.set_asyncgen_hooks(seen.append, hooks.finalizer)

@@ -1,4 +1,4 @@
-"""The build step of the container that keeps the image's own packages unchanged."""
+"""The step of the container's build that ensures that the image's own packages are unchanged."""
 
 import importlib.util
 import subprocess

@@ -1,4 +1,4 @@
-"""The queries of the dashboard and the alert rules are valid and use metrics that exist."""
+"""The queries of the dashboard and of the alert rules are valid, and their metrics exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes agree with the service that they start and each other."""
+"""The manifests of deploy/kubernetes agree with the service that they start and with each other."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def builds() -> Builds:
 
 
 def config_of(manifests: list[dict[str, Any]]) -> ServerConfig:
-    """Return the configuration from a pod's environment variables, without files that only a pod
-    has.
+    """Return the configuration that a pod's environment variables give, without the files that
+    exist only in a pod.
     """
     settings = dict(settings_of(manifests))
     settings.pop("PENSTOCK_TRTLLM_CONFIG", None)
@@ -166,7 +166,7 @@ def test_pods_are_as_restricted_as_can_be(builds: Builds) -> None:
 
 
 def test_services_of_these_names_leave_no_setting_behind(builds: Builds) -> None:
-    """In other pods, which keep the environment variables of Kubernetes Services."""
+    """Kubernetes sets variables for each Service in the environment of other pods."""
     made: dict[str, str] = {}
     for service in of_kind(builds["base"], "Service"):
         prefix = service["metadata"]["name"].upper().replace("-", "_")

@@ -1,4 +1,4 @@
-"""The adapter's rules produce the autoscaler's metrics from metrics that exist."""
+"""The adapter's rules compute the autoscaler's metrics from metrics that exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERIES = 'namespace="penstock",pod="{}",model="demo"'
 
 
 def filled(query: str) -> str:
-    """Return the query as the adapter sends it for the pods of a namespace."""
+    """Return the query as the adapter sends it for two pods of a namespace."""
     return query.replace("<<.LabelMatchers>>", 'namespace="penstock",pod=~"a|b"').replace(
         "<<.GroupBy>>", "pod"
     )
@@ -50,7 +50,7 @@ def test_the_rules_ask_for_metrics_of_ours() -> None:
         )
 
 
-def test_the_rules_say_what_they_should(tmp_path: Path) -> None:
+def test_the_rules_compute_the_expected_metrics(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed")

@@ -23,7 +23,7 @@ def builds() -> dict[str, list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def validator() -> Any:
-    """Provide Kubernetes' schemas from the package kubernetes_validate."""
+    """Provide the module kubernetes_validate, which contains Kubernetes' schemas."""
     pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     return importlib.import_module("kubernetes_validate")
 

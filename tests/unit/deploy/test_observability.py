@@ -29,7 +29,7 @@ COLLECTOR = loaded("collector.yaml")
 
 
 def mounts(name: str) -> dict[str, str]:
-    """Return a service's mounts: source by target in the container."""
+    """Return a service's mounts: source on the host by target in the container."""
     return {
         target: source
         for source, target in (
@@ -39,7 +39,7 @@ def mounts(name: str) -> dict[str, str]:
 
 
 def listens(service: str, port: int) -> bool:
-    """Return whether our files configure a service to listen on this port of its container."""
+    """Return whether our files make a service listen on this port in its container."""
     published = [mapping.rpartition(":")[2] for mapping in SERVICES[service]["ports"]]
     return str(port) in published or (service, port) in {
         ("collector", COLLECTOR["service"]["telemetry"]["metrics"]["readers"][0]["pull"]

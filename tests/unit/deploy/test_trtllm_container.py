@@ -1,4 +1,4 @@
-"""The files of the container have the properties that operators rely on."""
+"""The container's files have the properties that operators rely on."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ FRONTS_AFTER_GRACE_S = 2.0
 
 
 def instruction(name: str) -> str:
-    """Return the last instruction of that name with its continuation lines joined."""
+    """Return the arguments of the Dockerfile's last instruction of that name, as one line."""
     joined = DOCKERFILE.replace("\\\n", "")
     found: list[str] = re.findall(rf"^{name} +(.*)$", joined, re.M)
     return found[-1]

@@ -1,4 +1,6 @@
-"""docs/tensorrt-llm.md: settings load, commands parse, quoted words are in the code."""
+"""The examples of docs/tensorrt-llm.md: settings load, commands parse, quoted messages are in the
+code.
+"""
 
 import ast
 import re

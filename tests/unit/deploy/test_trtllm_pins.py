@@ -1,4 +1,6 @@
-"""Our requirements are compatible with the TensorRT-LLM images, as far as recorded."""
+"""Our requirements are compatible with the packages that the TensorRT-LLM images contain, as far as
+recorded.
+"""
 
 import re
 import tomllib
@@ -49,7 +51,9 @@ OURS = {
 
 
 def share_a_version(ours: SpecifierSet, theirs: SpecifierSet) -> bool:
-    """Return whether some version satisfies both; try the bounds and a patch release of each."""
+    """Return whether some version satisfies both: one of their bounds, or the first patch release
+    after one.
+    """
     bounds = [Version(part.version) for part in [*ours, *theirs]]
     tried = [*bounds, *(Version(f"{bound.base_version}.1") for bound in bounds)]
     return any(

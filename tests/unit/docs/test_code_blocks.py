@@ -1,4 +1,6 @@
-"""The code blocks of pages are valid: commands parse, code compiles, files parse."""
+"""The code blocks of pages are valid: commands parse, Python compiles and imports what exists, data
+files parse.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def pages_with(*languages: str) -> list[Path]:
 
 
 def wrong_command(words: tuple[str, ...]) -> str | None:
-    """Return what is wrong with a call of `penstock`; None if nothing."""
+    """Return what is wrong with a call of `penstock`, or None."""
     arguments = tuple(word for word in words[1:] if word != "...")  # whatever else you need
     if not arguments or arguments[0].startswith("-"):
         return None if arguments in {(), ("--help",), ("-h",)} else f"no such option: {arguments}"
@@ -109,7 +111,7 @@ def test_commands_of_ours_parse(page: Path) -> None:
 
 
 def wrong_imports(tree: ast.AST) -> list[str]:
-    """Return imports of our or installed modules that do not exist."""
+    """Return the imported modules and our names that do not exist."""
     wrong: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

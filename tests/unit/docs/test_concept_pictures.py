@@ -1,4 +1,4 @@
-"""The pictures of the concept pages are current, and agree with the scheduler."""
+"""The pictures of the concept pages are up to date, and agree with the scheduler."""
 
 from __future__ import annotations
 

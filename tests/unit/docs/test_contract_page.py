@@ -1,4 +1,4 @@
-"""docs/contract.md is generated from all of protos/, and is current."""
+"""docs/contract.md is generated from all of protos/, and is up to date."""
 
 from __future__ import annotations
 

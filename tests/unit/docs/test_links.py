@@ -1,4 +1,4 @@
-"""Every link on every page has a target: files, folders, pictures, headings."""
+"""Every link on every page has a target: a file, a folder, a picture or a heading."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ASIDE = {
 
 
 def linked_from(page: Path) -> set[Path]:
-    """Return the files that a page links to; for a folder its README."""
+    """Return the files to which a page links; a folder counts as its README."""
     targets = (link.target.partition("#")[0] for link in links(page.read_text(encoding="utf-8")))
     files = [(page.parent / target).resolve() for target in targets if target]
     return {file / "README.md" if file.is_dir() else file for file in files}

@@ -1,4 +1,4 @@
-"""Markdown that GitHub accepts and the site does not is rewritten for the site."""
+"""The site rewrites Markdown that GitHub accepts and its own generator does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention over pages in plain float32; pages that must not be read hold invalid values."""
+"""Attention over pages, computed in plain float32. Pages that must not be read contain NaN."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One shape of heads, and the attention options of a layer."""
+    """The shape of heads, the page layout and the attention options of a layer."""
 
     heads: int = 4
     kv_heads: int = 2
@@ -41,9 +41,11 @@ class Case:
 
 
 class AttentionBench:
-    """Requests of given lengths in random pages; all other elements are NaN.
+    """Requests with random keys and values in random pages; all other elements of the pages are
+    NaN.
 
-    `lengths[i]` keys of request i are written; the kernels write the rest themselves.
+    The first `lengths[i]` keys of request i, which has `totals[i]` positions, are in the pages; the
+    kernels write the others.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class AttentionBench:
         self.pages.layer(0)[blocks, 1, :, offsets] = stored[1]
 
     def _paged(self, values: Tensor, part: int) -> Tensor:
-        """Return values in the layout of the pages."""
+        """Return the values after rounding to the pages' number format."""
         scales = self.scales[part, :, None]
         return (values / scales).to(self.pages.dtype).float() * scales
 
@@ -142,8 +144,8 @@ class AttentionBench:
         return self.random(num_tokens, width)
 
     def expected(self, slot: int, qkv: Tensor, start: int) -> Tensor:
-        """Return the attention output for the tokens of `qkv` [n, ...] of one request, from
-        position `start` on.
+        """Return the attention output of the tokens `qkv` [n, ...] of one request, the first of
+        which is at position `start`.
         """
         case = self.case
         num_tokens = len(qkv)
@@ -165,7 +167,7 @@ class AttentionBench:
         return out.reshape(num_tokens, -1)
 
     def expected_decodes(self, slots: Sequence[int], qkv: Tensor, starts: Sequence[int]) -> Tensor:
-        """Return the attention output for one token of each request, `qkv` [slots, ...]."""
+        """Return the attention output of one token each of several requests, `qkv` [slots, ...]."""
         rows = zip(slots, qkv.split(1), strict=True)
         return torch.cat([self.expected(slot, row, starts[slot]) for slot, row in rows])
 
@@ -181,5 +183,5 @@ class AttentionBench:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Return the relative error of the whole tensor; NaN if any value is NaN."""
+    """Return the error of the whole tensor relative to its norm; NaN if any value is NaN."""
     return float((found.float() - expected.float()).norm() / expected.float().norm())

@@ -1,4 +1,4 @@
-"""A device's queue on the host: launches run at once, captured work can be replayed."""
+"""A device queue on the host: launches run at once, and captured work can be replayed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Redone:
 
 
 class HostQueue:
-    """A `DeviceQueue` for kernels that Triton's interpreter runs."""
+    """A `DeviceQueue` for kernels that run in Triton's interpreter."""
 
     device = torch.device("cpu")
 

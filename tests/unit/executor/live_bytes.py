@@ -1,4 +1,4 @@
-"""Counts the memory of tensors that are alive on the host, without what is mapped from files."""
+"""Measures the memory of tensors on the host, without memory that is mapped from files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Within its context, `peak` is the greatest sum of bytes that operations of this thread have
-    allocated on the host and that were alive at the same time.
+    """A context; `peak` is the greatest number of bytes that were alive at once, of those that
+    operations of this thread allocated on the host in it.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Requests and logits for samplers, and the results of a slow reference in plain numpy."""
+"""Requests and logits for tests of samplers, and a slow reference in plain numpy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def splitmix_uniform(seed: int, position: int) -> float:
-    """Compute the documented hash in Python integers."""
+    """Return the number in [0, 1) of the documented hash, computed with Python integers."""
     whole = (1 << 64) - 1
 
     def mix(value: int) -> int:
@@ -31,7 +31,7 @@ def splitmix_uniform(seed: int, position: int) -> float:
 
 
 class Case:
-    """A request in a slot, with its output so far, and the logits of its next token."""
+    """A request with its output so far, and the logits of its next token."""
 
     def __init__(
         self,
@@ -52,7 +52,9 @@ class Case:
         self.logits = logits
 
     def edited(self) -> NDArray[np.float64]:
-        """Return the logits after penalties, bias and barred stops, one token at a time."""
+        """Return the logits after penalties, bias and barred stop tokens, computed
+        token by token.
+        """
         logits = self.logits.astype(np.float64)
         sampling = self.sampling
         for token in set(self.prompt + self.output):
@@ -99,9 +101,9 @@ class Case:
 
 
 class Seated:
-    """Cases in one batch; their slots are in another order than their rows.
+    """Cases in one batch, in which the order of slots is not that of rows.
 
-    `batch` admits them all and runs none; `rules` are updated from it.
+    `batch` admits all cases and has no rows; `rules` contains their options.
     """
 
     def __init__(self, cases: Sequence[Case]) -> None:

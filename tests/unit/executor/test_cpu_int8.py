@@ -1,4 +1,4 @@
-"""Keys, values and weights in 8 bits: every instruction set of this machine against torch."""
+"""Keys, values and weights in 8 bits: every instruction set of this machine compared with torch."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ def demo(quantization: str, kv_cache_dtype: str, dtype: str = "float32") -> Exec
 
 @torch.inference_mode()
 def logits_of(config: ExecutorConfig, token_ids: list[int]) -> Tensor:
-    """Return float32 [tokens, vocabulary]: a chunk of 100 tokens, then the others in rows of
-    one.
+    """Return float32 logits [tokens, vocabulary], computed in a chunk of 100 tokens, then token by
+    token.
     """
     model = load_configured(config)
     path = fused_of(config, model)

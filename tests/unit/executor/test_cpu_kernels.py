@@ -1,4 +1,6 @@
-"""The CPU kernels: every instruction set of this machine and plain torch against float64."""
+"""The CPU kernels, with every instruction set of this machine and in plain torch, compared with
+float64.
+"""
 
 from __future__ import annotations
 

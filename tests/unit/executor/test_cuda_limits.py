@@ -1,4 +1,4 @@
-"""Limits of the CUDA path: scratch memory of tiles, scales of pages, 8-bit settings by name."""
+"""Limits of the CUDA path: scratch memory of tiles, scales of pages, and settings for 8 bits."""
 
 from __future__ import annotations
 

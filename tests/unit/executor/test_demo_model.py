@@ -1,4 +1,6 @@
-"""The shipped model: consistent files, readable text, the same text in any company."""
+"""The included model: consistent files, readable text, and text that does not depend on other
+requests.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,7 @@ def test_chat_becomes_a_play_that_the_player_continues() -> None:
 
 
 def test_next_turn_extends_the_tokens_of_the_last_one() -> None:
-    """A reply and its end token, appended to the prompt, are a prefix of the next prompt."""
+    """The next prompt begins with the last prompt, the reply and its end token."""
     question = [{"role": "user", "content": "Who goes there?"}]
     reply = "A friend to this ground."
     first = render(question, add_generation_prompt=True)

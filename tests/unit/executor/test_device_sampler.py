@@ -1,4 +1,6 @@
-"""The device's sampler against the slow reference; interpreted without a GPU."""
+"""The device's sampler compared with the slow reference; without a GPU it runs in Triton's
+interpreter.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ WIDE = 34_000
 
 
 class OnDevice:
-    """A sampler that has admitted the cases."""
+    """A device sampler to which the cases were admitted."""
 
     def __init__(self, seated: Seated, vocab_size: int = VOCAB) -> None:
         self.seated = seated
@@ -127,7 +129,7 @@ def test_ties_at_the_threshold_all_stay(top_k: int) -> None:
 
 
 def wide_logits(num_rows: int) -> torch.Tensor:
-    """Return flat, usual and peaked rows, and one of equal logits."""
+    """Return rows with a flat, a usual and a peaked distribution, and with equal logits."""
     random = np.random.default_rng(5)
     scales = np.resize([0.5, 2.0, 6.0, 0.0], num_rows)[:, None]
     rows = random.normal(0, 1, (num_rows, WIDE)) * scales

@@ -1,4 +1,4 @@
-"""The executor's settings: ranges, the JSON form, model folders and the choice of an executor."""
+"""The executor's settings: ranges, the JSON form, model folders, and which executor is created."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.executor.fault import Fault, FaultKind
 from penstock.executor.models import ModelNotFound, resolve_model
 from penstock.executor.simulated.executor import SimulatedExecutor
 from penstock.executor.trtllm.config import (
-    Adapter,
+    AdapterConfig,
     CudaGraphSettings,
     DecodingType,
     GuidedDecodingBackend,
@@ -61,7 +61,7 @@ FULL = ExecutorConfig(
         sampler_honours=(SamplerPromise.SEED,),
         guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR,
         cuda_graph_config=CudaGraphSettings(batch_sizes=(1, 8)),
-        lora_config=LoraSettings(adapters=(Adapter(name="a", path=Path("/a"), id=1),)),
+        lora_config=LoraSettings(adapters=(AdapterConfig(name="a", path=Path("/a"), id=1),)),
         speculative_config=SpeculativeSettings(
             decoding_type=DecodingType.EAGLE, max_draft_len=3, speculative_model=Path("/d")
         ),

@@ -45,7 +45,7 @@ def expected(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("first", [0, 3])
 def test_every_launch_has_its_own_tensors_and_numbers(first: int) -> None:
-    """Also after a launch with other rows, and from an unaligned address."""
+    """This also holds after a launch with another number of rows, and for an unaligned address."""
     kernel = norm_kernel()
     for offset, rows, eps in ((first, 2, 1.0), (0, 5, 0.1), (1, 1, 2.0), (0, 3, 0.0)):
         x = torch.randn(rows * WIDTH + offset, device=DEVICE)[offset:].view(rows, WIDTH)
@@ -64,7 +64,7 @@ def test_later_launches_are_direct() -> None:
 
 
 class SpecialisedKernel:
-    """A kernel with an integer compiled in."""
+    """A kernel that has one of its integers compiled in."""
 
     params = tuple(SimpleNamespace(name=name, do_not_specialize=False) for name in ("x", "count"))
 

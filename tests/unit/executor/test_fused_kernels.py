@@ -51,8 +51,8 @@ LENGTHS = [0, 37, 15, 16] if IS_INTERPRETED else [0, 37, 15, 16, 640, 8000, 2049
 
 
 def tolerance(case: Case) -> float:
-    """Return the tolerance; with fp8 pages the reference rounds rotated keys that differ in the
-    last bits.
+    """Return the tolerated relative error. It is larger for fp8 pages, where the reference may
+    round rotated keys differently.
     """
     if case.page_dtype is None:
         return TOLERANCE[case.dtype]

@@ -1,4 +1,4 @@
-"""Errors while the fused step is built; no kernel runs before them."""
+"""Errors while the fused step is built, before any of its kernels has run."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ class _CheckedError(Exception):
 def test_a_checkpoint_in_eight_bits_passes_both_comparisons_without_another_rounding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Weights with a scale per tensor, quantised again with one per channel, would differ."""
+    """Weights with one scale per tensor that are quantised again with one per channel would be
+    different.
+    """
     folder = save_quantised_model(
         "llama", tmp_path, form="modelopt", kind="int8", num_hidden_layers=1
     )

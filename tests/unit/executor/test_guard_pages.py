@@ -1,4 +1,4 @@
-"""Products of packed matrices access nothing outside their matrices."""
+"""Products of packed matrices access no memory outside their matrices."""
 
 from __future__ import annotations
 

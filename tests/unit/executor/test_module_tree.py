@@ -1,4 +1,6 @@
-"""Which models the fused step knows, and that joined weights leave the model unchanged."""
+"""Which models the fused step supports, and that joining weights leaves a model's
+results unchanged.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch.cpu.fused_forward import FusedForward
+from penstock.executor.torch.cpu.fused_forward import CpuFusedForward
 from penstock.executor.torch.cpu.fused_model import join_model, pack_model
 from penstock.executor.torch.cpu.fused_path import fused_path
 from penstock.executor.torch.cpu.step_threads import StepThreads
@@ -79,7 +79,7 @@ def test_in_bfloat16_each_token_is_the_likeliest_of_a_full_forward_but_for_round
         config = ExecutorConfig(model_path=folder, max_num_seqs=NUM_SLOTS, num_blocks=num_blocks)
         model = load_configured(config)
         executor = TorchExecutor(config, model, fused_path(config, model, kernels))
-        assert isinstance(executor._forward, FusedForward)
+        assert isinstance(executor._forward, CpuFusedForward)
         assert executor._forward._decoder is not None
         return executor
 
@@ -90,7 +90,9 @@ def test_in_bfloat16_each_token_is_the_likeliest_of_a_full_forward_but_for_round
 def _logits(
     config: ExecutorConfig, instructions: str, *, is_int8: bool, whole: bool
 ) -> torch.Tensor:
-    """Return the logits of chunks, and of one token of each sequence after them."""
+    """Return the logits after chunks and after one further token of each sequence. `whole`: all
+    layers in one call.
+    """
     kernels = load(instructions)
     assert isinstance(kernels, NativeKernels)
     model = load_configured(config)
@@ -99,7 +101,7 @@ def _logits(
     pages = KVPages(
         model.shapes, num_blocks=16, block_size=_BLOCK, dtype=model.dtype, device=model.device
     )
-    forward = FusedForward(fused, kernels, pages)
+    forward = CpuFusedForward(fused, kernels, pages)
     forward._threads = StepThreads(lambda: 0.0)  # every layer by all threads
     assert forward._decoder is not None
     if not whole:

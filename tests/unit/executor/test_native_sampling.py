@@ -1,4 +1,4 @@
-"""The compiled kernels sample as PyTorch does: same thresholds, same numbers, same order."""
+"""The compiled kernels sample exactly as PyTorch does: the same thresholds, numbers and order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NUM_ROWS = 200
 
 @pytest.fixture(autouse=True, params=[*filter(is_supported, INSTRUCTION_SETS)])
 def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Provide every instruction set of this processor."""
+    """Run the test with each instruction set of this processor."""
     monkeypatch.setenv(KERNELS_VARIABLE, request.param)
     native_sampling._functions.cache_clear()
     kernels, _ = native_sampling._loaded()

@@ -1,4 +1,4 @@
-"""Checkpoints in 8 bits are read as stored; unsupported ones are rejected by name."""
+"""Checkpoints in 8 bits are read as they are stored; rejections name what is not supported."""
 
 from __future__ import annotations
 
@@ -139,7 +139,9 @@ def test_the_fused_step_takes_weights_and_scales_as_they_are_stored(
 
 
 def test_weights_in_another_format_are_quantised_from_wide_ones(tmp_path: Path) -> None:
-    """In the first layer all are in fp8; in the second one of three joined weights is not."""
+    """In the first layer all weights are in fp8; in the second, one of three joined
+    weights is not.
+    """
     save_quantised_model("llama", tmp_path, form="modelopt")
     stored = load_tensors(tmp_path)
     stored[QKV[1]] = stored[QKV[1]].bfloat16()
@@ -170,7 +172,7 @@ NUM_LAYERS = 16
 
 @pytest.fixture
 def deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model whose weights are nearly all in its layers' linears."""
+    """Provide a model whose memory is nearly all in its layers' linear weights."""
     # So that transformers allocates in the thread in which allocations are counted.
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")
     return save_quantised_model(

@@ -1,4 +1,4 @@
-"""The conversion of a batch into the inputs of the fused step's kernels."""
+"""How a batch becomes the inputs of the fused step's kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from unit.executor.host_queue import HostQueue
 
 @pytest.fixture
 def batch() -> Batch:
-    """Return a decode in slot 2, then a chunk in slot 0 with 8 cached tokens; blocks of 4."""
+    """Provide a decode in slot 2 and a chunk in slot 0 with 8 cached tokens, in blocks
+    of 4 tokens.
+    """
     arrays = SlotArrays(num_slots=3, max_seq_len=20, block_size=4)
     arrays.token_ids[:] = np.arange(60).reshape(3, 20)
     arrays.num_tokens[:] = (15, 0, 6)
@@ -48,7 +50,9 @@ def test_a_packed_step_holds_every_token_and_where_it_goes(batch: Batch) -> None
 def test_cells_that_a_slot_never_computed_are_sent_for_the_devices_own_table(
     batch: Batch,
 ) -> None:
-    """The scheduler's table may be narrower: it knows how many blocks there are."""
+    """The scheduler's table may have fewer columns, as the scheduler knows how many
+    blocks there are.
+    """
     rows = staging().stage_packed(batch, tokens_a_tile=4, table_width=11)
 
     assert rows.known_places.tolist() == [0, 1]
@@ -72,7 +76,7 @@ def test_a_decode_known_to_the_host_is_sent_and_padding_is_scratch(batch: Batch)
 
 
 class CountingQueue(HostQueue):
-    """Counts allocations of pinned memory."""
+    """Counts its allocations of pinned memory."""
 
     def __init__(self) -> None:
         self.num_allocated = 0

@@ -1,4 +1,4 @@
-"""The simulated device driven by hand: results, rejections, failures."""
+"""The simulated device without an engine: results, rejections, failures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def spec_of(key: int, *prompt: int, **fields: Any) -> RequestSpec:
 
 
 class Hand:
-    """Acts as the scheduler: slot s owns blocks 4s .. 4s + 3."""
+    """Launches steps in place of the scheduler. Slot s has the blocks 4s to 4s + 3."""
 
     def __init__(self, executor: SimulatedExecutor) -> None:
         info = executor.info
@@ -70,8 +70,8 @@ class Hand:
         self._released.append(slot)
 
     def launch(self, *rows: tuple[int, int, int], sampled: tuple[int, ...] | None = None) -> None:
-        """Launch rows of (slot, start, count), decodes first; all are sampled unless `sampled` is
-        given.
+        """Launch rows, each (slot, start, count), decodes first. All are sampled, or only the slots
+        in `sampled`.
         """
         self._step += 1
         changes = {} if sampled is None else {"sampled_slots": np.array(sampled, dtype=np.int32)}

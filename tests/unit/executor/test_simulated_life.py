@@ -1,4 +1,4 @@
-"""The simulated executor under the engine: its limits, its time and its shutdown."""
+"""The simulated executor under an engine: its limits, its time and its shutdown."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def build(
 
 
 def engine_of(executor: SimulatedExecutor, *, max_tokens: int) -> Engine:
-    """Return an engine that has one request of three prompt tokens."""
+    """Return an engine that has one request, with three prompt tokens."""
     engine = Engine(executor, SchedulerConfig(), time.monotonic)
     prompt = np.array([5, 6, 7], dtype=np.int32)
     engine.submit((RequestSpec(key=1, request_id="a", prompt_ids=prompt, max_tokens=max_tokens),))

@@ -1,4 +1,4 @@
-"""The reference generation: the inputs that a token depends on."""
+"""The reference generation: the inputs on which a token depends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The check that a model computes what its module tree implies; it leaves the model unchanged."""
+"""The check that a model computes what its module tree implies, and that the check leaves the model
+unchanged.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Compute threads: their number, how they wait, and when one computes a layer alone."""
+"""Compute threads: how many there are, how they wait, and when one thread computes a
+layer alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sample of the architecture sweep."""
+"""A sample of the architecture sweep, which checks all model types."""
 
 from __future__ import annotations
 

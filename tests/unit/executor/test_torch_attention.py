@@ -1,4 +1,4 @@
-"""Paged attention and its helpers alone: accuracy in bfloat16, grouping, packing."""
+"""Paged attention and its helpers without a model: accuracy in bfloat16, grouping, packing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_groups_cover_all_rows_and_no_cheaper_uniform_cut_exists(
 
 
 class Paged:
-    """Requests with random keys and values in shuffled pages, one layer."""
+    """Requests with random keys and values in shuffled pages of one layer."""
 
     def __init__(
         self, lengths: Sequence[int], dtype: torch.dtype, offset: float, kernels: str = PLAIN
@@ -80,7 +80,9 @@ class Paged:
     def run(
         self, rows: Sequence[tuple[int, int, int]], query: torch.Tensor, scoring: Scoring
     ) -> tuple[torch.Tensor, list[tuple[int, int]]]:
-        """Compute one step's attention over `rows`, in packed order; write the new keys."""
+        """Compute the attention of one step; return it in packed order, and the (slot, position) of
+        each token.
+        """
         step = StepInputs(
             batch_of(self.arrays, rows), self.pages, num_embeddings=300, overhead_blocks=4.0
         )
@@ -97,7 +99,7 @@ class Paged:
     def exact(
         self, slot: int, position: int, query: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        """Return float64 attention of one token, [Hq, D]."""
+        """Return the attention [Hq, D] of one token, computed in float64."""
         first = max(0, position + 1 - scoring.window) if scoring.window else 0
         keys = self.keys[slot][first : position + 1].double().repeat_interleave(GROUP, 1)
         values = self.values[slot][first : position + 1].double().repeat_interleave(GROUP, 1)
@@ -256,7 +258,7 @@ def test_freed_memory_is_kept_where_glibc_allocates() -> None:
 
 
 class LargestTemporary(TorchDispatchMode):
-    """Records the largest allocation of an operator in bytes."""
+    """A context that records the size in bytes of the largest tensor that an operator allocates."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The torch executor against full forwards of the same model, token for token."""
+"""The torch executor compared with full forwards of the same model, token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Edge cases of the torch executor: isolated failures, prompts' log probabilities, limits."""
+"""Edge cases of the torch executor: failures of single requests, prompt log
+probabilities, limits.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ def test_a_poisoned_request_fails_alone_and_leaves_nothing_behind(
 
 @pytest.fixture(scope="module")
 def overflowing(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make POISON's value in the last layer overflow; its key and all other values stay finite."""
+    """Provide a model in whose last layer the value of POISON overflows; its key and all other
+    values are finite.
+    """
     module: Any = AutoModelForCausalLM.from_pretrained(folder)
     layers = module.model.layers
     with torch.inference_mode():

@@ -1,7 +1,8 @@
-"""Steps of the torch executor that raise: the faulty request is found, the others continue.
+"""Steps of the torch executor that raise: the request that causes it fails, and the others
+continue.
 
-Every step mixes decode rows and prefill chunks; greedy output must equal the naive model's,
-whatever parts were run again.
+Every step mixes decode rows and prefill chunks. Greedy output must equal the naive model's,
+whichever parts of the step were run again.
 """
 
 from __future__ import annotations
@@ -164,9 +165,7 @@ def test_drawn_tokens_are_the_same_in_parts(by: PathName, folder: Path) -> None:
 def test_case_29_a_sampler_that_raises_for_one_row_fails_that_one(
     folder: Path, naive: NaiveModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The row's logit edits raise, as a broken bias would: only the sampler fails, not the
-    forward.
-    """
+    """Editing the logits of the row raises, as a broken bias would; the forward does not."""
 
     def broken(edits: LogitEdits, logits: torch.Tensor, slots: np.ndarray) -> None:
         keys = edits.arrays.key[slots]

@@ -1,4 +1,4 @@
-"""Which model folders are served, and which are rejected; the move onto a device."""
+"""Which model folders are served and which are rejected, and how a model is moved to a device."""
 
 from __future__ import annotations
 
@@ -191,28 +191,30 @@ Leak = Callable[[Tensor, Tensor], Tensor]
 
 
 def shift_tokens(hidden: Tensor, _positions: Tensor) -> Tensor:
-    """Mix in the previous token, as a convolution or a token shift does."""
+    """Add the previous token, as a convolution or a token shift does."""
     return hidden + hidden.roll(1, dims=1)
 
 
 def count_places(hidden: Tensor, _positions: Tensor) -> Tensor:
-    """Compute its own positions."""
+    """Add a position that is computed from the index in the input, not from `positions`."""
     return hidden + torch.arange(hidden.shape[1])[None, :, None] / 10
 
 
 def scale_by_longest(hidden: Tensor, positions: Tensor) -> Tensor:
-    """Scale as dynamic rotary embeddings do: one long sequence changes all others."""
+    """Scale by the largest position, as dynamic rotary embeddings do: a long sequence changes all
+    others.
+    """
     return hidden * (1 + positions.max() / 100)
 
 
 def bound_experts(hidden: Tensor, _positions: Tensor) -> Tensor:
-    """Drop tokens beyond the experts' capacity."""
+    """Drop tokens beyond the 20th of the input, as experts with a limited capacity do."""
     kept = torch.arange(hidden.shape[1])[None, :, None] < 20
     return hidden * kept
 
 
 def restart_in_chunks(hidden: Tensor, positions: Tensor) -> Tensor:
-    """Restart the state at each chunk."""
+    """Change tokens of later chunks, as a state that restarts at each chunk does."""
     first = torch.arange(hidden.shape[1])[None] - positions
     is_cut = (first[..., None] < 0) & (positions[..., None] < 20)
     return hidden + is_cut
@@ -286,7 +288,7 @@ META = torch.device("meta")
 
 
 def layers(count: int) -> nn.Module:
-    """Return layers of a GiB each by shape, without memory behind them."""
+    """Return layers with weights of one GiB each, which take no memory."""
     row = torch.empty(1, dtype=torch.uint8).expand(GIB)
     parts = [nn.ParameterList([nn.Parameter(row, requires_grad=False)]) for _ in range(count)]
     return nn.ModuleList(parts)

@@ -1,4 +1,4 @@
-"""The number of pages on a device: from free memory, or from the settings, or a rejection."""
+"""The number of pages on a device: computed from free memory, set, or rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sampler against a slow reference in plain numpy, row by row."""
+"""The sampler compared with a slow reference in plain numpy, row by row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The settings of the TensorRT-LLM executor: ranges, dependencies, their table."""
+"""The settings of the TensorRT-LLM executor: ranges, dependencies, and their table in
+the README.
+"""
 
 import dataclasses
 import re
@@ -26,7 +28,7 @@ def configured(**values: Any) -> TrtllmConfig:
 
 
 def at(path: str, value: Any) -> dict[str, Any]:
-    """Return the settings with this value at a path."""
+    """Return nested settings with this value at a path of names separated by dots."""
     for name in reversed(path.split(".")):
         value = {name: value}
     found: dict[str, Any] = value
@@ -235,7 +237,9 @@ def key_paths(kind: type[Any], prefix: str) -> list[str]:
 
 
 def nested_settings(hint: Any) -> type[Any] | None:
-    """Return the dataclass inside `hint`: itself, in a union with None, or in a tuple."""
+    """Return the dataclass in `hint`, also from a union with None or a tuple; None if
+    there is none.
+    """
     candidates: list[Any] = [hint, *getattr(hint, "__args__", ())]
     found = [item for item in candidates if isinstance(item, type)]
     return next((item for item in found if dataclasses.is_dataclass(item)), None)

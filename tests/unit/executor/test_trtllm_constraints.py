@@ -1,4 +1,6 @@
-"""Constraints of the TensorRT-LLM executor: patterns of choices, turns, the checking process."""
+"""Constraints of the TensorRT-LLM executor: patterns of choices, turns of tenants, the process that
+checks them.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,8 @@ def test_it_matches_exactly_the_choices(texts: list[str], other: str) -> None:
     ],
 )
 def test_only_metacharacters_get_a_backslash(text: str, pattern: str) -> None:
-    """Rust's dialect rejects a backslash before a letter or a space; ECMAScript gives some a
-    meaning.
+    """Rust's regex dialect rejects a backslash before a letter or a space; in ECMAScript's it has a
+    meaning before some.
     """
     assert choice_regex([text]) == pattern
 
@@ -62,7 +64,9 @@ def test_there_are_no_groups() -> None:
 
 
 class Grammar:
-    """Compiles nothing until released; records what was started, in order."""
+    """A compiler that blocks until it is released. `begun`: the texts whose compilation was
+    started, in order.
+    """
 
     begun: list[str]
     may_end: threading.Event

@@ -1,4 +1,4 @@
-"""The inputs of an engine's name, and the output of nvidia-smi."""
+"""Which inputs change the name of a cached engine, and how nvidia-smi's output is read."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-"""Our settings become the arguments of the vendor's constructor: names, classes, rejections."""
+"""How our settings become arguments of the vendor's constructor: names, classes, rejections."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def without(package: Package, *names: str) -> Package:
 
 
 def with_classes(package: Package, **classes: Any) -> Package:
-    """Return the package with these classes in one module; a class of None is absent."""
+    """Return the package with all classes in one module, where these replace others; None removes a
+    class.
+    """
     module = types.ModuleType("tensorrt_llm.llmapi")
     for found in reversed(package.modules):
         vars(module).update({name: value for name, value in vars(found).items() if name[0] != "_"})
@@ -75,7 +77,7 @@ def test_the_defaults_are_what_the_vendor_takes(model: Path) -> None:
     assert vendor_args.cuda_graph_config is not None
 
 
-def test_what_is_always_so(model: Path) -> None:
+def test_arguments_that_do_not_depend_on_settings(model: Path) -> None:
     made = arguments(model)
 
     assert made["skip_tokenizer_init"] is True

@@ -1,4 +1,4 @@
-"""The one event loop that owns the engine, and calls that must not block it."""
+"""The event loop that runs all calls of the engine, and calls that must not block it."""
 
 from __future__ import annotations
 

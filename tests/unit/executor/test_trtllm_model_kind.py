@@ -1,4 +1,4 @@
-"""The kind of a model folder, read from its small files, explained in one sentence."""
+"""The kind of a model folder, determined from its small files and explained in one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The installed TensorRT-LLM: detection, rejection, and variables hidden from MPI."""
+"""The installed TensorRT-LLM: detection, rejection, and variables that are hidden from MPI."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unit.executor.trtllm_recorder import recording_package
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    """Put a package of that name with this source on the path, without the rest of TensorRT-LLM."""
+    """Put a package `tensorrt_llm` that has only this source on the import path."""
     package = folder / "tensorrt_llm"
     package.mkdir()
     (package / "__init__.py").write_text(source)

@@ -1,4 +1,4 @@
-"""Checks before the long load: settings against folders, engines, adapters and GPUs."""
+"""Checks before a model is loaded: whether settings fit folders, engines, adapters and GPUs."""
 
 from __future__ import annotations
 

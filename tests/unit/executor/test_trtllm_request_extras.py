@@ -1,4 +1,6 @@
-"""A request as arguments of the engine: constraints, caches, adapters, rejections."""
+"""How constraints, cache options and adapters of a request become arguments of the engine, and
+rejections.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request as arguments of the engine: every mapping rule, and rejections."""
+"""How a request becomes arguments of the engine: every rule of the mapping, and rejections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests built with the stand-in's classes, which validate arguments as the real ones do."""
+"""Requests built from the stand-in's classes, which validate arguments as the real ones do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.executor.trtllm.config import Adapter, LoraSettings
+from penstock.executor.trtllm.config import AdapterConfig, LoraSettings
 from penstock.executor.trtllm.package import load_package
 from penstock.executor.trtllm.request_mapping import RequestMapping
 from penstock.scheduler.events import Completed
@@ -33,7 +33,7 @@ needs_torch = pytest.mark.skipif(
 
 def engine(folder: Path) -> RequestMapping:
     """Provide an engine with every optional feature, and one adapter whose folder exists."""
-    adapters = LoraSettings(adapters=(Adapter(name="law", path=folder, id=1),))
+    adapters = LoraSettings(adapters=(AdapterConfig(name="law", path=folder, id=1),))
     return RequestMapping(replace(FULL, lora_config=adapters), load_package(), VOCAB)
 
 
@@ -78,7 +78,7 @@ def test_an_adapter_without_its_folder_is_refused_at_the_start(tmp_path: Path) -
 
 @pytest.mark.parametrize("later_stops", [(), (4095,)], ids=["end id", "stop id"])
 def test_the_stand_in_stops_at_our_end_ids(tmp_path: Path, later_stops: tuple[int, ...]) -> None:
-    """By the end id, which is the last, and by a stop id; the output contains the token."""
+    """By the end id, which is the last one, and by a stop id. The output contains the token."""
     house = TrtllmHouse(tmp_path, is_free=True)
     prompt = [5, 6, 7]
     free = reference(house, prompt, 6)

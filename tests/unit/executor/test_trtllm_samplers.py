@@ -1,4 +1,4 @@
-"""Which features are offered: none that the sampler may silently ignore."""
+"""Which features the executor offers: none that the sampler may silently ignore."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.executor.trtllm.config import (
-    Adapter,
+    AdapterConfig,
     DecodingType,
     GuidedDecodingBackend,
     KvCacheSettings,
@@ -113,7 +113,7 @@ def test_forms_depend_on_the_backend(
 
 
 def test_adapters_need_adapters_and_retention_needs_reuse() -> None:
-    adapters = LoraSettings(adapters=(Adapter(name="a", path=Path("/loras/a"), id=1),))
+    adapters = LoraSettings(adapters=(AdapterConfig(name="a", path=Path("/loras/a"), id=1),))
     assert Feature.ADAPTERS in offered(lora_config=adapters)
     no_reuse = KvCacheSettings(enable_block_reuse=False)
     assert Feature.CACHE_RETENTION not in offered(kv_cache_config=no_reuse)
@@ -123,7 +123,7 @@ def test_prompt_logprobs_are_never_offered() -> None:
     everything = offered(
         sampler_honours=tuple(SamplerPromise),
         guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR,
-        lora_config=LoraSettings(adapters=(Adapter(name="a", path=Path("/loras/a"), id=1),)),
+        lora_config=LoraSettings(adapters=(AdapterConfig(name="a", path=Path("/loras/a"), id=1),)),
     )
     assert everything == set(Feature) - {Feature.PROMPT_LOGPROBS}
 

@@ -1,4 +1,4 @@
-"""Decoding of the engine's statistics, in each of their known formats."""
+"""Decoding of the engine's statistics in each known format."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ def test_statistics_are_read() -> None:
 
 
 def pushing_llm(opened: list[int], revived: list[int]) -> Any:
-    """Return an engine that pushes one iteration per read, and then ends its iterator."""
+    """Return an engine whose iterators of statistics end early: every second one after one
+    iteration, the others at once.
+
+    `opened` and `revived` record its iterators and the calls of `mark_undone`.
+    """
 
     class Pushed:
         async def __aiter__(self) -> AsyncGenerator[Any]:

@@ -1,4 +1,4 @@
-"""The embedded executor on a CPU by either of its paths."""
+"""The torch executor on a CPU, by either of its paths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATHS: tuple[PathName, ...] = ("eager", "fused")
 
 
 def build_by(path: PathName, config: ExecutorConfig) -> TorchExecutor:
-    """Return an executor of exactly that path, with the available kernels."""
+    """Return an executor that uses exactly this path, with the kernels that are available."""
     if path == "eager":
         return TorchExecutor(config)
     model = load_configured(config)
@@ -24,5 +24,5 @@ def build_by(path: PathName, config: ExecutorConfig) -> TorchExecutor:
 
 
 def fused_of(config: ExecutorConfig, model: LoadedModel) -> ForwardPath:
-    """Return the fused path of a loaded model, with the available kernels."""
+    """Return the fused path of a loaded model, with the kernels that are available."""
     return fused_path(config, model, load())

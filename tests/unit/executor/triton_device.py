@@ -1,4 +1,6 @@
-"""The device of Triton kernels in tests: the GPU, or the interpreter without one; see conftest."""
+"""The device on which tests run Triton kernels: the GPU, or without one the interpreter, which
+conftest enables.
+"""
 
 from __future__ import annotations
 

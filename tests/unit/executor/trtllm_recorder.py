@@ -20,7 +20,7 @@ GENERATE_ARGUMENTS = frozenset(
 
 @dataclass(eq=False)
 class Made:
-    """The arguments of one object's constructor."""
+    """An object with the arguments that its constructor got."""
 
     arguments: dict[str, Any]
 
@@ -32,7 +32,7 @@ class Made:
 
 
 class Recorder:
-    """Stands for one class: accepts only the keywords `names`."""
+    """Stands for a class whose constructor accepts only the keywords `names`."""
 
     def __init__(self, names: Collection[str]) -> None:
         self.__signature__ = inspect.Signature(
@@ -52,7 +52,9 @@ def recording_package(
     honours_penalties: bool = False,
     version: str = "1.2.0",
 ) -> Package:
-    """Return a package of release 1.2, or of another with the given arguments and fields."""
+    """Return a package of `version` whose `generate_async` and sampling parameters accept the given
+    arguments.
+    """
 
     def recorder(name: str) -> Any:
         record = facts()["classes"][f"tensorrt_llm.{name}"]

@@ -1,4 +1,4 @@
-"""Our requests, and the arguments that a recording engine gets for them."""
+"""Requests of ours, and the arguments that an engine which only records them gets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.executor.trtllm.config import (
-    Adapter,
+    AdapterConfig,
     GuidedDecodingBackend,
     KvCacheSettings,
     LoraSettings,
@@ -29,8 +29,8 @@ FULL = TrtllmConfig(
     guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR,
     lora_config=LoraSettings(
         adapters=(
-            Adapter(name="law", path=Path("/loras/law"), id=1),
-            Adapter(name="tax", path=Path("/loras/tax"), id=7),
+            AdapterConfig(name="law", path=Path("/loras/law"), id=1),
+            AdapterConfig(name="tax", path=Path("/loras/tax"), id=7),
         )
     ),
 )
@@ -48,7 +48,9 @@ def spec(prompt: list[int] | None = None, **changes: Any) -> RequestSpec:
 def arguments(
     asked: RequestSpec, output: list[int] | None = None, engine: RequestMapping | None = None
 ) -> dict[str, Any]:
-    """Return the arguments that the engine receives; `output`: tokens generated earlier."""
+    """Return the arguments that the engine gets for a request. `output`: tokens
+    generated before.
+    """
     tokens = np.concatenate([asked.prompt_ids, np.array(output or [], dtype=np.int32)])
     return (engine or mapping()).arguments(asked, tokens)
 

@@ -1,4 +1,4 @@
-"""The number of replicas for given queue lengths."""
+"""How many replicas are requested for given queue lengths."""
 
 from __future__ import annotations
 

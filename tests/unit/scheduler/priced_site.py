@@ -1,6 +1,6 @@
 """An engine in virtual time over a simulated machine whose cost coefficients it knows.
 
-Contains the site and what its clients received. Does not know what they should receive.
+The site runs the engine and records what its clients receive. It does not check the results.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MAX_STEPS = 3000
 
 
 class PricedSite:
-    """Times of requests are relative to the current time. A prompt of a number n is the first n
-    tokens of one text.
+    """An engine and the records of its requests.
 
-    `is_settled`: the engine has confirmed its cost coefficients. Output lengths are predicted by
-    their certain bounds alone unless `min_deadline_chance` is given.
+    Deadlines and time limits of requests are given relative to the current time. All prompts are
+    prefixes of one text. `is_settled`: the engine has confirmed its cost coefficients. Output
+    lengths are predicted by their certain bounds alone, unless `min_deadline_chance` is given.
     """
 
     def __init__(self, *, is_settled: bool = True, num_seqs: int = 4, **config: Any) -> None:
@@ -66,14 +66,14 @@ class PricedSite:
         return make_spec(key, [i % 90 for i in range(num_prompt)], **options)
 
     def request(self, key: int, num_prompt: int, **options: Any) -> Request:
-        """Return a request that is not yet submitted."""
+        """Return a request that is not submitted."""
         spec = self.spec(key, num_prompt, **options)
         return Request(
             spec=spec, sequence=key, tokens=spec.prompt_ids, block_hashes=list(spec.block_hashes)
         )
 
     def submit(self, key: int, num_prompt: int, **options: Any) -> Request | None:
-        """Submit a request; return the engine's request, None if it was refused."""
+        """Submit a request; return the engine's request, or None if it was rejected."""
         self.engine.submit((self.spec(key, num_prompt, **options),))
         return self.engine.requests.get(key)
 
@@ -102,7 +102,7 @@ class PricedSite:
         return end
 
     def run_until(self, at_s: float) -> None:
-        """Step until that time."""
+        """Run steps until that time."""
         while self.clock() < at_s:
             assert self.engine.has_work
             self.step()

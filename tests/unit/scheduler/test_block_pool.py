@@ -1,4 +1,4 @@
-"""How long blocks are kept: references of requests, retention of sessions."""
+"""How long blocks are kept: references of requests, retention, sessions."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def pool_of(num_blocks: int, *, most: int = 100, each: int = 100, ttl_s: float =
 
 
 def named(pool: BlockPool, count: int) -> list[int]:
-    """Return allocated blocks whose digests are derived from their numbers."""
+    """Allocate and register `count` blocks; return them."""
     blocks: list[int] = pool.allocate(count).tolist()
     for block in blocks:
         pool.register(block, name(block))

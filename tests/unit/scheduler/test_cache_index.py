@@ -1,4 +1,6 @@
-"""The index of cached blocks: what a watch reports, and its cost without subscribers."""
+"""The index of cached blocks: what a watch reports, and that nothing is recorded
+without subscribers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ BLOCK = 16
 
 
 def chain(salt: bytes, num_blocks: int, first: int = 0) -> tuple[tuple[bytes, ...], bytes]:
-    """Return the digests of a chain, and its tokens as bytes."""
+    """Return the digests of a chain of blocks, and its tokens as bytes."""
     tokens = np.arange(first, first + num_blocks * BLOCK, dtype=np.int32)
     return hash_blocks(tokens, BLOCK, chain_root(salt)), tokens.tobytes()
 
@@ -139,7 +141,7 @@ def test_an_engine_writes_down_what_its_requests_leave_and_what_is_evicted() -> 
     engine.check_integrity()
 
 
-def test_no_book_is_kept_unasked() -> None:
+def test_no_cache_index_exists_unless_enabled() -> None:
     engine = simulated_engine()
 
     run(engine, 1, [1] * 33)

@@ -1,4 +1,6 @@
-"""Deadlines of whole outputs, predicted from earlier output lengths at arrival and later."""
+"""Deadlines of whole outputs, predicted from the lengths of earlier outputs, at arrival
+and later.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from unit.scheduler.priced_site import PRICES, PricedSite
 
 
 def site_with(lengths: int, *, num: int = 60, tenant: str = "", **options: Any) -> PricedSite:
-    """Return a site that has observed outputs of this length; a step takes 10 ms."""
+    """Return a site that has observed `num` outputs of this length, and whose steps take 10 ms."""
     site = PricedSite(**({"min_deadline_chance": 0.1} | options))
     for _ in range(num):
         site.engine.completion.lengths.observe(lengths, tenant=tenant, max_tokens=500)
@@ -26,7 +28,7 @@ def site_with(lengths: int, *, num: int = 60, tenant: str = "", **options: Any) 
 
 
 def decode_alone(site: PricedSite) -> None:
-    """Run one request for four seconds: the time between two tokens has been 10 ms."""
+    """Run one request for four seconds, in which the time between two tokens is 10 ms."""
     site.submit(900_000, 1, max_tokens=400)
     site.run()
 
@@ -121,7 +123,7 @@ def test_one_that_runs_is_given_up_when_it_can_no_longer_end_in_time() -> None:
     assert failure.stay is not None
 
 
-def test_one_in_a_while_is_let_in_to_see_whether_outputs_are_shorter_now() -> None:
+def test_now_and_then_a_late_request_is_admitted_to_measure_its_length() -> None:
     site = site_with(200)
     taken = [
         site.submit(key, 100, max_tokens=500, deadline_s=1.0) is not None for key in range(1, 129)
@@ -129,7 +131,7 @@ def test_one_in_a_while_is_let_in_to_see_whether_outputs_are_shorter_now() -> No
     assert 1 <= sum(taken) <= 2
 
 
-def test_each_tenant_has_its_own_while() -> None:
+def test_trial_requests_are_counted_for_each_tenant() -> None:
     site = site_with(200, tenant="a")
     for _ in range(60):
         site.engine.completion.lengths.observe(200, tenant="b", max_tokens=500)
@@ -171,7 +173,9 @@ def test_where_many_tenants_are_new_they_are_judged_by_what_is_usual() -> None:
 
 
 def test_a_new_tenants_request_runs_as_long_as_it_may() -> None:
-    """Nor is it dropped at admission or preempted because of another tenant's output lengths."""
+    """It is neither dropped at admission nor preempted because of another tenant's
+    output lengths.
+    """
     site = site_with(300, tenant="hog", num=600)
     for key in (1, 2):
         site.submit(key, 1, tenant="new", max_tokens=400, deadline_s=2.5)
@@ -196,7 +200,7 @@ def test_what_runs_and_has_only_its_limit_to_end_it_says_nothing_of_lengths() ->
 
 
 def test_a_queue_that_stands_takes_nobody_who_would_lose_by_waiting() -> None:
-    """A burst may wait; in a permanent queue the next request is rejected at once."""
+    """A burst may wait. If a queue is permanent, the next request is rejected at once."""
     for is_standing in (False, True):
         site = PricedSite(num_seqs=1, min_deadline_chance=0.1)
         lengths = site.engine.completion.lengths
@@ -290,7 +294,7 @@ def test_a_request_takes_longer_than_predicted_by_what_comes_after_it(*, is_late
 
 
 def noted(site: PricedSite, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
-    """Return the list of what its slowdown records from now on."""
+    """Return a list to which everything that the slowdown records from now on is appended."""
     notes: list[dict[str, float]] = []
     note = site.engine.completion.slowdown.note
 
@@ -350,7 +354,7 @@ def test_a_preempted_request_is_not_recorded(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def slow(site: PricedSite) -> None:
-    """Record that recent requests took twice as long as predicted."""
+    """Record that recent requests took twice the predicted time."""
     site.engine.completion.slowdown.note(
         1_000_000, taken_s=20.0, predicted_s=10.0, now=site.clock()
     )

@@ -1,4 +1,4 @@
-"""The cost model: the formula, and rejected arguments."""
+"""The cost model's formula, and rejected arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines as a scheduling input: rejected requests, dropped ones, and their statuses."""
+"""Deadlines in scheduling: which requests are rejected or dropped, and with which status."""
 
 import math
 from dataclasses import replace
@@ -47,7 +47,7 @@ def test_a_total_deadline_counts_the_tokens_that_must_come() -> None:
 
 
 @pytest.mark.parametrize("order", list(SchedulingOrder))
-def test_who_waits_ahead_counts(order: SchedulingOrder) -> None:
+def test_waiting_requests_ahead_delay_the_prediction(order: SchedulingOrder) -> None:
     site = PricedSite(num_seqs=1, order=order)
     for key in range(1, 5):
         site.submit(key, 100, max_tokens=1, ttft_deadline_s=5.0)

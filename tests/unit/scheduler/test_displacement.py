@@ -1,4 +1,6 @@
-"""A full queue: the tenant with the largest part of it is displaced, in a fair order only."""
+"""A full queue: in a fair order, requests of the tenant with the largest share of it
+are displaced.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def engine_of(**config: Any) -> Engine:
 
 
 def submit(engine: Engine, *specs: RequestSpec) -> list[int]:
-    """Submit each as a separate request; return the keys of the rejected or displaced ones."""
+    """Submit each spec as a separate request; return the keys of rejected and displaced
+    requests.
+    """
     for spec in specs:
         engine.submit((spec,))
     return rejected(engine)

@@ -1,4 +1,4 @@
-"""Every end of a request in every state; rejections; invalid results of an executor."""
+"""Every end of a request in every state, rejections, and invalid results of an executor."""
 
 import numpy as np
 import pytest
@@ -165,7 +165,7 @@ def test_siblings_are_all_taken_or_all_refused() -> None:
 
 
 class ScriptedExecutor(NullExecutor):
-    """Lets a test replace results before they are collected."""
+    """An executor whose results a test may replace before they are collected."""
 
     def replace(self, result: StepResult) -> None:
         self.results[-1] = result

@@ -1,4 +1,4 @@
-"""Edge cases of the engine that random tests rarely reach; each was a bug once."""
+"""Edge cases of the engine that random tests rarely reach; each was a bug."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK_SIZE = 2
 
 
 def engine_of(*faults: Fault) -> Engine:
-    """Return an engine whose steps take one second each, from second 1 on."""
+    """Return an engine at second 1 whose steps take one second each."""
     clock = VirtualClock(1.0)
     cost = CostModel(step_s=1.0, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0)
     simulated = SimulatedConfig(vocab_size=50, is_strict=True, cost=cost, faults=faults)

@@ -1,4 +1,4 @@
-"""Plans and results in lockstep: the number of steps in flight, and that none is skipped."""
+"""Plans and results alternate: how many steps are in flight, and that none is skipped."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from support.core import FakeClock, NullExecutor, make_info, make_spec, run_unti
 
 
 class WatchedExecutor(NullExecutor):
-    """Records every call: the number of a launched step, -1 for a collected result."""
+    """Records its calls: the number of each launched step, and -1 for each collected result."""
 
     def __init__(self, info: ExecutorInfo) -> None:
         super().__init__(info)

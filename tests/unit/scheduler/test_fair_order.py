@@ -1,4 +1,4 @@
-"""Order by tenant service, deadline and age, and which requests may pass others."""
+"""The order by tenant service, deadline and age, and which requests may pass others."""
 
 import functools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The forecast: formulas computed by hand, and the simplification of each bound."""
+"""The forecast: results computed by hand, and how each bound simplifies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The value of cached blocks, the hits that are recorded, and their use in a pool."""
+"""The value of cached blocks, which hits are recorded, and eviction by value in a pool."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_a_value_is_the_best_rate_until_any_age() -> None:
     assert density.table[0] == [0.0] * NUM_BINS
 
 
-def test_what_was_long_ago_fades() -> None:
+def test_old_hits_lose_weight() -> None:
     density = HitDensity(1, half_life=10)
     density.begin(0, 100)
     density.hit(0, 0, 100)
@@ -43,8 +43,8 @@ def test_what_was_long_ago_fades() -> None:
 
 
 def hits_of_dialogues(order: EvictionOrder | None, num_common: int = 0) -> float:
-    """Return the hit share of two conversations with rare turns among prompts that occur once; all
-    begin with the same `num_common` blocks, which are not counted.
+    """Return the hit share of two conversations with rare turns, among prompts that occur once. All
+    begin with the same `num_common` blocks, which do not count.
     """
     pool = BlockPool(64, order=order)
     num_found, num_asked = 0, 0
@@ -71,7 +71,7 @@ def hits_of_dialogues(order: EvictionOrder | None, num_common: int = 0) -> float
 
 
 @pytest.mark.parametrize("num_common", [0, 1, 5])
-def test_what_comes_back_is_kept_among_what_does_not(num_common: int) -> None:
+def test_blocks_that_are_used_again_are_kept_among_blocks_used_once(num_common: int) -> None:
     assert hits_of_dialogues(None, num_common) == 0.0
     assert hits_of_dialogues(RecencyOrder(), num_common) == 0.0
     learnt = hits_of_dialogues(HitDensityOrder(64, refit_every=20), num_common)

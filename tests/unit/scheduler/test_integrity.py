@@ -1,4 +1,6 @@
-"""The integrity check of an idle engine finds every fault, whole or in small pieces."""
+"""The integrity check of an idle engine finds every fault, whether it runs at once or
+in small pieces.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ NUM_BLOCKS = 4 * check_pieces.PIECE
 
 
 def engine_of(eviction: EvictionPolicy = EvictionPolicy.LRU) -> Engine:
-    """Return an idle engine with blocks of every kind: free, cached at two levels, named, held by a
-    session.
+    """Return an idle engine with all kinds of blocks: free, cached at two levels, registered, and
+    held by a session.
     """
     engine, _ = make_engine(
         num_blocks=NUM_BLOCKS,
@@ -45,7 +47,7 @@ def serve(engine: Engine, key: int, num_prompt: int, **fields: Any) -> None:
 
 
 def check_in_pieces(engine: Engine) -> int:
-    """Run a whole check; return the number of its pieces."""
+    """Run a whole check in pieces; return how many there were."""
     num_pieces = 1
     while not engine.check_next_piece():
         num_pieces += 1
@@ -238,7 +240,7 @@ def test_a_fault_of_the_rest_is_found_in_pieces() -> None:
 
 
 def check_in_short_pauses(engine: Engine, num_pieces: int) -> None:
-    """Check a few pieces between steps, so that no check completes."""
+    """Check `num_pieces` pieces between any two steps, which is too few to complete a check."""
     for _ in range(NUM_BLOCKS):
         assert not any(engine.check_next_piece() for _ in range(num_pieces))
         engine.step()
@@ -271,7 +273,7 @@ def test_a_check_begins_again_when_the_engine_works() -> None:
 
 
 def test_what_a_piece_looks_at_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice the blocks need twice the pieces, and no piece checks more blocks."""
+    """Twice the blocks need twice the pieces; no piece checks more blocks."""
     engine = engine_of()
     num_pieces, sizes = check_in_pieces(engine), list[int]()
     original = BlockPool.faults_at
@@ -288,7 +290,7 @@ def test_what_a_piece_looks_at_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("count", [0, 1, check_pieces.PIECE, 3 * check_pieces.PIECE + 1])
-def test_pieces_are_all_there_is(count: int) -> None:
+def test_pieces_together_contain_every_item_once(count: int) -> None:
     cut = list(check_pieces.pieces(range(count)))
     assert [number for piece in cut for number in piece] == list(range(count))
     assert all(0 < len(piece) <= check_pieces.PIECE for piece in cut)

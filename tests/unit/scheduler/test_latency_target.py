@@ -1,7 +1,8 @@
-"""The two limits: their values, their changes, and that the control loop does not oscillate.
+"""The prefill budget and the batch limit: their values, their changes, and that the control loop
+does not oscillate.
 
-The closed loop is a plant (true step times, noise, pauses), the fit, and the pacer: sequences are
-asserted, never seconds of this machine.
+The loop runs with simulated step times, noise and pauses. The tests check sequences, not times of
+this machine.
 """
 
 from __future__ import annotations
@@ -136,7 +137,9 @@ def test_step_response_falls_at_once_and_rises_without_overshoot() -> None:
 
 @dataclass(slots=True)
 class Loop:
-    """Plant, fit and pacer. `true_s(prefill, decodes, context)` is the true duration of a step."""
+    """Simulated step times, the fit and the prefill limit. `true_s(prefill, decodes, context)`
+    returns the duration of a step.
+    """
 
     true_s: Callable[[int, int, int], float]
     noise: float = 0.0
@@ -148,8 +151,8 @@ class Loop:
     def run(
         self, decodes: Iterable[int], backlog: Callable[[int], int] = lambda _: MAX_TOKENS
     ) -> tuple[list[int], list[float]]:
-        """Return budgets and true step times, step by step; `backlog`: tokens that wait for
-        prefill.
+        """Return the budget and the duration of each step. `decodes`: their number in each step;
+        `backlog`: the tokens that wait for prefill in a step.
         """
         random = np.random.default_rng(11)
         budgets: list[int] = []
@@ -183,17 +186,17 @@ def linear(prefill: int, decodes: int, context: int) -> float:
 
 
 def convex(prefill: int, decodes: int, context: int) -> float:
-    """Return a superlinear step time: long chunks cost more per token."""
+    """Return a superlinear step time: a token costs more in a longer chunk."""
     return linear(prefill, decodes, context) + 2e-7 * prefill * prefill
 
 
 def stairs(prefill: int, decodes: int, context: int) -> float:
-    """Return the step time of a kernel that pads its rows to whole tiles of 128."""
+    """Return the step time of a kernel that pads prefill to tiles of 128 rows and decodes to 8."""
     return linear(-(-prefill // 128) * 128, -(-decodes // 8) * 8, context)
 
 
 def num_turns(sequence: list[int]) -> int:
-    """Return how often a sequence changes its direction."""
+    """Return how often the sequence changes between rising and falling."""
     moves = [after - before for before, after in pairwise(sequence) if after != before]
     return sum(a * b < 0 for a, b in pairwise(moves))
 

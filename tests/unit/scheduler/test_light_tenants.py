@@ -1,4 +1,6 @@
-"""Which tenants are light, which requests they pass for it, and which are preempted."""
+"""Which tenants are light, which requests their requests may pass, and which are
+preempted for them.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -38,7 +40,7 @@ def shares_of(engine: Engine, ratio: float = 2.0) -> FairShare:
 
 
 def flooded(num_running: int = 4, **options: Any) -> tuple[Engine, NullExecutor]:
-    """Return an engine whose slots are all used by a flooding tenant that also fills the queue."""
+    """Return an engine in which one tenant has all slots and the queue."""
     engine, executor = build(max_num_seqs=num_running, **options)
     submit(engine, "flood", range(1, 2 * num_running + 1), prompt=3, max_tokens=12)
     engine.step()
@@ -241,7 +243,7 @@ def ordered(clock: FakeClock | None = None, **options: Any) -> tuple[Engine, Nul
 
 
 def prefilled(engine: Engine, executor: NullExecutor) -> dict[int, int]:
-    """Return the prompt tokens that the last step computed, by key."""
+    """Return how many prompt tokens the last step computed, by key."""
     batch, running = executor.batches[-1], engine.running
     found: dict[int, int] = {}
     rows = zip(batch.slots.tolist(), batch.num_tokens.tolist(), strict=True)
@@ -253,13 +255,13 @@ def prefilled(engine: Engine, executor: NullExecutor) -> dict[int, int]:
 
 
 def heavy(engine: Engine) -> None:
-    """Run three decodes of a flooding tenant: next to them one request is light."""
+    """Run three decodes of one tenant, so that one request of another tenant is light."""
     submit(engine, "flood", [1, 2, 3], prompt=3, max_tokens=50)
     engine.step()
 
 
 @pytest.mark.parametrize("priority", [HIGH, LOW])
-def test_a_new_light_prompt_does_not_go_before_a_higher_class_under_way(priority: int) -> None:
+def test_a_new_light_prompt_does_not_precede_a_higher_class_in_prefill(priority: int) -> None:
     engine, executor = ordered()
     heavy(engine)
     submit(engine, "flood", [4], prompt=60, max_tokens=2, priority=priority)
@@ -270,7 +272,9 @@ def test_a_new_light_prompt_does_not_go_before_a_higher_class_under_way(priority
 
 
 @pytest.mark.parametrize("priority", [HIGH, LOW])
-def test_nor_does_one_that_is_under_way_too(priority: int) -> None:
+def test_a_light_prompt_in_prefill_does_not_precede_a_higher_class_in_prefill(
+    priority: int,
+) -> None:
     engine, executor = ordered(max_prefill_share=0.5)
     heavy(engine)
     submit(engine, "flood", [4], prompt=60, max_tokens=2, priority=HIGH)

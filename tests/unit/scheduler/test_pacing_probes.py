@@ -1,4 +1,4 @@
-"""How long the prefill budget waits after an increase that the cost coefficients reverted."""
+"""How long the prefill budget waits after an increase that the cost coefficients reversed."""
 
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ CHEAP, DEAR = prices(1e-4), prices(3e-4)
 
 
 class Cliff:
-    """A machine whose costs rise as soon as a step holds more tokens than the cliff."""
+    """A machine whose costs increase once a step has more than CLIFF_TOKENS tokens."""
 
     def __init__(self) -> None:
         self.paced = PrefillLimit(TARGET_S, max_prefill_tokens=2048)
@@ -39,7 +39,7 @@ class Cliff:
         return self.held
 
     def probes(self, num_steps: int, num_decodes: int = NUM_DECODES) -> list[int]:
-        """Return which of the steps exceeded the cliff."""
+        """Run steps; return the indices of those with more tokens than the cliff."""
         return [at for at in range(num_steps) if self.step(num_decodes) > CLIFF_TOKENS]
 
 

@@ -1,4 +1,6 @@
-"""Decodes of tenants over their share pause for a light tenant's prompt, and for no longer."""
+"""Decodes of tenants with more than their share pause for a light tenant's prompt, and
+no longer.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ NUM_DECODES = 8
 
 
 def busy_engine(priority: int = 0, max_tokens: int = 400) -> tuple[Engine, NullExecutor]:
-    """Return an engine in which one tenant decodes in many slots, and has received service."""
+    """Return an engine in which one tenant has decoded in many slots, so that it is
+    above its share.
+    """
     engine, executor = make_engine(
         num_blocks=4096, max_num_seqs=12, max_seq_len=2048, max_prefill_share=1.0
     )
@@ -48,7 +52,7 @@ def test_decodes_pause_for_a_light_prompt_a_few_steps_in_a_row() -> None:
 
 
 def test_an_answer_is_judged_by_the_time_of_pauses_too() -> None:
-    """Three of four one-second steps omit the decodes, so a token takes four seconds."""
+    """Three of four steps of one second leave the decodes out, so a token takes four seconds."""
     engine, executor = busy_engine()
     num_paused, now = 0, 0.0
     for key in range(100, 160):

@@ -1,4 +1,4 @@
-"""Quotas in an engine: what is counted, when it is charged, and changes of limits."""
+"""Quotas in an engine: what counts, when it is charged, and changes of limits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def engine_with(
 
 
 def refusal(engine: Engine, spec: RequestSpec) -> Failed | None:
-    """Run a request to its end; return its rejection, None if it was accepted."""
+    """Run a request to its end; return its failure, None if it succeeded."""
     engine.submit((spec,))
     ends = [end for events in run_until_idle(engine) for end in events.ends]
     refused = [end for end in ends if isinstance(end, Failed)]

@@ -1,4 +1,4 @@
-"""Specs that are rejected, and the meaning of replay."""
+"""Request specs that are rejected, and what a replay means."""
 
 import numpy as np
 import pytest

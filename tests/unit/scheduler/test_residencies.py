@@ -1,4 +1,4 @@
-"""A request's residency in the running batch: chunks, steps, and concurrent requests."""
+"""A request's time in the running batch: its chunks, its steps, and concurrent requests."""
 
 from __future__ import annotations
 

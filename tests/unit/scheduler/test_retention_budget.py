@@ -1,4 +1,4 @@
-"""Retention above the default priority has a budget: of all blocks, of one tenant, in time."""
+"""Retention above the default priority is limited: for all blocks, for one tenant, and in time."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_released_claim_leaves_the_account(claims: BlockClaims) -> None:
 
 
 def test_one_tenant_cannot_take_the_cache_from_another() -> None:
-    """One tenant pins its prompts, used once; another uses a quarter of the cache."""
+    """One tenant pins prompts that are used once; another needs a quarter of the cache."""
     clock = FakeClock()
     engine, executor = make_engine(
         clock=clock, num_blocks=256, max_num_seqs=4, max_seq_len=512, max_num_batched_tokens=2048

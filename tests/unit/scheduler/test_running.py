@@ -1,4 +1,4 @@
-"""Slots, and the order of prefilling requests in them."""
+"""Which slots are used, and the order of the requests that prefill in them."""
 
 from penstock.scheduler.request import Request, RequestSpec
 from penstock.scheduler.running import RunningSet

@@ -20,7 +20,7 @@ from support.core import (
 
 
 def work(batch: Batch) -> dict[int, tuple[int, int]]:
-    """Return slot -> (start, count)."""
+    """Return (start, count) by slot."""
     rows = zip(batch.slots.tolist(), batch.starts.tolist(), batch.num_tokens.tolist(), strict=True)
     return {slot: (start, count) for slot, start, count in rows}
 

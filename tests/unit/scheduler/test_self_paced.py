@@ -1,4 +1,4 @@
-"""The scheduler over a self-paced executor: which requests run, and steps without results."""
+"""The scheduler over a self-paced executor: which requests run, and turns without results."""
 
 from __future__ import annotations
 

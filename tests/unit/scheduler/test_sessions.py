@@ -1,4 +1,4 @@
-"""Sessions and retention through the engine: what a turn keeps, and which is evicted."""
+"""Sessions and retention in the engine: which blocks a turn keeps, and which are evicted."""
 
 from dataclasses import replace
 from typing import Any
@@ -42,8 +42,8 @@ def engine_of(
 
 
 def turn(key: int, session_id: str = "a", prompt: list[int] | None = None) -> RequestSpec:
-    """Return a turn of eight prompt and four output tokens: two full blocks and 3 computed
-    tokens.
+    """Return a turn with eight prompt tokens and four output tokens. With three of these computed,
+    it fills two blocks.
     """
     made = make_spec(key, prompt or list(range(8)), max_tokens=4)
     return replace(made, session_id=session_id)
@@ -58,7 +58,7 @@ def told(engine: Engine, *specs: RequestSpec) -> list[StepEvents]:
 
 
 def num_cached(events: list[StepEvents], key: int) -> int:
-    """Return the prompt tokens found in the cache at the first admission."""
+    """Return how many prompt tokens were in the cache when the request was first admitted."""
     return next(
         change.num_cached_tokens
         for event in events
@@ -68,7 +68,7 @@ def num_cached(events: list[StepEvents], key: int) -> int:
 
 
 def stranger(key: int, num_blocks: int) -> RequestSpec:
-    """Return a request that needs `num_blocks` in the end, and leaves them cached."""
+    """Return a request without a session that uses `num_blocks` blocks in the end."""
     return make_spec(key, (num_blocks - 1) * BLOCK_SIZE, max_tokens=BLOCK_SIZE + 1)
 
 

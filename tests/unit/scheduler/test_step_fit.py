@@ -1,4 +1,4 @@
-"""The fit of step times: what it learns, what it ignores, when it reports a good fit."""
+"""The fit of step times: what it learns, what it ignores, and when it is trusted."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Features = tuple[int, int, int]
 
 
 def mixed_steps(num_steps: int, seed: int = 0) -> list[Features]:
-    """Return (prefill tokens, decodes, context tokens): decodes drift, every other step
-    prefills.
+    """Return random steps as (prefill tokens, decodes, context tokens). The number of decodes
+    drifts, and three of five steps prefill on average.
     """
     random = np.random.default_rng(seed)
     decodes = 32

@@ -1,4 +1,4 @@
-"""Listeners get a report of every step once its result is in."""
+"""Listeners get a report of every step once its result has arrived."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.self_paced import make_self_paced
 
 
 class Notes:
-    """A listener that keeps the notes, and the order of its calls."""
+    """A listener that records the reports, and the order of its calls."""
 
     def __init__(self) -> None:
         self.notes: list[StepNote] = []
@@ -42,7 +42,7 @@ PRICES = CostModel(step_s=1.0, prefill_token_s=0.5, decode_slot_s=0.25, context_
 
 
 class TickingClock(FakeClock):
-    """A clock that advances a second with each read."""
+    """A clock that advances by a second with each reading."""
 
     def __call__(self) -> float:
         self.now_s += 1.0
@@ -131,7 +131,7 @@ def test_a_listener_is_told_in_the_order_of_what_happens() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_what_a_note_counts_is_what_was_in_the_step(depth: int) -> None:
-    """Although the sums over decodes are recomputed only when the set changes."""
+    """The sums over decodes are recomputed only when the set of decodes changes."""
     engine, notes, _ = noted(pipeline_depth=depth, max_num_seqs=4, num_blocks=24, watermark=0.0)
     for key, (num_prompt, max_tokens) in enumerate([(5, 20), (23, 9), (3, 30), (17, 3)] * 3, 1):
         engine.submit((make_spec(key, num_prompt, max_tokens=max_tokens, hashed=False),))
@@ -174,7 +174,7 @@ def test_of_a_self_paced_executor_each_turn_with_rows_is_one() -> None:
     engine.close()
 
 
-def test_nobody_asked_nobody_is_told() -> None:
+def test_without_listeners_no_steps_are_recorded() -> None:
     engine, _ = make_engine()
     engine.submit((make_spec(1, 3, max_tokens=2),))
     run_until_idle(engine)

@@ -1,4 +1,4 @@
-"""Step times from the engine set the limits of the next steps."""
+"""Measured step times of the engine set the limits of its next steps."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ class Steps:
         pass
 
     def note_iteration(self, events: StepEvents, note: StepNote | None) -> None:
-        """Record the step of a turn, if it had one."""
+        """Record the step of a turn, if there was one."""
         if note is not None:
             begun_s = max(note.begun_s, self._ended_s)
             self._ended_s = note.collected_s

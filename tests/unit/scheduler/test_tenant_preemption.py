@@ -1,4 +1,4 @@
-"""Which running requests are preempted, how many, and which never are."""
+"""Which running requests are preempted for other tenants, how many, and which never are."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -46,7 +46,7 @@ def shares_of(engine: Engine) -> FairShare:
 
 
 def chosen(engine: Engine, num_blocks_short: int, *, is_slot: bool = False) -> list[int]:
-    """Return the keys that are preempted for a request of a tenant that holds nothing."""
+    """Return the keys of the requests to preempt for a request of a tenant that has nothing."""
     lack = Shortage(
         tenant=engine.tenants.join("quiet"),
         level=0,

@@ -1,4 +1,6 @@
-"""Running prompts that would be late if they shared steps: which gets them, and admission."""
+"""Running prompts that would be late if they shared steps: which of them gets the steps, and
+admission.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The reasons why a request waits, and every exit from the queue."""
+"""The reasons for which a request waits, for every way out of the queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEP_S = 1.0
 
 
 class Site:
-    """An engine whose every turn takes a second."""
+    """An engine whose turns take a second each."""
 
     def __init__(self, *, budget: int = 64, **settings: Any) -> None:
         self.clock = FakeClock()
@@ -54,7 +54,7 @@ class Site:
         raise AssertionError("still busy")
 
     def waits(self, key: int) -> list[Wait]:
-        """Return a request's wait before each of its admissions."""
+        """Return a request's waits, one for each admission."""
         found = [
             change.wait
             for events in self.told
@@ -69,7 +69,7 @@ class Site:
 
 
 def rounded(wait: Wait) -> Wait:
-    """Round to microseconds, because the values are sums of floats."""
+    """Return the wait with times rounded to microseconds, as they are sums of floats."""
     names = ("blocks_s", "slots_s", "token_budget_s", "fairness_s", "other_s")
     return wait._replace(**{name: round(getattr(wait, name), 6) for name in names})
 
@@ -251,7 +251,7 @@ def test_the_refused_did_not_wait() -> None:
 
 
 def test_the_accounts_outlive_many_arrivals() -> None:
-    """Places are reused; a request that waits all the time keeps what was counted for it."""
+    """Entries are reused; a request that waits all the time keeps its counts."""
     site = Site(max_num_seqs=1, aging_s=math.inf)
     num_others = 600
     old = make_spec(10**6, 3, hashed=False, arrival_s=site.clock(), priority=-1)

@@ -1,4 +1,4 @@
-"""The requests ahead of a new one: the sums against a walk over the queue."""
+"""The sums over the requests before a new one, compared with a pass over the queue."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Settings as JSON and back: value types that the executors' settings do not use."""
+"""Settings converted to JSON and back: value types that no executor's settings use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sources of the settings of `penstock serve`, and their transfer to child processes."""
+"""Where the settings of `penstock serve` come from, and how child processes get them."""
 
 import dataclasses
 import json

@@ -1,4 +1,6 @@
-"""`penstock serve --executor trtllm`: the source of its settings, and derived values."""
+"""`penstock serve --executor trtllm`: where its settings come from, and which values
+are derived.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.executor.trtllm.config import (
-    Adapter,
+    AdapterConfig,
     CapacityPolicy,
     KvCacheSettings,
     LoraSettings,
@@ -104,7 +106,7 @@ def test_the_section_comes_from_a_json_file_a_toml_file_or_the_environment(
         scheduler_config=SchedulerSettings(
             capacity_scheduler_policy=CapacityPolicy.MAX_UTILIZATION
         ),
-        lora_config=LoraSettings(adapters=(Adapter(name="poet", path=adapter, id=3),)),
+        lora_config=LoraSettings(adapters=(AdapterConfig(name="poet", path=adapter, id=3),)),
         watch=WatchSettings(abort_grace_s=1.0),
     )
     values = {

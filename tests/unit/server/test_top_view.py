@@ -1,4 +1,4 @@
-"""The frame of `penstock top`, and its history."""
+"""What `penstock top` draws, and its history."""
 
 from __future__ import annotations
 

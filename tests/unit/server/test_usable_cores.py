@@ -1,4 +1,4 @@
-"""The number of usable cores: by quota if it is lower than the affinity mask."""
+"""How many cores a process may use: by quota if that is less than the affinity mask."""
 
 from __future__ import annotations
 

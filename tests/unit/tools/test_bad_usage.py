@@ -1,4 +1,4 @@
-"""Wrong usage prints one line with the error and a suggestion, and exits with code 2."""
+"""Wrong usage of a command prints one line with the error and a suggestion; the exit code is 2."""
 
 from __future__ import annotations
 

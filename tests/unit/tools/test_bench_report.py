@@ -1,4 +1,4 @@
-"""The output of `penstock bench` before it sends requests, and its report."""
+"""What `penstock bench` plans and checks before it sends requests, and its report."""
 
 import argparse
 import json

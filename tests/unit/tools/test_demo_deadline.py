@@ -1,4 +1,6 @@
-"""The deadline scene of the demo: its check that the load was too high, and its measured load."""
+"""The demo's scene about deadlines: how it measures the capacity, and its check that the load
+exceeded it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from penstock.tools.demo import deadline
 
 
 class _CountingClient:
-    """Counts concurrent requests; each ends when the event loop has run all others."""
+    """Counts concurrent requests. A request ends after the event loop has run all others."""
 
     def __init__(self) -> None:
         self.num_running = 0

@@ -1,4 +1,4 @@
-"""The demo's output: states and text as lines, fixed panes, the final table."""
+"""What the demo prints: states and text as lines, fixed panes, the final table."""
 
 import io
 

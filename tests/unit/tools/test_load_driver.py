@@ -1,4 +1,6 @@
-"""Requests are sent on schedule, bounded, and every wait is counted (virtual time)."""
+"""Requests are sent on schedule, their number is limited, and every wait counts. The tests run in
+virtual time.
+"""
 
 import asyncio
 import itertools
@@ -21,7 +23,7 @@ T = TypeVar("T")
 
 
 class _Jumping(selectors.SelectSelector):
-    """A selector that never waits, and adds up the requested waits."""
+    """A selector that does not wait but adds the time to `now_s`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +38,7 @@ class _Jumping(selectors.SelectSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time that begins at 0 s."""
+    """An event loop in virtual time, which begins at 0 s."""
 
     def __init__(self) -> None:
         self._jumping = _Jumping()
@@ -55,7 +57,9 @@ SERVICE_S = 0.01
 
 
 class Server:
-    """Serves every request concurrently in 10 ms, except during a stall."""
+    """A client of a server that serves every request in 10 ms, also concurrently, except during a
+    stall.
+    """
 
     def __init__(self, stall: tuple[float, float] = (0.0, 0.0)) -> None:
         self.stall = stall
@@ -85,7 +89,7 @@ class Server:
 
 
 class Refusing(Server):
-    """Rejects every second request."""
+    """A server that rejects every second request."""
 
     async def generate(
         self, request: PlannedRequest, token_ids: list[int]
@@ -136,7 +140,7 @@ def test_requests_are_sent_when_they_are_due() -> None:
 
 
 def test_a_stall_of_the_server_is_in_the_percentiles() -> None:
-    """One of ten seconds is a stall: so a tenth of the requests wait for 0 to 1 s."""
+    """One second of ten is a stall, so a tenth of the requests wait, for 0 to 1 s."""
     recorder = drive(plan(rate_per_s=100.0), Server(stall=(4.0, 5.0))).recorder
 
     assert recorder.num_completed == 1000
@@ -146,7 +150,7 @@ def test_a_stall_of_the_server_is_in_the_percentiles() -> None:
 
 
 def test_waiting_for_the_answer_before_sending_would_have_hidden_it() -> None:
-    """With one closed-loop client the same stall is one sample of a thousand."""
+    """With one client that sends after each answer, the same stall is one sample of a thousand."""
     recorder = drive(closed(concurrency=1), Server(stall=(4.0, 5.0))).recorder
 
     assert recorder.num_completed > 850
@@ -155,7 +159,7 @@ def test_waiting_for_the_answer_before_sending_would_have_hidden_it() -> None:
 
 
 def test_a_stall_of_the_client_is_in_the_percentiles_too() -> None:
-    """The client's own clock jumps by a second, as if its process had not run for that time."""
+    """The client's clock jumps by a second, as if its process had not run for that time."""
     jump: list[float] = []
 
     def clock() -> float:

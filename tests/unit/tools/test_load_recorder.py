@@ -1,4 +1,4 @@
-"""The counts of a recorder, their start, and the sum of several recorders."""
+"""What a recorder counts, from when on, and the sum of several recorders."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +25,7 @@ def histogram_of(*durations_s: float) -> LatencyHistogram:
 
 
 def served(recorder: LoadRecorder, due_s: float, *at_s: float, sent_s: float | None = None) -> None:
-    """Return a request with one token at each of these times, ended with the last."""
+    """Record a request with one token at each of these times, which ends with the last."""
     record = recorder.begin(due_s, due_s if sent_s is None else sent_s, len(at_s))
     for moment_s in at_s:
         record.tokens(moment_s, 1)

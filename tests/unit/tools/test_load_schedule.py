@@ -1,4 +1,6 @@
-"""Arrival times and lengths of requests: seeded, and equal for any number of processes."""
+"""Arrival times and lengths of requests: determined by the seed, and the same for any number of
+processes.
+"""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""The parts of a plan: the search, the window, the targets, the candidates' settings."""
+"""The parts of a plan: the search, the window, the targets, the settings of candidates."""
 
 import dataclasses
 import math
@@ -30,7 +30,9 @@ def asks(arrival_s: float, num_output: int = 1, num_prompt: int = 8) -> TraceReq
 
 
 class Holds:
-    """Holds for the given numbers or from a number on, and records the numbers tried."""
+    """A condition that is true of the given numbers, or from a number on, and records the numbers
+    that it was asked about.
+    """
 
     def __init__(self, *numbers: int, or_from: float = math.inf) -> None:
         self._numbers = numbers

@@ -1,4 +1,6 @@
-"""Invalid arguments of `penstock simulate` and `plan`: one line that names them, code 2."""
+"""Invalid arguments of `penstock simulate` and `plan` give one line that names them,
+and exit code 2.
+"""
 
 import gzip
 from pathlib import Path
@@ -16,7 +18,9 @@ HUGE = "9" * 20
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """Return the one-line error of a command that exits with code 2."""
+    """Run a command that must exit with code 2; return its error, which is one line or begins with
+    the usage.
+    """
     code = main([str(argument) for argument in arguments])
     said = capsys.readouterr().err
     assert code == 2, said
@@ -265,7 +269,7 @@ def test_what_was_not_measured_is_a_dash(
     assert "prefix hits  - of prompt tokens" in out
 
 
-def test_what_nobody_foresaw_is_one_line_with_a_code_of_its_own(
+def test_an_unforeseen_error_is_one_line_and_exit_code_70(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def action() -> int:

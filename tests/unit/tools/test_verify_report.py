@@ -1,4 +1,4 @@
-"""The report of `penstock verify`: its format, and data that it omits."""
+"""The report of `penstock verify`: its format, and which data it leaves out."""
 
 import json
 import socket

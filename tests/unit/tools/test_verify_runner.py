@@ -1,4 +1,4 @@
-"""The result of a check: its outcome, its reason, its time."""
+"""The result of a check: its outcome, its reason and its duration."""
 
 import asyncio
 from dataclasses import replace
@@ -160,7 +160,7 @@ def test_checks_have_names_of_their_own_and_real_features() -> None:
 
 
 def test_every_feature_that_may_be_lacking_is_asked_for_without_it() -> None:
-    """`unsupported` must try every feature that can be rejected."""
+    """The check `unsupported` must ask for every feature that can be rejected."""
     from penstock.scheduler.executor import Feature
     from penstock.tools.verify.endings import ASKING
 
@@ -168,7 +168,9 @@ def test_every_feature_that_may_be_lacking_is_asked_for_without_it() -> None:
 
 
 class FakeClient:
-    """Answers like a service with successive engines: when each became ready, None if absent."""
+    """A client of a service whose engine changes with every answer. `ready_at_s`: when each became
+    ready, None if there is none.
+    """
 
     def __init__(self, *ready_at_s: float | None) -> None:
         self._answers = list(ready_at_s)
@@ -228,7 +230,7 @@ async def test_an_engine_that_does_not_come_back_is_not_waited_for_twice() -> No
     assert second.reason == third.reason == "not run: the engine died and was not replaced"
 
 
-async def test_what_never_served_is_for_the_checks_to_tell() -> None:
+async def test_a_service_that_never_served_is_left_to_the_checks() -> None:
     results = await watched(None)
 
     assert [result.outcome for result in results] == [CheckOutcome.PASS, CheckOutcome.PASS]

@@ -150,7 +150,7 @@ class CudaGraphSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adapter:
+class AdapterConfig:
     """One LoRA adapter: its name in requests, its folder, and its id in the engine. Raises
     ValueError naming the field.
     """
@@ -174,7 +174,7 @@ class LoraSettings:
     change, by the engine's names; empty: those that the first adapter changes.
     """
 
-    adapters: tuple[Adapter, ...] = ()
+    adapters: tuple[AdapterConfig, ...] = ()
     max_lora_rank: int = setting(64, at_least=1, at_most=_MAX_COUNT)
     max_loras: int | None = setting(None, at_least=1, at_most=_MAX_COUNT)
     max_cpu_loras: int | None = setting(None, at_least=1, at_most=_MAX_COUNT)

@@ -87,7 +87,7 @@ class EngineCache:
             manifest: Any = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
             recorded = manifest["engine"]
             return first_difference(place, recorded)
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             return f"{MANIFEST} cannot be used: {type(error).__name__}"
 
     @contextlib.contextmanager
@@ -189,7 +189,8 @@ def first_difference(folder: Path, recorded: dict[str, dict[str, Any]]) -> str:
     """Describe the first file that differs from its record in `recorded` (as from `inventory`); ""
     if none differs. An empty record counts as a difference; files without a record are ignored.
 
-    Raises OSError if a file cannot be read, LookupError or TypeError for a malformed record.
+    Raises OSError if a file cannot be read; AttributeError, LookupError or TypeError if the record
+    is malformed.
     """
     for name, was in recorded.items():
         path = folder / name

@@ -50,12 +50,12 @@ _NGRAM_MATCH = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
-    """The value of one argument of TensorRT-LLM. `is_asked_for`: it must not be omitted silently,
+    """The value of one argument of TensorRT-LLM. `is_explicit`: it must not be omitted silently,
     because the operator set it or Penstock depends on it.
     """
 
     value: Any
-    is_asked_for: bool
+    is_explicit: bool
 
 
 def llm_arguments(
@@ -72,29 +72,29 @@ def llm_arguments(
     """
     default = TrtllmConfig()
     settings: dict[str, _Setting] = {
-        "model": _Setting(value=str(folder.path), is_asked_for=True),
+        "model": _Setting(value=str(folder.path), is_explicit=True),
         # Penstock's scheduler fills the engine up to these limits.
-        "max_batch_size": _Setting(value=config.max_batch_size, is_asked_for=True),
-        "max_num_tokens": _Setting(value=config.max_num_tokens, is_asked_for=True),
+        "max_batch_size": _Setting(value=config.max_batch_size, is_explicit=True),
+        "max_num_tokens": _Setting(value=config.max_num_tokens, is_explicit=True),
         # Engines built ahead always report statistics.
-        "enable_iter_perf_stats": _Setting(value=True, is_asked_for=not folder.is_engine),
+        "enable_iter_perf_stats": _Setting(value=True, is_explicit=not folder.is_engine),
         # Limits the queue of unread statistics; versions without this argument keep all of them.
-        "max_stats_len": _Setting(value=_MAX_STATS, is_asked_for=False),
+        "max_stats_len": _Setting(value=_MAX_STATS, is_explicit=False),
         **_text_side(config, tokenizer_path or folder.path),
     }
     for name in _PLAIN:
         value = getattr(config, name)
         if value is not None:
-            is_asked_for = value != getattr(default, name)
-            settings[name] = _Setting(value=_plain(value), is_asked_for=is_asked_for)
+            is_explicit = value != getattr(default, name)
+            settings[name] = _Setting(value=_plain(value), is_explicit=is_explicit)
     settings.update(_sections(config, default, package))
     return _fitted(settings, package.llm_arguments, f"tensorrt_llm {package.version}", "")
 
 
 def _text_side(config: TrtllmConfig, tokenizer: Path) -> dict[str, _Setting]:
     if config.guided_decoding_backend is None:
-        return {"skip_tokenizer_init": _Setting(value=True, is_asked_for=True)}
-    return {"tokenizer": _Setting(value=str(tokenizer), is_asked_for=True)}
+        return {"skip_tokenizer_init": _Setting(value=True, is_explicit=True)}
+    return {"tokenizer": _Setting(value=str(tokenizer), is_explicit=True)}
 
 
 def _sections(config: TrtllmConfig, default: TrtllmConfig, package: Package) -> dict[str, _Setting]:
@@ -114,7 +114,7 @@ def _sections(config: TrtllmConfig, default: TrtllmConfig, package: Package) -> 
     return {
         name: _Setting(
             value=build() if name in package.llm_arguments else None,
-            is_asked_for=getattr(config, name) != getattr(default, name),
+            is_explicit=getattr(config, name) != getattr(default, name),
         )
         for name, build in builders.items()
     }
@@ -140,16 +140,16 @@ def _scheduler(settings: SchedulerSettings, package: Package) -> Any:
     policy = settings.capacity_scheduler_policy
     values = {
         "capacity_scheduler_policy": _Setting(
-            value=_member(package, "CapacitySchedulerPolicy", policy, where), is_asked_for=True
+            value=_member(package, "CapacitySchedulerPolicy", policy, where), is_explicit=True
         )
     }
     chunking = settings.context_chunking_policy
     if chunking is not None:
         member = _member(package, "ContextChunkingPolicy", chunking, where)
-        values["context_chunking_policy"] = _Setting(value=member, is_asked_for=True)
+        values["context_chunking_policy"] = _Setting(value=member, is_explicit=True)
     if "priority" in package.generate_arguments:
         # Without this policy, the engine accepts a request's priority and ignores it.
-        values["waiting_queue_policy"] = _Setting(value="priority", is_asked_for=False)
+        values["waiting_queue_policy"] = _Setting(value="priority", is_explicit=False)
     return _built(package, "SchedulerConfig", where, values)
 
 
@@ -177,7 +177,7 @@ def _lora(settings: LoraSettings, package: Package) -> Any:
         values["lora_target_modules"] = list(settings.lora_target_modules)
     else:
         values["lora_dir"] = [str(settings.adapters[0].path)]
-    asked_for = {name: _Setting(value=value, is_asked_for=True) for name, value in values.items()}
+    asked_for = {name: _Setting(value=value, is_explicit=True) for name, value in values.items()}
     return _built(package, "LoraConfig", "lora_config", asked_for)
 
 
@@ -187,32 +187,32 @@ def _speculative(settings: SpeculativeSettings, package: Package) -> Any:
     values = _given(settings, None, names)
     if settings.decoding_type is DecodingType.NGRAM:
         values.setdefault(
-            "max_matching_ngram_size", _Setting(value=_NGRAM_MATCH, is_asked_for=False)
+            "max_matching_ngram_size", _Setting(value=_NGRAM_MATCH, is_explicit=False)
         )
     # Without this argument, release 1.2 samples greedily whenever drafting runs inside the model,
     # whatever the request; later versions detect the options themselves (NVIDIA PR #14745).
-    values["allow_advanced_sampling"] = _Setting(value=True, is_asked_for=False)
+    values["allow_advanced_sampling"] = _Setting(value=True, is_explicit=False)
     if settings.decoding_type is DecodingType.EAGLE:
         values["eagle3_one_model"] = _Setting(
-            value=settings.eagle3_one_model, is_asked_for=not settings.eagle3_one_model
+            value=settings.eagle3_one_model, is_explicit=not settings.eagle3_one_model
         )
     if settings.speculative_model is not None:
         # Release 1.2 has "dir" in the argument's name.
         taken = _taken_by(package.named(class_name))
         name = "speculative_model" if "speculative_model" in taken else "speculative_model_dir"
-        values[name] = _Setting(value=str(settings.speculative_model), is_asked_for=True)
+        values[name] = _Setting(value=str(settings.speculative_model), is_explicit=True)
     return _built(package, class_name, "speculative_config", values)
 
 
 def _given(settings: object, default: object, names: Collection[str]) -> dict[str, _Setting]:
-    """Return those fields of `settings` in `names` that are not None. Their `is_asked_for` is True
+    """Return those fields of `settings` in `names` that are not None. Their `is_explicit` is True
     if the value differs from the field of `default`, or if `default` is None.
     """
     values = {name: getattr(settings, name) for name in names}
     return {
         name: _Setting(
             value=_plain(value),
-            is_asked_for=default is None or value != getattr(default, name),
+            is_explicit=default is None or value != getattr(default, name),
         )
         for name, value in values.items()
         if value is not None
@@ -231,11 +231,11 @@ def _fitted(
     """Return the values of the settings in `taken`, the names of the arguments that `owner`
     accepts.
 
-    Raises ValueError if a setting that is not in `taken` must not be omitted (`is_asked_for`).
+    Raises ValueError if a setting that is not in `taken` must not be omitted (`is_explicit`).
     `where`: the prefix of its name in the error.
     """
     for name, setting in settings.items():
-        if name not in taken and setting.is_asked_for:
+        if name not in taken and setting.is_explicit:
             raise ValueError(f"{where}{name} cannot be set: {owner} does not have it")
     return {name: setting.value for name, setting in settings.items() if name in taken}
 

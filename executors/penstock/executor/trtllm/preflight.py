@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from penstock.executor.trtllm.config import MAX_INT32, Adapter, LoraSettings, TrtllmConfig
+from penstock.executor.trtllm.config import MAX_INT32, AdapterConfig, LoraSettings, TrtllmConfig
 from penstock.executor.trtllm.model_kind import ModelFolder, ModelKind, recognise
 
 _LEAST_SEQ_LEN = 2
@@ -194,7 +194,7 @@ def _check_adapters(settings: LoraSettings) -> None:
         first = names if first is None else first
 
 
-def _adapter_config(adapter: Adapter, where: str) -> Mapping[str, Any]:
+def _adapter_config(adapter: AdapterConfig, where: str) -> Mapping[str, Any]:
     file = adapter.path / "adapter_config.json"
     try:
         values: Any = json.loads(file.read_text(encoding="utf-8"))

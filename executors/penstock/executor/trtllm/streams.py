@@ -35,7 +35,7 @@ def is_healthy(llm: Llm) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class _Stream:
+class _OutputStream:
     """A request that was handed to this module and has not ended. `result`: None while its
     constraint is checked, before it is submitted.
     """
@@ -78,8 +78,8 @@ class Streams:
     on_submit: Callable[[], None]
     constraint_fault: ConstraintFault | None = None
     num_given_up: int = 0
-    _streams: dict[SubmittedRequest, _Stream] = field(
-        default_factory=dict["SubmittedRequest", "_Stream"]
+    _streams: dict[SubmittedRequest, _OutputStream] = field(
+        default_factory=dict["SubmittedRequest", "_OutputStream"]
     )
 
     def __len__(self) -> int:
@@ -117,7 +117,7 @@ class Streams:
             is_good = isinstance(error, NotResumable)
             self._put(_refused(submitted, str(error), is_refusal=not is_good))
             return
-        stream = _Stream(submitted)
+        stream = _OutputStream(submitted)
         if submitted.spec.constraint is not None and self.constraint_fault is not None:
             checking = self.constraint_fault
             following = self._follow_checked(stream, arguments, checking)
@@ -130,7 +130,7 @@ class Streams:
         self._streams[submitted] = stream
         stream.task = self.loop.create_task(following)
 
-    def _hand_over(self, stream: _Stream, arguments: dict[str, Any]) -> Response | None:
+    def _hand_over(self, stream: _OutputStream, arguments: dict[str, Any]) -> Response | None:
         """Submit a request to the engine; return None if the engine accepts it, else the final
         response to report for it.
 
@@ -162,14 +162,14 @@ class Streams:
         else:
             stream.grace = self.loop.call_later(self.abort_grace_s, self._give_up, stream)
 
-    def _give_up(self, stream: _Stream) -> None:
+    def _give_up(self, stream: _OutputStream) -> None:
         # The request was most likely in the engine's queue, where an abort gets no response.
         self.num_given_up += 1
         if stream.task is not None:
             stream.task.cancel()
 
     async def _follow_checked(
-        self, stream: _Stream, arguments: dict[str, Any], fault_of: ConstraintFault
+        self, stream: _OutputStream, arguments: dict[str, Any], fault_of: ConstraintFault
     ) -> None:
         """Check the constraint; if it passes, submit the request and read its responses, else
         report the failure.
@@ -195,7 +195,7 @@ class Streams:
             del self._streams[submitted]
             self._put(last)
 
-    async def _follow(self, stream: _Stream) -> None:
+    async def _follow(self, stream: _OutputStream) -> None:
         submitted = stream.submitted
         last = Response(submitted, is_last=True, failure="the engine ended it without a result")
         try:
@@ -216,7 +216,7 @@ class Streams:
             del self._streams[submitted]
             self._put(last)
 
-    def _failed(self, stream: _Stream, text: str) -> Response:
+    def _failed(self, stream: _OutputStream, text: str) -> Response:
         """Return the final response of a request for which the engine raised an error with this
         text; if the error is fatal, also record the end of the engine.
         """
@@ -247,7 +247,7 @@ class Streams:
         logger.warning("a result of the engine raised; healthy: %s", is_alive, exc_info=error)
         return is_alive
 
-    async def _read(self, stream: _Stream) -> Response:
+    async def _read(self, stream: _OutputStream) -> Response:
         """Queue the responses of a request until it ends; return the last one, which is not queued
         yet. Tokens of an aborted request are dropped.
         """
@@ -294,7 +294,7 @@ def _refused(
     )
 
 
-def _quotable(stream: _Stream) -> str:
+def _quotable(stream: _OutputStream) -> str:
     """Return the client's text that an engine error may quote: the texts of the constraint, or ""
     without one.
     """

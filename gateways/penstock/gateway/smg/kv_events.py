@@ -147,7 +147,7 @@ class KvEvents:
             raise refuse(ErrorReason.SEQUENCE_UNAVAILABLE, first_sequence="0", next_sequence="0")
         if self._num_streams >= MAX_STREAMS:
             raise refuse(ErrorReason.QUEUE_FULL, "the maximum number of cache streams is open")
-        stream = _Stream(
+        stream = _Subscription(
             front, KvBatches(self._wall_clock), max_backlog=2 * hello.executor.num_blocks
         )
         front.shared_writers.add(stream.ready)
@@ -164,7 +164,7 @@ class KvEvents:
             front.shared_writers.discard(stream.ready)
 
 
-class _Stream:
+class _Subscription:
     """The events of one subscriber. The maximum number of unread changes is `max_backlog`, but at
     least `_MIN_BACKLOG`."""
 

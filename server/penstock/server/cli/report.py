@@ -52,14 +52,14 @@ def summary_line(finished: "Finished") -> str:
         queue,
         f"TTFT {duration(timings.ttft_s)}",
         f"{rate(finished.tokens_per_s)} tokens/s",
-        f"finish {finish_reasons(finished)}",
+        f"finish {finish_summary(finished)}",
         f"{usage.num_completion_tokens} tokens"
         f" (prompt {usage.num_prompt_tokens}, cached {usage.num_cached_prompt_tokens})",
     )
     return " | ".join(parts)
 
 
-def finish_reasons(finished: "Finished") -> str:
+def finish_summary(finished: "Finished") -> str:
     """Format the distinct finish reasons of the outputs with their counts: "length x15,
     stop_string"."""
     counts = Counter(end.finish_reason.name.lower() for end in finished.outputs)

@@ -108,7 +108,7 @@ def _load_line(model: "ModelStats") -> Text:
     if model.wait_reason > WaitReason.UNSPECIFIED:
         waits = f" for {_words(model.wait_reason.name)}"
     if model.estimated_queue_s is not None:
-        waits += f" (~{duration(model.estimated_queue_s)})"
+        waits += f" (~{short_duration(model.estimated_queue_s)})"
     return _line(
         "running ",
         (f"{model.num_processing}/{model.max_num_seqs}", "bold"),
@@ -145,7 +145,7 @@ def _latency_table(state: TopState, model: "ModelStats", width: int) -> Table:
     table.add_column("", no_wrap=True, overflow="crop")
     room = max(0, min(60, width - 66))
     courses = {
-        "TTFT": f"step     {duration(model.mean_step_s):>8} {sparkline(state.step_s, room)}",
+        "TTFT": f"step     {short_duration(model.mean_step_s):>8} {sparkline(state.step_s, room)}",
         "ITL": f"tokens/s {count(model.decode_tokens_per_s):>8}"
         f" {sparkline(state.tokens_per_s, room)}",
     }
@@ -156,7 +156,7 @@ def _latency_table(state: TopState, model: "ModelStats", width: int) -> Table:
 
 
 def _percentiles(values: "Percentiles") -> tuple[str, str, str]:
-    return duration(values.p50_s), duration(values.p90_s), duration(values.p99_s)
+    return short_duration(values.p50_s), short_duration(values.p90_s), short_duration(values.p99_s)
 
 
 def _pool_lines(state: TopState, model: "ModelStats", width: int) -> list[RenderableType]:
@@ -277,7 +277,7 @@ def _clock(time_s: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(time_s))
 
 
-def duration(value_s: float | None) -> str:
+def short_duration(value_s: float | None) -> str:
     """Format a duration with its unit, to about three digits; "-" for None."""
     if value_s is None:
         return "-"

@@ -317,14 +317,14 @@ class LiveRequest:
                 output.captured.add(delta.text)
         reason = FinishReason.STOP if delta.stop is not None else end.reason
         # The end-of-sequence token of the model is the normal end, and is not reported.
-        is_asked_for = end.stop_id in self.generation.stopping.stop_token_ids
+        is_requested = end.stop_id in self.generation.stopping.stop_token_ids
         self._end_output(
             output,
             reason,
             at_s=end.at_s,
             now_s=now_s,
             stop_string=delta.stop,
-            stop_token_id=end.stop_id if is_asked_for and delta.stop is None else None,
+            stop_token_id=end.stop_id if is_requested and delta.stop is None else None,
         )
 
     def on_failed(self, output: OwnOutput, end: Failed) -> None:

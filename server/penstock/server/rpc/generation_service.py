@@ -22,7 +22,7 @@ from penstock.server.front.live_request import LiveRequest
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.generation_call import begin_call, deliver, open_request
 from penstock.server.rpc.handlers import CallAccounts, CallFailed, Context, HandlerWrapper
-from penstock.server.rpc.large_messages import LargeMessageTurns
+from penstock.server.rpc.large_messages import LargeMessageQueue
 from penstock.server.rpc.mapping_in.generation import (
     check_request_id,
     read_generation,
@@ -43,7 +43,7 @@ _MAX_SEQUENCE: Final = 2**63 - 1
 """Far above the number of messages of any stream, so that later numbers also fit into the field."""
 _RESPONSE = b"\x0a"  # ResumeResponse.response
 
-_MAX_TURN_S: Final = 0.002
+_MAX_SLICE_S: Final = 0.002
 T = TypeVar("T")
 
 SERVICE_NAME = "penstock.v1.GenerationService"
@@ -54,27 +54,29 @@ class GenerationService:
     """The handlers of GenerationService, for one gRPC server process. They raise RequestError or
     CallFailed if a request is rejected or fails.
 
-    Only Multiplex uses `access`, which authorises callers (None: all are authorised), and `turns`,
-    the queue of large messages (None: a separate queue).
+    Only Multiplex uses `access`, which authorises callers (None: all are authorised), and
+    `large_messages` (None: a separate queue).
     """
 
     def __init__(
         self,
         front: Front,
         access: AccessControl | None = None,
-        turns: LargeMessageTurns | None = None,
+        large_messages: LargeMessageQueue | None = None,
     ) -> None:
         self._front = front
         key = front.config.tenant_metadata_key
         self._access = access or AccessControl(tenant_metadata_key=key)
-        self._turns = turns
+        self._large_messages = large_messages
         self._accounts = CallAccounts(front, SERVICE_NAME)
         self._resume = ResumeService(front)
 
     def handlers(self, wrapper: HandlerWrapper) -> "grpc.GenericRpcHandler":
         """Return the handlers of all methods."""
         accounts = self._accounts
-        multiplex = MultiplexService(self._front, wrapper, accounts, self._access, self._turns)
+        multiplex = MultiplexService(
+            self._front, wrapper, accounts, self._access, self._large_messages
+        )
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Generate": wrapper.stream_request("Generate", self.generate, accounts),
             "GenerateOnce": wrapper.unary_request("GenerateOnce", self.generate_once, accounts),
@@ -117,14 +119,14 @@ class GenerationService:
         # A backlog that is not yet encoded here does not mean that the client is slow.
         request.is_catching_up = True
         encoder = OnceEncoder(self._front.text.token_bytes)
-        turns = LoopTurns()
+        yielder = LoopYielder()
         try:
             while batch := await request.stream.take():
-                await turns.make(encoder.add(batch))
+                await yielder.collect(encoder.add(batch))
         finally:
             self._front.release(request)
         account.num_messages = 1
-        parts = await turns.make(encoder.parts())
+        parts = await yielder.collect(encoder.parts())
         if sum(map(len, parts)) < _LARGE_BYTES:
             return b"".join(parts)
         # Joining this many bytes takes tens of milliseconds, and releases the GIL.
@@ -146,23 +148,23 @@ class GenerationService:
         return response.SerializeToString()
 
 
-class LoopTurns:
-    """Creates the parts of one response, and yields to the event loop after each `_MAX_TURN_S`
+class LoopYielder:
+    """Creates the parts of one response, and yields to the event loop after each `_MAX_SLICE_S`
     seconds.
 
-    Time is measured across calls of `make`, because a stream whose events are all ready never
+    Time is measured across calls of `collect`, because a stream whose events are all ready never
     waits, and would otherwise not yield.
     """
 
     def __init__(self) -> None:
         self._began_s = time.perf_counter()
 
-    async def make(self, parts: Iterator[T]) -> list[T]:
+    async def collect(self, parts: Iterator[T]) -> list[T]:
         """Return the list of `parts`, which are created here."""
         made: list[T] = []
         for part in parts:
             made.append(part)
-            if time.perf_counter() - self._began_s > _MAX_TURN_S:
+            if time.perf_counter() - self._began_s > _MAX_SLICE_S:
                 await asyncio.sleep(0)
                 self._began_s = time.perf_counter()
         return made

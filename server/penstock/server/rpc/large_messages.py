@@ -16,7 +16,7 @@ from typing import Final
 LARGE_BYTES: Final = 64 << 10
 
 
-class LargeMessageTurns:
+class LargeMessageQueue:
     """The queue of large messages: permits one at a time, round-robin by caller, with pauses in
     between."""
 

@@ -40,7 +40,7 @@ from penstock.server.rpc.handlers import (
     outcome_of_leaving,
     peer_of,
 )
-from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageTurns
+from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageQueue
 from penstock.server.rpc.multiplex_encoding import error_event
 from penstock.server.rpc.multiplex_table import MultiplexCaller, MultiplexedRequest, MultiplexTable
 from penstock.server.rpc.parsing import parse_request
@@ -180,10 +180,10 @@ class MultiplexService:
         wrapper: HandlerWrapper,
         accounts: CallAccounts,
         access: AccessControl | None = None,
-        turns: LargeMessageTurns | None = None,
+        large_messages: LargeMessageQueue | None = None,
     ) -> None:
         self._front = front
-        self._turns = turns or LargeMessageTurns()
+        self._large_messages = large_messages or LargeMessageQueue()
         self._access = access or AccessControl(tenant_metadata_key=front.config.tenant_metadata_key)
         self._wrapper = wrapper
         self._accounts = accounts
@@ -204,7 +204,7 @@ class MultiplexService:
         )
         table = MultiplexTable(front, self._wrapper, ready, accounts, caller)
         writer = MultiplexWriter(front, self._wrapper, ready, table, context.write)
-        take_turn = functools.partial(self._turns.take, tenant or context.peer())
+        take_turn = functools.partial(self._large_messages.take, tenant or context.peer())
         max_arrival_s = front.config.transport.max_arrival_s
         reader = _Reader(context.read, take_turn, table, ready, writer, max_arrival_s)
         front.shared_writers.add(ready)

@@ -141,7 +141,7 @@ class OperationsMethods:
             violations.add("state", "must be PENDING or PROCESSING: other requests have ended")
         violations.raise_if_any()
         self._model_of(request)
-        found = [view for view in await self._live_requests() if _is_asked_for(view, request)]
+        found = [view for view in await self._live_requests() if _matches(view, request)]
         filters = pb.ListLiveRequestsRequest()
         filters.CopyFrom(request)
         filters.ClearField("page_size")
@@ -298,7 +298,7 @@ def _converted_errors() -> Generator[None]:
         raise refuse(ErrorReason.NOT_POSSIBLE_NOW, str(error)) from None
 
 
-def _is_asked_for(view: RequestView, request: pb.ListLiveRequestsRequest) -> bool:
+def _matches(view: RequestView, request: pb.ListLiveRequestsRequest) -> bool:
     return (
         (not request.HasField("model") or view.model == request.model)
         and (not request.HasField("tenant") or view.tenant == request.tenant)

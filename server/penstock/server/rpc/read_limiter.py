@@ -30,7 +30,7 @@ from google.protobuf.message import DecodeError
 from penstock.server.front.errors import ErrorReason, Refusal, RequestError
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.handlers import AdmittedCall
-from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageTurns
+from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageQueue
 from penstock.server.rpc.options import MAX_ANY_METADATA_BYTES, MAX_MESSAGE_BYTES
 from penstock.server.rpc.reading_slots import ReadingSlots
 from penstock.server.rpc.reflection import HandlerRegistry
@@ -88,8 +88,7 @@ class _MethodPolicy:
     """How the messages of one method are read.
 
     `right`: see `AccessControl.right_of`. `slots` and `calls` are shared by several methods.
-    `turns` is the queue of large messages. `is_ours` is True for handlers of Penstock, which take
-    bytes.
+    `is_ours` is True for handlers of Penstock, which take bytes.
     """
 
     path: str
@@ -97,7 +96,7 @@ class _MethodPolicy:
     access: AccessControl
     slots: ReadingSlots
     calls: _CallCount
-    turns: LargeMessageTurns
+    large_messages: LargeMessageQueue
     max_arrival_s: float
     max_stall_s: float
     max_message_bytes: int
@@ -115,7 +114,7 @@ class RequestReadLimiter:
         access: Authorises callers.
         max_calls: Maximum number of active calls. It applies separately to methods without
             authentication.
-        turns: The queue of large messages; None for a separate queue.
+        large_messages: The queue of large messages; None for a separate queue.
     """
 
     def __init__(
@@ -126,10 +125,10 @@ class RequestReadLimiter:
         max_arrival_s: float,
         max_stall_s: float,
         max_calls: float = math.inf,
-        turns: LargeMessageTurns | None = None,
+        large_messages: LargeMessageQueue | None = None,
     ) -> None:
         self._calls, self._open_calls = _CallCount(max_calls), _CallCount(max_calls)
-        self._turns = turns or LargeMessageTurns()
+        self._large_messages = large_messages or LargeMessageQueue()
         self._server = server
         self._access = access
         self._max_arrival_s = max_arrival_s
@@ -166,7 +165,7 @@ class RequestReadLimiter:
             access=self._access,
             slots=self._open_slots if is_open else self._slots,
             calls=self._open_calls if is_open else self._calls,
-            turns=self._turns,
+            large_messages=self._large_messages,
             max_arrival_s=self._max_arrival_s,
             max_stall_s=self._max_stall_s,
             max_message_bytes=_MAX_OPEN_MESSAGE_BYTES if is_open else MAX_MESSAGE_BYTES,
@@ -379,7 +378,7 @@ async def _first(context: Any, policy: _MethodPolicy, caller: str) -> Any:
     try:
         if data is not grpc.aio.EOF and len(data) >= LARGE_BYTES:
             policy.slots.note_arrival(slot)
-            await policy.turns.take(caller)
+            await policy.large_messages.take(caller)
     finally:
         policy.slots.give_back(slot)
     return data

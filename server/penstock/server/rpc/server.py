@@ -36,7 +36,7 @@ from penstock.server.rpc.gateway_service import GatewayServiceMaker
 from penstock.server.rpc.generation_service import GenerationService
 from penstock.server.rpc.handlers import HandlerWrapper
 from penstock.server.rpc.health import Health
-from penstock.server.rpc.large_messages import LargeMessageTurns
+from penstock.server.rpc.large_messages import LargeMessageQueue
 from penstock.server.rpc.model_service import ModelService
 from penstock.server.rpc.options import KeepaliveConfig, ServerOptions, add_port, server_options
 from penstock.server.rpc.read_limiter import RequestReadLimiter
@@ -106,8 +106,8 @@ class FrontServer:
             on_internal_error=self._count_internal_error,
             random=random,
         )
-        self._turns = LargeMessageTurns()
-        self._generation = GenerationService(self.front, self._access, self._turns)
+        self._large_messages = LargeMessageQueue()
+        self._generation = GenerationService(self.front, self._access, self._large_messages)
         self.on_engine_change: Callable[[], object] = lambda: None
         """Called when an engine has connected or was lost."""
         self._server: grpc.aio.Server | None = None
@@ -138,7 +138,7 @@ class FrontServer:
             self._access,
             max_arrival_s=config.transport.max_arrival_s,
             max_stall_s=config.max_reader_stall_s,
-            turns=self._turns,
+            large_messages=self._large_messages,
         )
         timely.add_generic_rpc_handlers(
             (

@@ -32,7 +32,7 @@ from penstock.server.text.tokenizer_pool import Steps
 from penstock.server.text.tokenizer_settings import TokenizerSettings, to_byte_level
 
 MARK = "\ufdd0"
-_GUARD_SPEED = 16
+_ESCAPE_SPEED = 16
 """Searching is at least this many times as fast as encoding."""
 _SEARCHED_CHARS = 64 << 10
 _IDS_AT_ONCE = 16 << 10
@@ -73,10 +73,10 @@ class ControlTokens:
 
         The cost is the number of bytes that can be encoded in the same time.
         """
-        return num_chars // _GUARD_SPEED + self._cuts.slice_chars(num_chars)
+        return num_chars // _ESCAPE_SPEED + self._cuts.slice_chars(num_chars)
 
-    def guard(self, text: str, *, is_models_own: bool = False) -> str:
-        """Return `text` with a mark in each control token. Most texts are unchanged.
+    def escape(self, text: str, *, is_models_own: bool = False) -> str:
+        """Escape control tokens: return `text` with a mark in each. Most texts are unchanged.
 
         If `is_models_own`, the text is an earlier assistant message. Then only special tokens are
         marked, because chat templates search these messages for other control tokens, such as
@@ -88,21 +88,21 @@ class ControlTokens:
         self,
         text: str,
         *,
-        is_guarded: bool,
+        is_escaped: bool,
         add_special_tokens: bool,
         max_tokens: int | None = None,
         count: Callable[[int], None] = lambda _: None,
     ) -> Steps[NDArray[np.int32]]:
-        """Encode a guarded text to int32 [n], one slice per step. `count` is called with numbers of
-        new tokens.
+        """Encode an escaped text to int32 [n], one slice per step. `count` is called with numbers
+        of new tokens.
 
-        `is_guarded` is True if some part of the text was changed. Control tokens that are spelled
+        `is_escaped` is True if some part of the text was changed. Control tokens that are spelled
         without a mark come from the template and are allowed. Raises ControlTokenError if there are
         more control tokens than those: normalisation or an unusual vocabulary may create them from
         ordinary characters. Raises TooManyTokens as soon as there are more than `max_tokens`
         tokens.
         """
-        tokenizer = self._twin if is_guarded else self._tokenizer
+        tokenizer = self._twin if is_escaped else self._tokenizer
         before, after = self._added_ids if add_special_tokens else ([], [])
         parts: list[NDArray[np.int32]] = [np.array(before, dtype=np.int32)]
         num_tokens = len(before) + len(after)
@@ -257,7 +257,7 @@ def _is_markup(content: str, template: str) -> bool:
     return len(content) > 1 and content in template and bool(re.search(r"[^\w\s]", content))
 
 
-def guarded_chat(
+def escaped_chat(
     messages: Sequence[ChatMessage], data: TemplateData, controls: ControlTokens
 ) -> tuple[list[ChatMessage], TemplateData, bool]:
     """Return the messages and the template data with control tokens marked, and True if there were
@@ -265,51 +265,51 @@ def guarded_chat(
 
     Raises ControlTokenError if a control token cannot be marked.
     """
-    guarded = [_guarded_message(message, controls) for message in messages]
-    guarded_data = data
+    escaped = [_escaped_message(message, controls) for message in messages]
+    escaped_data = data
     if data.tools or data.arguments:
-        guarded_data = replace(
+        escaped_data = replace(
             data,
-            tools=tuple(_guarded_object(tool, controls.guard) for tool in data.tools),
-            arguments=_guarded_object(data.arguments, controls.guard),
+            tools=tuple(_escaped_object(tool, controls.escape) for tool in data.tools),
+            arguments=_escaped_object(data.arguments, controls.escape),
         )
-    is_guarded = guarded != list(messages) or guarded_data != data
-    if is_guarded and _has_mark(messages, data):
+    is_escaped = escaped != list(messages) or escaped_data != data
+    if is_escaped and _has_mark(messages, data):
         raise ControlTokenError("the conversation contains U+FDD0 next to a control token")
-    return guarded, guarded_data, is_guarded
+    return escaped, escaped_data, is_escaped
 
 
-def _guarded_message(message: ChatMessage, controls: ControlTokens) -> ChatMessage:
-    guard = controls.guard
+def _escaped_message(message: ChatMessage, controls: ControlTokens) -> ChatMessage:
+    escape = controls.escape
     return ChatMessage(
-        role=guard(message.role),
-        content=controls.guard(message.content, is_models_own=message.role == _ASSISTANT),
-        name=guard(message.name) if message.name else "",
+        role=escape(message.role),
+        content=controls.escape(message.content, is_models_own=message.role == _ASSISTANT),
+        name=escape(message.name) if message.name else "",
         tool_calls=tuple(
             ToolCall(
-                id=guard(call.id),
-                name=guard(call.name),
-                arguments=_guarded_object(call.arguments, guard),
+                id=escape(call.id),
+                name=escape(call.name),
+                arguments=_escaped_object(call.arguments, escape),
             )
             for call in message.tool_calls
         ),
-        tool_call_id=guard(message.tool_call_id) if message.tool_call_id else "",
+        tool_call_id=escape(message.tool_call_id) if message.tool_call_id else "",
     )
 
 
-def _guarded_object(
-    value: Mapping[str, JsonValue], guard: Callable[[str], str]
+def _escaped_object(
+    value: Mapping[str, JsonValue], escape: Callable[[str], str]
 ) -> Mapping[str, JsonValue]:
-    return {guard(key): _guarded_value(inner, guard) for key, inner in value.items()}
+    return {escape(key): _escaped_value(inner, escape) for key, inner in value.items()}
 
 
-def _guarded_value(value: JsonValue, guard: Callable[[str], str]) -> JsonValue:
+def _escaped_value(value: JsonValue, escape: Callable[[str], str]) -> JsonValue:
     if isinstance(value, str):
-        return guard(value)
+        return escape(value)
     if isinstance(value, Mapping):
-        return _guarded_object(value, guard)
+        return _escaped_object(value, escape)
     if isinstance(value, Sequence):
-        return [_guarded_value(inner, guard) for inner in value]
+        return [_escaped_value(inner, escape) for inner in value]
     return value
 
 
@@ -326,7 +326,7 @@ def _has_mark(messages: Sequence[ChatMessage], data: TemplateData) -> bool:
         check(message.role + message.content + message.name + message.tool_call_id)
         for call in message.tool_calls:
             check(call.id + call.name)
-            _guarded_object(call.arguments, check)
+            _escaped_object(call.arguments, check)
     for each in (*data.tools, data.arguments):
-        _guarded_object(each, check)
+        _escaped_object(each, check)
     return found

@@ -1,6 +1,6 @@
 """Splits a long text into parts that have the same tokens when they are encoded separately.
 
-Contains the criterion and its proof. A vocabulary is applied within the words that a pre-tokeniser
+Contains the criterion and its proof. A vocabulary is applied within the words that a pre-tokenizer
 produces, never across them. The patterns known here match from left to right and check no character
 before a match. None of them matches a letter together with a following space, line break or full
 stop. Therefore there is always a word boundary between such a letter and such a character, and the

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from penstock.server.text.chat_template import NO_DATA, ChatMessage, ChatTemplate, TemplateData
 from penstock.server.text.chat_window import TemplateCost, fit_window, measure_template
-from penstock.server.text.control_tokens import MARK, ControlTokens, guarded_chat
+from penstock.server.text.control_tokens import MARK, ControlTokens, escaped_chat
 from penstock.server.text.errors import ChatTemplateMissing, TooManyTokens
 from penstock.server.text.model_files import ModelFiles
 from penstock.server.text.text_cuts import SLICE_CHARS
@@ -218,10 +218,10 @@ class Tokenizer:
         max_tokens: int | None = None,
     ) -> Steps[NDArray[np.int32]]:
         yield self._controls.first_step_bytes(len(text))
-        guarded = self._controls.guard(text)
+        escaped = self._controls.escape(text)
         ids = yield from self._controls.encode(
-            guarded,
-            is_guarded=guarded != text,
+            escaped,
+            is_escaped=escaped != text,
             add_special_tokens=add_special_tokens,
             max_tokens=max_tokens,
             count=account.add,
@@ -246,21 +246,21 @@ class Tokenizer:
         num_chars = sum(len(message.text) for message in messages) + data.num_bytes
         yield self._controls.first_step_bytes(num_chars)
         self._template.check(messages, data)
-        guarded, guarded_data, is_guarded = guarded_chat(messages, data, self._controls)
+        escaped, escaped_data, is_escaped = escaped_chat(messages, data, self._controls)
         text = self._template.render(
-            guarded,
+            escaped,
             add_generation_prompt=add_generation_prompt,
             max_bytes=max_bytes,
-            data=guarded_data,
+            data=escaped_data,
         )
         ids = yield from self._controls.encode(
             text,
-            is_guarded=is_guarded,
+            is_escaped=is_escaped,
             add_special_tokens=False,
             max_tokens=max_tokens,
             count=account.add,
         )
-        return EncodedChat(ids=ids, text=text.replace(MARK, "") if is_guarded else text)
+        return EncodedChat(ids=ids, text=text.replace(MARK, "") if is_escaped else text)
 
     def _encode_window(
         self,

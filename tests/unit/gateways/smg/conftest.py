@@ -1,4 +1,4 @@
-"""Fixtures of the gateway protocol's tests: the generated code of the protocol."""
+"""Fixtures of the gateway protocol's tests: the protocol's generated code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load of a worker, from the engine's statistics at two times."""
+"""The load of a worker, computed from the engine's status at two times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.fronts import INFO
 
 
 class Show:
-    """A status board that the test writes."""
+    """The engine's published load, which the test sets."""
 
     def __init__(self) -> None:
         self.load = LoadState(

@@ -54,7 +54,7 @@ params = st.fixed_dictionaries(
 
 
 def refusal_of(take: Callable[[], object]) -> Refusal | None:
-    """Return the rejection; None if the request is accepted."""
+    """Return the rejection that `take` raises, None if it raises none."""
     try:
         take()
     except RequestError as error:

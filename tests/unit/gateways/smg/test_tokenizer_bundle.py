@@ -1,4 +1,4 @@
-"""The archive of a tokenizer: the right files, reproducible bytes, bounded size."""
+"""The archive of a tokenizer: which files it has, reproducible bytes, limited size."""
 
 from __future__ import annotations
 

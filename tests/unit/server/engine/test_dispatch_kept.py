@@ -1,4 +1,6 @@
-"""Detached requests that are submitted again: none runs twice, none without a client."""
+"""Requests without a connected front that are submitted again: none runs twice, and none without a
+client.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,7 @@ def test_a_lost_front_leaves_only_the_streams_that_found_room() -> None:
 
 
 def detached(dispatcher: Dispatcher, front_id: int) -> list[tuple[int, ...]]:
-    """Return the keys that the front is asked to release."""
+    """Run a step; return the keys of each request that the front is asked to release."""
     words = [
         decode(body)
         for to, frame in dispatcher.step()

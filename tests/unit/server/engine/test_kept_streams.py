@@ -1,4 +1,4 @@
-"""Streams that the engine keeps after their calls: complete, once, and within bounds."""
+"""Streams that the engine keeps after their calls: complete, kept once, and within limits."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Store:
 
 
 def tokens_of(stream: KeptStream) -> dict[int, list[int]]:
-    """Return tokens by the lower half of the key."""
+    """Return the tokens of the stream by key, without the front's part of the key."""
     told: dict[int, list[int]] = {}
     for events in stream.history():
         for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):
@@ -257,7 +257,7 @@ actions = st.lists(
 
 
 class Model:
-    """Drives a store, and knows the expected content of each stream. Each name has one key."""
+    """Calls a store, and records the expected content of each stream. Each name has one key."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -286,7 +286,9 @@ class Model:
             kept.front_gone(1)
 
     def _tokens(self, token: int) -> None:
-        """Report one token for each running request, wherever it is kept."""
+        """Report a token for every request that was begun; expect it in the streams of those that
+        still run.
+        """
         for name, (key, ids) in self.told.items():
             stream = self.store.kept.find(name)
             if stream is not None and 1 << FRONT_SHIFT | key in stream.live:

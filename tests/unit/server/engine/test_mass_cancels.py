@@ -1,4 +1,4 @@
-"""Many requests end at once: they are cancelled between steps, a bounded number each time.
+"""Many requests that end at once are cancelled between steps, a limited number each time.
 
 Pending cancels count as work: the loop does not sleep before they are done.
 """

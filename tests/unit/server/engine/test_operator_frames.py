@@ -1,4 +1,4 @@
-"""Observer commands to an engine: the dispatcher's responses, and the hub over a socket."""
+"""Commands of the observer to an engine: the dispatcher's responses, and the hub over a socket."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_an_observer_may_only_look_and_order() -> None:
 
 
 class Observed:
-    """A hub that the test polls, and an observer's socket to it."""
+    """A hub, which the test polls, and the observer's end of a connection to it."""
 
     def __init__(self, listener: socket.socket, dispatcher: Dispatcher) -> None:
         self._listener = listener

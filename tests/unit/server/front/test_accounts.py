@@ -1,4 +1,6 @@
-"""Accounts: one record each, with the engine's final message if it arrives in time."""
+"""The accounts of requests: one record each, with the engine's final report if it
+arrives in time.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ class Site:
         self.accounts = Accounts(self.log.recorder, **(settings | options))
 
     def live(self, key: int) -> RequestAccount:
-        """Return the account of a request that the engine has."""
+        """Return the account of a request that was submitted to the engine."""
         account = self.accounts.open("Generate", arrival_s=0.0)
         generation = GenerationSpec(prompt=TextInput(text="canary"), prompt_path="text_prompt.text")
         account.live = LiveRequest(f"r-{key}", generation, 0.0)

@@ -1,4 +1,4 @@
-"""Streams whose clients ask for larger messages: how much text is held back, and how long."""
+"""Streams whose clients ask for larger messages: how much text is held back, and for how long."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make(min_tokens: int = 3, max_delay_s: float = 0.5) -> tuple[TokenStream, Fa
 
 
 def say(stream: TokenStream, *events: StreamEvent) -> str:
-    """Report one step's events; return the text that may be sent then."""
+    """Report the events of one step; return the text that may be sent after it."""
     for event in events:
         stream.push(event)
     stream.wake()

@@ -1,4 +1,4 @@
-"""Warnings about closed streams: at most one a second, and the count includes all."""
+"""Warnings about closed streams: at most one per second, with a count that includes all."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Bounds of connections: each invalid value is reported by its command-line flag."""
+"""Limits of connections: an invalid value is reported by its command-line flag."""
 
 from __future__ import annotations
 

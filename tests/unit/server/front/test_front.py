@@ -1,4 +1,4 @@
-"""The front without gRPC: events between the steps of opening a request, and its live requests."""
+"""The front without gRPC: events while a request is being opened, and its live requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GENERATION = GenerationSpec(
 
 
 class Gate:
-    """A tokenizer that waits until it is released."""
+    """Replaces a tokenizer's encoding by one that waits until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, text: ModelText) -> None:
         self.entered = asyncio.Event()
@@ -43,7 +43,7 @@ class Gate:
         monkeypatch.setattr(text.tokenizer, "encode_async", self._encode)
 
     async def opened(self, front: Front) -> asyncio.Task[LiveRequest]:
-        """Open a request; return its task once its prompt is being tokenised."""
+        """Begin to open a request; return its task once its prompt is being tokenised."""
         opening = asyncio.create_task(front.open(GENERATION, NOW))
         await self.entered.wait()
         return opening

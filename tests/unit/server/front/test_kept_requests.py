@@ -1,4 +1,4 @@
-"""The ended requests that a front keeps for the next engine, within bounds."""
+"""The ended requests that a front keeps for the next engine, within limits."""
 
 from __future__ import annotations
 

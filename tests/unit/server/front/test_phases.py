@@ -1,4 +1,4 @@
-"""Phases of a request: state, times, and the segments of its record."""
+"""The phases of a request: its state, its times, and the segments of its record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that lost their engine: what the next engine gets, and what clients receive."""
+"""Requests whose engine was lost: what the next engine gets, and what clients receive."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_the_next_engine_goes_on_after_what_came(text: ModelText) -> None:
 
 
 class CountedEstimate(AdmissionEstimate):
-    """Counts the requests reported as sent."""
+    """Counts the requests that were reported as sent."""
 
     num_at_engine = 0
 
@@ -140,7 +140,7 @@ async def test_hashes_go_on_where_the_prompt_ended(text: ModelText) -> None:
     assert third.num_replays == 2
 
 
-async def test_nothing_that_came_nothing_in_the_prompt(text: ModelText) -> None:
+async def test_without_earlier_output_the_prompt_is_sent_unchanged(text: ModelText) -> None:
     site = Site(text)
     request, [first] = await site.open(generation())
     [again] = await site.replace_engine()

@@ -1,4 +1,4 @@
-"""The ends of requests that wait for an engine, or whose next engine is unsuitable."""
+"""The ends of requests that wait for an engine, or that the next engine cannot continue."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ async def test_new_requests_are_refused_while_no_engine_is_there(text: ModelText
     assert len(site.front.table) == 0
 
 
-async def test_another_token_in_place_of_one_that_was_told_is_not_told(text: ModelText) -> None:
+async def test_a_replay_that_generates_another_token_fails(text: ModelText) -> None:
     site = Site(text)
     request, again = await constrained(site)
     site.tokens((again.key, A))
@@ -149,7 +149,7 @@ async def test_another_token_in_place_of_one_that_was_told_is_not_told(text: Mod
     assert (await refusal_of(request)).reason is ErrorReason.ENGINE_DOWN
 
 
-async def test_an_end_before_what_was_told_is_not_told(text: ModelText) -> None:
+async def test_a_replay_that_ends_before_the_sent_output_fails(text: ModelText) -> None:
     site = Site(text)
     request, again = await constrained(site)
     site.tokens((again.key, A))
@@ -157,7 +157,7 @@ async def test_an_end_before_what_was_told_is_not_told(text: ModelText) -> None:
     assert (await refusal_of(request)).reason is ErrorReason.ENGINE_DOWN
 
 
-async def test_an_engine_that_cannot_hold_it_refuses_clearly(text: ModelText) -> None:
+async def test_a_replay_that_the_next_engine_cannot_hold_is_refused(text: ModelText) -> None:
     site = Site(text)
     request, [first] = await site.open(generation())
     await site.replace_engine()
@@ -168,7 +168,7 @@ async def test_an_engine_that_cannot_hold_it_refuses_clearly(text: ModelText) ->
 
 
 async def test_the_end_that_went_down_with_the_engine(text: ModelText) -> None:
-    """All tokens arrived and the end event did not: nothing is left to generate."""
+    """All tokens arrived, but not the end: nothing is left to generate."""
     site = Site(text)
     stopping = Stopping(max_tokens=2, ignore_eos=True, stop_token_ids=(D,))
     request, [first] = await site.open(generation(stopping=stopping))

@@ -1,4 +1,4 @@
-"""One writer for many streams: marking, one wake-up, closing."""
+"""One writer for many streams: ready streams, one wake-up for all, closing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stop token is counted and reported, and its text is not delivered."""
+"""A stop token is counted and reported, but its text is not delivered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stopping(*, min_tokens: int = 0, **options: object) -> Stopping:
 
 
 async def play(site: Site, tokens: list[int], **options: object) -> list[StreamEvent]:
-    """Return the events of a request that samples `tokens` and stops at the last of them."""
+    """Return the events of a request that samples `tokens`, the last of which is a stop token."""
     request, specs = await site.open(generation(**options))  # type: ignore[arg-type]
     for spec in specs:
         site.run(spec.key)
@@ -65,7 +65,7 @@ async def test_what_a_stop_string_held_back_comes_out_without_the_stop_token(
     assert finished.outputs[0].stop_string is None
 
 
-async def test_one_that_comes_before_the_minimum_is_text(text: ModelText) -> None:
+async def test_a_stop_token_before_min_tokens_is_text(text: ModelText) -> None:
     events = await play(Site(text), [B, A, B], stopping=stopping(min_tokens=2))
     assert text_in(events) == text.tokenizer.decode([B, A])
 
@@ -82,7 +82,7 @@ async def test_the_models_own_end_has_no_text_whatever_its_kind(text: ModelText)
     assert text_in(ignored) == text.tokenizer.decode([D])
 
 
-async def test_it_has_no_text_in_the_next_engine_either(text: ModelText) -> None:
+async def test_a_stop_token_has_no_text_after_a_replay(text: ModelText) -> None:
     site = Site(text)
     request, [first] = await site.open(generation(stopping=stopping(min_tokens=1)))
     site.run(first.key)

@@ -1,4 +1,4 @@
-"""From a generation to the submission for the engine."""
+"""How a generation becomes a submission to the engine."""
 
 from __future__ import annotations
 
@@ -301,7 +301,7 @@ SEEDS_OF_7 = [7, 5576936958904625109, 16783414663788028321, 4313588532706559288]
 
 
 def seeds_of(seed: int, num_outputs: int) -> list[int]:
-    """Return the seeds that the engine receives, in the order of the outputs."""
+    """Return the seeds that the engine gets, in the order of the outputs."""
     sampling = Sampling(num_outputs=num_outputs)
     submission = submit(structs.replace(GENERATION, sampling=sampling), seed=seed)
     assert submission.seed == seed

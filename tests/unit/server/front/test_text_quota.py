@@ -1,4 +1,4 @@
-"""Text counts against its tenant's limits before it is tokenised, whatever the request's outcome,
+"""Text counts against its tenant's limits before it is tokenised, whatever becomes of the request,
 unless the request is displaced from the queue.
 """
 
@@ -46,7 +46,7 @@ def quotas(clock: FakeClock, **limits: int) -> TextQuotas:
 
 
 def charged(accounts: TextQuotas, num_tokens: int = 1) -> float | None:
-    """Charge the tenant; return its retry delay, None if it was accepted."""
+    """Charge the tenant; return the delay until a retry, or None if it was accepted."""
     try:
         accounts.charge("t", num_tokens)
     except RequestError as error:
@@ -116,7 +116,7 @@ async def test_prompts_that_are_refused_count(text: ModelText) -> None:
 async def test_a_prompt_counts_unless_its_request_is_displaced(
     text: ModelText, wait: Wait | None
 ) -> None:
-    """A request that the engine rejects on arrival has no wait."""
+    """A request that the engine rejects on arrival has no wait, unlike a displaced one."""
     site = Site(text)
     front = site.front
     front.prompts.quotas = quotas(
@@ -226,7 +226,7 @@ async def test_an_echo_of_token_ids_waits_as_a_text_of_four_bytes_each_does(
 
 
 class HeldTokenizer:
-    """Encodes once it is released."""
+    """A tokenizer whose encoding waits until it is released."""
 
     def __init__(self, real: Any) -> None:
         self._real = real

@@ -1,4 +1,4 @@
-"""The backlog of one stream."""
+"""What a stream holds until it is read."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_the_first_end_counts() -> None:
 
 
 class BlockedWriter:
-    """A write that does not return; `outcomes`: whether each was ended by a cut."""
+    """Writes to a stream and blocks. `outcomes`: for each write, whether a cut ended it."""
 
     def __init__(self, stream: TokenStream) -> None:
         self.outcomes: list[bool] = []
@@ -123,7 +123,7 @@ class BlockedWriter:
         self._blocked = asyncio.Event()
 
     async def write(self) -> asyncio.Task[None]:
-        """Begin to write; return the task once it is blocked."""
+        """Start a write; return its task once it blocks."""
         self._blocked.clear()
         task = asyncio.create_task(self._write())
         await self._blocked.wait()
@@ -182,7 +182,7 @@ async def test_only_tokens_count_as_backlog() -> None:
 
 
 async def test_of_much_a_part_is_taken_at_a_time() -> None:
-    """Writing a long prompt or backlog at once would block the loop for all other requests."""
+    """Writing a long prompt or many events at once would block the loop for all other requests."""
     stream = TokenStream()
     parts = list(EchoedPrompt(np.arange(20_000, dtype=np.int32), "x" * 100_000).head())
     tops = tuple(TopToken(i, -1.0) for i in range(20))

@@ -1,4 +1,4 @@
-"""Pending calls that attach a stream to a front."""
+"""Calls that attach a stream to a front and wait for the engine's answer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The engine's status board and the fronts' heartbeats: reads return what was written; dead
-writers.
+"""The engine's status board and the fronts' heartbeats: readers get what was written; writers that
+died are noticed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fronts follow the cached blocks: in parts, in order, through overruns and losses."""
+"""Fronts follow the cached blocks: in parts, in order, also after an overrun or a lost engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WISH = Follow(ticket=7, salt=SALT)
 
 
 def named(cache_index: CacheIndex, num_blocks: int, start: int = 0) -> tuple[bytes, ...]:
-    """Cache a chain of `num_blocks` from the block `start` on; return all its digests."""
+    """Cache the blocks from `start` on of a chain of `num_blocks`; return the digests of all."""
     tokens = np.arange(num_blocks * BLOCK, dtype=np.int32)
     digests = hash_blocks(tokens, BLOCK, chain_root(SALT))
     data = tokens[start * BLOCK :].tobytes()
@@ -160,7 +160,7 @@ def test_the_dispatcher_tells_only_who_asked_and_goes_on_until_it_is_told() -> N
 
 
 class Line:
-    """Records sent frames; `is_cut`: the engine is unavailable."""
+    """Records sent frames. `is_cut`: sending raises EngineUnavailable."""
 
     def __init__(self) -> None:
         self.sent: list[Follow | Unfollow] = []

@@ -1,4 +1,4 @@
-"""Frames survive encoding and decoding; invalid frames are rejected."""
+"""Frames are the same after encoding and decoding; invalid frames are rejected."""
 
 import struct
 from collections.abc import Iterator
@@ -177,7 +177,7 @@ def test_what_outputs_share_travels_once() -> None:
 
 
 class ReadHashes(tuple[bytes, ...]):
-    """Counts how often it is iterated."""
+    """Counts how often it is iterated over."""
 
     num_reads = 0
 

@@ -1,4 +1,4 @@
-"""A front's connection to the observer over a real socket: batches, bounds, drops, responses."""
+"""A front's connection to the observer over a real socket: batches, limits, losses, responses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BEATS = [beat(3, num_records=number) for number in (1, 2)]
 
 
 class FakeObserver:
-    """A listening socket that the test reads."""
+    """A listening socket; the test reads its connections."""
 
     def __init__(self, path: Path) -> None:
         self.peers: list[Peer] = []
@@ -44,7 +44,7 @@ class FakeObserver:
         return self.peers[-1]
 
     async def greeted(self) -> Peer:
-        """Accept a connection of the front, and its first frame."""
+        """Accept a connection of the front, and read its first frame."""
         peer = await self.accept()
         assert await peer.next() == HELLO
         return peer
@@ -56,7 +56,7 @@ class FakeObserver:
 
 
 class Peer(ObserverLine):
-    """One connection of the front, from the observer's side."""
+    """The observer's end of one connection of the front."""
 
     async def records(self, num: int) -> list[bytes]:
         payloads: list[bytes] = []

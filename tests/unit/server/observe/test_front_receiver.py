@@ -34,7 +34,7 @@ from support.reports import beat, front_view, make_facts, request_record
 
 
 class Heard(ServiceListener):
-    """A listener that keeps what it receives."""
+    """A listener that records what it receives."""
 
     def __init__(self) -> None:
         self.records: list[RequestRecord] = []
@@ -82,7 +82,7 @@ class Heard(ServiceListener):
 
 
 class FakeFront(ObserverLine):
-    """A front's end of the connection."""
+    """A front's end of a connection to the receiver."""
 
     def __init__(self, path: Path, front_id: int) -> None:
         connected = socket.socket(socket.AF_UNIX)
@@ -93,7 +93,7 @@ class FakeFront(ObserverLine):
 
 @dataclasses.dataclass
 class House:
-    """A receiver on a socket, what its listener received, and fronts that are closed at the end."""
+    """A receiver on a socket, its listener, and the fronts that a test has connected."""
 
     path: Path
     hub: FrontReceiver
@@ -105,7 +105,7 @@ class House:
         return self.fronts[-1]
 
     async def known_front(self, front_id: int) -> FakeFront:
-        """Return a front of which the receiver has a heartbeat."""
+        """Return a connected front from which the receiver got a heartbeat."""
         front, num_before = self.front(front_id), len(self.heard.beats)
         front.send(beat(front_id))
         await self.heard.until(lambda: len(self.heard.beats) > num_before)

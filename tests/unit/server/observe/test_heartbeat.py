@@ -1,4 +1,4 @@
-"""A front's heartbeat on a loop with a clock and lateness set by the test."""
+"""A front's heartbeat in a loop whose clock and lateness the test sets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.server.observe.frames import HeartbeatTimer
 
 
 class Ticks:
-    """A clock, and a wait for heartbeats."""
+    """A clock, and a record of the heartbeats."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

@@ -1,4 +1,6 @@
-"""Records of ended requests: counted, and sent between processes whole or not at all."""
+"""Records of ended requests: each is counted, and sent to another process completely or
+not at all.
+"""
 
 from __future__ import annotations
 

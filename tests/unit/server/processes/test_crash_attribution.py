@@ -39,7 +39,9 @@ def from_outside(*in_hand: int, on_trial: tuple[int, ...] = ()) -> EngineDeath:
 
 
 def judged(*deaths: EngineDeath) -> tuple[set[int], set[int]]:
-    """Return which requests are tried on probation, and which one is responsible."""
+    """Return the keys of the requests that run on trial after these deaths, and of those found
+    responsible.
+    """
     autopsy = CrashAttribution(Clock())
     for death in deaths:
         autopsy.note(death)
@@ -111,7 +113,7 @@ def test_kills_from_outside_convict_only_whom_they_hit_on_trial_twice() -> None:
     assert judged(*once, from_outside(4, on_trial=(4,))) == (set(), {4})
 
 
-def test_whoever_passed_and_was_there_again_is_tried_for_longer() -> None:
+def test_a_suspect_that_is_found_again_has_a_longer_trial() -> None:
     autopsy, numbers = CrashAttribution(Clock()), []
     for _ in range(4):
         autopsy.note(own(1, 2))

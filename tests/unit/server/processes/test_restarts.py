@@ -1,4 +1,4 @@
-"""How soon a dead process is restarted, and when no longer."""
+"""When a process that died is restarted, and when it is not."""
 
 from penstock.server.processes.supervised_process import RestartPolicy
 

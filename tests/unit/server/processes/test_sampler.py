@@ -1,4 +1,4 @@
-"""Samples of running threads as a speedscope file, with a clock set by the test."""
+"""Samples of running threads, written as a speedscope file, with a clock that the test sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of dead services are removed, and nothing else."""
+"""Folders of services that have ended are removed, and no others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def parent() -> Iterator[Path]:
 
 
 def folder_of(parent: Path, name: str, *, age_s: float = 2 * MIN_AGE_S) -> Path:
-    """Return the folder of a service that bound its socket; nothing listens on it."""
+    """Create and return the folder of a service with a socket on which nothing listens."""
     folder = parent / name
     folder.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as bound:

@@ -1,4 +1,4 @@
-"""Bounds on calls of gRPC's own services, on a connection that the test controls."""
+"""Limits of calls of gRPC's own services, on a connection that the test controls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2_grpc
 from penstock.server.rpc import reflection
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.health import Health
-from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageTurns
+from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageQueue
 from penstock.server.rpc.read_limiter import MAX_OPEN_READINGS, RequestReadLimiter
 from support.patience import PATIENCE_S
 
@@ -24,7 +24,7 @@ LIST_SERVICES = b"\x3a\x00"
 
 
 class Wire:
-    """A call context: returns its messages, then nothing more. A write to it blocks forever."""
+    """A call context that returns its messages, then nothing more. A write to it blocks forever."""
 
     def __init__(self, *messages: bytes) -> None:
         self._messages = list(messages)
@@ -70,7 +70,7 @@ class _Details:
 
 
 class Played:
-    """The services behind `RequestReadLimiter`, all with the same bounds."""
+    """The health and reflection services with these limits, without a server."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Played:
         max_arrival_s: float = 3600.0,
         max_stall_s: float = 3600.0,
         max_calls: float = 9,
-        turns: LargeMessageTurns | None = None,
+        large_messages: LargeMessageQueue | None = None,
     ) -> None:
         self._house = _House()
         timely = RequestReadLimiter(
@@ -87,7 +87,7 @@ class Played:
             max_arrival_s=max_arrival_s,
             max_stall_s=max_stall_s,
             max_calls=max_calls,
-            turns=turns,
+            large_messages=large_messages,
         )
         health = Health((), max_stall_s=max_stall_s)
         health_pb2_grpc.add_HealthServicer_to_server(health, cast(Any, timely))
@@ -144,11 +144,11 @@ async def test_calls_that_anybody_may_make_take_no_place_of_others() -> None:
 
 async def test_what_waits_for_its_turn_counts_as_being_read() -> None:
     now_s = iter((0.0, 3600.0))
-    turns = LargeMessageTurns(lambda: next(now_s))
+    large_messages = LargeMessageQueue(lambda: next(now_s))
     # It holds the loop up for an hour, so the next turn is an hour away.
-    await turns.take("another")
+    await large_messages.take("another")
     num_calls = 40
-    played = Played(max_calls=num_calls, turns=turns)
+    played = Played(max_calls=num_calls, large_messages=large_messages)
     wires = [Wire(b"x" * LARGE_BYTES) for _ in range(num_calls)]
     tasks = [asyncio.create_task(played.call(CHECK, wire)) for wire in wires]
     for _ in range(20):

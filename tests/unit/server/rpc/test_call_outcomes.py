@@ -1,4 +1,4 @@
-"""The end of a call and its record: exceptions as gRPC's, outcomes, options."""
+"""How a call ends and what its record has: gRPC errors for exceptions, outcomes, options."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from support.record_log import RecordLog
 
 
 class FakeContext:
-    """Records how a call was aborted. `abort` raises `outcome`."""
+    """A call context whose `abort` records its arguments and raises `outcome`."""
 
     def __init__(self, outcome: type[Exception] = grpc.aio.AbortError) -> None:
         self.outcome = outcome
@@ -51,7 +51,7 @@ class FakeContext:
 
 
 class Vanished(grpc.aio.BaseError):
-    """The error of a blocked write whose peer is gone."""
+    """The error of a blocked write whose client has gone."""
 
 
 async def call_with(error: BaseException, context: FakeContext) -> tuple[HandlerWrapper, int]:
@@ -147,7 +147,7 @@ def test_the_line_of_a_bug_names_its_request(caplog: pytest.LogCaptureFixture) -
 
 
 def clock(remaining_s: float | None) -> Any:
-    """A context's clock."""
+    """Return a call context that has this much time left."""
     return SimpleNamespace(time_remaining=lambda: remaining_s)
 
 
@@ -180,7 +180,7 @@ def test_a_deadline_or_a_client_that_left(
     assert outcome_of_failure(account(timeout_s), clock(remaining_s)) == outcome
 
 
-def test_what_we_had_to_say_counts() -> None:
+def test_our_own_refusal_precedes_the_clients_deadline() -> None:
     told = account()
     told.refusal = Refusal(reason=ErrorReason.QUEUE_FULL)
     assert outcome_of_failure(told, clock(None)) == outcome_of(told.refusal)

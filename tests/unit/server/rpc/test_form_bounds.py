@@ -1,4 +1,4 @@
-"""Bounds of constraints, and options that they exclude: rejected with the field."""
+"""Limits of constraints, and options that they exclude: rejections name the field."""
 
 from __future__ import annotations
 

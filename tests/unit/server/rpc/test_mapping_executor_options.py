@@ -1,4 +1,6 @@
-"""Options of some executors: constraint, adapter, retention; bounds and missing features."""
+"""Options that only some executors support: constraint, adapter, retention; limits and missing
+features.
+"""
 
 from __future__ import annotations
 

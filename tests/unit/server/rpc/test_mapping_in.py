@@ -1,4 +1,4 @@
-"""GenerateRequest becomes domain values: every bound, every field."""
+"""A GenerateRequest becomes domain values: every limit, every field."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_neutral_values_need_no_feature() -> None:
 
 
 def leaves(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
-    """Return the paths of all fields that carry a value; well-known types are values."""
+    """Yield the paths of all fields that carry a value; a well-known type counts as a value."""
     for field in descriptor.fields:
         path = f"{prefix}{field.name}"
         child = field.message_type
@@ -332,18 +332,18 @@ CALL: dict[str, Any] = {"id": "1", "name": "weather", "arguments": {"city": "Osl
 
 
 def chat_with(**fields: Any) -> Edit:
-    """Return a chat prompt with other fields."""
+    """Return an edit that sets a chat prompt with these fields."""
     prompt = {"messages": [{"role": "user", "parts": [{"text": "x"}]}], **fields}
     return lambda m: ParseDict({"chatPrompt": prompt}, m)
 
 
 def message_with(**fields: Any) -> Edit:
-    """Return a chat prompt of one message with other fields."""
+    """Return an edit that sets a chat prompt with one message with these fields."""
     return chat_with(messages=[{"role": "user", "parts": [{"text": "x"}], **fields}])
 
 
 def test_the_values_of_a_chat_s_data_are_bounded_together() -> None:
-    """Encoded they are a tenth of the limit, but each value takes as long to read."""
+    """Encoded, they are a tenth of the limit, but each value takes long to read."""
     limits = replace(LIMITS, config=FrontConfig())
     for num, path in ((4090, None), (4200, "chat_prompt.template_arguments")):
         empty: dict[str, Any] = {"a": [{}] * num}

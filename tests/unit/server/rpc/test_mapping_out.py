@@ -1,4 +1,4 @@
-"""Stream events become messages."""
+"""Stream events become messages of the contract."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_records_of_bare_ids_are_what_they_are_one_by_one(num: int) -> None:
 
 
 def test_a_whole_answer_with_long_records_is_made_in_parts() -> None:
-    """No part takes long, and all parts are the whole response."""
+    """No part takes long, and together they are the whole response."""
     tops = tuple(events.TopToken(i, -float(i)) for i in range(20))
     collected: list[events.StreamEvent] = [ACCEPTED, events.PromptPiece(text="pro")]
     collected += [
@@ -229,7 +229,7 @@ def test_a_whole_answer_with_long_records_is_made_in_parts() -> None:
 
 
 def test_what_has_come_of_a_whole_answer_is_no_objects() -> None:
-    """The garbage collector would visit every object repeatedly."""
+    """The garbage collector would visit every object again and again."""
     encoder = OnceEncoder()
     tops = tuple(events.TopToken(i, -float(i)) for i in range(20))
     gc.collect()

@@ -1,4 +1,4 @@
-"""One Multiplex call over a front whose engine and transport the test controls."""
+"""One Multiplex call to a front whose engine and transport the test controls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from grpc import StatusCode
 
 from penstock.scheduler.request import FailureReason, FinishReason
 from penstock.server.front.config import FrontConfig
-from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageTurns
+from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageQueue
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import state_pb2
@@ -64,10 +64,10 @@ async def test_a_large_command_waits_for_its_turn_and_a_small_one_does_not(
     text: ModelText,
 ) -> None:
     now_s = iter((0.0, 3600.0))
-    turns = LargeMessageTurns(lambda: next(now_s))
+    large_messages = LargeMessageQueue(lambda: next(now_s))
     # It holds the loop up for an hour, so the next turn is an hour away.
-    await turns.take("another")
-    async with played_call(text, turns=turns) as call:
+    await large_messages.take("another")
+    async with played_call(text, large_messages=large_messages) as call:
         call.wire.send(submit(1))
         await call.submitted()
         call.wire.send(submit(2, text="a" * LARGE_BYTES))

@@ -1,4 +1,4 @@
-"""The ends of a Multiplex call and its remaining state; the test controls engine and transport."""
+"""How a Multiplex call ends and what it leaves behind; the test controls engine and transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message that is too large is rejected before it is parsed; its short fields are kept."""
+"""A message that is too large is rejected before it is parsed; its short fields are still read."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -33,7 +33,9 @@ LARGE_PROMPTS: dict[str, dict[str, Any]] = {
 
 
 def in_each_message(prompt: ChatPrompt) -> list[tuple[Message, GenerateRequest]]:
-    """Return messages with this prompt, each with its GenerateRequest part."""
+    """Return (message, its GenerateRequest part) for each method whose message may have
+    this prompt.
+    """
     plain, once, multiplexed = GenerateRequest(), GenerateOnceRequest(), MultiplexRequest()
     multiplexed.submit.key = 7
     requests = (plain, once.generation, multiplexed.submit.generation)
@@ -116,7 +118,7 @@ def test_a_request_of_too_many_fields_is_refused_unread(path: str, fields: dict[
     ],
     ids=["tokenize", "detokenize", "resume"],
 )
-def test_so_is_any_other_message(message: Message, path: str) -> None:
+def test_any_message_of_too_many_fields_is_refused_by_its_path(message: Message, path: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse(type(message), message.SerializeToString())
     assert [violation.path for violation in caught.value.refusal.violations] == [path]

@@ -1,4 +1,4 @@
-"""Parts of a message that are read by hand: token ids and unknown fields."""
+"""Parts of a message that are read without protobuf objects: token ids and unknown fields."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ FIELD = b"\xf8\x3f\x01"
 
 @pytest.fixture
 def num_listed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record how many fields became Python objects, message by message."""
+    """Return a list to which, per message, the number of unknown fields that became Python objects
+    is appended.
+    """
     listed: list[int] = []
 
     def counted(message: Any) -> Any:

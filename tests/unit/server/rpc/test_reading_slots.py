@@ -1,4 +1,4 @@
-"""Which calls may read a message when there are more calls than slots."""
+"""Which calls may read a message if there are more calls than slots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_NUM, MAX_PER_CALLER, HURRIED_S = 4, 2, 10.0
 
 
 class FakeDeadline:
-    """Records the time to which it was rescheduled."""
+    """Records the time to which it is rescheduled."""
 
     def __init__(self) -> None:
         self.at_s: float | None = None
@@ -25,7 +25,7 @@ class FakeDeadline:
 
 
 class House:
-    """Slots, and a clock that the test advances."""
+    """Reading slots, and a clock that the test advances."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -40,7 +40,7 @@ class House:
         return [await self.slots.take(caller, FakeDeadline()) for caller in callers]
 
     async def waiting(self, caller: str) -> asyncio.Task[ReadingSlot]:
-        """Start a call that gets no slot yet."""
+        """Start a call that gets no slot yet; return its task."""
         task = asyncio.create_task(self.slots.take(caller, FakeDeadline()))
         await asyncio.sleep(0)
         assert not task.done()
@@ -103,7 +103,7 @@ async def test_what_has_arrived_is_not_hurried() -> None:
     await waiting
 
 
-async def test_nobody_is_hurried_for_nobody() -> None:
+async def test_no_call_gets_a_deadline_while_no_other_waits() -> None:
     house = House()
     slots = await house.held("a", "a")
     house.now_s += 100 * HURRIED_S

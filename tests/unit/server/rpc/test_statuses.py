@@ -1,4 +1,4 @@
-"""Rejections become gRPC statuses."""
+"""Rejections become gRPC statuses with details."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ RETRYABLE = {"QUEUE_FULL", "QUOTA_EXCEEDED", "DEADLINE_UNREACHABLE", "DRAINING",
 
 
 def detail(status: Status, kind: type[MessageT]) -> MessageT:
-    """Return the only detail of this kind."""
+    """Return the only detail of this message type."""
     tried = [(packed, kind()) for packed in status.details]
     (found,) = [message for packed, message in tried if packed.Unpack(message)]
     return found

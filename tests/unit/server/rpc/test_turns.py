@@ -1,4 +1,4 @@
-"""The event loop runs between the parts of a response, and large messages take turns."""
+"""The event loop runs between parts of a response, and large messages take turns."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from penstock.server.rpc.generation_service import LoopTurns
-from penstock.server.rpc.large_messages import LargeMessageTurns
+from penstock.server.rpc.generation_service import LoopYielder
+from penstock.server.rpc.large_messages import LargeMessageQueue
 
 
 async def test_the_loop_turns_between_batches_that_are_short_each(
@@ -17,7 +17,7 @@ async def test_the_loop_turns_between_batches_that_are_short_each(
 ) -> None:
     clock = itertools.count(0.0, 0.0005)
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    turns = LoopTurns()
+    yielder = LoopYielder()
     num_turns = 0
 
     def count() -> None:
@@ -27,7 +27,7 @@ async def test_the_loop_turns_between_batches_that_are_short_each(
 
     count()
     for _ in range(40):
-        assert await turns.make(iter((b"part",))) == [b"part"]
+        assert await yielder.collect(iter((b"part",))) == [b"part"]
     assert num_turns >= 5
 
 
@@ -35,25 +35,25 @@ NUM_ITERATIONS = 20
 
 
 class House:
-    """Turns, and a clock that the handling of a message advances."""
+    """Turns, and a clock that advances while a message is handled."""
 
     def __init__(self, message_s: float = 0.0) -> None:
         self.now_s = 100.0
         self.message_s = message_s
-        self.turns = LargeMessageTurns(lambda: self.now_s)
+        self.large_messages = LargeMessageQueue(lambda: self.now_s)
         self.handled: list[str] = []
 
     def send(self, *callers: str) -> list[asyncio.Task[None]]:
         return [asyncio.create_task(self._handle(caller)) for caller in callers]
 
     async def _handle(self, caller: str) -> None:
-        await self.turns.take(caller)
+        await self.large_messages.take(caller)
         self.handled.append(caller)
         self.now_s += self.message_s
 
 
 async def iterate() -> None:
-    """Run everything that does not wait for a clock."""
+    """Run all tasks that do not wait for the clock."""
     for _ in range(NUM_ITERATIONS):
         await asyncio.sleep(0)
 

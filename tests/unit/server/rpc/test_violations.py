@@ -1,4 +1,4 @@
-"""The reported violations of single values."""
+"""How violations of single values are worded."""
 
 from __future__ import annotations
 

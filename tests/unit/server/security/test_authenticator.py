@@ -1,4 +1,4 @@
-"""Authentication of callers; in doubt the caller is rejected."""
+"""Authentication of callers; in doubt a caller is rejected."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ leeway_s = 10
 
 
 class House:
-    """An authenticator over files in a folder, and a clock that the test sets."""
+    """An authenticator with a policy file in a folder, and a clock that the test sets."""
 
     def __init__(self, folder: Path, policy: str = POLICY + JWT) -> None:
         self.issuer = TokenIssuer(folder)

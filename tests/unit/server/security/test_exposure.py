@@ -1,4 +1,4 @@
-"""No service is exposed to a network by accident; invalid files are reported at the start."""
+"""No service is open to a network by accident, and invalid files are reported at the start."""
 
 from __future__ import annotations
 

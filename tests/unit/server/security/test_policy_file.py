@@ -1,4 +1,4 @@
-"""A policy and its key set are validated the same in every process that reads them."""
+"""A policy and its key set are judged alike in every process that reads them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CERTIFICATES = 'certificates = ["cn:acme"]'
 
 
 class House:
-    """A policy file, its keys, and its two readers: an engine and an authenticator."""
+    """A policy file with its keys, and its two readers: an engine and an authenticator."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class House:
 
     @property
     def limits(self) -> tuple[int | None, int | None]:
-        """Return acme's limit in the engine, and in the authenticator's policy."""
+        """Return acme's limit of live requests in the engine, and in the authenticator's policy."""
         quotas = self._engine.quotas
         judged = self._judge.policy.of("acme").quota
         return quotas.quota_of("acme").max_num_live, judged.max_num_live

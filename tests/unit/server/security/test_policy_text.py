@@ -1,4 +1,4 @@
-"""The policy file: its meaning, and rejections that name the location."""
+"""The meaning of the policy file, and rejections that name the place."""
 
 from __future__ import annotations
 

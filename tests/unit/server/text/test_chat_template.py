@@ -1,4 +1,4 @@
-"""Chats rendered by the templates of models, and actions that a template may not do."""
+"""Chats rendered by models' templates, and what a template is not allowed to do."""
 
 from __future__ import annotations
 

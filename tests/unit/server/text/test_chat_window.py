@@ -1,4 +1,4 @@
-"""Where a long conversation is truncated, and that the cut stays there while it grows."""
+"""Where a long conversation is cut, and that the cut does not move each time it grows."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def num_tokens(text: str) -> int:
 
 
 def turns(*lengths: int, lead: int | None = None) -> list[ChatMessage]:
-    """Return messages of these lengths in tokens, the question first; a one-letter role is one
-    token.
+    """Return messages of these lengths in tokens, the user's first, after a system message of
+    `lead` tokens if given. A role has one token per letter.
     """
     told = [
         ChatMessage(role="ua"[index % 2], content="x" * length)
@@ -46,7 +46,9 @@ def turns(*lengths: int, lead: int | None = None) -> list[ChatMessage]:
 
 
 class Encoder:
-    """Encodes to the summed lengths, plus `surplus` for every message."""
+    """An encoder whose result has as many tokens as the messages' lengths, plus `surplus` per
+    message. It counts encoded messages.
+    """
 
     def __init__(self, surplus: int = 0) -> None:
         self.surplus = surplus
@@ -268,7 +270,7 @@ async def test_a_long_dialogue_is_cut_in_steps(
 async def test_all_text_of_a_message_counts_when_a_thread_is_chosen(
     field: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Encoded inline, a conversation with long roles would block the loop."""
+    """Encoding a conversation with long roles in the event loop would block it."""
     sizes: list[int] = []
 
     async def noting(steps: Steps[T], *, num_bytes: int, **_: Any) -> T:

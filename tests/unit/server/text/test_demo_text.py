@@ -1,4 +1,4 @@
-"""The shipped model in the text layer."""
+"""The included model in the text layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The required files of a model folder, and errors that name the file."""
+"""Which files a model folder must have, and errors that name the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A long text that is tokenised in parts has the same tokens as the whole."""
+"""A long text that is tokenised in parts gives the same tokens as the whole."""
 
 from __future__ import annotations
 

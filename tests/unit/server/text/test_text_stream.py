@@ -1,4 +1,4 @@
-"""Text, stop strings and token counts of one output."""
+"""The text, stop strings and token counts of one output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BYTE_IDS = [VOCABULARY[to_byte_level(bytes([byte]))] for byte in range(256)]
 
 
 def letters(text: str) -> list[int]:
-    """Return one token for each byte, so that tests control where tokens end."""
+    """Return one token per byte of `text`, so that a test decides where tokens end."""
     return [BYTE_IDS[byte] for byte in text.encode()]
 
 

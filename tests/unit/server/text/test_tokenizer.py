@@ -1,4 +1,4 @@
-"""Text to ids: control tokens are not created from client text, bounds hold."""
+"""Text to token ids: text of clients never becomes control tokens, and limits hold."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_no_text_becomes_a_control_token(
 FAMILIES: dict[Any, Tokenizer] = {}
 
 
-def test_a_twin_whose_ids_would_differ_is_read_from_the_file(tmp_path: Path) -> None:
+def test_a_copied_tokenizer_with_different_ids_is_read_from_the_file(tmp_path: Path) -> None:
     tokenizer = load(tmp_path)
     text = "a <s> b<|im_end|>"
     with pytest.MonkeyPatch.context() as patch:
@@ -179,14 +179,14 @@ def test_a_model_without_template_refuses_dialogues(tmp_path: Path) -> None:
 
 async def test_long_texts_leave_the_loop_and_short_ones_do_not(tokenizer: Tokenizer) -> None:
     seen: list[str] = []
-    guard = control_tokens.ControlTokens.guard
+    escape = control_tokens.ControlTokens.escape
 
     def spy(controls: control_tokens.ControlTokens, text: str) -> str:
         seen.append(threading.current_thread().name)
-        return guard(controls, text)
+        return escape(controls, text)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(control_tokens.ControlTokens, "guard", spy)
+        patch.setattr(control_tokens.ControlTokens, "escape", spy)
         short = await tokenizer.encode_async("a" * MAX_INLINE_CHARS)
         long = await tokenizer.encode_async("a" * (MAX_INLINE_CHARS + 1), add_special_tokens=False)
     assert seen[0] == threading.current_thread().name
@@ -196,7 +196,7 @@ async def test_long_texts_leave_the_loop_and_short_ones_do_not(tokenizer: Tokeni
 
 
 def turns_of_others(task: Callable[[], object]) -> int:
-    """Return how often another thread runs during `task`."""
+    """Return how often another thread ran during `task`."""
     started, ended = threading.Event(), threading.Event()
     num_turns = 0
 

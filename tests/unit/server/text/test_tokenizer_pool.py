@@ -1,4 +1,4 @@
-"""Tenants take turns on the tokenizer's threads, each with a bounded amount of text."""
+"""Tenants take turns on the tokenizer's threads, each with a limited amount of text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pool() -> Iterator[TokenizerPool]:
 
 
 class Blocked:
-    """A step that blocks a thread until it is released."""
+    """A step that blocks its thread until it is released."""
 
     def __init__(self) -> None:
         self.entered = asyncio.Event()

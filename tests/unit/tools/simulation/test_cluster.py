@@ -1,4 +1,4 @@
-"""Several replicas: request assignment, totals, and repeatability."""
+"""Several replicas: which requests each gets, totals, and repeatability."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Routers on scripted loads and prefixes, and the age of a balancer's load information."""
+"""Routers with given loads and prefixes, and the age of a balancer's information about loads."""
 
 import math
 
@@ -20,7 +20,7 @@ from penstock.tools.simulation.routing import (
 def asks(
     *prefix_ids: int, arrival_s: float = 0.0, tenant: str = "", num_prompt_tokens: int = 0
 ) -> TraceRequest:
-    """Return a request whose prompt consists of blocks of 4 tokens."""
+    """Return a request whose prompt consists of blocks of four tokens."""
     return TraceRequest(
         arrival_s=arrival_s,
         num_prompt_tokens=num_prompt_tokens or max(1, 4 * len(prefix_ids)),

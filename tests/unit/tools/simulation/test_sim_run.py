@@ -1,4 +1,6 @@
-"""A run: times computed by hand, each request once, repeatability, gates, prefixes."""
+"""A simulated run: times computed by hand, each request counted once, repeatability, batching
+policies, prefixes.
+"""
 
 import csv
 import dataclasses

@@ -1,4 +1,6 @@
-"""Synthetic traffic and changed traces: a seed repeats them, shares are preserved."""
+"""Synthetic traffic and changed traces: the same seed gives the same traffic, and
+shares are kept.
+"""
 
 import itertools
 import math

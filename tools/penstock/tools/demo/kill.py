@@ -22,7 +22,7 @@ _KILL_AFTER_TOKENS = 150
 _DEADLINE_S = 120.0
 
 
-class _Stream:
+class _DemoStream:
     """One stream. `longest_gap_s`: the longest time between two of its messages with tokens;
     `on_tokens` is called with the text of each.
     """
@@ -54,9 +54,9 @@ async def kill_scene(service: OwnService, requests: Sequence[DemoRequest]) -> in
     """
     async with Client(service.address) as client:
         print("three streams without a crash ...", flush=True)
-        reference = await _stream_all(client, [_Stream(request) for request in requests])
+        reference = await _stream_all(client, [_DemoStream(request) for request in requests])
         print("the same three streams, with kill -9 of the engine process ...", flush=True)
-        killed = [_Stream(request) for request in requests]
+        killed = [_DemoStream(request) for request in requests]
         await _stream_and_kill(service, client, killed)
     rows = [
         (
@@ -74,12 +74,12 @@ async def kill_scene(service: OwnService, requests: Sequence[DemoRequest]) -> in
     return ExitCode.OK if all(row[-1] == "yes" for row in rows) else ExitCode.FAILED
 
 
-async def _stream_all(client: Client, streams: list[_Stream]) -> list[_Stream]:
+async def _stream_all(client: Client, streams: list[_DemoStream]) -> list[_DemoStream]:
     await asyncio.gather(*(stream.read(client) for stream in streams))
     return streams
 
 
-async def _stream_and_kill(service: OwnService, client: Client, streams: list[_Stream]) -> None:
+async def _stream_and_kill(service: OwnService, client: Client, streams: list[_DemoStream]) -> None:
     """Run all streams and kill the engine meanwhile; on a terminal, display their text."""
     show: Callable[[str], None] = functools.partial(print, flush=True)
     view: PaneView | None = None
@@ -89,7 +89,7 @@ async def _stream_and_kill(service: OwnService, client: Client, streams: list[_S
         show = view.set_headline
     has_begun = asyncio.Event()
 
-    def on_tokens(stream: _Stream, text: str) -> None:
+    def on_tokens(stream: _DemoStream, text: str) -> None:
         if view is not None:
             view.on_text(stream.run, text)
         if sum(each.run.num_tokens for each in streams) >= _KILL_AFTER_TOKENS:
@@ -110,7 +110,7 @@ async def _stream_and_kill(service: OwnService, client: Client, streams: list[_S
 
 async def _kill(
     service: OwnService,
-    streams: Sequence[_Stream],
+    streams: Sequence[_DemoStream],
     has_begun: asyncio.Event,
     show: Callable[[str], None],
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.models import table_lines
-from penstock.server.cli.report import finish_reasons, printable, rate
+from penstock.server.cli.report import finish_summary, printable, rate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,5 +110,5 @@ def _row(run: DemoRun) -> tuple[str, ...]:
         "-" if timings.ttft_s is None else f"{timings.ttft_s * 1e3:.1f}",
         str(finished.usage.num_completion_tokens),
         rate(finished.tokens_per_s),
-        finish_reasons(finished),
+        finish_summary(finished),
     )

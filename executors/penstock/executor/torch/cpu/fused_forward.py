@@ -29,7 +29,7 @@ _NUM_LINEARS = 4
 """Matrix products of a layer."""
 
 
-class FusedForward:
+class CpuFusedForward:
     """Runs a fused model with `kernels`; its keys and values are in `pages`."""
 
     def __init__(self, model: FusedModel, kernels: Kernels, pages: KVPages) -> None:

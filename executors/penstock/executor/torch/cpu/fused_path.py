@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch.cpu.fused_forward import FusedForward
+from penstock.executor.torch.cpu.fused_forward import CpuFusedForward
 from penstock.executor.torch.cpu.fused_model import (
     FusedModel,
     check_packing,
@@ -106,7 +106,7 @@ def fused_path(
         num_weight_bytes=num_weight_bytes,
         quantization=config.quantization,
         kv_dtype=kv_dtype,
-        make=lambda pages: FusedForward(fused, kernels, pages),
+        make=lambda pages: CpuFusedForward(fused, kernels, pages),
     )
 
 
@@ -137,7 +137,7 @@ def _trial_logits(
         device=model.device,
     )
     arrays = trial_arrays(fused.embedding, NUM_TRIAL_TOKENS, block_size)
-    forward = FusedForward(fused, kernels, pages)
+    forward = CpuFusedForward(fused, kernels, pages)
     steps = [
         (0, NUM_CHUNK_TOKENS),
         *((at, 1) for at in range(NUM_CHUNK_TOKENS, NUM_TRIAL_TOKENS)),

@@ -13,7 +13,7 @@ import torch
 
 from penstock.executor.torch.cuda.device_queue import DeviceQueue, Replayable
 from penstock.executor.torch.cuda.device_sampler import DeviceSampler, DeviceSamples, Variant
-from penstock.executor.torch.cuda.fused_forward import FusedForward, empty_row_tokens
+from penstock.executor.torch.cuda.fused_forward import CudaFusedForward, empty_row_tokens
 from penstock.executor.torch.cuda.row_staging import RowStaging
 from penstock.executor.torch.cuda.tiles import LONG_CONTEXT, MAX_LONG_ROWS, buckets_up_to
 from penstock.scheduler.batch import Batch
@@ -29,7 +29,7 @@ class DecodeGraphs:
     def __init__(
         self,
         queue: DeviceQueue,
-        model: FusedForward,
+        model: CudaFusedForward,
         sampler: DeviceSampler,
         last_tokens: torch.Tensor,
         staging: RowStaging,

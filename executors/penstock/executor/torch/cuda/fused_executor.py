@@ -21,7 +21,7 @@ from penstock.executor.torch.cuda.decode_graphs import DecodeGraphs
 from penstock.executor.torch.cuda.device_queue import DeviceQueue
 from penstock.executor.torch.cuda.device_sampler import DeviceSampler
 from penstock.executor.torch.cuda.device_step import DeviceStep, OutcomeMemory, launched_step_of
-from penstock.executor.torch.cuda.fused_forward import FusedForward
+from penstock.executor.torch.cuda.fused_forward import CudaFusedForward
 from penstock.executor.torch.cuda.packed_step import PackedStep
 from penstock.executor.torch.cuda.row_staging import RowStaging, packed_size
 from penstock.executor.torch.health_probe import HealthProbe
@@ -47,7 +47,7 @@ class FusedParts:
     tokens of a packed step.
     """
 
-    model: FusedForward
+    model: CudaFusedForward
     table: torch.Tensor
     last_tokens: torch.Tensor
     num_weight_bytes: int

@@ -70,7 +70,7 @@ class PackedHidden:
     qkv: Tensor
 
 
-class FusedForward:
+class CudaFusedForward:
     """One model's weights and pages. `last_tokens` int32 [2 * slots]: see `embed_rows`. Raises
     ValueError if the layers have different number formats.
     """

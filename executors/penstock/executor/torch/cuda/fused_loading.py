@@ -19,7 +19,7 @@ from penstock.executor.torch.cuda.device_queue import DeviceQueue
 from penstock.executor.torch.cuda.device_sampler import DeviceSampler
 from penstock.executor.torch.cuda.eight_bit import check_eight_bit, measure_scales
 from penstock.executor.torch.cuda.fused_executor import FusedExecutor, FusedParts
-from penstock.executor.torch.cuda.fused_forward import Ends, FusedForward
+from penstock.executor.torch.cuda.fused_forward import CudaFusedForward, Ends
 from penstock.executor.torch.cuda.page_attention import HeadLayout, PageAttention
 from penstock.executor.torch.cuda.trial_steps import (
     run_widest_step,
@@ -274,7 +274,7 @@ def _build(
         max_rows=num_slots(config),
         scales=parts.page_scales,
     )
-    fused = FusedForward(
+    fused = CudaFusedForward(
         parts.layers, parts.ends, attention, table, last_tokens, block_size=config.block_size
     )
     weights = (

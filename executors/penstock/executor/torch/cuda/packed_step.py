@@ -14,7 +14,7 @@ from penstock.executor.torch.cuda.device_queue import DeviceQueue
 from penstock.executor.torch.cuda.device_sampler import DeviceSampler
 from penstock.executor.torch.cuda.device_step import DeviceStep, LaunchedPrompt
 from penstock.executor.torch.cuda.fused_forward import (
-    FusedForward,
+    CudaFusedForward,
     PackedHidden,
     empty_row_tokens,
 )
@@ -30,7 +30,7 @@ class PackedStep:
     def __init__(
         self,
         queue: DeviceQueue,
-        model: FusedForward,
+        model: CudaFusedForward,
         sampler: DeviceSampler,
         last_tokens: Tensor,
         table: Tensor,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.executor.torch.cuda.device_queue import DeviceQueue
-from penstock.executor.torch.cuda.fused_forward import FusedForward, empty_row_tokens
+from penstock.executor.torch.cuda.fused_forward import CudaFusedForward, empty_row_tokens
 from penstock.executor.torch.cuda.row_staging import RowStaging
 from penstock.executor.torch.whole_sequence import (
     NUM_CHUNK_TOKENS,
@@ -22,7 +22,7 @@ from penstock.scheduler.batch import Batch
 from penstock.scheduler.slot_arrays import SlotArrays
 
 
-def trial_logits(model: FusedForward, queue: DeviceQueue, block_size: int) -> Tensor:
+def trial_logits(model: CudaFusedForward, queue: DeviceQueue, block_size: int) -> Tensor:
     """Return logits [NUM_TRIAL_TOKENS, vocabulary] of `trial_tokens`, computed in slot 0, in the
     blocks from 0 on.
 
@@ -51,7 +51,7 @@ def trial_logits(model: FusedForward, queue: DeviceQueue, block_size: int) -> Te
 
 
 def run_widest_step(
-    model: FusedForward,
+    model: CudaFusedForward,
     queue: DeviceQueue,
     *,
     num_tokens: int,

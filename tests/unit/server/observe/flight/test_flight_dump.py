@@ -1,4 +1,6 @@
-"""Files of recordings: owner, number, and atomic writes."""
+"""Files of recordings: their owner, their number, and that they are written completely
+or not at all.
+"""
 
 import os
 import stat

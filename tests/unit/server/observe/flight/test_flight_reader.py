@@ -1,4 +1,4 @@
-"""A reader gets whole rows in order while the writer writes, or after it died."""
+"""A reader gets complete rows in order while the writer writes, and after it has died."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def fd() -> Iterator[int]:
 
 
 def append(memory: RingMemory, number: int, num: int = 1) -> None:
-    """Append steps in which every value is the step's number."""
+    """Append `num` steps, each with its own number as the value of its fields."""
     for step in range(number, number + num):
         memory.appender(STEP_RING)(*([step] * 19), 0, 0, 0, 0, 0)
 
@@ -45,8 +45,8 @@ def append(memory: RingMemory, number: int, num: int = 1) -> None:
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=40))
 @settings(max_examples=40, deadline=None)
 def test_rows_that_are_added_together_are_the_same_rows(batches: list[int]) -> None:
-    """Across the end of the ring, and more rows than are packed at once; a step ring has 64
-    places.
+    """Also across the end of the ring, which has 64 places for steps, and for more rows than are
+    packed at once.
     """
     together, apart = create_memory(64, "test"), create_memory(64, "test")
     try:

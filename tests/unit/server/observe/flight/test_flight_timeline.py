@@ -1,4 +1,6 @@
-"""A recording becomes a trace for viewers: tracks, counters, arrows, unfinished requests."""
+"""A recording becomes a trace for viewers: tracks, counters, arrows, and requests that
+have not ended.
+"""
 
 import dataclasses
 from typing import Any
@@ -141,7 +143,7 @@ def test_a_step_that_never_came_back_is_drawn_with_who_was_in_it() -> None:
 
 
 def dying() -> Flown:
-    """Return an engine that dies in its fourth step, for which a new request had arrived."""
+    """Return an engine that dies in its fourth step, before which a second request arrived."""
     flown = Flown()
     flown.submit(1, 40, 50)
     for _ in range(3):

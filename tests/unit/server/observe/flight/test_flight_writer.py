@@ -1,4 +1,4 @@
-"""The flight recorder writes what the engine did: counts, times, owners, no content."""
+"""The flight recorder writes what the engine did: counts, times and tenants, but no content."""
 
 import dataclasses
 import logging
@@ -122,7 +122,7 @@ def test_totals_and_rows_count_the_same(depth: int, seed: int) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_gaps_are_those_between_tokens_of_rows_that_decode(depth: int) -> None:
-    """Every gap of every request is counted once, except gaps with a preemption."""
+    """Every gap of every request is counted once, except those with a preemption."""
     flown = play(Flown(depth=depth), 21)
     flown.finish()
     assert flown.changes(Preempted)

@@ -1,4 +1,4 @@
-"""Which exception messages a log may contain."""
+"""Which messages of exceptions a log may contain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CANARY = "canary"
 
 
 class OutOfMemoryError(RuntimeError):
-    """Named like the error of a device's driver."""
+    """An error with the name of a device driver's."""
 
 
 OutOfMemoryError.__module__ = "torch"

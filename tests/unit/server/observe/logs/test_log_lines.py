@@ -1,4 +1,4 @@
-"""One event, one line, as text and as JSON, with the ids of its request and no content."""
+"""One event is one line, as text or JSON, with the ids of its request and without content."""
 
 from __future__ import annotations
 

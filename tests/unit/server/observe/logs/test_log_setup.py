@@ -1,4 +1,6 @@
-"""The stderr output of a process after any fault (real processes, as hooks are global)."""
+"""What a process writes to stderr after any fault. The processes are real, as the hooks
+are global.
+"""
 
 from __future__ import annotations
 

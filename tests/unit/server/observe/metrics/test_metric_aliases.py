@@ -1,4 +1,4 @@
-"""Our metrics under the names of other servers."""
+"""Our metrics under the names that other servers use."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_it_is_safe_within_markup_and_bounded() -> None:
 
 
 class FakeDesk(Operations):
-    """Counts its calls."""
+    """An operations desk that counts its calls."""
 
     def __init__(self) -> None:
         self.num_asked = 0

@@ -1,4 +1,4 @@
-"""The metrics of an engine's steps, and after its death."""
+"""The metrics of an engine's steps, also after its death."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def load(epoch: int = 1, **settings: Any) -> LoadState:
 
 
 def full(said: LoadState | None) -> ServiceMetrics:
-    """Return the metrics of an engine whose last step was full and that reports the load `said`."""
+    """Return the metrics of an engine whose last step was full, and which reports the
+    load `said`.
+    """
     metrics = ServiceMetrics(model="demo", load=lambda: said)
     metrics.take_heartbeat(beat())
     metrics.take_steps(1, steps(FULL), 0)

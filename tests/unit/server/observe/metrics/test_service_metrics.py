@@ -1,4 +1,4 @@
-"""Metrics computed from records, steps and heartbeats."""
+"""Metrics that are computed from records, steps and heartbeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records, heartbeats and steps become a snapshot."""
+"""Records, heartbeats and steps are combined into a snapshot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.reports import engine_hello, outcome, request_record, steps_at
 
 
 def beat(front_id: int, *outcomes: OutcomeCount, **changes: Any) -> Heartbeat:
-    """Return a report of a front that has two requests."""
+    """Return a heartbeat of a front that has two requests."""
     return reports.beat(front_id, *outcomes, **{"num_streams": 2, "num_live": 2, **changes})
 
 
@@ -118,8 +118,8 @@ def queue_up(maker: SnapshotMaker, num_waiting: int, num_running: int = 8) -> No
 def test_the_wait_is_what_the_newest_in_the_queue_was_foretold(
     maker: SnapshotMaker, clock: FakeClock
 ) -> None:
-    """Recently ended requests arrived at an empty queue: their estimates do not describe the
-    current one.
+    """Requests that ended recently arrived at an empty queue, so their estimates do not describe
+    the current one.
     """
     queue_up(maker, num_waiting=40)
     maker.take_heartbeat(beat(1, queue_estimate_s=9.9, queue_estimate_at_s=999.5))
@@ -141,7 +141,7 @@ def test_the_wait_is_what_the_newest_in_the_queue_was_foretold(
 def test_a_wait_that_is_not_known_is_not_told(
     maker: SnapshotMaker, estimate_s: float | None, at_s: float
 ) -> None:
-    """Nothing was predicted, or long ago, or the prediction has proved wrong."""
+    """Nothing was predicted, or it was long ago, or the prediction was wrong."""
     queue_up(maker, num_waiting=1)
     maker.take_heartbeat(beat(1, queue_estimate_s=estimate_s, queue_estimate_at_s=at_s))
     assert model_of(maker).estimated_queue_s is None

@@ -1,4 +1,6 @@
-"""Sums over ten seconds and percentiles over a minute: exact, bounded, and they expire."""
+"""Sums over ten seconds and percentiles over a minute: accuracy, limits, and that old values are
+forgotten.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live requests of engine and fronts are merged into one list."""
+"""The live requests of the engine and of the fronts are merged into one list."""
 
 from __future__ import annotations
 

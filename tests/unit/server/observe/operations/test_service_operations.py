@@ -1,4 +1,4 @@
-"""The operators' calls: which process each is sent to, and missing responses."""
+"""The operators' calls: to which process each is sent, and what happens without an answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Told = tuple[str, CommandKind, str]
 
 
 class Fakes:
-    """All other processes of a service."""
+    """Stands for all other processes of a service."""
 
     def __init__(self) -> None:
         self.front_ids: tuple[int, ...] = (1, 2)
@@ -84,7 +84,7 @@ class Fakes:
 
 
 class FakeFronts:
-    """The fronts' side, whose `order` also takes a front."""
+    """Stands for the fronts; its `order` also takes the front's id."""
 
     def __init__(self, fakes: Fakes) -> None:
         self.fakes = fakes

@@ -1,4 +1,6 @@
-"""From an engine's steps to files and back: whole lines, bounded, private, non-blocking."""
+"""An engine's steps are written to files and read back: complete lines, limited size, no content,
+no blocking.
+"""
 
 import errno
 import json
@@ -33,7 +35,7 @@ NAMES = ("steps", "requests")
 
 
 def prompt_of(key: int, length: int) -> list[int]:
-    """Return a prompt whose first 48 tokens all requests share, or all if it is shorter."""
+    """Return a prompt of this length. The first 48 tokens are the same in all requests."""
     return [*range(48), *[key] * length][:length]
 
 
@@ -147,7 +149,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
 def note_iteration(
     recorder: Recorder, begun_s: float = 1.0, updated_s: float = 1.25, num_running: int = 0
 ) -> None:
-    """Record a step of three rows: a prompt of one token, two decodes."""
+    """Record a step with three rows: two decodes, and a prompt of one token."""
     arrays = SlotArrays(num_slots=3, max_seq_len=16, block_size=16)
     batch = batch_of(arrays, [(0, 0, 1), (1, 0, 1), (2, 0, 1)], num_decodes=2)
     note = StepNote(

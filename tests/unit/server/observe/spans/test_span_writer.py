@@ -1,4 +1,4 @@
-"""A record and its trace: the attributes of each end, and their spans."""
+"""A record becomes a trace: the attributes of each kind of end, and the spans."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECOND_NS = 10**9
 
 
 def child(tree: SpanTree, name: str, nth: int = 0) -> SpanTree:
-    """Return the nth child of that name."""
+    """Return the child of that name with index `nth`."""
     return [span for span in tree.children if span.name == name][nth]
 
 

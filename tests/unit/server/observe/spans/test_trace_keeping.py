@@ -1,4 +1,4 @@
-"""Which traces are kept: by rule, by the caller, by the sampler of the environment."""
+"""Which traces are kept: by rule, by the caller's decision, by the environment's sampler."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_nothing_is_slow_without_a_limit() -> None:
 
 
 def context(*, is_remote: bool, is_sampled: bool) -> Context:
-    """Return a parent span of trace 7."""
+    """Return a context with a parent span of trace 7."""
     parent = SpanContext(
         7,
         9,
@@ -70,7 +70,7 @@ def context(*, is_remote: bool, is_sampled: bool) -> Context:
 
 
 def decide(sampler: KeepSampler, parent: Context, attributes: Any) -> tuple[Decision, object]:
-    """Return the decision on a span of trace 7, and the recorded reason."""
+    """Return the decision on a span of trace 7, and the reason that it records."""
     result: Any = sampler.should_sample(parent, 7, "name", attributes=attributes)
     return result.decision, result.attributes.get(SAMPLING_REASON)
 

@@ -1,4 +1,4 @@
-"""The table of keys is complete, unambiguous and used."""
+"""The table of attribute keys is complete, unambiguous and used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The thread behind the queue, the slots before the exporter, the clock, the log lines."""
+"""The thread that writes queued traces, the limit before the exporter, the clock, and
+the log lines.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ from support.reports import request_record
 
 
 class Stage:
-    """A writer that can be blocked, and whose actions are recorded."""
+    """A writer that blocks until `is_open` is set, and records what it writes."""
 
     def __init__(self) -> None:
         self.is_open = threading.Event()
@@ -44,7 +46,7 @@ class Stage:
         self.written: list[str] = []
 
     def write(self, record: RequestRecord) -> bool:
-        """Keep odd requests; fail to write number 13."""
+        """Return whether the record's number is odd, which means kept; raise for number 13."""
         self.has_begun.set()
         assert self.is_open.wait(PATIENCE_S)
         if record.sequence == 13:
@@ -117,7 +119,7 @@ def test_a_worker_that_hangs_is_given_up() -> None:
     assert stage.written == ["request-1"]
 
 
-def test_a_room_lets_in_as_many_as_it_holds() -> None:
+def test_queue_slots_admit_no_more_than_their_number() -> None:
     slots = QueueSlots(2)
     assert slots.enter()
     assert slots.enter()
@@ -140,7 +142,7 @@ def test_a_room_lets_in_as_many_as_it_holds() -> None:
 
 
 class Fickle(SpanExporter):
-    """Succeeds, then fails, then raises."""
+    """An exporter whose first call succeeds, second fails and third raises."""
 
     def __init__(self) -> None:
         self.num_calls = 0

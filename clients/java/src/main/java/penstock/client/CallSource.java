@@ -69,8 +69,8 @@ final class CallSource<M> implements Source {
       return null;
     }
     PenstockException failure = StatusReader.ofCall(end.status(), end.trailers());
-    boolean isAsked = isStopped || hasAnswer || Context.current().isCancelled();
-    throw isAsked ? failure : failure.unlessAsked();
+    boolean isOwnCancellation = isStopped || hasAnswer || Context.current().isCancelled();
+    throw isOwnCancellation ? failure : failure.cancelledToUnavailable();
   }
 
   @Override

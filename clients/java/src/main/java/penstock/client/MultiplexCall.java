@@ -193,6 +193,6 @@ final class MultiplexCall extends ClientCall.Listener<MultiplexResponse> {
       String message = "the server does not offer Multiplex: use PenstockClient.generate";
       return new PenstockException(Status.Code.UNIMPLEMENTED, message);
     }
-    return hasAnswer ? failure : failure.unlessAsked();
+    return hasAnswer ? failure : failure.cancelledToUnavailable();
   }
 }

@@ -288,8 +288,9 @@ public final class PenstockClient implements AutoCloseable {
     if (isClosed && failure.reason().isEmpty()) {
       return PenstockException.clientClosed();
     }
-    boolean isAsked = Thread.currentThread().isInterrupted() || Context.current().isCancelled();
-    return isAsked ? failure : failure.unlessAsked();
+    boolean isOwnCancellation =
+        Thread.currentThread().isInterrupted() || Context.current().isCancelled();
+    return isOwnCancellation ? failure : failure.cancelledToUnavailable();
   }
 
   private <R, M> ClientCall<R, M> newCall(MethodDescriptor<R, M> method, CallTerms terms) {

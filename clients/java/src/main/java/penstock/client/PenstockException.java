@@ -130,7 +130,7 @@ public final class PenstockException extends RuntimeException {
    * UNAVAILABLE. A server that shuts down cancels calls that arrive at the same moment, without a
    * reason.
    */
-  PenstockException unlessAsked() {
+  PenstockException cancelledToUnavailable() {
     if (code != Status.Code.CANCELLED || !reason().isEmpty()) {
       return this;
     }

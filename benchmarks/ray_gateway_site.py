@@ -1,6 +1,6 @@
-"""Starts a Ray node with a Penstock deployment, for `ray_serve`.
+"""Starts a Ray node with a Penstock deployment, for `ray_gateway`.
 
-    ray_serve_site.py HTTP_PORT GRPC_PORT OPTION ...     options of `penstock serve`
+    ray_gateway_site.py HTTP_PORT GRPC_PORT OPTION ...     options of `penstock serve`
 
 A separate program, because Ray may be installed in another environment than the benchmarks. Prints
 a line when it is ready, and ends when its stdin is closed.

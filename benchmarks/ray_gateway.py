@@ -5,7 +5,7 @@ the two, each with separate processes. `steady`: steps of 20 ms, like a large mo
 of 1 ms, faster than single tokens can be delivered. When one stream ends, the next begins; the time
 to the first token includes the wait for the current step.
 
-    python benchmarks/ray_serve.py [--full] [--json FILE]
+    python benchmarks/ray_gateway.py [--full] [--json FILE]
 
 Needs Ray: `pip install '.[ray]'`, or PENSTOCK_RAY_PYTHON names a Python that has it.
 """
@@ -85,7 +85,7 @@ def ray_service(*given: str) -> Generator[int]:
         "RAY_TMPDIR": folder,
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # use only the loopback interface
     }
-    command = (PYTHON, Path(__file__).with_name("ray_serve_site.py"), str(free_port()))
+    command = (PYTHON, Path(__file__).with_name("ray_gateway_site.py"), str(free_port()))
     site = subprocess.Popen(
         (*command, str(grpc_port), "--metrics-port", "off", *given),
         stdin=subprocess.PIPE,
