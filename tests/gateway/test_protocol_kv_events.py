@@ -146,7 +146,7 @@ async def test_an_engines_loss_clears_all_and_the_next_begins_anew(served: Serve
     call.cancel()
 
 
-async def test_who_leaves_is_told_no_more(served: ServedFront) -> None:
+async def test_a_subscriber_that_cancels_is_removed(served: ServedFront) -> None:
     call = await followed(served)
     call.cancel()
 
@@ -155,7 +155,9 @@ async def test_who_leaves_is_told_no_more(served: ServedFront) -> None:
     assert not served.server.front.shared_writers
 
 
-async def test_who_reads_is_not_cut_however_much_it_is(served: ServedFront) -> None:
+async def test_a_subscriber_that_reads_is_not_disconnected_by_large_updates(
+    served: ServedFront,
+) -> None:
     call = await followed(served)
     many = CacheUpdate(ticket=0, changes=(b"\1" * 16,) * 40_000)
 
@@ -165,7 +167,7 @@ async def test_who_reads_is_not_cut_however_much_it_is(served: ServedFront) -> N
     call.cancel()
 
 
-async def test_who_does_not_read_is_cut(served: ServedFront) -> None:
+async def test_a_subscriber_that_does_not_read_is_disconnected(served: ServedFront) -> None:
     call = await followed(served)
     hear = served.port.cache_listeners[b"c"]
     many = CacheUpdate(ticket=0, changes=(b"\1" * 16,) * 40_000)
@@ -177,7 +179,7 @@ async def test_who_does_not_read_is_cut(served: ServedFront) -> None:
     assert served.server.front.counters.num_cut_readers == 1
 
 
-async def test_who_blocks_a_write_is_cut_out_of_it(served: ServedFront) -> None:
+async def test_a_subscriber_that_blocks_a_write_is_disconnected(served: ServedFront) -> None:
     call = await followed(served)
     hear = served.port.cache_listeners[b"c"]
     (writer,) = served.server.front.shared_writers
@@ -191,7 +193,7 @@ async def test_who_blocks_a_write_is_cut_out_of_it(served: ServedFront) -> None:
         hear(CacheUpdate(ticket=0, changes=()))
         return writer.is_cut or writer.num_writes > num_heard
 
-    # How many the network takes before it is full is its own affair.
+    # The network takes an unknown number of them before it is full.
     for _ in range(100):
         if writer.is_cut:
             break
@@ -339,7 +341,8 @@ async def test_the_stream_is_the_engines_cache(text: ModelText) -> None:
         await replay.until_cached(service, call)
         assert replay.num_snapshots == 1
 
-        # The way to the engine breaks; it is the same one that comes back, with what it has.
+        # The connection to the engine breaks and is restored; the engine and its cache are the
+        # same.
         connection = service.port._link.current
         assert connection is not None
         connection.abort()

@@ -262,7 +262,7 @@ async def test_sampling_crosses(house: House, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-async def test_where_nobody_says_how_long_the_service_does(house: House, path: str) -> None:
+async def test_without_max_tokens_the_services_default_holds(house: House, path: str) -> None:
     answer = await house.post(path, ignore_eos=True)
 
     assert answer.body["usage"]["completion_tokens"] == DEFAULT_MAX_TOKENS

@@ -78,7 +78,7 @@ async def test_messages_come_through_and_an_order_brings_its_grace(tmp_path: Pat
     assert place.clean_ups == [(0, True)]
 
 
-async def test_who_cleans_up_is_told_that_nobody_ordered_the_end(tmp_path: Path) -> None:
+async def test_a_clean_up_gets_whether_the_end_was_ordered(tmp_path: Path) -> None:
     place = Place(tmp_path)
     keeper = asyncio.create_task(place.process.keep_alive())
     for _ in range(2):
@@ -105,7 +105,7 @@ async def test_a_restart_is_no_death_and_ends_when_the_next_is_ready(tmp_path: P
     assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
 
 
-async def test_one_that_does_not_finish_for_a_restart_is_killed(tmp_path: Path) -> None:
+async def test_a_child_that_does_not_finish_for_a_restart_is_killed(tmp_path: Path) -> None:
     place = Place(tmp_path)
     keeper = await place.kept_alive()
     assert place.child is not None
@@ -116,7 +116,9 @@ async def test_one_that_does_not_finish_for_a_restart_is_killed(tmp_path: Path) 
     assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
 
 
-async def test_one_that_died_before_it_heard_of_the_end_did_not_end_badly(tmp_path: Path) -> None:
+async def test_a_child_that_dies_before_it_gets_the_order_to_end_did_not_end_badly(
+    tmp_path: Path,
+) -> None:
     place = Place(tmp_path)
     keeper = await place.kept_alive()
     assert place.child is not None
@@ -127,7 +129,7 @@ async def test_one_that_died_before_it_heard_of_the_end_did_not_end_badly(tmp_pa
     assert await asyncio.wait_for(keeper, PATIENCE_S) == 0
 
 
-async def test_one_that_dies_after_it_heard_ended_badly(tmp_path: Path) -> None:
+async def test_a_child_that_dies_after_the_order_to_end_ended_badly(tmp_path: Path) -> None:
     place = Place(tmp_path, before_exit="import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     keeper = await place.kept_alive()
     place.process.retire()

@@ -113,9 +113,7 @@ async def whole_stream(service: SteppedService) -> list[pb.GenerateResponse]:
     return [response async for response in service.stub.Generate(resumable(20))]
 
 
-async def test_it_goes_on_where_another_front_answers(
-    service: SteppedService, relay: CutRelay
-) -> None:
+async def test_a_client_resumes_at_another_front(service: SteppedService, relay: CutRelay) -> None:
     whole = await events_of(Client, service.address)
     async with (
         another_front(service) as other,
@@ -193,7 +191,7 @@ async def test_whoever_leaves_cancels(service: SteppedService, kind: type) -> No
     await service.until(service.is_clean)
 
 
-async def test_what_nobody_knows_any_more_is_the_loss_it_was(
+async def test_a_forgotten_request_ends_with_the_original_error(
     service: SteppedService, relay: CutRelay
 ) -> None:
     async def read() -> None:

@@ -178,7 +178,7 @@ def test_without_a_host_the_page_is_not_shown(house: House) -> None:
         assert caller.recv(12) == b"HTTP/1.0 421"
 
 
-def test_elsewhere_any_name_will_do() -> None:
+def test_a_network_address_accepts_any_host_name() -> None:
     """Tested as a WSGI application, because a test's socket is on the loopback interface."""
     app = MetricsApplication(
         Exposition(ServiceMetrics(model="demo")), lambda: b"{}", is_local=False

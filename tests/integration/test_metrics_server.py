@@ -122,11 +122,11 @@ def test_the_page_and_its_parts(house: House) -> None:
 @pytest.mark.parametrize(
     "path", ["/etc/passwd", "/../http.py", "/page", "/index.html", "/metrics/", "/%2e%2e/x"]
 )
-def test_nothing_else_is_there(house: House, path: str) -> None:
+def test_other_paths_are_not_found(house: House, path: str) -> None:
     assert house.ask(path)[0] == 404
 
 
-def test_it_is_only_to_be_read(house: House) -> None:
+def test_methods_other_than_get_and_head_are_refused(house: House) -> None:
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         status, headers, _ = house.ask("/metrics", method)
         assert status == 405

@@ -168,7 +168,7 @@ async def test_a_live_request_is_a_value(operator: Face, operations: ServedDesk)
         await operator.call("get_request", "nobody")
 
 
-async def test_levers(operator: Face, operations: ServedDesk) -> None:
+async def test_commands_of_operators(operator: Face, operations: ServedDesk) -> None:
     operations.desk.requests = numbered(2)
 
     assert await operator.call("drain") == 2

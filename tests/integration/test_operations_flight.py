@@ -79,7 +79,7 @@ async def test_readers_that_stall_keep_nobody_waiting(
         call.cancel()
 
 
-async def test_so_many_readers_and_no_more(
+async def test_readers_of_a_flight_record_are_limited(
     operations: ServedDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations_methods, "MAX_FLIGHT_READERS", 1)

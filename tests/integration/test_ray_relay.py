@@ -161,7 +161,7 @@ async def test_a_service_dies_with_its_owner() -> None:
     await until_gone(pid)
 
 
-def test_what_is_said_to_serve_is_not_passed_on() -> None:
+def test_metadata_for_ray_serve_is_not_passed_on() -> None:
     told = (
         ("application", "penstock"),
         ("request_id", "1"),

@@ -51,7 +51,7 @@ async def test_resume_waits_for_an_engine_to_ask(text: ModelText) -> None:
         assert outputs_of([*told, *(r.response for r in rest)]) == outputs_of(whole)
 
 
-async def test_it_waits_no_longer_than_requests_do(
+async def test_a_resume_waits_no_longer_for_an_engine_than_requests_do(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attachments, "_POLL_INTERVAL_S", 0.001)

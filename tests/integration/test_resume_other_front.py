@@ -74,7 +74,7 @@ async def whole_of(service: SteppedService, message: pb.GenerateRequest) -> list
 
 @edits
 @pytest.mark.parametrize("num_read", [1, 5])
-async def test_it_comes_to_another_front_and_goes_on(
+async def test_a_stream_is_resumed_at_another_front(
     fronts: tuple[SteppedService, SteppedService], edit: Edit, num_read: int
 ) -> None:
     first, second = fronts
@@ -84,7 +84,7 @@ async def test_it_comes_to_another_front_and_goes_on(
     call = first.stub.Generate(message)
     told = await read_some(first, call, num_read)
     if message.output.echo and not any(num_tokens_of(told)):
-        told = told[:1]  # no client knows how much of the prompt the others were
+        told = told[:1]  # no client knows how many prompt tokens the other messages had
     rest: list[Any] = await second.end_of(
         second.stub.Resume(rest_after(told, message.sampling.num_outputs or 1))
     )
@@ -134,7 +134,7 @@ async def test_what_a_lost_front_had_goes_on(
     call = first.stub.Generate(message)
     told = await told_before_the_end(first, call, num_read)
     if message.output.echo and not any(num_tokens_of(told)):
-        told = told[:1]  # no client knows how much of the prompt the others were
+        told = told[:1]  # no client knows how many prompt tokens the other messages had
     first.step(num_more)
     await first.disconnect()
     request = rest_after(told, message.sampling.num_outputs or 1)
@@ -169,7 +169,7 @@ async def test_counts_that_do_not_fit_are_out_of_range_and_harm_nothing(
     assert outputs_of([*told, *(r.response for r in rest)]) == outputs_of(whole)
 
 
-async def test_whoever_asks_and_leaves_does_not_lose_it(
+async def test_a_cancelled_resume_does_not_lose_the_stream(
     fronts: tuple[SteppedService, SteppedService],
 ) -> None:
     first, second = fronts

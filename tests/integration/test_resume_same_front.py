@@ -274,7 +274,7 @@ async def test_a_grace_out_of_bounds_is_named(service: SteppedService, grace_s: 
     assert "resume_timeout" in (caught.value.details() or "")
 
 
-async def test_where_it_is_not_offered_it_is_refused(text: ModelText) -> None:
+async def test_a_resume_is_refused_if_the_service_does_not_offer_it(text: ModelText) -> None:
     async with stepped(text, front=FrontConfig(max_resume_grace_s=0.0)) as service:
         for call in (
             service.stub.Generate(resumable()),

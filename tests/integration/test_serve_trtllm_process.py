@@ -66,7 +66,7 @@ async def test_fronts_read_the_tokenizer_of_the_folder_that_is_given(tmp_path: P
         assert await answer(service, "To be, or not") != ""
 
 
-async def test_without_it_the_missing_file_is_named(tmp_path: Path) -> None:
+async def test_without_a_tokenizer_folder_the_missing_file_is_named(tmp_path: Path) -> None:
     shutil.copy(resolve_model("demo") / "config.json", tmp_path)
 
     async with launched(*simulated(), "--model", str(tmp_path)) as service:

@@ -71,7 +71,7 @@ async def test_one_look_as_json(served: ServedDesk) -> None:
         (("--once", "--address", "127.0.0.1:1"), 3, "UNAVAILABLE"),
     ],
 )
-async def test_what_goes_wrong_is_one_line(
+async def test_an_error_is_printed_without_a_traceback(
     args: tuple[str, ...], code: int, complaint: str
 ) -> None:
     found, out, err = await top(*args)

@@ -31,7 +31,9 @@ NEVER_BY_ITSELF = {
         pytest.param(("engine", "front"), 0, id="both"),
     ],
 )
-async def test_they_leave_all_the_same(hung: tuple[str, ...], num_live: int) -> None:
+async def test_traces_are_exported_although_processes_hang_at_the_end(
+    hung: tuple[str, ...], num_live: int
+) -> None:
     with grpc_receiver() as collector:
         arguments = ("--fronts", "1", "--drain-grace-s", "1")
         environment = {**NEVER_BY_ITSELF, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint}

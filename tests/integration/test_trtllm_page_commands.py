@@ -17,7 +17,7 @@ COMMANDS = [
 ]
 
 
-def test_there_are_commands() -> None:
+def test_the_page_has_a_command_that_verifies() -> None:
     assert any(command.startswith("penstock verify --serve") for command in COMMANDS)
 
 

@@ -53,7 +53,7 @@ def test_each_language_has_a_template_and_a_line_in_the_readme() -> None:
 
 
 @pytest.mark.parametrize("language", [*WRITTEN, *REMOTE])
-def test_form(language: str) -> None:
+def test_a_template_has_the_fields_of_version_2(language: str) -> None:
     text = template(language).read_text(encoding="utf-8")
     document: dict[str, Any] = yaml.safe_load(text)
     assert document["version"] == "v2"

@@ -65,7 +65,7 @@ def test_no_token_crosses_a_network_in_plain_text(target: str, is_fine: bool) ->
         check_token("t", ("127.0.0.1:1", target), is_encrypted=False)
 
 
-def test_clients_refuse_it_too(tmp_path: Path) -> None:
+def test_clients_refuse_a_token_in_plain_text(tmp_path: Path) -> None:
     for kind in KINDS:
         with pytest.raises(ValueError, match="plain text"):
             kind("penstock.test", token="t")
@@ -79,7 +79,7 @@ def test_a_certificate_has_a_key() -> None:
         TlsConfig(cert=Path("cert.pem"))
 
 
-def test_another_name_is_told_to_grpc() -> None:
+def test_the_expected_server_name_is_given_to_grpc() -> None:
     name = ("grpc.ssl_target_name_override", "penstock.test")
     assert name in ChannelConfig(server_name="penstock.test").options()
     assert "grpc.ssl_target_name_override" not in dict(ChannelConfig().options())

@@ -72,7 +72,7 @@ def test_only_unavailable_and_explained_exhaustion_pass(code: grpc.StatusCode) -
         (failure(is_retry_forbidden=True), False),
     ],
 )
-def test_what_passes(error: PenstockError, passes: bool) -> None:
+def test_which_errors_may_be_temporary(error: PenstockError, passes: bool) -> None:
     assert is_passing(error) == passes
 
 

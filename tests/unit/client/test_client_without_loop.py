@@ -33,12 +33,12 @@ def test_results_and_errors_come_back() -> None:
         run(failing())
 
 
-def test_what_waits_is_an_error() -> None:
+def test_a_coroutine_that_waits_raises() -> None:
     with pytest.raises(RuntimeError, match="no event loop"):
         run(asyncio.sleep(0))
 
 
-def test_who_leaves_early_closes_at_once() -> None:
+def test_closing_an_iterator_early_closes_its_generator_at_once() -> None:
     ends: list[str] = []
     items = iterate(letters(ends))
     assert next(items) == "a"

@@ -50,7 +50,7 @@ def test_the_rules_ask_for_metrics_of_ours() -> None:
         )
 
 
-def test_the_rules_say_what_they_should(tmp_path: Path) -> None:
+def test_the_rules_compute_the_expected_metrics(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed")

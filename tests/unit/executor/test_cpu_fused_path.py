@@ -91,7 +91,7 @@ def test_what_the_tree_does_not_show_is_found_in_the_logits(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_only_the_modules_read_is_given_back(dtype: str, tmp_path: Path) -> None:
+def test_weights_that_only_the_modules_read_are_freed(dtype: str, tmp_path: Path) -> None:
     config = ExecutorConfig(model_path=save_tiny_model("qwen2", tmp_path), dtype=dtype)
     model = load_configured(config)
 

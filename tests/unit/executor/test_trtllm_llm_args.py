@@ -77,7 +77,7 @@ def test_the_defaults_are_what_the_vendor_takes(model: Path) -> None:
     assert vendor_args.cuda_graph_config is not None
 
 
-def test_what_is_always_so(model: Path) -> None:
+def test_arguments_that_do_not_depend_on_settings(model: Path) -> None:
     made = arguments(model)
 
     assert made["skip_tokenizer_init"] is True

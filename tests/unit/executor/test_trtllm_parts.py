@@ -37,7 +37,7 @@ def request_of(
 # BlockAccount
 
 
-def test_seats_go_in_in_the_order_of_admission() -> None:
+def test_requests_enter_the_engine_in_the_order_of_admission() -> None:
     account = BlockAccount(max_num_seqs=4, num_blocks=8)
     submitted = [request_of(key) for key in (1, 2, 3)]
     for each in submitted:
@@ -47,7 +47,7 @@ def test_seats_go_in_in_the_order_of_admission() -> None:
     assert account.num_inside == 3
 
 
-def test_who_leaves_keeps_its_place_until_the_engine_lets_go() -> None:
+def test_a_released_request_occupies_its_slot_until_the_engine_ends_it() -> None:
     account = BlockAccount(max_num_seqs=1, num_blocks=8)
     old, new = request_of(1), request_of(2)
     account.admit(old)
@@ -62,7 +62,7 @@ def test_who_leaves_keeps_its_place_until_the_engine_lets_go() -> None:
     assert list(account.enter()) == [new]
 
 
-def test_who_leaves_keeps_its_pages_until_the_engine_lets_go() -> None:
+def test_a_released_request_occupies_its_pages_until_the_engine_ends_it() -> None:
     account = BlockAccount(max_num_seqs=4, num_blocks=5)
     old, other, big, small = (
         request_of(1, num_blocks=2),
@@ -84,7 +84,7 @@ def test_who_leaves_keeps_its_pages_until_the_engine_lets_go() -> None:
     assert list(account.enter()) == [big, small]
 
 
-def test_who_never_went_in_leaves_without_a_word() -> None:
+def test_releasing_a_request_that_never_entered_the_engine_needs_no_abort() -> None:
     account = BlockAccount(max_num_seqs=1, num_blocks=8)
     leaving, waiting = request_of(1), request_of(2)
     account.admit(leaving)
@@ -122,7 +122,7 @@ def test_an_engine_that_holds_what_the_mirror_holds_does_not_drift() -> None:
 
 
 @pytest.mark.parametrize(("held", "drift"), [(0, 0), (3, 0), (9, 0), (12, 0), (13, 1), (20, 8)])
-def test_the_engines_word_may_be_as_old_as_the_window(held: int, drift: int) -> None:
+def test_the_engines_page_count_may_be_as_old_as_the_window(held: int, drift: int) -> None:
     audit = PageAudit()
     for at_s, num_blocks in ((0.0, 3), (1.0, 10), (2.0, 6)):
         audit.note_mirror(num_blocks, at_s, slack_blocks=2)
@@ -130,7 +130,7 @@ def test_the_engines_word_may_be_as_old_as_the_window(held: int, drift: int) -> 
     assert audit.check(held) == drift
 
 
-def test_what_the_mirror_held_long_ago_does_not_excuse() -> None:
+def test_page_counts_before_the_window_do_not_explain_a_drift() -> None:
     audit = PageAudit()
     audit.note_mirror(50, 0.0)
     audit.note_mirror(10, 1.0)
@@ -143,7 +143,7 @@ def test_what_the_mirror_held_long_ago_does_not_excuse() -> None:
     assert audit.worst_drift == 38
 
 
-def test_the_value_at_the_windows_beginning_counts() -> None:
+def test_the_page_count_at_the_start_of_the_window_counts() -> None:
     audit = PageAudit()
     audit.note_mirror(7, 0.0)
     audit.note_mirror(9, 100.0)

@@ -28,11 +28,15 @@ def ray_parts(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     return {name.rpartition(".")[2]: module for name, module in parts.items()}
 
 
-def test_without_the_class_it_is_an_exception(ray_parts: dict[str, ModuleType]) -> None:
+def test_without_rays_response_class_an_end_is_an_exception(
+    ray_parts: dict[str, ModuleType],
+) -> None:
     assert ending_method() is EndingMethod.EXCEPTION
 
 
-def test_with_the_class_it_travels_in_place_of_a_message(ray_parts: dict[str, ModuleType]) -> None:
+def test_with_rays_response_class_an_end_is_sent_instead_of_a_message(
+    ray_parts: dict[str, ModuleType],
+) -> None:
     vars(ray_parts["proxy_request_response"])["ResponseStatus"] = SimpleNamespace
 
     assert ending_method() is EndingMethod.CARRIER
@@ -40,7 +44,7 @@ def test_with_the_class_it_travels_in_place_of_a_message(ray_parts: dict[str, Mo
     assert (end.code, end.message) == ("a code", "why")
 
 
-def test_where_the_replica_is_the_ingress_it_just_ends(ray_parts: dict[str, ModuleType]) -> None:
+def test_if_the_replica_is_the_ingress_the_method_returns(ray_parts: dict[str, ModuleType]) -> None:
     vars(ray_parts["proxy_request_response"])["ResponseStatus"] = SimpleNamespace
     vars(ray_parts["constants"])["RAY_SERVE_ENABLE_DIRECT_INGRESS"] = True
 

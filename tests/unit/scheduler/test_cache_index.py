@@ -57,7 +57,7 @@ def test_a_block_is_told_with_its_parent_and_its_tokens() -> None:
         CachedBlock(digest=digests[1], parent=digests[0], tokens=tokens[4 * BLOCK :]),
         CachedBlock(digest=digests[0], parent=b"", tokens=tokens[: 4 * BLOCK]),
     ]
-    # The parent was named after its child, and comes before it all the same.
+    # The parent was registered after its child, and still comes before it.
     late = cache_index.watch(b"s")
     assert [block.digest for block in late.take_blocks(5)] == list(digests)
 
@@ -141,7 +141,7 @@ def test_an_engine_writes_down_what_its_requests_leave_and_what_is_evicted() -> 
     engine.check_integrity()
 
 
-def test_no_book_is_kept_unasked() -> None:
+def test_no_cache_index_exists_unless_enabled() -> None:
     engine = simulated_engine()
 
     run(engine, 1, [1] * 33)

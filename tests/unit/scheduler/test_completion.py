@@ -111,7 +111,7 @@ def test_one_that_runs_is_given_up_when_it_can_no_longer_end_in_time() -> None:
     site.submit(1, 100, max_tokens=400, deadline_s=2.5)
     site.step()
     assert 1 in site.admitted
-    # Meanwhile it is seen that outputs as long as this one continue to 300 tokens.
+    # Meanwhile outputs of 300 tokens are observed.
     for _ in range(600):
         site.engine.completion.lengths.observe(300, max_tokens=400)
     site.run()
@@ -123,7 +123,7 @@ def test_one_that_runs_is_given_up_when_it_can_no_longer_end_in_time() -> None:
     assert failure.stay is not None
 
 
-def test_one_in_a_while_is_let_in_to_see_whether_outputs_are_shorter_now() -> None:
+def test_now_and_then_a_late_request_is_admitted_to_measure_its_length() -> None:
     site = site_with(200)
     taken = [
         site.submit(key, 100, max_tokens=500, deadline_s=1.0) is not None for key in range(1, 129)
@@ -131,7 +131,7 @@ def test_one_in_a_while_is_let_in_to_see_whether_outputs_are_shorter_now() -> No
     assert 1 <= sum(taken) <= 2
 
 
-def test_each_tenant_has_its_own_while() -> None:
+def test_trial_requests_are_counted_for_each_tenant() -> None:
     site = site_with(200, tenant="a")
     for _ in range(60):
         site.engine.completion.lengths.observe(200, tenant="b", max_tokens=500)
@@ -212,7 +212,7 @@ def test_a_queue_that_stands_takes_nobody_who_would_lose_by_waiting() -> None:
         standing.note_arrival((0, ""), site.clock(), finds_queue=is_standing)
         site.clock.advance(30.0)
         standing.note_arrival((0, ""), site.clock(), finds_queue=is_standing)
-        # Prompts let in before had nothing to lose, so that this one may lose some of its chance.
+        # Prompts admitted before had nothing to lose, so this one may lose some of its chance.
         site.engine.completion.credit.note(100_000, 1.0, site.clock())
         request = site.submit(9, 100, max_tokens=500, deadline_s=2.5)
         assert (request is None) is is_standing

@@ -38,14 +38,14 @@ def test_a_light_tenant_is_not_refused_for_the_prompts_and_the_queue_of_others(
     assert told.estimated_queue_s < 0.1
 
 
-def test_one_of_the_flood_itself_is_refused() -> None:
+def test_a_request_of_the_flooding_tenant_is_refused() -> None:
     site = flooded()
     site.submit(100, 300, max_tokens=1, tenant="flood", ttft_deadline_s=0.5)
     site.step()
     assert site.failure(100).reason is FailureReason.TTFT_DEADLINE_UNREACHABLE
 
 
-def test_its_own_requests_before_it_count() -> None:
+def test_earlier_requests_of_a_light_tenant_count() -> None:
     site = flooded(40)
     for key in (100, 101):
         site.submit(key, 300, max_tokens=1, tenant="quiet", ttft_deadline_s=5.0)
@@ -54,7 +54,7 @@ def test_its_own_requests_before_it_count() -> None:
     assert site.queued[102][0].num_ahead >= 2
 
 
-def test_where_nobody_yields_it_waits_for_a_place_like_all() -> None:
+def test_without_preemption_a_light_tenant_waits_for_a_slot() -> None:
     site = flooded(40, admission_policy=AdmissionPolicy.GUARANTEED_NO_EVICT)
     site.submit(100, 300, max_tokens=1, tenant="quiet", ttft_deadline_s=0.5)
     site.step()

@@ -25,7 +25,7 @@ def forgive(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
 
 
 @pytest.mark.parametrize(("error", "is_refused"), [(0.0, True), (0.5, False)])
-def test_at_the_door_the_wait_is_forgiven_the_error_of_the_prices(
+def test_on_arrival_the_predicted_wait_is_reduced_by_the_known_error(
     error: float, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = PricedSite(num_seqs=1, order=SchedulingOrder.FCFS)
@@ -44,7 +44,7 @@ def test_at_the_door_the_wait_is_forgiven_the_error_of_the_prices(
     [(0, 0.08, 0.05), (1000, 0.15, 0.10)],
     ids=["its prefill", "prompts under way"],
 )
-def test_at_admission_the_prefill_is_forgiven_it_too(
+def test_at_admission_the_predicted_prefill_is_reduced_by_the_known_error(
     num_under_way: int,
     patience_s: float,
     least_s: float,
@@ -98,7 +98,7 @@ def test_at_admission_the_output_is_no_longer_than_it_must_be(
         (10, 20, 4.41, 0),
     ],
 )
-def test_nobody_reckons_where_the_deadline_is_far_away(
+def test_nothing_is_predicted_for_a_distant_deadline(
     num_prompt: int,
     min_tokens: int,
     left_s: float,
@@ -130,7 +130,7 @@ def crowd(site: PricedSite) -> None:
 
 
 @pytest.mark.parametrize(("patience_s", "is_refused"), [(0.15, True), (0.3, False)])
-def test_at_the_door_others_are_expected_to_have_their_turn(
+def test_on_arrival_the_prediction_includes_turns_of_other_tenants(
     patience_s: float, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = PricedSite(num_seqs=1)
@@ -149,7 +149,9 @@ def test_at_the_door_others_are_expected_to_have_their_turn(
 
 
 @pytest.mark.parametrize("what", ["limit_rejection", "dropped"])
-def test_who_is_turned_away_is_told_of_them_too(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_estimate_in_a_rejection_includes_turns_of_other_tenants(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site = PricedSite(num_seqs=1)
     forgive(monkeypatch, 0.0)
     crowd(site)
@@ -186,7 +188,7 @@ def test_a_prefix_that_somebody_may_compute_still_counts_when_asked_again(
     assert site.ends[3].reason is FailureReason.TTFT_DEADLINE_EXCEEDED
 
 
-def test_one_whom_nobody_helps_is_dropped_when_it_is_hopeless(
+def test_a_request_whose_prefix_nobody_computes_is_dropped_when_it_must_be_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site = PricedSite(num_seqs=1)
@@ -249,7 +251,7 @@ def test_a_prefix_that_another_request_computes_is_no_help_to_logprobs_of_the_pr
     ("policy", "num_blocks"),
     [(AdmissionPolicy.MAX_UTILIZATION, 1), (AdmissionPolicy.GUARANTEED_NO_EVICT, 5)],
 )
-def test_who_is_promised_room_to_the_end_counts_with_all_of_it(
+def test_a_request_whose_blocks_are_reserved_counts_with_all_of_them(
     policy: AdmissionPolicy, num_blocks: int
 ) -> None:
     site = PricedSite(num_seqs=1, admission_policy=policy)
@@ -327,7 +329,7 @@ def test_a_time_limit_ends_one_that_was_looked_at_again_before_it() -> None:
 
 
 @pytest.mark.parametrize(("idle_s", "is_tried"), [(0.9, False), (1.1, True)])
-def test_on_a_machine_that_stood_still_the_first_is_let_in_for_trial(
+def test_after_an_idle_time_the_first_request_is_admitted_as_a_trial(
     idle_s: float, is_tried: bool
 ) -> None:
     site = PricedSite()

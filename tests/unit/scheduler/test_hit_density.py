@@ -22,7 +22,7 @@ def test_a_value_is_the_best_rate_until_any_age() -> None:
     density.begin(1, 4)
     density.hit(1, 20, 2)
     density.refit()
-    # Bins of 16, 8 and 8 turns, of which 4, 4 and then 2 blocks are there (counted twice a bin).
+    # Bins of 16, 8 and 8 turns with 4, 4 and then 2 blocks, each counted at both ends of a bin.
     until_20 = 2 / (2 * 4 * 16 + (4 + 2) * 8)
     assert density.table[1][0] == until_20
     assert density.table[1][1] == 2 / ((4 + 2) * 8)
@@ -30,7 +30,7 @@ def test_a_value_is_the_best_rate_until_any_age() -> None:
     assert density.table[0] == [0.0] * NUM_BINS
 
 
-def test_what_was_long_ago_fades() -> None:
+def test_old_hits_lose_weight() -> None:
     density = HitDensity(1, half_life=10)
     density.begin(0, 100)
     density.hit(0, 0, 100)
@@ -71,7 +71,7 @@ def hits_of_dialogues(order: EvictionOrder | None, num_common: int = 0) -> float
 
 
 @pytest.mark.parametrize("num_common", [0, 1, 5])
-def test_what_comes_back_is_kept_among_what_does_not(num_common: int) -> None:
+def test_blocks_that_are_used_again_are_kept_among_blocks_used_once(num_common: int) -> None:
     assert hits_of_dialogues(None, num_common) == 0.0
     assert hits_of_dialogues(RecencyOrder(), num_common) == 0.0
     learnt = hits_of_dialogues(HitDensityOrder(64, refit_every=20), num_common)

@@ -290,7 +290,7 @@ def test_what_a_piece_looks_at_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("count", [0, 1, check_pieces.PIECE, 3 * check_pieces.PIECE + 1])
-def test_pieces_are_all_there_is(count: int) -> None:
+def test_pieces_together_contain_every_item_once(count: int) -> None:
     cut = list(check_pieces.pieces(range(count)))
     assert [number for piece in cut for number in piece] == list(range(count))
     assert all(0 < len(piece) <= check_pieces.PIECE for piece in cut)

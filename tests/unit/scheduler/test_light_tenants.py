@@ -261,7 +261,7 @@ def heavy(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("priority", [HIGH, LOW])
-def test_a_new_light_prompt_does_not_go_before_a_higher_class_under_way(priority: int) -> None:
+def test_a_new_light_prompt_does_not_precede_a_higher_class_in_prefill(priority: int) -> None:
     engine, executor = ordered()
     heavy(engine)
     submit(engine, "flood", [4], prompt=60, max_tokens=2, priority=priority)
@@ -272,7 +272,9 @@ def test_a_new_light_prompt_does_not_go_before_a_higher_class_under_way(priority
 
 
 @pytest.mark.parametrize("priority", [HIGH, LOW])
-def test_nor_does_one_that_is_under_way_too(priority: int) -> None:
+def test_a_light_prompt_in_prefill_does_not_precede_a_higher_class_in_prefill(
+    priority: int,
+) -> None:
     engine, executor = ordered(max_prefill_share=0.5)
     heavy(engine)
     submit(engine, "flood", [4], prompt=60, max_tokens=2, priority=HIGH)

@@ -31,7 +31,7 @@ def test_what_another_computes_is_wanted_as_far_as_prompts_agree() -> None:
     assert not any(wanted(prefixes, second))
 
 
-def test_nobody_waits_for_itself() -> None:
+def test_a_requests_own_blocks_are_not_expected_from_itself() -> None:
     prefixes, first, second = LivePrefixes(), request(1, 4), request(2, 4)
     prefixes.add(first, 0)
     assert not any(wanted(prefixes, first))
@@ -49,7 +49,7 @@ def test_what_was_cached_when_it_joined_is_not_its_to_compute() -> None:
     assert wanted(prefixes, first) == [False, False, False, True, False]
 
 
-def test_who_never_joined_may_leave_and_what_is_left_is_told() -> None:
+def test_a_request_without_entries_may_be_removed_and_faults_are_found() -> None:
     prefixes, first, second = LivePrefixes(), request(1, 4), request(2, 2)
     prefixes.add(first, 0)
     prefixes.add(second, NUM_BLOCKS)
@@ -60,7 +60,7 @@ def test_who_never_joined_may_leave_and_what_is_left_is_told() -> None:
     assert prefixes.faults({1: first, 2: second}) != []
 
 
-def test_of_a_crowd_at_one_block_somebody_is_believed_to_go_further() -> None:
+def test_beyond_a_limit_of_requests_further_blocks_are_assumed_expected() -> None:
     prefixes = LivePrefixes()
     crowd = [request(key, 1) for key in range(2, MAX_LOOKED_AT + 3)]
     for other in crowd[1:]:

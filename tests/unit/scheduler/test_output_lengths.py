@@ -33,7 +33,7 @@ def test_an_output_of_nothing_counts_as_one() -> None:
 
 @pytest.mark.parametrize("mean", [20, 200, 2000])
 @pytest.mark.parametrize("limits", [(512, 512), (10, 2000)])
-def test_what_is_expected_is_what_comes(mean: int, limits: tuple[int, int]) -> None:
+def test_expected_lengths_equal_real_ones_on_average(mean: int, limits: tuple[int, int]) -> None:
     lengths = OutputLengths(100.0, memory=2000)
     random = np.random.default_rng(3)
     real = expected = 0.0

@@ -47,7 +47,7 @@ def test_bounds_of_the_queue_do_not_hold_for_replays(
     assert 9 not in told
 
 
-def test_a_deadline_that_has_passed_does() -> None:
+def test_a_deadline_that_has_passed_ends_a_replay() -> None:
     clock = FakeClock()
     clock.now_s = 10.0
     one = engine(clock)
@@ -55,7 +55,7 @@ def test_a_deadline_that_has_passed_does() -> None:
     assert refusals(one) == {1: FailureReason.DEADLINE_EXCEEDED}
 
 
-def test_so_does_an_id_in_use_and_a_size_that_never_fits() -> None:
+def test_an_id_in_use_and_a_size_that_never_fits_are_refused_for_replays() -> None:
     one = engine(FakeClock())
     one.submit((spec(1),))
     one.submit((spec(2, num_replays=1, request_id="request-1"),))
@@ -66,6 +66,6 @@ def test_so_does_an_id_in_use_and_a_size_that_never_fits() -> None:
     }
 
 
-def test_a_number_of_replays_is_none_below_zero() -> None:
+def test_a_negative_number_of_replays_is_refused() -> None:
     with pytest.raises(ValueError, match="num_replays"):
         spec(1, num_replays=-1)

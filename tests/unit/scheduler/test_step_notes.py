@@ -174,7 +174,7 @@ def test_of_a_self_paced_executor_each_turn_with_rows_is_one() -> None:
     engine.close()
 
 
-def test_nobody_asked_nobody_is_told() -> None:
+def test_without_listeners_no_steps_are_recorded() -> None:
     engine, _ = make_engine()
     engine.submit((make_spec(1, 3, max_tokens=2),))
     run_until_idle(engine)

@@ -99,7 +99,9 @@ def test_penstock_top_is_suggested_only_where_rich_is_installed(
         ({"PENSTOCK_PORT": "7000", "PENSTOCK_ADDRESS": "there:1"}, "there:1"),
     ],
 )
-def test_it_is_where_serve_would_listen(environment: dict[str, str], address: str) -> None:
+def test_the_default_address_is_where_serve_would_listen(
+    environment: dict[str, str], address: str
+) -> None:
     assert default_address(environment) == address
 
 

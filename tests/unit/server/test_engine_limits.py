@@ -23,19 +23,19 @@ from penstock.server.security.policy_file import PolicyFile
 from support.core import make_engine
 
 
-def test_what_passed_through_an_executor_is_its() -> None:
+def test_an_exception_that_passed_through_executor_code_is_attributed_to_it() -> None:
     with pytest.raises(ValueError, match="block_size") as caught:
         ExecutorConfig(kind=ExecutorKind.SIMULATED, block_size=0)
     assert comes_from_executor(caught.value)
 
 
-def test_what_the_scheduler_raised_by_itself_is_not() -> None:
+def test_an_exception_of_the_scheduler_is_not_attributed_to_the_executor() -> None:
     with pytest.raises(ValueError, match="aging_s") as caught:
         SchedulerConfig(aging_s=0.0)
     assert not comes_from_executor(caught.value)
 
 
-def test_what_was_never_raised_is_nobodys() -> None:
+def test_an_exception_that_was_never_raised_is_not_attributed_to_the_executor() -> None:
     assert not comes_from_executor(ValueError())
 
 

@@ -86,18 +86,18 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
 
 
-def test_by_itself_there_is_none() -> None:
+def test_without_a_setting_there_is_no_gateway() -> None:
     assert configured().gateway == "none"
 
 
 @pytest.mark.usefixtures("installed")
-def test_flag_and_variable() -> None:
+def test_the_gateway_is_set_by_flag_or_variable() -> None:
     for config in (configured("--gateway", "smg"), configured(PENSTOCK_GATEWAY="smg")):
         assert config.gateway == "smg"
         check_launches(config)
 
 
-def test_an_unknown_one_is_refused_by_name() -> None:
+def test_an_unknown_gateway_is_refused_by_name() -> None:
     with pytest.raises(BadSetting, match="PENSTOCK_GATEWAY must be one of none, smg"):
         configured(PENSTOCK_GATEWAY="vllm")
 

@@ -70,7 +70,7 @@ def test_a_replay_does_the_same_work_at_the_same_speed(tmp_path: Path, depth: in
     assert summary.output_tokens_per_s == pytest.approx(speed, rel=BOUND if depth == 1 else 0.1)
 
 
-def test_who_had_not_ended_counts_with_what_it_had(tmp_path: Path) -> None:
+def test_a_live_request_is_replayed_with_its_output_so_far(tmp_path: Path) -> None:
     flown = flown_traffic(1, 30)
     path = dump(flown.fd, tmp_path, "test")
 

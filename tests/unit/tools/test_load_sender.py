@@ -20,7 +20,7 @@ from penstock.tools.bench.sender import SenderConfig, is_local
         "ipv6:[::1]:1",
     ],
 )
-def test_this_machine(address: str) -> None:
+def test_addresses_of_this_machine_are_local(address: str) -> None:
     assert is_local(address)
 
 
@@ -39,7 +39,7 @@ def test_this_machine(address: str) -> None:
         "vsock:3:50051",
     ],
 )
-def test_another_machine_or_who_knows(address: str) -> None:
+def test_other_addresses_are_not_local(address: str) -> None:
     assert not is_local(address)
 
 

@@ -71,7 +71,7 @@ def test_the_cheapest_serves_or_the_fewest(
     assert all(found.curve == () for found in plan.candidates)
 
 
-def test_nobody_serves() -> None:
+def test_no_candidate_meets_the_target() -> None:
     plan = planned(candidate("slow"), max_replicas=2, num_curve_requests=0)
 
     assert plan.best is None

@@ -269,7 +269,7 @@ def test_what_was_not_measured_is_a_dash(
     assert "prefix hits  - of prompt tokens" in out
 
 
-def test_what_nobody_foresaw_is_one_line_with_a_code_of_its_own(
+def test_an_unforeseen_error_is_one_line_and_exit_code_70(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def action() -> int:

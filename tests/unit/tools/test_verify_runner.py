@@ -230,7 +230,7 @@ async def test_an_engine_that_does_not_come_back_is_not_waited_for_twice() -> No
     assert second.reason == third.reason == "not run: the engine died and was not replaced"
 
 
-async def test_what_never_served_is_for_the_checks_to_tell() -> None:
+async def test_a_service_that_never_served_is_left_to_the_checks() -> None:
     results = await watched(None)
 
     assert [result.outcome for result in results] == [CheckOutcome.PASS, CheckOutcome.PASS]

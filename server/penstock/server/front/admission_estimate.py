@@ -1,4 +1,4 @@
-"""Rejects requests that do not fit into the engine's queue, without asking the engine.
+"""Rejects requests that do not fit into the engine's queue, without a query to the engine.
 
 The front (gRPC server process) estimates the queue from the state that the engine published most
 recently, and from the requests that this front has submitted or withdrawn since. The engine, which

@@ -3,9 +3,9 @@ process), and detaches them.
 
 When the engine has responded, the front starts the request like a new one, and then applies its
 history (the events so far) like other events, without the part that the client has already
-received. Once the engine has been asked for the stream, attaching continues even if the client
-disconnects, so that the request is not lost. Does not use gRPC: the caller passes the parser of a
-request.
+received. When the request for the stream has been sent to the engine, attaching continues even if
+the client disconnects, so that the stream is not lost. Does not use gRPC: the caller passes the
+parser of a request.
 """
 
 import asyncio
@@ -70,8 +70,8 @@ class Attachments:
         Waits at most `FrontConfig.max_replay_wait_s` for an engine that has the request.
 
         Raises RequestError: REQUEST_NOT_FOUND; SEQUENCE_UNAVAILABLE if its events were dropped;
-        ENGINE_DOWN or DRAINING if it cannot be looked up now; or the error of parsing or
-        tokenising it.
+        ENGINE_DOWN or DRAINING if no engine can be queried now; or the error of parsing or
+        tokenising its message.
         """
         front = self._front
         due_s = front.clock() + front.config.max_replay_wait_s

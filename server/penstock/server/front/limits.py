@@ -19,8 +19,7 @@ class Limits:
         vocab_size: Token ids in requests must be below it.
         block_size, num_blocks: Tokens per block of the KV cache, and number of blocks.
         max_context_tokens: The context length of the model on its executor.
-        max_engine_prompt_tokens: The executor's own limit of the prompt length; None if it has
-            none.
+        max_engine_prompt_tokens: The executor's limit of the prompt length; None if it has none.
         features: The features that clients may use.
         adapters: Names of the executor's adapters.
         executor: The name of the executor, for error messages.

@@ -50,8 +50,8 @@ class LiveRequest:
         num_replays: Number of resubmissions after the loss of an engine or of its connection.
         is_detached: True if no client reads the request. It stays here so that it can be submitted
             to another engine.
-        is_catching_up: True while a client that resumes the stream reads its earlier events. The
-            backlog has no limit in this time.
+        is_catching_up: True while a client that resumes the stream reads its earlier events, and
+            for GenerateOnce, which sends nothing before the end. The backlog then has no limit.
         is_at_engine: True if the request has been submitted and its engine is not lost.
         is_released: True after the front has removed the request.
     """

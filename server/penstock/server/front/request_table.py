@@ -119,7 +119,7 @@ class RequestTable:
         return all(first < key <= first + 2**_NUM_COUNTER_BITS - 1 for key in request.live_keys)
 
     def renew_keys(self, request: LiveRequest) -> None:
-        """Give the live outputs new keys. Later events for the old keys are ignored."""
+        """Assign new keys to the live outputs. Later events for the old keys are ignored."""
         outputs = [output for output in request.outputs if output.is_live]
         for output, key in zip(outputs, self.new_keys(len(outputs)), strict=True):
             del self._by_key[output.key]

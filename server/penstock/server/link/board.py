@@ -139,8 +139,8 @@ class EngineBoard:
     def show_queue(
         self, num_waiting: int, num_waiting_tokens: int, estimated_queue_s: float | None
     ) -> None:
-        """Publish the state of the queue, from which fronts reject requests without asking the
-        engine."""
+        """Publish the state of the queue, from which fronts reject requests without a query
+        to the engine."""
         words = self._words
         words[_NUM_WAITING] = num_waiting
         words[_NUM_WAITING_TOKENS] = num_waiting_tokens

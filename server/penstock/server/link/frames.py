@@ -341,7 +341,8 @@ class CancelById(TaggedFrame, frozen=True, kw_only=True):
 
 
 class CancelAnswer(TaggedFrame, frozen=True, kw_only=True):
-    """The response to `CancelById`: the state of the request, or None if it is not live."""
+    """The response to `CancelById`: the state of the request when it was cancelled, its final state
+    if it had ended and its stream is kept, or None if the engine does not have it."""
 
     ticket: int
     state: RequestState | None

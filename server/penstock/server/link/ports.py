@@ -117,7 +117,7 @@ class EnginePortListener(Protocol):
         ...
 
     def on_events(self, events: StepEvents) -> None:
-        """Called with the events of one step, which concern only keys of this front."""
+        """Called with the events of one step, which concern only requests that this front has."""
         ...
 
     def on_lost(self) -> None:

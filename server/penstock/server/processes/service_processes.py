@@ -28,7 +28,7 @@ other processes still run. The observer must send its data in time, and processe
 then are hung and report nothing more."""
 _LAST_EXIT_S = 3.7
 """Time after the grace period when the observer is killed, in seconds, so that shutdown ends within
-four seconds. A busy machine must not cost the last spans."""
+four seconds, also on a busy machine, where exporting the last spans takes longer."""
 Watchers = Mapping[SupervisedProcess, "asyncio.Task[int]"]
 
 

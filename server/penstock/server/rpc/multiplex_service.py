@@ -6,9 +6,10 @@ that step; it is split if it would exceed the size hint. While a write is blocke
 requests accumulate, and the next message carries more.
 
 The call ends with OK when its client has closed its side and the last request has ended. It ends
-with an error after an invalid command, if no command arrives, if its reader stalls, or if its last
-request ends during a drain before the client has closed its side. In all cases, including
-cancellation and a lost connection, its requests are released (`Front.release_all`) immediately.
+with an error after an invalid command, if the first command does not arrive in time, if its reader
+stalls, or if its last request ends during a drain before the client has closed its side. In all
+cases, including cancellation and a lost connection, its requests are released (`Front.release_all`)
+immediately.
 """
 
 import asyncio

@@ -19,7 +19,7 @@ ServerOptions = tuple[tuple[str, int], ...]
 MAX_MESSAGE_BYTES: Final = 4 << 20
 MAX_METADATA_BYTES: Final = 8 << 10
 MAX_ANY_METADATA_BYTES: Final = 2 * MAX_METADATA_BYTES
-"""A call with more bytes of metadata is always refused."""
+"""A call with more bytes of metadata is always rejected."""
 _UNREAD_BYTES: Final = 64 << 10
 MAX_CONCURRENT_STREAMS: Final = 1024
 """Maximum number of open calls per connection. The core rejects further calls with UNAVAILABLE."""

@@ -40,7 +40,7 @@ class TokenTable:
     replaces its piece at the start of a text. Ids in `skipped` are not considered the start.
     `marked` has the tokens with their word markers (`word_mark`), only for HAS_OWN_PIECE. If
     `is_per_byte`, each invalid byte becomes a U+FFFD (byte fallback); otherwise each invalid
-    character does.
+    sequence of bytes does.
     """
 
     pieces: Sequence[Piece]

@@ -5,7 +5,8 @@ of one text, texts of other tenants may run. The tenant with the fewest processe
 (start-time fair queueing: P. Goyal, H. Vin, H. Cheng, "Start-time Fair Queueing", 1996). The
 waiting and running work of a tenant is limited.
 
-Large work never takes the last thread, so that small work does not wait for a large step. Large
+Large work never takes the last of several threads, so that small work does not wait for a large
+step. Large
 work has separate threads, with a lower operating-system priority than the event loop and small
 work. All accounting is done on the event loop.
 """

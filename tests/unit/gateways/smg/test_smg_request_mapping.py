@@ -99,7 +99,7 @@ def test_no_field_of_the_contract_is_forgotten() -> None:
     assert set(field_paths(vllm.GenerateRequest.DESCRIPTOR)) == known
 
 
-def test_what_is_not_said_is_not_said_to_us() -> None:
+def test_options_that_a_gateway_leaves_out_stay_unset() -> None:
     """Fields without presence are 0 if the gateway omits them; then temperature and
     top_p are not set.
     """
@@ -168,7 +168,7 @@ def test_a_seed_below_zero_is_a_seed(seed: int) -> None:
         ({"grammar": 'root ::= "a"'}, "grammar", 'root ::= "a"'),
     ],
 )
-def test_forms(params: dict[str, Any], kind: str, text: str) -> None:
+def test_each_kind_of_constraint_is_mapped(params: dict[str, Any], kind: str, text: str) -> None:
     own = own_request(asked(**params))
 
     assert own.constraint.WhichOneof("kind") == kind
@@ -177,18 +177,18 @@ def test_forms(params: dict[str, Any], kind: str, text: str) -> None:
     assert generation.constraint.texts == (text,)
 
 
-def test_choices() -> None:
+def test_a_choice_constraint_is_mapped() -> None:
     own = own_request(asked(choice=vllm.ChoiceConstraint(choices=["yes", "no"])))
 
     assert list(own.constraint.choice.choices) == ["yes", "no"]
 
 
-def test_no_object_is_asked_for_by_false() -> None:
+def test_json_object_false_is_no_constraint() -> None:
     assert not own_request(asked(json_object=False)).HasField("constraint")
 
 
 @pytest.mark.parametrize("name", ["json_schema", "regex", "grammar"])
-def test_an_empty_form_is_a_fault_and_no_lack_of_one(name: str) -> None:
+def test_an_empty_constraint_is_an_error(name: str) -> None:
     with pytest.raises(RequestError) as caught:
         read_generation(own_request(asked(**{name: ""})), LIMITS, ("tiny",))
 
@@ -197,7 +197,7 @@ def test_an_empty_form_is_a_fault_and_no_lack_of_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(REFUSED_FIELDS))
-def test_what_cannot_be_had_is_refused_by_name(path: str) -> None:
+def test_an_option_that_is_not_supported_is_refused_by_name(path: str) -> None:
     message = asked()
     if path == "kv_transfer_params_json":
         message.kv_transfer_params_json = "{}"
@@ -216,7 +216,7 @@ def test_what_cannot_be_had_is_refused_by_name(path: str) -> None:
     assert refusal.metadata == {"feature": REFUSED_FIELDS[path], "field": path}
 
 
-def test_other_ways_that_lead_nowhere() -> None:
+def test_other_invalid_requests_are_refused_by_field() -> None:
     nothing = vllm.GenerateRequest(request_id="r")
     other_rank = asked()
     other_rank.data_parallel_rank = 1

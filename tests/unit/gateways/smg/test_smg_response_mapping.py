@@ -149,7 +149,7 @@ def test_without_being_asked_no_logprobs_are_told() -> None:
     assert not last.complete.HasField("output_logprobs")
 
 
-def test_what_stopped_it() -> None:
+def test_the_stop_string_or_token_is_reported() -> None:
     by_text = OutputEnd(
         output_index=0, reason=FinishReason.STOP, num_completion_tokens=1, stop_string="."
     )
@@ -167,7 +167,7 @@ def test_what_stopped_it() -> None:
     assert told[1].complete.matched_token_id == 7
 
 
-def test_there_is_a_word_for_every_end() -> None:
+def test_every_finish_reason_has_a_name() -> None:
     assert REASONS.keys() == set(FinishReason)
 
 

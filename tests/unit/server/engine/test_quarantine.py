@@ -65,7 +65,7 @@ def tried(*numbers: int, num_tokens: int = 2) -> tuple[SuspectedRequest, ...]:
     )
 
 
-def test_who_is_not_suspected_is_no_matter() -> None:
+def test_a_request_that_is_not_suspected_is_not_quarantined() -> None:
     wing = Wing(*tried(1))
     assert not wing.quarantine.takes(FRONT, request(2))
     assert not wing.is_due()

@@ -87,7 +87,7 @@ def test_what_was_sent_counts_until_the_engine_shows_it() -> None:
     assert refusal(estimate) is not None
 
 
-def test_another_engine_has_heard_nothing_of_it() -> None:
+def test_requests_sent_to_an_earlier_engine_do_not_count() -> None:
     shown = ShownBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view)
     estimate.note_sent(10, 50)
@@ -97,14 +97,14 @@ def test_another_engine_has_heard_nothing_of_it() -> None:
 
 
 @pytest.mark.parametrize("epoch", [2, 4])
-def test_a_queue_of_another_engine_is_none(epoch: int) -> None:
+def test_a_queue_that_another_engine_published_is_ignored(epoch: int) -> None:
     shown = ShownBoard(epoch)
     estimate = AdmissionEstimate(shown.view)
     shown.show(10)
     assert refusal(estimate) is None
 
 
-def test_nothing_shown_nothing_refused() -> None:
+def test_without_a_published_queue_nothing_is_refused() -> None:
     estimate = AdmissionEstimate()
     estimate.note_sent(1000, 1000)
     assert refusal(estimate, 1000) is None

@@ -140,7 +140,7 @@ async def test_hashes_go_on_where_the_prompt_ended(text: ModelText) -> None:
     assert third.num_replays == 2
 
 
-async def test_nothing_that_came_nothing_in_the_prompt(text: ModelText) -> None:
+async def test_without_earlier_output_the_prompt_is_sent_unchanged(text: ModelText) -> None:
     site = Site(text)
     request, [first] = await site.open(generation())
     [again] = await site.replace_engine()
@@ -277,7 +277,7 @@ async def test_an_engine_that_was_never_gone_gets_new_keys(text: ModelText) -> N
     site.port.come_up(site.epoch)
     [again] = await site.port.next_submission()
     assert again.key != first.key
-    # Its events of requests cancelled with the connection concern no client.
+    # Later events of the earlier key concern no client.
     site.port.finish(first.key, FinishReason.CANCELLED)
     site.tokens((again.key, B))
     site.port.finish(again.key)

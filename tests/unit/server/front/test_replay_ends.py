@@ -49,7 +49,7 @@ async def test_time_ends_one_that_waits_for_an_engine(
     site = Site(text, max_replay_wait_s=0.02)
     request, _ = await site.open(generation(urgency=urgency))
     site.port.go_down()
-    site.now_s += 0.03  # what the timer, which is real, finds on the clock
+    site.now_s += 0.03  # the timer runs in real time and reads this clock
     error = await refusal_of(request)
     assert error.reason is reason
     assert error.refusal.metadata.get("deadline") == kind
@@ -141,7 +141,7 @@ async def test_new_requests_are_refused_while_no_engine_is_there(text: ModelText
     assert len(site.front.table) == 0
 
 
-async def test_another_token_in_place_of_one_that_was_told_is_not_told(text: ModelText) -> None:
+async def test_a_replay_that_generates_another_token_fails(text: ModelText) -> None:
     site = Site(text)
     request, again = await constrained(site)
     site.tokens((again.key, A))
@@ -149,7 +149,7 @@ async def test_another_token_in_place_of_one_that_was_told_is_not_told(text: Mod
     assert (await refusal_of(request)).reason is ErrorReason.ENGINE_DOWN
 
 
-async def test_an_end_before_what_was_told_is_not_told(text: ModelText) -> None:
+async def test_a_replay_that_ends_before_the_sent_output_fails(text: ModelText) -> None:
     site = Site(text)
     request, again = await constrained(site)
     site.tokens((again.key, A))
@@ -157,7 +157,7 @@ async def test_an_end_before_what_was_told_is_not_told(text: ModelText) -> None:
     assert (await refusal_of(request)).reason is ErrorReason.ENGINE_DOWN
 
 
-async def test_an_engine_that_cannot_hold_it_refuses_clearly(text: ModelText) -> None:
+async def test_a_replay_that_the_next_engine_cannot_hold_is_refused(text: ModelText) -> None:
     site = Site(text)
     request, [first] = await site.open(generation())
     await site.replace_engine()

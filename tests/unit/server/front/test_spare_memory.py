@@ -39,7 +39,7 @@ def test_growth_is_looked_at_once_in_a_while() -> None:
     assert machine.after(INTERVAL_S, 0)
 
 
-def test_what_is_left_after_a_trim_is_needed() -> None:
+def test_after_a_trim_growth_counts_from_the_remaining_memory() -> None:
     machine = Machine()
     assert machine.after(INTERVAL_S, 2 * GROWTH_BYTES)
     machine.spare.note_trimmed()

@@ -65,7 +65,7 @@ async def test_what_a_stop_string_held_back_comes_out_without_the_stop_token(
     assert finished.outputs[0].stop_string is None
 
 
-async def test_one_that_comes_before_the_minimum_is_text(text: ModelText) -> None:
+async def test_a_stop_token_before_min_tokens_is_text(text: ModelText) -> None:
     events = await play(Site(text), [B, A, B], stopping=stopping(min_tokens=2))
     assert text_in(events) == text.tokenizer.decode([B, A])
 
@@ -82,7 +82,7 @@ async def test_the_models_own_end_has_no_text_whatever_its_kind(text: ModelText)
     assert text_in(ignored) == text.tokenizer.decode([D])
 
 
-async def test_it_has_no_text_in_the_next_engine_either(text: ModelText) -> None:
+async def test_a_stop_token_has_no_text_after_a_replay(text: ModelText) -> None:
     site = Site(text)
     request, [first] = await site.open(generation(stopping=stopping(min_tokens=1)))
     site.run(first.key)

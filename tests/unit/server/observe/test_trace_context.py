@@ -26,7 +26,7 @@ GOOD = f"00-{TRACE}-{SPAN}-01"
 
 
 @pytest.mark.parametrize("value", [GOOD, GOOD.encode()])
-def test_a_good_one(value: str | bytes) -> None:
+def test_a_valid_header_is_parsed(value: str | bytes) -> None:
     expected = RemoteParent(bytes.fromhex(TRACE), bytes.fromhex(SPAN), True, "a=1,b=2")
     assert parse_traceparent(value, "a=1,b=2") == expected
 
@@ -65,7 +65,7 @@ def test_only_one_flag_means_sampled(flags: str, is_sampled: bool) -> None:
         b"\xff" * 55,
     ],
 )
-def test_a_malformed_one_counts_as_none(value: str | bytes) -> None:
+def test_a_malformed_header_counts_as_none(value: str | bytes) -> None:
     assert parse_traceparent(value, "a=1") is None
 
 

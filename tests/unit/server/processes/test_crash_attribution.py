@@ -113,7 +113,7 @@ def test_kills_from_outside_convict_only_whom_they_hit_on_trial_twice() -> None:
     assert judged(*once, from_outside(4, on_trial=(4,))) == (set(), {4})
 
 
-def test_whoever_passed_and_was_there_again_is_tried_for_longer() -> None:
+def test_a_suspect_that_is_found_again_has_a_longer_trial() -> None:
     autopsy, numbers = CrashAttribution(Clock()), []
     for _ in range(4):
         autopsy.note(own(1, 2))

@@ -5,7 +5,7 @@ a heartbeat.
 from penstock.server.processes.hang_watch import HangWatch
 
 
-def test_it_takes_so_many_looks_without_a_beat() -> None:
+def test_a_process_hangs_after_the_configured_number_of_checks() -> None:
     watch = HangWatch(num_checks=3)
     assert [watch.check(1, 5) for _ in range(4)] == [False, False, False, True]
 
@@ -21,14 +21,14 @@ def test_a_successor_with_the_same_count_is_another() -> None:
     assert [watch.check(who, 1) for who in (1, 1, 2, 2, 2)] == [False, False, False, False, True]
 
 
-def test_while_there_is_nobody_nothing_counts() -> None:
+def test_checks_start_again_after_forget() -> None:
     watch = HangWatch(num_checks=2)
     assert [watch.check(1, 1), watch.check(1, 1)] == [False, False]
     watch.forget()
     assert [watch.check(1, 1), watch.check(1, 1), watch.check(1, 1)] == [False, False, True]
 
 
-def test_half_of_it_is_told_once() -> None:
+def test_half_of_the_checks_is_reported_once() -> None:
     watch = HangWatch(num_checks=10)
     told = []
     for _ in range(10):

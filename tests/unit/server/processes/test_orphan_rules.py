@@ -202,7 +202,9 @@ async def test_the_ended_are_reaped_whenever_one_ends(table: Table) -> None:
     assert table.signals == [], "an engine that runs may have helpers that cut themselves loose"
 
 
-async def test_elsewhere_nothing_is_done(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_on_other_systems_no_process_is_ended(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(process_table, "is_supported", lambda: False)
     house = adopting()
     table.add(20)
@@ -211,7 +213,7 @@ async def test_elsewhere_nothing_is_done(table: Table, monkeypatch: pytest.Monke
     assert (table.num_looks, table.signals) == (0, [])
 
 
-async def test_without_a_subreaper_it_is_told(
+async def test_a_system_without_subreapers_is_reported(
     table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(process_table, "become_subreaper", lambda: False)

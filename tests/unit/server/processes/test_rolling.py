@@ -35,7 +35,7 @@ def place() -> FrontSupervision:
     return FrontSupervision(1, nowhere, orphans=Orphans(), front_ids=itertools.count(1))
 
 
-async def test_one_whose_place_stays_empty_is_missed() -> None:
+async def test_a_process_that_is_not_replaced_counts_as_lost() -> None:
     processes = ServiceProcesses()
     process = SupervisedProcess("front 1", no_child)
     processes.add(process)
@@ -47,7 +47,7 @@ async def test_one_whose_place_stays_empty_is_missed() -> None:
         processes.raise_first()
 
 
-async def test_one_that_was_let_go_is_not() -> None:
+async def test_a_process_with_an_expected_exit_does_not_count_as_lost() -> None:
     processes = ServiceProcesses()
     process = SupervisedProcess("front 1", no_child)
     keeper = processes.add(process)

@@ -168,7 +168,7 @@ DEADLINE = Outcome(grpc.StatusCode.DEADLINE_EXCEEDED.value[0], "DEADLINE_EXCEEDE
         (10.0, 5.0, CANCELLED),
         (10.0, 0.0, DEADLINE),
         (10.0, -1.0, DEADLINE),
-        # The client's own clock ran out: its timeout came rounded up to us.
+        # The client's deadline has passed: its timeout was rounded up on the way to us.
         (10.0, 0.09, DEADLINE),
         (10.0, 0.2, CANCELLED),
         (0.1, 0.008, DEADLINE),
@@ -180,7 +180,7 @@ def test_a_deadline_or_a_client_that_left(
     assert outcome_of_failure(account(timeout_s), clock(remaining_s)) == outcome
 
 
-def test_what_we_had_to_say_counts() -> None:
+def test_our_own_refusal_precedes_the_clients_deadline() -> None:
     told = account()
     told.refusal = Refusal(reason=ErrorReason.QUEUE_FULL)
     assert outcome_of_failure(told, clock(None)) == outcome_of(told.refusal)

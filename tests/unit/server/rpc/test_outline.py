@@ -118,7 +118,7 @@ def test_a_request_of_too_many_fields_is_refused_unread(path: str, fields: dict[
     ],
     ids=["tokenize", "detokenize", "resume"],
 )
-def test_so_is_any_other_message(message: Message, path: str) -> None:
+def test_any_message_of_too_many_fields_is_refused_by_its_path(message: Message, path: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse(type(message), message.SerializeToString())
     assert [violation.path for violation in caught.value.refusal.violations] == [path]

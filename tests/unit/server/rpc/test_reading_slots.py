@@ -103,7 +103,7 @@ async def test_what_has_arrived_is_not_hurried() -> None:
     await waiting
 
 
-async def test_nobody_is_hurried_for_nobody() -> None:
+async def test_no_call_gets_a_deadline_while_no_other_waits() -> None:
     house = House()
     slots = await house.held("a", "a")
     house.now_s += 100 * HURRIED_S

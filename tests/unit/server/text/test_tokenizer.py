@@ -102,7 +102,7 @@ def test_no_text_becomes_a_control_token(
 FAMILIES: dict[Any, Tokenizer] = {}
 
 
-def test_a_twin_whose_ids_would_differ_is_read_from_the_file(tmp_path: Path) -> None:
+def test_a_copied_tokenizer_with_different_ids_is_read_from_the_file(tmp_path: Path) -> None:
     tokenizer = load(tmp_path)
     text = "a <s> b<|im_end|>"
     with pytest.MonkeyPatch.context() as patch:

@@ -53,7 +53,8 @@ REJECTIONS: Final = frozenset(
         ErrorReason.EXECUTOR_REJECTED,
     )
 )
-"""Reasons to reject a valid request because of the state of the service."""
+"""Reasons to reject a valid request because of the state, the capacity or the executor of the
+service."""
 WAIT_REASONS: Final = (*(reason.name.lower() for reason in WaitReason), OTHER, ENGINE_LOST)
 """The values of a wait's reason.
 

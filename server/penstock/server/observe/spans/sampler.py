@@ -1,4 +1,4 @@
-"""Decides which traces are kept, when their requests have ended.
+"""Decides which traces are kept, after their requests have ended.
 
 Traces of some requests are always kept, such as those with a server error. The SDK's sampler, which
 is selected by `OTEL_TRACES_SAMPLER`, decides about the others. This module contains these rules,

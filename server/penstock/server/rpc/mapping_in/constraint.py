@@ -223,12 +223,13 @@ def _is_bytes_right(
 
 
 def fault_of_pattern(pattern: str) -> str:
-    """Return why a regular expression is rejected before it is compiled; empty if it is not."""
+    """Return why a regular expression is rejected before it is compiled; empty if it is
+    accepted."""
     return _fault_of_pattern(pattern, _Counter())
 
 
 def fault_of_grammar(grammar: str) -> str:
-    """Return why a grammar in EBNF is rejected before it is compiled; empty if it is not."""
+    """Return why a grammar in EBNF is rejected before it is compiled; empty if it is accepted."""
     if _is_beyond_unicode(grammar):
         return _TOO_FAR
     counter = _Counter()
@@ -247,7 +248,7 @@ def _not_json(error: ValueError) -> str:
 
 
 def fault_of_schema(schema: str) -> str:
-    """Return why a JSON schema is rejected before it is compiled; empty if it is not."""
+    """Return why a JSON schema is rejected before it is compiled; empty if it is accepted."""
     try:
         value: Any = json.loads(schema, parse_constant=_refuse_constant)
     except RecursionError:

@@ -43,7 +43,7 @@ def passes(name: str, error: Exception | None, *, is_sending: bool = True) -> bo
     return NoFault().filter(record)
 
 
-def test_an_answer_that_nobody_took_is_no_line() -> None:
+def test_a_response_to_a_client_that_has_gone_is_not_logged() -> None:
     assert not passes(CORE, ExecuteBatchError())
 
 
@@ -56,7 +56,7 @@ def test_an_answer_that_nobody_took_is_no_line() -> None:
         ("penstock.server.rpc.handlers", ExecuteBatchError(), True),
     ],
 )
-def test_all_others_are(name: str, error: Exception | None, is_sending: bool) -> None:
+def test_other_errors_are_logged(name: str, error: Exception | None, is_sending: bool) -> None:
     assert passes(name, error, is_sending=is_sending)
 
 

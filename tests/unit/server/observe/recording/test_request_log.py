@@ -66,7 +66,7 @@ def test_requests_come_in_the_order_they_were_queued_in_whoever_ends_first() -> 
     assert [(one.arrival_s, one.num_output_tokens) for one in requests.take()] == [(0, 3), (0, 7)]
 
 
-def test_who_holds_up_too_many_is_left_out() -> None:
+def test_a_request_that_holds_back_too_many_others_is_left_out() -> None:
     requests = log(max_num_held=2)
     requests.submit(tuple(spec(key) for key in (1, 2, 3)))
     for key in (2, 3):
@@ -87,7 +87,9 @@ def test_who_holds_up_too_many_is_left_out() -> None:
         FailureReason.DEADLINE_EXCEEDED,
     ],
 )
-def test_who_was_refused_for_load_was_load_of_the_usual_length(reason: FailureReason) -> None:
+def test_a_request_rejected_for_load_is_recorded_with_the_mean_length(
+    reason: FailureReason,
+) -> None:
     requests = log()
     requests.submit(tuple(spec(key) for key in (1, 2, 3, 4)))
     requests.end(Failed(key=1, at_s=0.0, reason=reason))
@@ -99,7 +101,7 @@ def test_who_was_refused_for_load_was_load_of_the_usual_length(reason: FailureRe
     assert [one.num_output_tokens for one in requests.take()] == [9, 2, 4, 3]
 
 
-def test_who_has_no_output_for_another_reason_is_left_out() -> None:
+def test_a_request_without_output_for_another_reason_is_left_out() -> None:
     requests = log()
     requests.submit(tuple(spec(key) for key in (1, 2, 3, 4)))
     requests.end(Failed(key=1, at_s=0.0, reason=FailureReason.PROMPT_TOO_LONG))

@@ -119,7 +119,7 @@ def test_a_worker_that_hangs_is_given_up() -> None:
     assert stage.written == ["request-1"]
 
 
-def test_a_room_lets_in_as_many_as_it_holds() -> None:
+def test_queue_slots_admit_no_more_than_their_number() -> None:
     slots = QueueSlots(2)
     assert slots.enter()
     assert slots.enter()
