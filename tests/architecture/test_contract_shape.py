@@ -61,7 +61,7 @@ def test_only_data_of_chat_templates_is_open() -> None:
         )
     ]
 
-    # What these hold is for the model's chat template alone.
+    # Only the model's chat template reads these.
     assert loose == [
         "penstock.v1.ToolCall.arguments",
         "penstock.v1.ChatPrompt.tools",

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 HEAVY = {"torch", "transformers", "tensorrt_llm"}
-# What the extra `server` brings and the client does without.
+# Packages of the extra `server`, which the client does not need.
 SERVER = {"jinja2", "numpy", "opentelemetry", "prometheus_client", "tokenizers"}
-# Portion, and what importing all of its modules must not load.
+# (portion, packages that importing all of its modules must not load)
 LIGHT = [
     ("penstock.scheduler", HEAVY | {"grpc", "google.protobuf", "tokenizers", "uvloop"}),
     ("penstock.server.link", HEAVY | {"grpc", "google.protobuf", "tokenizers", "uvloop"}),
@@ -22,7 +22,7 @@ LIGHT = [
     ("penstock.server.front", HEAVY),
     ("penstock.server.cli", HEAVY),
     ("penstock.tools", HEAVY),
-    # It imports the engine's package when an engine is built, and not before.
+    # It imports the engine's package only when an engine is built.
     ("penstock.executor.trtllm", HEAVY),
     ("penstock.client", HEAVY | SERVER),
 ]

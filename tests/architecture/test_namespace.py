@@ -54,7 +54,7 @@ def test_every_folder_with_modules_is_a_package(root: str) -> None:
 
 def test_tests_are_no_packages() -> None:
     found = (REPOSITORY / "tests").rglob("__init__.py")
-    # What stands in for a package is one.
+    # A folder that replaces an installed package is itself a package.
     assert [path for path in found if REPOSITORY / "tests" / "fakes" not in path.parents] == []
 
 

@@ -228,9 +228,9 @@ async def half_sent_calls(
     async with h2.raw_connection(address) as connection:
         await connection.send(*(h2.headers(one, path, extra=extra) for one in streams))
         num_idle = 0
-        # So often nothing new may be sent: that is all that the server takes.
+        # Three times in a row nothing may be sent: the server accepts no more.
         while num_idle < 3 and not connection.is_closed:
-            # Pings so often would be a flood of them, which ends the connection.
+            # This waits by pings; more of them would count as a flood and end the connection.
             await connection.until_settled()
             num_idle += 1
             for stream, sent in num_sent.items():

@@ -77,7 +77,7 @@ MAX_ERROR_RATE = 0.01
 MAX_ERROR_RATE_IN_A_MINUTE = 0.10
 MAX_RECOVERY_S = 30.0
 WARM_UP_S = 60.0
-# What grpc.aio keeps of every cancelled stream, and room for caches that fill once.
+# grpc.aio keeps some memory per cancelled stream, and caches fill once.
 MAX_BYTES_PER_CANCEL = 250
 MAX_BYTES_ONCE = 24 << 20
 FULL = replace(
@@ -165,7 +165,7 @@ class Watch:
             while not pids.empty():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     self._processes.append((role, psutil.Process(pids.get_nowait())))
-        # By identity, not by number: another process may have the number of a dead one.
+        # By pid and start time: another process may have the pid of a dead one.
         self._processes = [pair for pair in self._processes if _is_alive(pair[1])]
         return self._processes
 
@@ -233,7 +233,7 @@ class Injector:
         late_s = 0.0
         async with asyncio.TaskGroup() as group:
             for at_s, fault in schedule(self._plan):
-                # A late fault makes all others late: they must not come on top of each other.
+                # A late fault delays all later ones, so that they do not occur together.
                 late_s = max(late_s, time.monotonic() - begun_s - at_s)
                 await asyncio.sleep(max(0.0, begun_s + at_s + late_s - time.monotonic()))
                 if self._load.is_over:
@@ -257,7 +257,7 @@ class Injector:
             case Fault.ENGINE_KILL:
                 self._signal(one, "engine", signal.SIGKILL)
             case Fault.FRONT_KILL:
-                # A front and its engine know the requests: not both may die at once.
+                # A front and its engine must not die together, as both know the requests.
                 await until_stats(self._operations, has_engine)
                 self._signal(one, "front", signal.SIGKILL)
             case Fault.ENGINE_PAUSE | Fault.FRONT_PAUSE:
@@ -265,7 +265,7 @@ class Injector:
             case Fault.ENGINE_HANG:
                 await self._hang(one)
             case Fault.CONNECTIONS_LOST:
-                # Half of them, whatever runs over them.
+                # Half of the connections, with whatever calls they carry.
                 self._load.relays[0].cut()
                 one.has_struck.set()
             case Fault.CLIENT_KILL | Fault.CLIENT_STOP:

@@ -258,7 +258,7 @@ class Load:
                         cause = ""
                         break
                     if kind is Kind.SLOW and num_events < 10:
-                        await asyncio.sleep(0.3)  # that is how slowly it reads
+                        await asyncio.sleep(0.3)  # so slowly does it read
                 else:
                     cause = "was served" if kind in _FAIL else received.verdict()
         except TimeoutError:

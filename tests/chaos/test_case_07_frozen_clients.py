@@ -18,7 +18,7 @@ from support.fronts import serving, until_empty
 from support.patience import PATIENCE_S
 
 NUM_TOKENS = 200
-# One stream that is sent tokens, one that is not, on a connection each.
+# One stream that gets tokens and one that does not, each on its own connection.
 CLIENT = """
 import sys, grpc
 from penstock.v1 import generation_service_pb2 as pb, generation_service_pb2_grpc as pb_grpc
@@ -53,7 +53,7 @@ async def client(address: str) -> AsyncGenerator[asyncio.subprocess.Process]:
 
 async def test_case_07_a_stopped_client_is_found(text: ModelText) -> None:
     keepalive = KeepaliveConfig(server_ping_interval_s=1.0, server_ping_timeout_s=5.0)
-    # Only the pings may find it: nothing is unread for long enough to be cut for that.
+    # Only pings can detect it: no stream has unread data for long enough to be cut.
     config = FrontConfig(max_reader_stall_s=3600.0, max_backlog_tokens=10**9)
     async with (
         serving(text, config, keepalive=keepalive) as served,

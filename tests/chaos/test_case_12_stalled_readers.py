@@ -41,7 +41,7 @@ async def test_case_12_a_reader_that_stops_is_cut(limit: tuple[str, str], word: 
             data = attacks.request(4, max_tokens=NUM_TOKENS)
             await connection.send(h2.call(1, attacks.GENERATE, data))
             await siege.service.until_logged("stalled reader disconnected", word)
-            # It holds its connection still; what it held of the engine is free.
+            # Its connection stays open, but its slot and blocks are free.
             outcomes = await asyncio.gather(*(other.outcome() for other in others))
             assert outcomes == [grpc.StatusCode.OK] * 8
             assert all(other.num_tokens == 200 for other in others)
@@ -56,9 +56,9 @@ async def test_case_13_streams_with_a_window_of_zero_are_cut() -> None:
         before_mib = siege.rss_mib()
         async with attacks.zero_window_calls(siege.address, 200):
             async with siege.probed() as probe:
-                # Half of them are streams, which are cut; the others end and are not taken.
+                # Half of them are streams, which are cut; the responses of the others are not read.
                 await siege.until(lambda stats: stats.models[0].totals.num_failed >= 100)
-            # While their connection stands.
+            # Their connection is still open.
             await siege.until_nothing_runs()
             assert siege.rss_mib() - before_mib < 64
         assert probe.num_errors == 0

@@ -56,7 +56,7 @@ async def test_case_21_a_stream_longer_than_the_grace() -> None:
             assert not long.has_finished
             assert 0 < long.num_tokens < LONG
         assert await service.ended() == 0
-        # The accounting were looked over, and balanced, before the engine went.
+        # The engine's accounting was checked before it ended.
         assert not [line for line in service.stderr if "integrity check failed" in line]
 
 

@@ -121,7 +121,7 @@ async def test_case_27_a_killed_front_ends_its_streams_and_leaves_the_engine_cle
         async with service.channel() as channel:
             assert await health_of(channel) == SERVING
             assert await stream(channel, 5).outcome() is OK
-        # The engine continued: it is the first one still, and its books balance.
+        # The engine is still the first one, and its accounting is correct.
         os.kill(engine, 0)
         assert not [line for line in service.stderr if "integrity check failed" in line]
         service.signal(signal.SIGTERM)

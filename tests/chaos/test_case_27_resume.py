@@ -133,7 +133,7 @@ async def test_no_parked_request_is_lost_to_kills_during_hand_overs() -> None:
             resumes.append(
                 asyncio.create_task(go_on(service.address, point, told[number], asked=asked))
             )
-            # Those that were begun are somewhere between two fronts, each somewhere else.
+            # The requests that were begun are at different points of their way between two fronts.
             await asked.acquire()
             if (number + 1) % num_each == 0 and (number + 1) // num_each <= NUM_KILLS:
                 os.kill(engine, signal.SIGKILL)

@@ -82,7 +82,7 @@ async def test_case_42_one_connection_holds_so_many_calls_and_no_more() -> None:
 async def test_case_42_a_call_whose_message_never_comes_is_ended(path: str) -> None:
     async with besieged("--max-arrival-s", "0.5") as siege:
         seen = await attacks.unfinished_calls(siege.address, path)
-        # Reported so, and the stream is free again though its client has not ended it.
+        # Each call gets a status, and its stream is reset although its client has not ended it.
         assert (len(seen.statuses), seen.num_resets) == (seen.num_sent, seen.num_sent)
         assert not seen.is_cut
         await siege.until_calm()

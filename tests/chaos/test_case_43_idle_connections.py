@@ -25,7 +25,8 @@ async def test_case_43_idle_connections_and_half_handshakes_are_dropped() -> Non
 
 
 async def test_case_43_settings_that_are_never_acknowledged_end_the_connection() -> None:
-    # Until then a client is not held to what they state, such as the bound on its metadata.
+    # Until a client acknowledges the settings, it need not respect them, for example the limit of
+    # metadata.
     async with (
         besieged("--handshake-timeout-s", "0.5") as siege,
         h2.raw_connection(siege.address, unacknowledged=[h2.SETTINGS]) as connection,
@@ -45,7 +46,7 @@ async def test_case_43_connections_have_a_bound(max_connections: int, is_room: b
             async with siege.service.channel() as channel:
                 outcome = await stream(channel, 3).outcome()
                 assert outcome is (grpc.StatusCode.OK if is_room else grpc.StatusCode.UNAVAILABLE)
-        # Once the server has seen them close there is room again.
+        # Once the server has noticed that they are closed, it accepts others.
         async with siege.service.channel() as channel:
             await channel_ready(channel)
             assert await stream(channel, 3).outcome() is grpc.StatusCode.OK

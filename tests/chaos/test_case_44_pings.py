@@ -28,7 +28,7 @@ async def test_case_44_a_client_that_pings_all_the_time_is_turned_out() -> None:
         siege.probed() as probe,
         h2.raw_connection(siege.address) as connection,
     ):
-        # Each answered before the next is sent: no flood, only far too many.
+        # Each is answered before the next is sent: not a flood, but far too many.
         for _ in range(10):
             await connection.until_heard()
         await connection.until_closed()

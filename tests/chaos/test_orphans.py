@@ -20,7 +20,7 @@ from support.service import launched, simulated, started, stream, until_gone, un
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
-# Engines of a service under test that start their own workers, or load badly.
+# Engines that start worker processes, or whose load fails.
 
 _SITE = Path(__file__).parent / "engine_site"
 
@@ -102,7 +102,7 @@ async def test_workers_of_a_killed_engine_are_gone_before_the_next_one_is_ready(
 
         os.kill(engine, signal.SIGKILL)
         assert await service.next_pid("engine") != engine
-        # Reaped, too. The next engine's own have what these held.
+        # They are reaped too. Workers of the next engine hold the same files.
         assert [pid for pid in before if entry_of(pid) is not None] == []
         after = workers_in(folder) - before
         assert len(after) == NUM_WORKERS[worker]
@@ -215,7 +215,8 @@ async def test_what_is_not_the_engines_stays(folder: Path) -> None:
         async with started(*simulated(), environment=environment, through=through) as service:
             strangers = [int((folder / f"stranger-{n}").read_text()) for n in range(2)]
             (worker,) = workers_in(folder)
-            # Now the inner one is an orphan that the supervisor adopts, and none of an engine's.
+            # The inner process is now an orphan, which the supervisor adopts; it is not an
+            # engine's.
             os.kill(strangers[0], signal.SIGKILL)
             os.kill(await service.next_pid("engine"), signal.SIGKILL)
             await service.next_pid("engine")

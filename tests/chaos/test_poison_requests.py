@@ -48,7 +48,7 @@ async def test_a_request_that_kills_the_engine_twice_is_refused_and_all_others_l
         outcomes = await asyncio.gather(*(one.outcome() for one in innocent))
         assert outcomes == [OK] * 12
         assert [one.text for one in innocent] == expected
-        # Two engines died of it, and the third is still there.
+        # Two engines have died because of it, and the third is running.
         for _ in range(3):
             await service.next_pid("engine")
         service.signal(signal.SIGTERM)
@@ -74,7 +74,7 @@ async def test_new_requests_do_not_wait_for_trials() -> None:
         await asyncio.gather(*(one.until_running() for one in others))
         guilty = asyncio.create_task(poison(channel).outcome())
         await service.until_logged("the executor failed")
-        # Asked for while there is none, or while suspects are tried: it runs all the same.
+        # A request that arrives without an engine, or while suspects are tried, is run too.
         late = asyncio.create_task(_until_ok(channel))
         assert await guilty is grpc.StatusCode.INTERNAL
         await late

@@ -46,7 +46,7 @@ async def test_a_rolling_restart_costs_no_request() -> None:
             load = Load(client)
             callers = [asyncio.create_task(load.run()) for _ in range(NUM_CALLERS)]
             channel = service.channel()
-            # On a front that will be followed, through the engine's end: to its own end.
+            # Its front is replaced and its engine restarts, but it runs to its end.
             long = stream(channel, 400)
             await long.until_running()
             service.signal(signal.SIGUSR2)

@@ -117,7 +117,7 @@ class Storm:
             self.step()
             if turn % 50 == 0:
                 house.engine.check_integrity()
-            # Now and then a step comes for no reason of the engine's.
+            # Sometimes run a step although the engine has not asked for it.
             if house.num_inside and self.random.random() < 0.9:
                 assert house.is_ready(PATIENCE_S)
         raise AssertionError("still busy")
@@ -135,7 +135,7 @@ class Storm:
                     FailureReason.DEADLINE_EXCEEDED,
                     FailureReason.TTFT_DEADLINE_EXCEEDED,
                 }
-                # Generated poison is prompt after a preemption.
+                # After a preemption, generated tokens are part of the prompt.
                 is_poisoned = POISON in [*spec.prompt_ids.tolist(), *outcome.tokens]
                 is_failed = outcome.end.reason is FailureReason.EXECUTOR_REQUEST_FAILED
                 assert is_poisoned or not is_failed

@@ -207,6 +207,6 @@ EVIDENCE: Mapping[str, Evidence] = {
         Trail(code="OK", finish="length", num_tokens=1),
     ),
     "engine_killed": _left(_streamed(200, num_replays=1), _answered(200)),
-    # Who comes by a new connection may be refused before anything is traced.
+    # A call on a new connection may be rejected before anything is traced.
     "drain": _left(_streamed(300)),
 }

@@ -60,7 +60,7 @@ def run_language(language: Language, on_result: Callable[[Result], None] = lambd
 
     try:
         asyncio.run(results_of(command, NAMES, add))
-    except Exception as error:  # whatever it is, the other languages have their turn
+    except Exception as error:  # after any error the other languages are run
         traceback.print_exc()
         why = f"{type(error).__name__}: {error}"
         add(Result(scenario="driver", outcome="failed", why=why))

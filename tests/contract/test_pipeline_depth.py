@@ -25,7 +25,8 @@ from penstock.scheduler.slot_arrays import SlotArrays
 from support.core import BLOCK_SIZE, make_spec
 from support.executor_runs import MAX_SEQ_LEN, House, Outcome, Witness
 
-# An executor that computes at once, behind a pipeline of two steps: what it reads lags by one.
+# An executor that computes at once, behind a pipeline of two steps: the tokens that it reads are
+# one step old.
 
 
 class LateArrays:

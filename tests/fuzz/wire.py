@@ -25,7 +25,7 @@ NUM_AT_ONCE = 32
 EXPECTED = frozenset(
     {
         *(C.OK, C.INVALID_ARGUMENT, C.RESOURCE_EXHAUSTED, C.NOT_FOUND, C.UNIMPLEMENTED),
-        # Some hit on ids that others have, on deadlines, on what cannot be done now.
+        # Some have the id of another request, a deadline, or an order that is not possible now.
         *(C.ALREADY_EXISTS, C.DEADLINE_EXCEEDED, C.FAILED_PRECONDITION, C.OUT_OF_RANGE, C.ABORTED),
     }
 )

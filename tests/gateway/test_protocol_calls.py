@@ -191,8 +191,8 @@ async def test_what_a_worker_tells_of_itself(served: ServedFront) -> None:
     assert (model.served_model_name, model.is_generation) == ("tiny", True)
     limits = served.server.front.current_limits()
     assert (model.max_context_length, model.vocab_size) == (512, limits.vocab_size)
-    # A path of ours would report unauthenticated callers of our disk, and might be another model's
-    # on theirs.
+    # Our path would reveal our file system to unauthenticated callers, and may be another model's
+    # on their machine.
     assert model.tokenizer_path == "/nonexistent/penstock/tiny"
     assert not await asyncio.to_thread(Path(model.tokenizer_path).exists)
 

@@ -193,7 +193,7 @@ async def test_a_subscriber_that_blocks_a_write_is_disconnected(served: ServedFr
         hear(CacheUpdate(ticket=0, changes=()))
         return writer.is_cut or writer.num_writes > num_heard
 
-    # How many the network takes before it is full is its own affair.
+    # The network takes an unknown number of them before it is full.
     for _ in range(100):
         if writer.is_cut:
             break
@@ -341,7 +341,8 @@ async def test_the_stream_is_the_engines_cache(text: ModelText) -> None:
         await replay.until_cached(service, call)
         assert replay.num_snapshots == 1
 
-        # The way to the engine breaks; it is the same one that comes back, with what it has.
+        # The connection to the engine breaks and is restored; the engine and its cache are the
+        # same.
         connection = service.port._link.current
         assert connection is not None
         connection.abort()

@@ -247,7 +247,7 @@ async def test_a_name_whose_addresses_change(stack: AsyncExitStack) -> None:
         await stack.enter_async_context(server("c", "--host", "127.0.0.3", "--port", port))
         num_questions = names.num_questions
         names.addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
-        # No client reported the client. A connection grew too old, so it asked again.
+        # The client was not notified. It asked again because a connection became too old.
         await load.more("a", "b", "c")
         assert names.num_questions > num_questions
 

@@ -167,7 +167,7 @@ async def test_errors_are_counted_by_status_and_reason(tmp_path: Path) -> None:
     ]
     assert "error        3 x RESOURCE_EXHAUSTED (QUEUE_FULL)" in done.out
     assert "66.7% of the requests failed" in done.err
-    # What it wanted to be sent, and no second attempt.
+    # The requests that were planned, and no retries.
     assert len(server.requests) == 6
     request = server.requests[0].request
     assert len(request.token_prompt.ids) == 8

@@ -128,7 +128,7 @@ def test_case_36_cleaning_up_with_nobody_to_run(depth: int) -> None:
     for key in range(1, 7):
         assert engine.cancel(key)
     assert engine.has_work, "somebody has to be told"
-    # Whatever is in flight comes in, and then a turn reports the executor which slots are free.
+    # The results of steps in flight arrive, and then a turn reports the free slots to the executor.
     told = steps_until_clean(engine, 2 + (depth - 1))
     assert {end.key for events in told for end in events.ends} == set(range(1, 7))
     assert engine.cache.pool.num_used == 0

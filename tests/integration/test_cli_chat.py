@@ -125,7 +125,7 @@ async def test_chat_at_a_terminal_tells_the_way_out_of_a_full_context(
 
     server.scripts.extend([refuse, say_hello, refuse])
     await terminal.wait_for(b"/reset clears the chat, /quit exits")
-    # Where there is nothing to forget, forgetting it is no way out.
+    # /reset is not suggested if there is no dialogue to clear.
     await said(terminal, b"one", b"(PROMPT_TOO_LONG): 513 tokens\r\n")
     await said(terminal, b"two", b"Hello, world")
     await said(terminal, b"three", b"(PROMPT_TOO_LONG): 513 tokens; /reset clears the chat\r\n")

@@ -187,15 +187,15 @@ def test_a_self_paced_engine_steps_when_there_is_reason_to(path: Path) -> None:
         for told in (b"a", b"b"):
             os.write(engine.tell_fd, told)
             assert engine.next_told() == told
-        # Someone sent something.
+        # A front has sent something.
         hub.wake()
         assert engine.steps.get(timeout=PATIENCE_S) == b""
-        # Time ended a client; and, without any reason, once in a while.
+        # A time limit has passed; and it also wakes from time to time without a reason.
         engine.wakeup_s = 0.0
         hub.wake()
         for _ in range(2):
             assert engine.steps.get(timeout=PATIENCE_S) == b""
-        # With reasons alone, a loop that spun would be thousands of steps ahead by now.
+        # A loop that does not wait would be thousands of steps ahead by now.
         assert engine.steps.qsize() < 100
 
     assert with_loop(path, engine, test) == []

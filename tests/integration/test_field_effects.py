@@ -416,7 +416,7 @@ def given(served: ServedFront, specs: tuple[RequestSpec, ...]) -> Seen:
     told["are_hashes_of_salt"] = leader.block_hashes == hashes
     for item in fields(leader.sampling):
         told[f"sampling.{item.name}"] = getattr(leader.sampling, item.name)
-    # Skips nothing: special tokens are what some fields are about.
+    # Special tokens are not skipped, as some fields concern them.
     tokenizer = served.server.front.text.files.tokenizer
     told["prompt"] = tokenizer.decode(leader.prompt_ids.tolist(), skip_special_tokens=False)
     told["seeds"] = [spec.sampling.seed for spec in specs]

@@ -116,7 +116,7 @@ class Prometheus:
 
     def check_health(self) -> None:
         """Raise AssertionError unless the target answers and every rule can be evaluated."""
-        # On a busy machine a scrape may take longer than it may.
+        # On a busy machine a scrape may exceed its time limit.
         assert self.until_data({"health": "up == 1"}) == {}, self.ask("targets")
         rules = [rule for group in self.ask("rules")["groups"] for rule in group["rules"]]
         assert rules

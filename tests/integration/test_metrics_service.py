@@ -75,7 +75,7 @@ async def test_every_end_is_counted_once() -> None:
         assert value(samples, "fronts") == 2
         assert value(samples, "max_requests_running") == 4
         assert value(samples, "kv_cache_total_blocks") == 512
-        # A cancel may be detected a step later, and what the engine did is read later still.
+        # A cancel may be detected a step later, and its metrics are read later still.
         await scraped_until(
             service,
             lambda seen: (

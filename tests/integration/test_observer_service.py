@@ -160,7 +160,7 @@ async def test_metrics_and_stats_tell_of_what_was_served() -> None:
         for tenant in ("atlas", "nobody", "else"):
             call = TracedCall(channel, "Generate", greedy(), metadata=[("x-tenant", tenant)])
             assert await call.outcome() == "OK"
-        # Their counts and their records come in different frames.
+        # Counts and records arrive in different frames.
         await until_stats(
             operations,
             lambda stats: num_completed(stats) == 7 and model_of(stats).ttft.num_values == 7,

@@ -329,7 +329,7 @@ async def test_whatever_becomes_of_a_request_it_is_one_trace() -> None:
 
 
 async def test_one_that_cannot_meet_its_deadline_is_one_trace() -> None:
-    # So long that the steps of a busy machine are of even length too: else nothing is predicted.
+    # Steps are long enough to be regular even on a busy machine; otherwise nothing is predicted.
     prices = '{"step_s": 0.1, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}'
     with grpc_receiver() as collector:
         arguments = (
@@ -341,7 +341,7 @@ async def test_one_that_cannot_meet_its_deadline_is_one_trace() -> None:
             service.channel() as channel,
         ):
             site = Site(service, operations, channel)
-            # No client is refused by prices that no step has borne out.
+            # No request is rejected by cost coefficients that no step has confirmed.
             await site.ask("before", "Generate", greedy(40), Expected("OK", "", WHOLE))
             wanted = Expected("DEADLINE_EXCEEDED", "DEADLINE_UNREACHABLE")
             for style in STYLES:

@@ -79,7 +79,7 @@ async def test_a_refusal_names_its_trace_and_comes_before_any_header(text: Model
         await call.outcome()
         trailers = dict(await call.call.trailing_metadata())
         assert trailers["x-trace-id"] == (await log.next()).trace.trace_id.hex()
-        # Headers would report gRPC's own retries that it is too late.
+        # With initial metadata, gRPC's own retries would be too late.
         assert "x-trace-id" not in dict(await call.call.initial_metadata())
 
 

@@ -84,7 +84,7 @@ async def test_a_stream_is_resumed_at_another_front(
     call = first.stub.Generate(message)
     told = await read_some(first, call, num_read)
     if message.output.echo and not any(num_tokens_of(told)):
-        told = told[:1]  # no client knows how much of the prompt the others were
+        told = told[:1]  # no client knows how many prompt tokens the other messages had
     rest: list[Any] = await second.end_of(
         second.stub.Resume(rest_after(told, message.sampling.num_outputs or 1))
     )
@@ -134,7 +134,7 @@ async def test_what_a_lost_front_had_goes_on(
     call = first.stub.Generate(message)
     told = await told_before_the_end(first, call, num_read)
     if message.output.echo and not any(num_tokens_of(told)):
-        told = told[:1]  # no client knows how much of the prompt the others were
+        told = told[:1]  # no client knows how many prompt tokens the other messages had
     first.step(num_more)
     await first.disconnect()
     request = rest_after(told, message.sampling.num_outputs or 1)

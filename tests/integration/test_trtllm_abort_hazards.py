@@ -61,7 +61,7 @@ def test_a_request_that_ended_by_itself_is_not_aborted(build: Houses) -> None:
     house.submit(greedy_spec(1, max_tokens=3), greedy_spec(2, max_tokens=40))
     house.round(2)
     house.iterate(2)
-    # It is over in the engine; our side has not received.
+    # The engine has ended it; our side does not know yet.
     house.engine.cancel(1)
     house.turn()
     house.engine.cancel(2)

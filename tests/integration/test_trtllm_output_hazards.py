@@ -68,7 +68,7 @@ def test_token_ids_may_shrink_on_the_last_item(
 
     result_class = fake_module("executor.result").RequestOutput
     wrapped(monkeypatch, result_class, "_finish", cut)
-    # The engine stops where we cannot see it: a stop of several its own tokens making.
+    # The engine ends the output by a rule that we cannot see.
     wrapped(
         monkeypatch,
         fake_module("_torch.pyexecutor.llm_request").LlmRequest,

@@ -150,7 +150,7 @@ async def test_the_embedded_executor_passes(tmp_path: Path) -> None:
     outcomes = outcomes_of(result)
     assert list(outcomes) == ["start", *NAMES, "stop"]
     skipped = {name for name, outcome in outcomes.items() if outcome == "SKIP"}
-    # What this executor or its model has no means for.
+    # The executor or the model does not support these.
     assert skipped <= {
         *("adapters", "cache-retention", "json-schema", "regex", "grammar", "choice")
     }

@@ -53,7 +53,7 @@ PLAIN = News("", 0, [(0, SOME_IDS[0])])
 OPENING: Script = [News("admitted", 0), PLAIN]
 
 indexes = st.integers(0, NUM_OUTPUTS - 1)
-# Mostly tokens: what they meet is rare in life too.
+# Most reports are tokens; other events are rare, as in a real engine.
 tokens = st.lists(
     st.tuples(indexes, st.one_of(st.sampled_from(SOME_IDS), st.integers(0, 400))),
     min_size=1,

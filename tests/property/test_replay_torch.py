@@ -74,5 +74,5 @@ async def test_greedy_and_seeded_outputs_are_what_they_would_have_been(text: Mod
     for one, other in zip(undisturbed, disturbed, strict=True):
         assert not one.refused
         assert other.content() == one.content()
-    # They are six different stories, so that none can stand for another.
+    # The requests have different outputs, so none can be mistaken for another.
     assert len({str(one.content()) for one in undisturbed}) == len(ASKED)

@@ -88,6 +88,6 @@ def test_stops_complete_before_arming_do_not_count(
         assert shown + matcher.flush() == before + after
     else:
         assert stop == expected[1]
-        # Text of a match that reaches back before arming may be out already.
+        # Text of a match that began before arming may have been shown already.
         assert (before + after).startswith(shown)
         assert len(shown) >= len(expected[0])

@@ -129,7 +129,7 @@ async def test_a_session_finds_its_replica_again_to_resume(cluster: RayCluster) 
         "request_router_class": (
             "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
         ),
-        # Otherwise one that is slow to report how long its queue is loses the session to another.
+        # Otherwise a replica that is slow to report its queue length loses the session to another.
         "request_router_kwargs": {"num_fallback_replicas": 0},
     }
     replicas = cluster.deploy(*ROOMY, **SPREAD, request_router_config=router)

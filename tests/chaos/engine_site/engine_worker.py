@@ -18,7 +18,7 @@ def main(conduct: str, folder: Path) -> None:
         os._exit(0)  # the worker that stays is detached, in its own session
     if conduct != "child":
         os.setsid()
-    # The engine ignores SIGTERM, and so does what it starts until it knows better.
+    # The engine ignores SIGTERM, and its children inherit that.
     wanted = signal.SIG_IGN if conduct == "stubborn" else signal.SIG_DFL
     signal.signal(signal.SIGTERM, wanted)
     memory = (folder / f"memory-{conduct}").open("w")

@@ -45,7 +45,7 @@ def start_worker(arguments: list[str]) -> None:
     holds it.
     """
     program = [sys.executable, str(HERE / "engine_worker.py"), *arguments]
-    # The pipe stays open for the workers' life.
+    # The pipe stays open as long as a worker lives.
     worker = subprocess.Popen(program, stdout=subprocess.PIPE)
     assert worker.stdout is not None
     word = worker.stdout.readline()

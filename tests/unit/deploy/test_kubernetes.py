@@ -109,7 +109,7 @@ def test_probes_ask_what_the_service_answers(builds: Builds) -> None:
             }
         startup = probe_of(manifests, "startup")
         assert startup["periodSeconds"] * startup["failureThreshold"] >= 1800
-        # An engine that starts again must cost the pod nothing but its readiness.
+        # An engine's restart must only make the pod unready, not restart it.
         liveness = probe_of(manifests, "liveness")
         assert liveness["tcpSocket"] == {"port": "grpc"}
         assert not {"grpc", "exec"} & liveness.keys()
@@ -206,7 +206,7 @@ def test_only_the_trial_and_the_gateway_let_strangers_call(builds: Builds) -> No
     }
     assert open_ones == {"overlays/trial", "components/gateway"}
     assert "PENSTOCK_POLICY_FILE" not in settings_of(builds["overlays/trial"])
-    # And the service itself would refuse the trial's settings without that word.
+    # Without that setting, the service itself rejects the trial's configuration.
     config = config_of(builds["overlays/trial"])
     with pytest.raises(ValueError, match="allow_anonymous_network"):
         check_exposure(

@@ -31,7 +31,7 @@ def validator() -> Any:
 def test_every_resource_fits_its_schema(
     builds: dict[str, list[dict[str, Any]]], validator: Any
 ) -> None:
-    # Builds share most of what they are made of.
+    # Most manifests occur in several builds.
     distinct = {
         json.dumps(manifest): f"{name} {manifest['kind']}"
         for name, manifests in builds.items()

@@ -30,7 +30,7 @@ def broken_links(page: Path) -> list[str]:
     return broken
 
 
-# What the first page leaves to another, which it names.
+# Pages to which the first page does not link, each with a page that links to it.
 ASIDE = {
     "survival-cases.md": "survival.md",
     "tensorrt-llm-mapping.md": "tensorrt-llm.md",

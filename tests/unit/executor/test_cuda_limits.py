@@ -45,7 +45,8 @@ def test_every_head_of_keys_and_of_values_has_its_own() -> None:
 
     assert first.tolist() == [[1.0, 1.0], [1.0, 1.0]]
     assert second.dtype == torch.float32
-    # A head that wrote nothing keeps 1; the greatest element lands at 56, an eighth of e4m3's.
+    # A head without keys has scale 1; the greatest element becomes 56, an eighth of the maximum of
+    # e4m3.
     expected = torch.tensor([[56.0, 700.0], [0.007, 56.0]]).bfloat16().flatten().tolist()
     assert (second * 56).flatten().tolist() == pytest.approx(expected)
 

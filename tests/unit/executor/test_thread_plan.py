@@ -20,7 +20,7 @@ from penstock.executor.torch.thread_environment import describe_threads, plan_th
         (4, 2, None, 2, True),
         (16, 8, None, 8, True),
         (2, 4, None, 1, False),
-        # An operator may take more, of cores that others run on, or fewer.
+        # An operator may set more threads, also on cores that others use, or fewer.
         (4, 2, 4, 4, False),
         (16, 8, 3, 3, True),
     ],
@@ -38,7 +38,8 @@ def test_threads_take_the_cores_that_fronts_leave(
 @pytest.mark.parametrize(
     ("environ", "wanted", "environment", "line"),
     [
-        # More threads than are free do not spin for long, a caller that asked for them.
+        # If there are more threads than free cores, they spin only briefly, even if the operator
+        # set their number.
         ({"OMP_NUM_THREADS": "4,1"}, None, {"GOMP_SPINCOUNT": "1000"}, "4 threads (1000 spins)"),
         ({"OMP_NUM_THREADS": "4"}, 2, {"GOMP_SPINCOUNT": "5000"}, "2 threads (5000 spins)"),
         # A number of spins would override the operator's policy.

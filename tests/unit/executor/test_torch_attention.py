@@ -196,7 +196,7 @@ def test_what_an_earlier_owner_left_in_a_block_does_not_matter(
 
 @pytest.mark.parametrize("name", ["softcap", "sinks", "sinks and window"])
 def test_a_product_beyond_float16_is_no_failure(name: str) -> None:
-    # Products of 80,000 and more, which scaled are 10,000.
+    # Products are 80,000 and more before scaling, and 10,000 after it.
     lengths = (90, 40)
     paged = Paged(lengths, torch.float16, offset=0.0)
     paged.keys = [key * 30 for key in paged.keys]

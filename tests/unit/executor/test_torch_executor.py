@@ -80,7 +80,7 @@ def run(engine: Engine, specs: Sequence[RequestSpec]) -> list[StepEvents]:
 def test_a_poisoned_request_fails_alone_and_leaves_nothing_behind(
     by: PathName, place: int, folder: Path, naive: NaiveModel
 ) -> None:
-    # 24 blocks: a caller that comes later gets the blocks of a caller that failed.
+    # With 24 blocks, a later request gets the blocks of the one that failed.
     engine = make_engine(folder, by=by)
     poison(engine)
     bad = prompt(9, 50)
@@ -159,7 +159,8 @@ def test_a_value_that_overflows_in_a_middle_chunk_harms_nobody_else(
 def test_what_any_block_held_before_reaches_no_request(
     by: PathName, left_behind: float, folder: Path, naive: NaiveModel
 ) -> None:
-    # Also what no check finds: a key that overflowed and that its own token did not attend to.
+    # Also values that no check finds: a key that overflowed and to which its own token did not
+    # attend.
     engine = make_engine(folder, budget=24, by=by)
     executor = engine.executor
     assert isinstance(executor, TorchExecutor)
@@ -287,7 +288,7 @@ def test_half_precision_repeats_itself_on_used_blocks(
     sampling = SamplingParams(temperature=1.0, seed=3)
     said: list[list[int]] = []
     for key in range(1, 9):
-        # Another request leaves its keys behind, longer each time.
+        # Another request leaves its keys in the blocks, a longer one each time.
         run(engine, [spec(100 + key, prompt(key, 3 * key))])
         told = run(engine, [spec(key, [5, 6, 7], sampling=sampling)])
         said.append(outputs(told)[key])

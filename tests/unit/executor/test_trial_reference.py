@@ -35,7 +35,7 @@ def test_the_bound_is_what_the_number_format_explains(
     rounding: float, noise: float, factor: float, stored: torch.dtype, fault: str
 ) -> None:
     reference = TrialReference(logits=EXACT, rounding=rounding, dtype=torch.bfloat16)
-    # Of the norm of the exact logits when added.
+    # The result has the norm of the exact logits.
     found = (EXACT + noise * NOISE) / (1 + noise**2) ** 0.5
 
     told = reference.fault_of(factor * found, stored)

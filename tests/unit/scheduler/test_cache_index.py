@@ -57,7 +57,7 @@ def test_a_block_is_told_with_its_parent_and_its_tokens() -> None:
         CachedBlock(digest=digests[1], parent=digests[0], tokens=tokens[4 * BLOCK :]),
         CachedBlock(digest=digests[0], parent=b"", tokens=tokens[: 4 * BLOCK]),
     ]
-    # The parent was named after its child, and comes before it all the same.
+    # The parent was registered after its child, and still comes before it.
     late = cache_index.watch(b"s")
     assert [block.digest for block in late.take_blocks(5)] == list(digests)
 

@@ -111,7 +111,7 @@ def test_one_that_runs_is_given_up_when_it_can_no_longer_end_in_time() -> None:
     site.submit(1, 100, max_tokens=400, deadline_s=2.5)
     site.step()
     assert 1 in site.admitted
-    # Meanwhile it is seen that outputs as long as this one continue to 300 tokens.
+    # Meanwhile outputs of 300 tokens are observed.
     for _ in range(600):
         site.engine.completion.lengths.observe(300, max_tokens=400)
     site.run()
@@ -212,7 +212,7 @@ def test_a_queue_that_stands_takes_nobody_who_would_lose_by_waiting() -> None:
         standing.note_arrival((0, ""), site.clock(), finds_queue=is_standing)
         site.clock.advance(30.0)
         standing.note_arrival((0, ""), site.clock(), finds_queue=is_standing)
-        # Prompts let in before had nothing to lose, so that this one may lose some of its chance.
+        # Prompts admitted before had nothing to lose, so this one may lose some of its chance.
         site.engine.completion.credit.note(100_000, 1.0, site.clock())
         request = site.submit(9, 100, max_tokens=500, deadline_s=2.5)
         assert (request is None) is is_standing

@@ -40,7 +40,7 @@ def test_a_total_deadline_counts_the_tokens_that_must_come() -> None:
     site.run()
     failure = site.failure(1)
     assert failure.reason is FailureReason.DEADLINE_UNREACHABLE
-    # 110 ms of prefill and ten steps, and what outputs are expected to have on top.
+    # 110 ms of prefill, ten steps of output, and what longer outputs take on average.
     assert failure.estimate_s is not None
     assert failure.estimate_s >= 0.21 - 1e-9
     assert isinstance(site.ends[2], Completed)
@@ -98,7 +98,7 @@ def test_no_compute_is_spent_on_one_who_would_be_late_beside_those_who_run() -> 
     site = PricedSite(num_seqs=2)
     site.submit(1, 1000, max_tokens=2)
     site.step()
-    # Alone it would take 60 ms, but the prompt under way has the budget of the next steps.
+    # Alone it would take 60 ms, but the prompt in prefill has the budget of the next steps.
     site.submit(2, 50, ttft_deadline_s=0.08)
     site.run()
     assert site.failure(2).reason is FailureReason.TTFT_DEADLINE_UNREACHABLE
@@ -111,7 +111,7 @@ def test_nothing_is_foretold_while_the_prices_are_not_known() -> None:
     site.run()
     assert 1 in site.queued
     assert site.queued[1][0].estimated_queue_s is None
-    # The step that computed it ended too late, and it continued.
+    # Its step ended too late, but a running request is not dropped for that.
     assert isinstance(site.ends[1], Completed)
 
 

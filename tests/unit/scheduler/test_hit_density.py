@@ -22,7 +22,7 @@ def test_a_value_is_the_best_rate_until_any_age() -> None:
     density.begin(1, 4)
     density.hit(1, 20, 2)
     density.refit()
-    # Bins of 16, 8 and 8 turns, of which 4, 4 and then 2 blocks are there (counted twice a bin).
+    # Bins of 16, 8 and 8 turns with 4, 4 and then 2 blocks, each counted at both ends of a bin.
     until_20 = 2 / (2 * 4 * 16 + (4 + 2) * 8)
     assert density.table[1][0] == until_20
     assert density.table[1][1] == 2 / ((4 + 2) * 8)

@@ -208,7 +208,7 @@ def test_a_steady_load_settles_and_then_stands(plant: Callable[[int, int, int], 
     assert len(set(budgets[-1000:])) == 1, "a limit cycle"
     assert num_turns(budgets[200:]) <= 4
     assert times[-1] <= TARGET_S * 1.05
-    # All that is left goes to prefill, but for the dead band and a tile.
+    # Prefill gets the rest of the target, except for the dead band and a tile.
     assert times[-1] >= TARGET_S * 0.8
 
 
@@ -246,7 +246,7 @@ def test_load_steps_cost_a_bounded_overshoot() -> None:
 
     budgets, times = Loop(linear).run(decodes)
 
-    # The first 128 decodes are more than any step before taught the price of.
+    # No earlier step had 128 decodes, so their cost is not learned yet.
     assert max(times[600:]) <= TARGET_S * 1.2
     assert max(times[610:]) <= TARGET_S * 1.02
     assert num_turns(budgets[600:900]) <= 4

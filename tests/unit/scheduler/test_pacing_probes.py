@@ -65,7 +65,7 @@ def test_a_rise_that_stands_ends_the_waiting() -> None:
     machine = Cliff()
     machine.step()
     assert len(machine.probes(1000)) >= 3
-    # The machine becomes an even one for long enough, and then what it was.
+    # For long enough all steps cost the same, and then the cliff is back.
     for _ in range(2000):
         machine.step(is_even=True)
     assert machine.held > 2 * CLIFF_TOKENS

@@ -231,7 +231,7 @@ def test_one_kind_of_step_that_is_off_moves_no_other() -> None:
     learn(fit, truth, mixed_steps(400))
     decode = (0, 32, 9600)
     before_s = predict(fit, decode)
-    # All at once prompts are three times as dear, and decodes are what they were.
+    # Suddenly prompts cost three times as much, and decodes the same as before.
     for index in range(24):
         prefill = (512, 32, 9600 + 512)
         feed(fit, prefill, 3.0 * predict(truth, prefill))

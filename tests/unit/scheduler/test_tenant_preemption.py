@@ -173,7 +173,8 @@ def test_a_block_that_both_would_hold_is_none_that_comes_free() -> None:
     engine.submit((flood(2, 40),))
     engine.step()
     engine.step()
-    # It would share the eight blocks of the first, and nothing else of it comes free but one more.
+    # It shares eight blocks with the first request; only one other block of that request would
+    # become free.
     late = make_spec(9, [*prompt, *range(700, 728)], tenant="quiet", max_tokens=2)
     matched = engine.cache.pool.match(late.block_hashes)
     assert len(matched) == 8

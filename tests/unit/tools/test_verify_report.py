@@ -56,7 +56,7 @@ def report(*results: CheckResult, **settings: Any) -> Report:
         ([CheckOutcome.PASS], True),
         ([CheckOutcome.PASS, CheckOutcome.SKIP], True),
         ([CheckOutcome.PASS, CheckOutcome.FAIL], False),
-        # What checked nothing has shown nothing.
+        # Without a check that ran, nothing has passed.
         ([CheckOutcome.SKIP], False),
         ([], False),
     ],

@@ -277,7 +277,7 @@ async def test_an_engine_that_was_never_gone_gets_new_keys(text: ModelText) -> N
     site.port.come_up(site.epoch)
     [again] = await site.port.next_submission()
     assert again.key != first.key
-    # Its events of requests cancelled with the connection concern no client.
+    # Later events of the earlier key concern no client.
     site.port.finish(first.key, FinishReason.CANCELLED)
     site.tokens((again.key, B))
     site.port.finish(again.key)

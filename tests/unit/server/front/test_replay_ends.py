@@ -49,7 +49,7 @@ async def test_time_ends_one_that_waits_for_an_engine(
     site = Site(text, max_replay_wait_s=0.02)
     request, _ = await site.open(generation(urgency=urgency))
     site.port.go_down()
-    site.now_s += 0.03  # what the timer, which is real, finds on the clock
+    site.now_s += 0.03  # the timer runs in real time and reads this clock
     error = await refusal_of(request)
     assert error.reason is reason
     assert error.refusal.metadata.get("deadline") == kind

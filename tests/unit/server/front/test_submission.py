@@ -94,7 +94,7 @@ def test_a_prompt_longer_than_the_executor_takes() -> None:
     # The prompt is to blame even where max_tokens would be as well.
     assert refusal(with_stopping(max_tokens=511), 21, limits) == (too_long, "token_prompt.ids")
     assert refusal(with_stopping(max_tokens=511), 20, limits) == (too_long, "stopping.max_tokens")
-    # A bound beyond the context, or beyond the cache, is none.
+    # A limit above the context or the cache has no effect.
     assert Limits.of(FrontConfig(), replace(INFO, max_prompt_tokens=9999)).max_prompt_tokens == 511
     small = replace(INFO, max_prompt_tokens=100, num_blocks=4)
     assert Limits.of(FrontConfig(), small).max_prompt_tokens == 63

@@ -146,7 +146,7 @@ async def test_tokens_of_refused_prompts_and_of_mere_questions_count(text: Model
         await encoded(prompts, "x")
     with pytest.raises(RequestError):
         await prompts.detokenise(TokenInput(ids=first.ids), tenant="t", skip_special_tokens=True)
-    # What was let in before and comes once more is not refused.
+    # Text of a request that was accepted before is not rejected in a replay.
     assert len((await encoded(prompts, "x", is_replay=True)).ids) > 0
 
 

@@ -235,7 +235,7 @@ async def test_closing_waits_no_longer_than_told_for_one_who_does_not_read(
         await box.close(0.01)
     num_lost = box.dropped[NO_OBSERVER]
     assert 0 < num_lost <= 30
-    # What was on its way is broken off; what is counted never came as a whole.
+    # A record that was being sent is incomplete; none of those counted as lost arrived completely.
     whole: list[bytes] = []
     with contextlib.suppress(AssertionError):
         assert await peer.next() == HELLO

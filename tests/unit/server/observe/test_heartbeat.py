@@ -18,7 +18,7 @@ class Ticks:
         self.beaten = asyncio.Event()
 
     def clock(self) -> float:
-        # Every look takes its time, so that the loop is never waited for.
+        # Each reading advances the clock, so that the loop is never waited for.
         self.now_s += 1.0
         return self.now_s
 

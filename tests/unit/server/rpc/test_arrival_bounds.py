@@ -145,7 +145,7 @@ async def test_calls_that_anybody_may_make_take_no_place_of_others() -> None:
 async def test_what_waits_for_its_turn_counts_as_being_read() -> None:
     now_s = iter((0.0, 3600.0))
     large_messages = LargeMessageQueue(lambda: next(now_s))
-    # It holds the loop up for an hour, so the next turn is an hour away.
+    # Its handling takes an hour, so the next message may be read in an hour.
     await large_messages.take("another")
     num_calls = 40
     played = Played(max_calls=num_calls, large_messages=large_messages)

@@ -168,7 +168,7 @@ DEADLINE = Outcome(grpc.StatusCode.DEADLINE_EXCEEDED.value[0], "DEADLINE_EXCEEDE
         (10.0, 5.0, CANCELLED),
         (10.0, 0.0, DEADLINE),
         (10.0, -1.0, DEADLINE),
-        # The client's own clock ran out: its timeout came rounded up to us.
+        # The client's deadline has passed: its timeout was rounded up on the way to us.
         (10.0, 0.09, DEADLINE),
         (10.0, 0.2, CANCELLED),
         (0.1, 0.008, DEADLINE),

@@ -65,7 +65,7 @@ async def test_a_large_command_waits_for_its_turn_and_a_small_one_does_not(
 ) -> None:
     now_s = iter((0.0, 3600.0))
     large_messages = LargeMessageQueue(lambda: next(now_s))
-    # It holds the loop up for an hour, so the next turn is an hour away.
+    # Its handling takes an hour, so the next message may be read in an hour.
     await large_messages.take("another")
     async with played_call(text, large_messages=large_messages) as call:
         call.wire.send(submit(1))

@@ -260,7 +260,7 @@ async def test_a_long_dialogue_is_cut_in_steps(
     ]
     found = await tokenizer.encode_chat_async(dialogue, window_tokens=2000)
     assert found.num_dropped_messages >= 40
-    # None is of the whole, nor of one short message alone.
+    # No call encodes the whole dialogue, nor a single short message.
     assert 40 < len(sizes) < 60
     assert max(sizes) < 3 * len(long)
     tokenizer.close()

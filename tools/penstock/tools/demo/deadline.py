@@ -65,7 +65,7 @@ async def deadline_scene(predicting: OwnService, fcfs: OwnService) -> int:
         return ExitCode.FAILED
     print(
         f"Under the same overload, {predicted[_IN_TIME]} answers instead of {in_order[_IN_TIME]}"
-        " were in time: rejecting what is predicted to be late leaves the capacity to the others.",
+        " were in time:\nrejecting what is predicted to be late leaves the capacity to the others.",
         flush=True,
     )
     return ExitCode.OK

@@ -48,7 +48,7 @@ async def flood_scene(fair: OwnService, fcfs: OwnService) -> int:
         print(f"-: no answer started within {_WATCHED_S:g} s.")
     print(
         f"Next to the same flood, {len(in_fair.started_answers_s)} answers of the quiet tenant"
-        f" started in fair order, and {len(in_fcfs.started_answers_s)} first come, first served:"
+        f" started in fair order,\nand {len(in_fcfs.started_answers_s)} first come, first served:"
         " the fair order gives each tenant its share.",
         flush=True,
     )

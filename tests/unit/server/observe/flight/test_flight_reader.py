@@ -94,7 +94,7 @@ def test_steps_are_told_once_in_order_and_what_was_lost_is_counted(fd: int) -> N
     append(memory, 5, 200)
     rows, num_missed = reader.new_steps()
 
-    # One row less than the ring has: the oldest may be under the writer's hand.
+    # One row fewer than the ring has: the writer may be overwriting the oldest.
     assert rows["step"].tolist() == list(range(142, 205))
     assert num_missed == 137
     assert reader.totals["num_steps"] == 205

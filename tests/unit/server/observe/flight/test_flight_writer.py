@@ -178,7 +178,7 @@ def test_events_tell_each_life_in_its_slot(depth: int, seed: int) -> None:
     total = sum(computed.values())
     assert total == recording.steps["num_prefill_tokens"].sum()
     queued = recording.events[recording.events["kind"] == EventKind.QUEUED]
-    # Every output of every request that was not refused at the door, each once.
+    # Every output is queued once, except those of requests that were rejected on arrival.
     assert len(np.unique(queued["key"])) == len(queued)
     never = {key for key, end in flown.ends.items() if isinstance(end, Failed)}
     assert {int(key) for key in queued["key"]} >= set(prompts) - never

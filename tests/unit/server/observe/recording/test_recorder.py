@@ -169,7 +169,8 @@ def test_a_step_lasts_from_the_end_of_the_one_before_while_there_is_work(tmp_pat
     recorder = Recorder(tmp_path, block_size=16)
 
     note_iteration(recorder, 1.0, 2.0, num_running=1)
-    note_iteration(recorder, 2.5, 4.0)  # half a second of frames before it was begun
+    # begun half a second after the last one ended, because of frames
+    note_iteration(recorder, 2.5, 4.0)
     note_iteration(recorder, 8.0, 9.0, num_running=1)  # there was nothing to do
     recorder.note_iteration(StepEvents(step=1, at_s=9.5), None)  # nothing could run
     note_iteration(recorder, 11.0, 12.0, num_running=1)
