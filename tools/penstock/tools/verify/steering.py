@@ -65,7 +65,7 @@ def _cut(name: str, cut: GenerationOptions) -> Callable[[Subject], Awaitable[str
         require(len(records) == len(greedy), f"{len(records)} tokens instead of {len(greedy)}")
         at = first_unlikely(records, greedy)
         require(at is None, f"{name} {value} permitted another token at token {at}")
-        return f"{name} {value} keeps only the likeliest token at temperature {_HOT:g}"
+        return f"{name} {value} keeps only likeliest tokens at temperature {_HOT:g}"
 
     return run
 
