@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -35,8 +35,10 @@ from penstock.executor.torch.kv_pages import HeadShape
 from penstock.executor.torch.load_probe import probe_model
 from penstock.executor.torch.load_progress import LoadProgress, size
 from penstock.executor.torch.paged_attention import Scoring
+from penstock.executor.torch.quantisation_settings import CONFIG
 from penstock.executor.torch.quantised_checkpoint import (
     StoredWeight,
+    check_not_quantised,
     is_quantised,
     read_quantised,
 )
@@ -111,7 +113,7 @@ def load_model(path: Path, *, device: str, dtype: str, is_narrow: bool = False) 
     register_attention()
     transformers_logging.disable_progress_bar()
     with _named(str(path)):
-        _check_model_type(path)
+        _check_config(path)
         config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
         architecture = read_architecture(config.get_text_config())
         is_widened = is_quantised(path, config) and not is_narrow
@@ -167,6 +169,7 @@ def _load_module(
 ) -> Any:
     wanted = None if dtype == "auto" else getattr(torch, dtype)
     if not is_quantised(path, config):
+        check_not_quantised(path)
         return _load_tensors(path, config, dtype=wanted or "auto")
     checkpoint = read_quantised(path, config, wanted)
     if hasattr(config, "quantization_config"):  # transformers needs another package for this model
@@ -238,20 +241,26 @@ def _load_tensors(path: Path, config: Any, **arguments: Any) -> Any:
     return module
 
 
-def _check_model_type(path: Path) -> None:
-    """Raise ValueError for an architecture that this version of transformers does not support.
+def _check_config(path: Path) -> None:
+    """Raise ValueError for an architecture that this version of transformers does not support, or a
+    quantization_config that is not an object.
 
-    Done here because transformers' own message contains unsuitable advice.
+    Done here because transformers' own messages contain unsuitable advice or only name a type.
     """
     try:
         values: Any = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except ValueError:
         return  # transformers' message describes the error in the file
-    model_type: Any = values.get("model_type") if isinstance(values, dict) else None
+    if not isinstance(values, dict):
+        return
+    fields = cast("dict[str, Any]", values)
+    model_type, settings = fields.get("model_type"), fields.get(CONFIG)
     if isinstance(model_type, str) and model_type not in CONFIG_MAPPING:
         raise ValueError(
             f"transformers {transformers.__version__} does not know the architecture {model_type!r}"
         )
+    if not isinstance(settings, dict | None):
+        raise ValueError(f"{CONFIG} must be an object, not {json.dumps(settings)}")
 
 
 def select_device(device: str) -> torch.device:

@@ -28,6 +28,7 @@ from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
+from penstock.server.link.control_frames import SetLogLevel
 from penstock.server.link.step_frames import StepFrame
 from penstock.server.link.wire import Codec, LinkError, TaggedFrame
 
@@ -35,6 +36,7 @@ MAX_FRONT_ID = 2**31 - 1
 
 
 TRACE_ID_BYTES = 16
+MAX_PROFILE_S = 60.0
 
 _NAMES = tuple(field.name for field in fields(RequestSpec))
 
@@ -141,14 +143,15 @@ class Detach(TaggedFrame, frozen=True, kw_only=True):
 ResumeFrame: TypeAlias = Attach | Attached | Detach
 
 
-class CommandKind(enum.IntEnum):
-    """An operator's command that a process can execute."""
+class Profile(TaggedFrame, frozen=True, kw_only=True):
+    """An operator's command to sample the stacks of a process for at most MAX_PROFILE_S seconds;
+    the payload of the result is a speedscope file."""
 
-    LOG_LEVEL = 1
-    """Set the log level; the argument is its name."""
-    PROFILE = 2
-    """Sample the stacks of the threads for some seconds (the argument); the payload of the result
-    is a speedscope file."""
+    seconds: float
+
+
+Action: TypeAlias = SetLogLevel | Profile
+"""An operator's command that a process can execute."""
 
 
 class ViewQuery(TaggedFrame, frozen=True, kw_only=True):
@@ -168,8 +171,7 @@ class Command(TaggedFrame, frozen=True, kw_only=True):
     """An operator's command. The response has the same `ticket`."""
 
     ticket: int
-    kind: CommandKind
-    argument: str
+    action: Action
 
 
 class CommandResult(TaggedFrame, frozen=True, kw_only=True):

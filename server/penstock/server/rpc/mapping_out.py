@@ -265,6 +265,7 @@ def progress_of(event: events.Progress) -> pb.RequestProgress:
         num_preemptions=event.num_preemptions,
         queue_duration=duration_of(event.queue_s),
         queue_position=event.queue_position,
+        wait_reason=wait_reason_of("" if event.waits_for is None else event.waits_for.name),
         estimated_queue_duration=_if_known(event.estimated_queue_s),
     )
 
@@ -288,6 +289,13 @@ def finished_of(event: events.Finished) -> pb.RequestFinished:
         ),
         num_preemptions=event.num_preemptions,
     )
+
+
+def wait_reason_of(name: str) -> state_pb2.WaitReason.ValueType:
+    """Return the WaitReason with this name; unspecified for an empty name."""
+    if not name:
+        return state_pb2.WAIT_REASON_UNSPECIFIED
+    return state_pb2.WaitReason.Value(f"WAIT_REASON_{name}")
 
 
 def duration_of(seconds: float) -> Duration:
