@@ -108,7 +108,7 @@ async def _serve(control: ChildControl, launch: FrontLaunch) -> int:
     await stop.wait()
     ready.cancel()
     keeping.cancel()
-    grace_s = control.ordered_grace_s
+    grace_s = control.stop_grace_s
     await server.drain(
         config.drain_grace_s if grace_s is None else grace_s, is_hand_over=control.is_hand_over
     )
