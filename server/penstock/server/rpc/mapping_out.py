@@ -53,8 +53,8 @@ TEXT_HEAD: Final = tuple(
 )
 TEXT_TAIL: Final = tuple(_NUM_TOKENS + count for count in BYTE)
 ECHO_IDS_AT_ONCE: Final = 4096
-"""Number of ids of an echoed prompt that are encoded at a time. Arrays of this size fit into the CPU
-cache."""
+"""Number of ids of an echoed prompt that are encoded at a time. Arrays of this size fit into the
+CPU cache."""
 
 
 def no_token_bytes(token_id: int) -> bytes | None:
