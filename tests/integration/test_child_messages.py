@@ -27,7 +27,7 @@ control.report_ready(num=1)
 control.send(Drain(timeout_s=0.5))
 control.send(SetLogLevel(level="debug"))
 stopped.wait()
-control.send(Drain(timeout_s=control.ordered_grace_s))
+control.send(Drain(timeout_s=control.stop_grace_s))
 {before_exit}
 """
 

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.client import Accepted, Client, Progress, RequestState
+from penstock.client import Accepted, Client, Progress, RequestState, WaitReason
 from penstock.scheduler.events import Admitted, Preempted, Queued
+from penstock.scheduler.events import WaitReason as Reason
 from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from support.fronts import ServedFront, admitted, queued, serving
@@ -52,11 +53,13 @@ async def test_who_waits_is_told_for_how_long_and_behind_how_many(served: Served
         told = Told(client)
         first = asyncio.ensure_future(told.next())
         (spec,) = await served.port.next_submission()
-        served.port.say(changes=[queued(spec.key, 3, 2.5)])
+        served.port.say(changes=[queued(spec.key, 3, 2.5, Reason.BLOCKS)])
         accepted = await first
         assert isinstance(accepted, Accepted)
         assert accepted.estimated_queue_s == 2.5
         place = await told.next()
+        assert isinstance(place, Progress)
+        assert place.wait_reason is WaitReason.BLOCKS
         assert shape([place]) == [(RequestState.PENDING, 3, 2.5)]
         served.port.admit(spec.key)
         served.port.finish(spec.key)

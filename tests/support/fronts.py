@@ -20,7 +20,15 @@ from google.rpc.status_pb2 import Status
 
 from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.config import SchedulerConfig
-from penstock.scheduler.events import Admitted, Completed, Failed, Preempted, Queued, StepEvents
+from penstock.scheduler.events import (
+    Admitted,
+    Completed,
+    Failed,
+    Preempted,
+    Queued,
+    StepEvents,
+    WaitReason,
+)
 from penstock.scheduler.executor import ExecutorInfo, Feature
 from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
@@ -223,12 +231,18 @@ def refused(reason: ErrorReason) -> Generator[pytest.ExceptionInfo[RequestError]
     assert caught.value.reason is reason
 
 
-def queued(key: int, num_ahead: int = 0, estimated_queue_s: float | None = None) -> Queued:
+def queued(
+    key: int,
+    num_ahead: int = 0,
+    estimated_queue_s: float | None = None,
+    waits_for: WaitReason | None = None,
+) -> Queued:
     return Queued(
         key=key,
         at_s=time.monotonic(),
         num_ahead=num_ahead,
         estimated_queue_s=estimated_queue_s,
+        waits_for=waits_for,
     )
 
 

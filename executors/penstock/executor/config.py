@@ -97,8 +97,7 @@ class ExecutorConfig:
             folder.
         kv_cache_bytes: Size of the KV cache, ignored if `num_blocks` is set; the torch executor
             uses less if `max_num_seqs` sequences of full length need less. None: 512 MiB on a CPU;
-            on a CUDA device `kv_memory_fraction` of the memory left by the weights and a step of
-            `max_num_batched_tokens`.
+            on a CUDA device by `kv_memory_fraction`.
         max_num_batched_tokens: The scheduler's token budget of a step; None: the device's default.
     """
 
@@ -136,13 +135,13 @@ class ExecutorConfig:
         "cache",
         "number of KV cache blocks",
         at_least=1,
-        shown="as many as fit into kv-cache-mib",
+        shown="by kv-cache-mib or kv-memory-fraction",
     )
     kv_cache_bytes: int | None = setting(
         None,
         "cache",
         "largest KV cache in MiB: smaller if max-num-seqs sequences of full length need less;"
-        " ignored with num-blocks",
+        " not with num-blocks or kv-memory-fraction",
         name="kv_cache_mib",
         scale=_MIB,
         at_least=1,
@@ -152,7 +151,8 @@ class ExecutorConfig:
     kv_memory_fraction: float = setting(
         0.9,
         "cache",
-        "KV cache's share of the GPU memory that weights and the largest step leave free",
+        "KV cache's share of the GPU memory left free by the weights and a reserve: the largest"
+        " step, the graphs and 1 GiB; on the eager path a third of the free memory",
         above=0,
         at_most=1,
     )

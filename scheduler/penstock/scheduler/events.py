@@ -83,13 +83,15 @@ class Queued:
     """The request joined the queue.
 
     `num_ahead`: current number of requests ahead of it. `estimated_queue_s`: the estimated queue
-    time from `at_s` on, None without an estimate.
+    time from `at_s` on, None without an estimate. `waits_for`: why the last step admitted no more
+    requests, None if it admitted all.
     """
 
     key: int
     at_s: float
     num_ahead: int
     estimated_queue_s: float | None
+    waits_for: WaitReason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,16 +122,17 @@ class Transitions:
     def enqueue(self, outputs: Sequence[Request], estimate: QueueEstimate, now: float) -> None:
         """Add the outputs of one request to the queue, in order, and charge its tenant's quota."""
         leader = outputs[0]
+        for request in outputs:
+            self._enqueue(request, now, leader_key=leader.spec.key)
         self._events.changes.append(
             Queued(
                 key=leader.spec.key,
                 at_s=now,
                 num_ahead=estimate.num_ahead,
                 estimated_queue_s=estimate.queue_s,
+                waits_for=self._queue.reason_of(leader),
             )
         )
-        for request in outputs:
-            self._enqueue(request, now, leader_key=leader.spec.key)
         if not leader.spec.num_replays:
             self._queue.note_submitted(outputs)
         self._quotas.take_in(leader.spec, len(outputs), leader.tenant, now)

@@ -145,6 +145,7 @@ def test_weights_in_another_format_are_quantised_from_wide_ones(tmp_path: Path) 
     save_quantised_model("llama", tmp_path, form="modelopt")
     stored = load_tensors(tmp_path)
     stored[QKV[1]] = stored[QKV[1]].bfloat16()
+    del stored[f"{QKV[1]}_scale"]
     save_tensors(tmp_path, stored)
     first = [name.replace("layers.1", "layers.0") for name in QKV]
 
@@ -293,6 +294,123 @@ def test_what_is_not_read_is_named(
 
 
 @pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (
+            {"transform_config": {"config_groups": {"u": {}}}},
+            r"\.transform_config is not supported",
+        ),
+        ({"another": [1]}, r"quantization_config\.another is not supported"),
+        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "format sparse-24-bitmask: only d"),
+        ({"sparsity_config": "dense"}, r"sparsity_config must be an object, not \"dense\""),
+        ({"config_groups": [1]}, r"config_groups must be an object, not \[1\]"),
+        ({"config_groups": {"g": 1}}, r"config_groups\.g must be an object, not 1"),
+    ],
+)
+def test_settings_that_change_the_weights_are_named(
+    settings: dict[str, Any], reason: str, folder: Path
+) -> None:
+    save_quantised_model("llama", folder, form="compressed-tensors")
+    change_config(folder, quantization_config=COMPRESSED | settings)
+
+    with pytest.raises(UnsupportedModel, match=reason):
+        load_model(folder, device="cpu", dtype="float32")
+
+
+def test_settings_that_do_not_change_the_weights_are_ignored(folder: Path) -> None:
+    save_quantised_model("llama", folder, form="compressed-tensors")
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    ignored = {
+        "kv_cache_scheme": scheme,
+        "quantization_status": "compressed",
+        "sparsity_config": {"format": "dense", "sparsity_structure": "unstructured"},
+        "transform_config": {},
+        "version": "0.12.2",
+    }
+    change_config(folder, quantization_config=COMPRESSED | ignored)
+
+    load_model(folder, device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("settings", ["fp8", [1], 8, False])
+def test_a_quantization_config_that_is_no_object_is_named(settings: object, folder: Path) -> None:
+    change_config(folder, quantization_config=settings)
+
+    with pytest.raises(ModelLoadError, match="quantization_config must be an object, not "):
+        load_model(folder, device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("[]", r"json must be an object, not \[\]"),
+        ("{", "json is not valid JSON: "),
+        ("{}", "json: quantization must be an object, not null"),
+        ('{"quantization": null}', "json: quantization must be an object, not null"),
+        (
+            '{"quantization": {"quant_algo": "FP8", "pre_quant_scale": true}}',
+            r"json: quantization\.pre_quant_scale is not supported",
+        ),
+    ],
+)
+def test_an_invalid_file_of_modelopt_is_named(content: str, reason: str, folder: Path) -> None:
+    (folder / "hf_quant_config.json").write_text(content)
+
+    with pytest.raises(UnsupportedModel, match=f"^hf_quant_config.{reason}"):
+        load_model(folder, device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_weights_in_eight_bits_without_settings_are_named(kind: str, folder: Path) -> None:
+    store_quantised(folder, is_channelwise=True, kind=kind)
+    for settings in ({}, {"quantization_config": None}):
+        change_config(folder, **settings)
+
+        with pytest.raises(
+            UnsupportedModel, match=r"_proj\.weight \(.*8.* neither quantization_config in config"
+        ):
+            load_model(folder, device="cpu", dtype="float32")
+
+
+def test_a_scale_without_settings_is_named(folder: Path) -> None:
+    save_tensors(folder, load_tensors(folder) | {f"{DOWN}_scale": torch.ones(1)})
+
+    with pytest.raises(UnsupportedModel, match=r"down_proj\.weight_scale .*neither"):
+        load_model(folder, device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("dtype", "reason"),
+    [
+        (torch.float8_e5m2, "weight is stored in float8_e5m2: "),
+        (torch.uint8, "weight is stored in uint8: "),
+        (torch.bfloat16, "weight_scale has no weight in 8 bits"),
+    ],
+)
+def test_a_stored_format_that_is_not_read_is_named(
+    form: str, dtype: torch.dtype, reason: str, folder: Path
+) -> None:
+    save_quantised_model("llama", folder, form=form)
+    tensors = load_tensors(folder)
+    save_tensors(folder, tensors | {DOWN: tensors[DOWN].float().to(dtype)})
+
+    with pytest.raises(UnsupportedModel, match=rf"^{DOWN.removesuffix('weight')}{reason}"):
+        load_model(folder, device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, torch.inf, torch.nan])
+def test_an_invalid_scale_is_named(value: float, folder: Path) -> None:
+    save_quantised_model("llama", folder, form="compressed-tensors")
+    tensors = load_tensors(folder)
+    tensors[f"{DOWN}_scale"][3] = value
+    save_tensors(folder, tensors)
+
+    with pytest.raises(ModelLoadError, match=rf"{DOWN}_scale has scales that are not finite and"):
+        load_model(folder, device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize(
     "settings",
     [
         {"quant_method": "gptq", "bits": 4, "group_size": 128},
@@ -313,14 +431,23 @@ def test_another_method_is_refused_by_its_name(settings: dict[str, Any], folder:
         load_model(folder, device="cpu", dtype="float32")
 
 
-def test_stored_zero_points_are_refused(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("weight_zero_point", "zero points are not read"),
+        ("pre_quant_scale", "scales of inputs are not read"),
+    ],
+)
+def test_other_tensors_of_a_quantised_weight_are_refused(
+    name: str, reason: str, folder: Path
+) -> None:
     store_quantised(folder, is_channelwise=True)
     tensors = load_tensors(folder)
-    name = "model.layers.0.self_attn.q_proj.weight_zero_point"
-    save_tensors(folder, tensors | {name: torch.zeros(64, 1, dtype=torch.int8)})
+    other = f"model.layers.0.self_attn.q_proj.{name}"
+    save_tensors(folder, tensors | {other: torch.zeros(64, 1, dtype=torch.int8)})
     change_config(folder, quantization_config=COMPRESSED)
 
-    with pytest.raises(UnsupportedModel, match="weight_zero_point: zero points are not read"):
+    with pytest.raises(UnsupportedModel, match=f"{name}: {reason}"):
         load_model(folder, device="cpu", dtype="float32")
 
 

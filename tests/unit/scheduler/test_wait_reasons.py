@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from penstock.scheduler.config import AdmissionPolicy, SchedulingOrder
-from penstock.scheduler.events import Admitted, Completed, Failed, Preempted, StepEvents, Wait
+from penstock.scheduler.events import (
+    Admitted,
+    Completed,
+    Failed,
+    Preempted,
+    Queued,
+    StepEvents,
+    Wait,
+    WaitReason,
+)
 from penstock.scheduler.request import FailureReason, RequestSpec
 from support.core import (
     BLOCK_SIZE,
@@ -72,6 +81,22 @@ def rounded(wait: Wait) -> Wait:
     """Return the wait with times rounded to microseconds, as they are sums of floats."""
     names = ("blocks_s", "slots_s", "token_budget_s", "fairness_s", "other_s")
     return wait._replace(**{name: round(getattr(wait, name), 6) for name in names})
+
+
+def test_a_queued_request_is_told_why_the_queue_waits() -> None:
+    site = Site(max_num_seqs=1)
+    site.submit(1, max_tokens=9)
+    site.submit(2)
+    site.step()
+    site.submit(3)
+    site.step()
+
+    changes = [change for events in site.told for change in events.changes]
+    assert [(change.key, change.waits_for) for change in changes if isinstance(change, Queued)] == [
+        (1, None),
+        (2, None),
+        (3, WaitReason.SLOTS),
+    ]
 
 
 def test_who_is_let_in_at_once_waits_for_the_next_step_alone() -> None:

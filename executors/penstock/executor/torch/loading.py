@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -35,15 +35,17 @@ from penstock.executor.torch.kv_pages import HeadShape
 from penstock.executor.torch.load_probe import probe_model
 from penstock.executor.torch.load_progress import LoadProgress, size
 from penstock.executor.torch.paged_attention import Scoring
+from penstock.executor.torch.quantisation_settings import CONFIG
 from penstock.executor.torch.quantised_checkpoint import (
     StoredWeight,
+    check_not_quantised,
     is_quantised,
     read_quantised,
 )
 
 logger = logging.getLogger(__name__)
-_HALF = "dtype bfloat16"
-_KEEP_NARROW = "quantization, which keeps the checkpoint's weights in 8 bits"
+_HALF = "dtype bfloat16, "
+_KEEP_NARROW = "quantization, which keeps the checkpoint's weights in 8 bits, "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,18 +112,19 @@ def load_model(path: Path, *, device: str, dtype: str, is_narrow: bool = False) 
     logger.info("reading %s of weights from %s", size(num_bytes), path)
     register_attention()
     transformers_logging.disable_progress_bar()
-    with _named(str(path)):
-        _check_model_type(path)
+    with _named(str(path), target):
+        _check_config(path)
         config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
         architecture = read_architecture(config.get_text_config())
         is_widened = is_quantised(path, config) and not is_narrow
-    with _named(f"{path}: {architecture.name}", _KEEP_NARROW if is_widened else _HALF):
+    narrower = _KEEP_NARROW if is_widened else _HALF if _is_wide(config, dtype) else ""
+    with _named(f"{path}: {architecture.name}", target, narrower):
         module = _load_module(path, config, dtype, target, is_narrow=is_narrow)
         module.eval().requires_grad_(False)
         move_module(module, target)
         weight = next(module.get_input_embeddings().parameters())
     try:
-        with _named(f"{path}: a test step of {architecture.name}"):
+        with _named(f"{path}: a test step of {architecture.name}", target):
             probed = probe_model(module, architecture, weight.dtype)
     except UnsupportedModel as error:
         if architecture.name in str(error):
@@ -140,11 +143,11 @@ def load_model(path: Path, *, device: str, dtype: str, is_narrow: bool = False) 
 
 
 @contextmanager
-def _named(subject: str, narrower: str = _HALF) -> Generator[None]:
+def _named(subject: str, device: torch.device, narrower: str = "") -> Generator[None]:
     """Convert any other error than ModelLoadError and UnsupportedModel to a ModelLoadError that
     starts with `subject`.
 
-    `narrower`: the setting to recommend when memory is short.
+    `narrower`: the setting to recommend when memory of the device is short, with a comma.
     """
     try:
         yield
@@ -153,8 +156,8 @@ def _named(subject: str, narrower: str = _HALF) -> Generator[None]:
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise ModelLoadError(
-                f"{subject}: the weights need more memory than the device has: set {narrower},"
-                f" a device with more free memory or a smaller model: {error}"
+                f"{subject}: the weights need more memory than {device} has free: set {narrower}"
+                f"a device with more free memory or a smaller model: {error}"
             ) from error
         # For other types the message alone is not readable, so the type is added.
         is_clear = isinstance(error, OSError | ValueError | RuntimeError | SafetensorError)
@@ -162,11 +165,18 @@ def _named(subject: str, narrower: str = _HALF) -> Generator[None]:
         raise ModelLoadError(f"{subject}: {reason}") from error
 
 
+def _is_wide(config: Any, dtype: str) -> bool:
+    """Return whether weights are loaded in float32. `dtype`: see `load_model`."""
+    stored: Any = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    return dtype == "float32" or (dtype == "auto" and stored in (None, torch.float32))
+
+
 def _load_module(
     path: Path, config: Any, dtype: str, device: torch.device, *, is_narrow: bool
 ) -> Any:
     wanted = None if dtype == "auto" else getattr(torch, dtype)
     if not is_quantised(path, config):
+        check_not_quantised(path)
         return _load_tensors(path, config, dtype=wanted or "auto")
     checkpoint = read_quantised(path, config, wanted)
     if hasattr(config, "quantization_config"):  # transformers needs another package for this model
@@ -238,20 +248,26 @@ def _load_tensors(path: Path, config: Any, **arguments: Any) -> Any:
     return module
 
 
-def _check_model_type(path: Path) -> None:
-    """Raise ValueError for an architecture that this version of transformers does not support.
+def _check_config(path: Path) -> None:
+    """Raise ValueError for an architecture that this version of transformers does not support, or a
+    quantization_config that is not an object.
 
-    Done here because transformers' own message contains unsuitable advice.
+    Done here because transformers' own messages contain unsuitable advice or only name a type.
     """
     try:
         values: Any = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except ValueError:
         return  # transformers' message describes the error in the file
-    model_type: Any = values.get("model_type") if isinstance(values, dict) else None
+    if not isinstance(values, dict):
+        return
+    fields = cast("dict[str, Any]", values)
+    model_type, settings = fields.get("model_type"), fields.get(CONFIG)
     if isinstance(model_type, str) and model_type not in CONFIG_MAPPING:
         raise ValueError(
             f"transformers {transformers.__version__} does not know the architecture {model_type!r}"
         )
+    if not isinstance(settings, dict | None):
+        raise ValueError(f"{CONFIG} must be an object, not {json.dumps(settings)}")
 
 
 def select_device(device: str) -> torch.device:

@@ -6,23 +6,25 @@ the executor computes its own. The functions raise UnsupportedModel naming an un
 a checkpoint.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
+from penstock.executor.torch.quantisation_settings import CONFIG, FILE, quantisation_method
 
-_METHODS = ("compressed-tensors", "modelopt")
-_STRATEGIES = ("tensor", "channel")
-_MODELOPT_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
-_ZERO_POINT = ".weight_zero_point"
-_SCALES = (".weight_scale", ".input_scale", ".k_scale", ".v_scale", ".output_scale")
+_EIGHT_BITS = (torch.float8_e4m3fn, torch.int8)
+_WIDE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_SCALE = ".weight_scale"
+_OTHER_SCALES = (".input_scale", ".k_scale", ".v_scale", ".output_scale")
+_UNREAD = {
+    ".weight_zero_point": "zero points are not read",
+    ".pre_quant_scale": "scales of inputs are not read",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,97 +49,87 @@ class QuantisedCheckpoint:
 
 
 def is_quantised(path: Path, config: Any) -> bool:
-    """Return whether a folder names one of the two quantisation methods; `read_quantised` checks
-    the number format. `config`: its transformers configuration.
+    """Return whether a folder names one of the two quantisation methods. `config`: its transformers
+    configuration.
 
     Raises UnsupportedModel for a quantised folder in another format.
     """
-    return _method(path, config) is not None
+    return quantisation_method(path, config) is not None
+
+
+def check_not_quantised(path: Path) -> None:
+    """Raise UnsupportedModel naming a quantised tensor of a folder that names no quantisation
+    method, since its scale would be ignored.
+    """
+    for name, tensor in _mapped(path).items():
+        is_narrow = tensor.dtype not in _WIDE and (
+            tensor.dtype.is_floating_point or name.endswith(".weight")
+        )
+        if is_narrow or name.endswith(_SCALE):
+            raise UnsupportedModel(
+                f"{name} ({_named(tensor.dtype)}) is of a quantised model, and the folder has"
+                f" neither {CONFIG} in config.json nor {FILE}"
+            )
 
 
 def read_quantised(path: Path, config: Any, dtype: torch.dtype | None) -> QuantisedCheckpoint:
-    """Memory-map all tensors of a folder. Raises ModelLoadError for an 8-bit weight without a
-    scale, UnsupportedModel for an unsupported format. `dtype` None: the configuration's dtype, else
-    bfloat16.
+    """Memory-map all tensors of a folder. `dtype` None: the configuration's dtype, else bfloat16.
+
+    Raises ModelLoadError for an 8-bit weight without a valid scale, UnsupportedModel for an
+    unsupported format.
     """
-    _check(path, config)
     if dtype is None:
         named: Any = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
         dtype = named if isinstance(named, torch.dtype) else torch.bfloat16
-    raw: dict[str, Tensor] = {}
-    for file in sorted(path.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            raw.update({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
+    raw = _mapped(path)
     stored: dict[str, StoredWeight] = {}
     tensors: dict[str, Tensor] = {}
     unread = torch.tensor(torch.nan, dtype=dtype)
     for name, tensor in raw.items():
-        if name.endswith(_SCALES):
+        if name.endswith((_SCALE, *_OTHER_SCALES)):
             continue
-        if name.endswith(_ZERO_POINT):
-            raise UnsupportedModel(f"{name}: zero points are not read")
-        if tensor.dtype not in (torch.float8_e4m3fn, torch.int8):
+        _check_tensor(name, tensor)
+        if tensor.dtype in _WIDE:
             tensors[name] = tensor
             continue
         module = name.removesuffix(".weight")
-        stored[module] = _stored(module, tensor, raw.get(f"{module}.weight_scale"))
+        stored[module] = _stored(module, tensor, raw.get(f"{module}{_SCALE}"))
         tensors[name] = unread.expand(tensor.shape)
+    for name in raw:
+        if name.endswith(_SCALE) and name.removesuffix(_SCALE) not in stored:
+            raise UnsupportedModel(f"{name} has no weight in 8 bits")
     return QuantisedCheckpoint(tensors=tensors, stored=stored, dtype=dtype)
+
+
+def _mapped(path: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            tensors.update({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
+    return tensors
+
+
+def _check_tensor(name: str, tensor: Tensor) -> None:
+    for suffix, reason in _UNREAD.items():
+        if name.endswith(suffix):
+            raise UnsupportedModel(f"{name}: {reason}")
+    if tensor.dtype not in (*_EIGHT_BITS, *_WIDE):
+        raise UnsupportedModel(
+            f"{name} is stored in {_named(tensor.dtype)}: 8-bit weights are read in"
+            f" {' and '.join(map(_named, _EIGHT_BITS))}"
+        )
 
 
 def _stored(module: str, values: Tensor, scale: Tensor | None) -> StoredWeight:
     if scale is None:
-        raise ModelLoadError(f"{module}.weight is in 8 bits and has no {module}.weight_scale")
+        raise ModelLoadError(f"{module}.weight is in 8 bits and has no {module}{_SCALE}")
     scale = scale.float().flatten()
     if scale.numel() not in (1, values.shape[0]):
-        raise UnsupportedModel(f"{module}.weight_scale: {scale.numel()} scales for a weight")
+        raise UnsupportedModel(f"{module}{_SCALE}: {scale.numel()} scales for a weight")
+    if not bool((scale.isfinite() & (scale > 0)).all()):
+        raise ModelLoadError(f"{module}{_SCALE} has scales that are not finite and above 0")
     return StoredWeight(values=values, scale=scale.expand(values.shape[0]).contiguous())
 
 
-def _method(path: Path, config: Any) -> str | None:
-    settings = _settings(config)
-    method = settings.get("quant_method")
-    if method in _METHODS:
-        return cast("str", method)
-    if method is None and (path / "hf_quant_config.json").is_file():
-        return "modelopt"
-    if settings:
-        raise UnsupportedModel(
-            f"quantization_config.quant_method {method}: {' and '.join(_METHODS)} alone are read"
-        )
-    return None
-
-
-def _check(path: Path, config: Any) -> None:
-    if _method(path, config) == "compressed-tensors":
-        groups: Mapping[str, Any] = _settings(config).get("config_groups") or {}
-        for name, group in groups.items():
-            weights = group.get("weights") if isinstance(group, Mapping) else None
-            _check_group(f"quantization_config.config_groups.{name}.weights", weights)
-        return
-    settings = _settings(config)
-    file = path / "hf_quant_config.json"
-    if file.is_file():
-        settings = json.loads(file.read_text(encoding="utf-8")).get("quantization", {})
-    algorithm = settings.get("quant_algo")
-    if algorithm not in _MODELOPT_ALGORITHMS:
-        raise UnsupportedModel(f"ModelOpt's quant_algo {algorithm}: only FP8 is supported")
-
-
-def _check_group(name: str, weights: object) -> None:
-    if not isinstance(weights, Mapping):
-        raise UnsupportedModel(f"{name} must be an object with the weights' 8-bit format")
-    weights = cast("Mapping[str, Any]", weights)
-    if weights.get("num_bits") != 8:
-        raise UnsupportedModel(f"{name}: {weights.get('num_bits')} bits; only 8 are supported")
-    if weights.get("strategy") not in _STRATEGIES:
-        raise UnsupportedModel(f"{name}: strategy {weights.get('strategy')}, not tensor or channel")
-    if not weights.get("symmetric", True):
-        raise UnsupportedModel(f"{name}: zero points are not read")
-
-
-def _settings(config: Any) -> Mapping[str, Any]:
-    found: Any = getattr(config, "quantization_config", None)
-    if found is None:
-        return {}
-    return cast("Mapping[str, Any]", found if isinstance(found, dict) else found.to_dict())
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

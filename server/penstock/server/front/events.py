@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.scheduler.batch import TokenLogprobs
+from penstock.scheduler.events import WaitReason
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 
@@ -97,8 +98,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the request has changed, or its queue position is known.
 
     `queue_s` is the time spent in the queue so far, in seconds. `queue_position` is the number of
-    requests ahead of it, and `estimated_queue_s` is the remaining queue time; both are None where
-    unknown.
+    requests ahead of it, `waits_for` the reason, and `estimated_queue_s` the remaining queue time;
+    each is None where unknown.
     """
 
     state: RequestState
@@ -106,6 +107,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int
     queue_s: float
     queue_position: int | None = None
+    waits_for: WaitReason | None = None
     estimated_queue_s: float | None = None
 
 

@@ -85,7 +85,7 @@ class Front:
             front_id=config.front_id,
             has_content=config.has_content,
         )
-        self._dispatcher = EventRouter(
+        self._router = EventRouter(
             self.table,
             self.counters,
             max_backlog_tokens=config.max_backlog_tokens,
@@ -129,7 +129,7 @@ class Front:
     def newest_place(self) -> Queued | None:
         """The queue position of the request that the current engine has queued most recently for
         this front; None if there is none."""
-        return self._dispatcher.newest_place
+        return self._router.newest_place
 
     def live_views(self) -> Iterator[FrontView]:
         """Yield a view of each live request, for operators.
@@ -264,7 +264,7 @@ class Front:
         New events from the engine are not routed to the request yet.
         """
         self.table.add_outputs(request)
-        self._dispatcher.dispatch(events, events.at_s, is_history=True)
+        self._router.dispatch(events, events.at_s, is_history=True)
         self.table.remove_outputs(request)
 
     def finish_attach(self, request: LiveRequest, is_same_engine: bool) -> None:
@@ -370,13 +370,13 @@ class Front:
         for waiting in self.attaching.values():
             waiting.append(events)
         self._refund_displaced(events)
-        self._dispatcher.dispatch(events, self.clock())
+        self._router.dispatch(events, self.clock())
 
     def on_lost(self) -> None:
         """Handle the loss of the connection: suspend requests until the next engine connects, or
         fail them if replays are off. Also writes the records that wait for the engine."""
         self.accounts.settle()
-        self._dispatcher.newest_place = None
+        self._router.newest_place = None
         # Requests that are being attached are incomplete; they are submitted to the next engine
         # later.
         waits = [one for one in self.table if one not in self.attaching or not self.replays.are_on]
@@ -411,9 +411,7 @@ class Front:
     def cut_stalled(self) -> None:
         """Disconnect each reader whose current write has been blocked for longer than
         `max_reader_stall_s`."""
-        self._dispatcher.cut_stalled(
-            self.shared_writers, self.config.max_reader_stall_s, self.clock()
-        )
+        self._router.cut_stalled(self.shared_writers, self.config.max_reader_stall_s, self.clock())
 
     def known_limits(self) -> Limits:
         """Return the limits of the connected engine, or of the last engine if replays are enabled.
@@ -504,7 +502,7 @@ class Front:
         now_s = self.clock()
         unread = self.table.unread(now_s)
         for request in unread:
-            self._dispatcher.cut(request, "ended and unread in a full front", now_s)
+            self._router.cut(request, "ended and unread in a full front", now_s)
         self.release_all(unread)
 
     def _remove(self, request: LiveRequest) -> None:

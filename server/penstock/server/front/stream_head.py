@@ -213,6 +213,7 @@ class StreamHead:
                 num_preemptions=0,
                 queue_s=queue_s,
                 queue_position=place.num_ahead,
+                waits_for=place.waits_for,
                 estimated_queue_s=place.estimated_queue_s,
             )
         )

@@ -52,8 +52,8 @@ class Drain(TaggedFrame, frozen=True, kw_only=True):
 
 
 class SetLogLevel(TaggedFrame, frozen=True, kw_only=True):
-    """An operator's command to set the log level of the supervisor, and of processes that start
-    later."""
+    """An operator's command to set the log level of a process; of the supervisor, also that of
+    processes that start later."""
 
     level: str
 

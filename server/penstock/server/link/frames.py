@@ -15,7 +15,7 @@ so they must not be logged.
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, get_type_hints
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
+from penstock.server.link.control_frames import SetLogLevel
 from penstock.server.link.step_frames import StepFrame
 from penstock.server.link.wire import Codec, LinkError, TaggedFrame
 
@@ -35,6 +36,9 @@ MAX_FRONT_ID = 2**31 - 1
 
 
 TRACE_ID_BYTES = 16
+MAX_PROFILE_S = 60.0
+KEPT_TOKEN_BYTES: Final = 12
+"""Measured size of one token of a kept stream or result, Python objects included."""
 
 _NAMES = tuple(field.name for field in fields(RequestSpec))
 
@@ -141,14 +145,15 @@ class Detach(TaggedFrame, frozen=True, kw_only=True):
 ResumeFrame: TypeAlias = Attach | Attached | Detach
 
 
-class CommandKind(enum.IntEnum):
-    """An operator's command that a process can execute."""
+class Profile(TaggedFrame, frozen=True, kw_only=True):
+    """An operator's command to sample the stacks of a process for at most MAX_PROFILE_S seconds;
+    the payload of the result is a speedscope file."""
 
-    LOG_LEVEL = 1
-    """Set the log level; the argument is its name."""
-    PROFILE = 2
-    """Sample the stacks of the threads for some seconds (the argument); the payload of the result
-    is a speedscope file."""
+    seconds: float
+
+
+Action: TypeAlias = SetLogLevel | Profile
+"""An operator's command that a process can execute."""
 
 
 class ViewQuery(TaggedFrame, frozen=True, kw_only=True):
@@ -168,8 +173,7 @@ class Command(TaggedFrame, frozen=True, kw_only=True):
     """An operator's command. The response has the same `ticket`."""
 
     ticket: int
-    kind: CommandKind
-    argument: str
+    action: Action
 
 
 class CommandResult(TaggedFrame, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
-VERSION = 8
+VERSION = 9
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """Largest body of one frame, in bytes."""
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 from penstock.scheduler.live_view import LiveView
 from penstock.server.link.connection import Connection, PendingCalls, PersistentConnection
 from penstock.server.link.frames import (
+    Action,
     Command,
-    CommandKind,
     CommandResult,
     EngineHello,
     Frame,
@@ -57,7 +57,7 @@ class EngineClient:
             pauses_s=_PAUSES_S,
         )
         self._looks: PendingCalls[tuple[LiveView, ...]] = PendingCalls()
-        self._orders: PendingCalls[CommandResult] = PendingCalls()
+        self._commands: PendingCalls[CommandResult] = PendingCalls()
 
     async def start(self) -> None:
         """Start connecting, and reconnect after each loss until `close`. Do not wait for the
@@ -76,16 +76,14 @@ class EngineClient:
         """
         return await self._ask(self._looks, lambda ticket: ViewQuery(ticket=ticket), limit_s)
 
-    async def order(self, kind: CommandKind, argument: str, limit_s: float) -> CommandResult:
+    async def command(self, action: Action, limit_s: float) -> CommandResult:
         """Send a command to the engine process and return its result.
 
         Raises EngineUnavailable if the engine is down, disconnects, or does not respond within
         `limit_s`.
         """
         return await self._ask(
-            self._orders,
-            lambda ticket: Command(ticket=ticket, kind=kind, argument=argument),
-            limit_s,
+            self._commands, lambda ticket: Command(ticket=ticket, action=action), limit_s
         )
 
     async def _ask(
@@ -112,7 +110,7 @@ class EngineClient:
             case ViewAnswer(ticket=ticket, views=views):
                 self._looks.answer(ticket, views)
             case CommandResult() as answer:
-                self._orders.answer(answer.ticket, answer)
+                self._commands.answer(answer.ticket, answer)
             case other:
                 raise LinkError(f"unexpected frame from the engine: {type(other).__name__}")
 
@@ -121,4 +119,4 @@ class EngineClient:
         self.hello = None
         gone = EngineUnavailable("the engine disconnected")
         self._looks.fail(gone)
-        self._orders.fail(gone)
+        self._commands.fail(gone)

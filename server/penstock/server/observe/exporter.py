@@ -221,13 +221,13 @@ class Exporter:
         match frame:
             case LiveQuery(ticket=ticket):
                 self._answer_live(line, ticket)
-            case Command() as order:
+            case Command() as command:
                 loop = asyncio.get_running_loop()
 
                 def answer(done: CommandResult) -> None:
                     loop.call_soon_threadsafe(self._answer, line, encode(done))
 
-                self._carry_out(order, answer)
+                self._carry_out(command, answer)
             case other:
                 raise LinkError(f"unexpected frame from an observer: {type(other).__name__}")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from penstock.server.link.connection import Connection, PendingCalls
-from penstock.server.link.frames import Command, CommandKind, CommandResult
+from penstock.server.link.frames import Action, Command, CommandResult
 from penstock.server.link.wire import LinkError
 from penstock.server.observe.frames import (
     FrontView,
@@ -49,7 +49,7 @@ class _Front:
         default_factory=PendingCalls[tuple[FrontView, ...]]
     )
     parts: dict[int, list[FrontView]] = field(default_factory=dict[int, list[FrontView]])
-    orders: PendingCalls[CommandResult] = field(default_factory=PendingCalls[CommandResult])
+    commands: PendingCalls[CommandResult] = field(default_factory=PendingCalls[CommandResult])
     last_beat: Heartbeat | None = None
 
     def ask_live(self) -> "asyncio.Future[tuple[FrontView, ...]]":
@@ -64,17 +64,17 @@ class _Front:
         if answer.is_last:
             self.looks.answer(answer.ticket, tuple(self.parts.pop(answer.ticket)))
 
-    def ask_order(self, kind: CommandKind, argument: str) -> "asyncio.Future[CommandResult]":
+    def ask_command(self, action: Action) -> "asyncio.Future[CommandResult]":
         """Send a command; return the future of its result."""
-        ticket, answer = self.orders.add()
-        self.line.write(encode(Command(ticket=ticket, kind=kind, argument=argument)))
+        ticket, answer = self.commands.add()
+        self.line.write(encode(Command(ticket=ticket, action=action)))
         return answer
 
     def lose(self) -> None:
         """Fail the pending queries and commands, because the front has disconnected."""
         gone = FrontUnavailable(f"front {self.front_id} is gone")
         self.looks.fail(gone)
-        self.orders.fail(gone)
+        self.commands.fail(gone)
 
 
 class FrontReceiver:
@@ -142,9 +142,7 @@ class FrontReceiver:
                 answer.cancel()
         return tuple(views), is_whole
 
-    async def order(
-        self, front_id: int, kind: CommandKind, argument: str, limit_s: float
-    ) -> CommandResult:
+    async def command(self, front_id: int, action: Action, limit_s: float) -> CommandResult:
         """Send a command to one front and return its result.
 
         Raises FrontUnavailable if the front is not connected, disconnects, or does not respond
@@ -155,7 +153,7 @@ class FrontReceiver:
             raise FrontUnavailable(f"there is no front {front_id}")
         try:
             async with asyncio.timeout(limit_s):
-                return await front.ask_order(kind, argument)
+                return await front.ask_command(action)
         except TimeoutError:
             raise FrontUnavailable(f"front {front_id} does not respond") from None
 
@@ -205,7 +203,7 @@ class FrontReceiver:
             case LiveAnswer() as answer:
                 front.take_live(answer)
             case CommandResult() as answer:
-                front.orders.answer(answer.ticket, answer)
+                front.commands.answer(answer.ticket, answer)
             case other:
                 raise LinkError(f"unexpected frame from a front: {type(other).__name__}")
 

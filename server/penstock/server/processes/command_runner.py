@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from penstock.server.link.frames import Command, CommandKind, CommandResult
+from penstock.server.link.control_frames import SetLogLevel
+from penstock.server.link.frames import MAX_PROFILE_S, Command, CommandResult, Profile
 from penstock.server.observe.logs import set_log_level
 
 logger = logging.getLogger(__name__)
-MAX_SECONDS = 60.0
 RATE_HZ = 100.0
 _MAX_DEPTH = 200
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
@@ -34,19 +34,19 @@ class CommandRunner:
         self._process = process
         self._sampling = threading.Lock()
 
-    def carry_out(self, order: Command, answer: Callable[[CommandResult], None]) -> None:
+    def carry_out(self, command: Command, answer: Callable[[CommandResult], None]) -> None:
         """Start a command. `answer` is called once with the result or the error, on this or another
         thread."""
         try:
-            match order.kind:
-                case CommandKind.LOG_LEVEL:
-                    set_log_level(order.argument)
-                    logger.info("log level is %s", order.argument)
-                    answer(CommandResult(ticket=order.ticket))
-                case CommandKind.PROFILE:
-                    self._profile(order.ticket, float(order.argument), answer)
+            match command.action:
+                case SetLogLevel(level=level):
+                    set_log_level(level)
+                    logger.info("log level is %s", level)
+                    answer(CommandResult(ticket=command.ticket))
+                case Profile(seconds=seconds):
+                    self._profile(command.ticket, seconds, answer)
         except ValueError as error:
-            answer(CommandResult(ticket=order.ticket, problem=str(error)))
+            answer(CommandResult(ticket=command.ticket, problem=str(error)))
 
     def _profile(
         self, ticket: int, seconds: float, answer: Callable[[CommandResult], None]
@@ -120,11 +120,11 @@ def sample(
 ) -> bytes:
     """Sample all other threads of this process at about RATE_HZ and return a speedscope file.
 
-    Blocks for `seconds`, which must be above 0 and at most MAX_SECONDS; otherwise raises
+    Blocks for `seconds`, which must be above 0 and at most MAX_PROFILE_S; otherwise raises
     ValueError.
     """
-    if not 0 < seconds <= MAX_SECONDS:
-        raise ValueError(f"seconds must be above 0 and at most {MAX_SECONDS:g}, not {seconds:g}")
+    if not 0 < seconds <= MAX_PROFILE_S:
+        raise ValueError(f"seconds must be above 0 and at most {MAX_PROFILE_S:g}, not {seconds:g}")
     frames, tracks = _Frames(), dict[int, _Track]()
     began_s = last_s = clock()
     while last_s - began_s < seconds:

@@ -102,7 +102,7 @@ class ChildControl:
         self._stop: Callable[[], object] | None = None
         self._on_engine_lost: Callable[[], object] | None = None
         self._last_act: Callable[[], object] | None = None
-        self.ordered_grace_s: float | None = None
+        self.stop_grace_s: float | None = None
         """The grace period in the command to stop, in seconds; None for the configured one."""
         self.is_hand_over = False
         """True if a successor has taken over from this process, which is stopping."""
@@ -118,10 +118,10 @@ class ChildControl:
         Ends the process if they do not arrive.
         """
         with contextlib.suppress(OSError, LinkError):
-            for first, *orders in self._received():
+            for first, *rest in self._received():
                 if isinstance(first, Launch):
                     # The command to stop may arrive in the same read.
-                    self._early.extend(orders)
+                    self._early.extend(rest)
                     return first.settings
         os._exit(EXIT_ORPHANED)
 
@@ -173,11 +173,11 @@ class ChildControl:
 
     def _watch(self) -> None:
         with contextlib.suppress(OSError, LinkError):
-            for order in self._early:
-                self._take_order(order)
-            for orders in self._received():
-                for order in orders:
-                    self._take_order(order)
+            for frame in self._early:
+                self._take(frame)
+            for frames in self._received():
+                for frame in frames:
+                    self._take(frame)
         if self._socket_path is not None:
             _remove_folder(self._socket_path.parent)
         try:
@@ -186,15 +186,15 @@ class ChildControl:
         finally:
             os._exit(EXIT_ORPHANED)
 
-    def _take_order(self, order: ToChild) -> None:
-        match order:
+    def _take(self, frame: ToChild) -> None:
+        match frame:
             case EngineLost():
                 if self._on_engine_lost is not None:
                     self._on_engine_lost()
             case Stop():
-                if order.grace_s is not None:
-                    self.ordered_grace_s = order.grace_s
-                self.is_hand_over = order.is_hand_over
+                if frame.grace_s is not None:
+                    self.stop_grace_s = frame.grace_s
+                self.is_hand_over = frame.is_hand_over
                 if self._stop is None:
                     os._exit(EXIT_OK)
                 self.send(StopReceived())

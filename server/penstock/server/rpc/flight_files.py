@@ -18,13 +18,8 @@ from penstock.server.observe.flight.reader import FlightReader, Recording
 from penstock.server.observe.flight.timeline import timeline_json
 from penstock.server.observe.operations.engine_steps import wait_reason_name
 from penstock.server.observe.operations.snapshot import CacheSnapshot
-from penstock.server.rpc.mapping_operations import (
-    cache_of,
-    duration_if_known,
-    timestamp_of,
-    wait_reason_of,
-)
-from penstock.server.rpc.mapping_out import duration_of
+from penstock.server.rpc.mapping_operations import cache_of, duration_if_known, timestamp_of
+from penstock.server.rpc.mapping_out import duration_of, wait_reason_of
 from penstock.v1 import stats_pb2 as pb
 from penstock.v1.state_pb2 import WaitReason
 

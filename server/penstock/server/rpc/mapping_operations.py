@@ -19,7 +19,7 @@ from penstock.server.observe.operations.snapshot import (
     RequestView,
     Snapshot,
 )
-from penstock.server.rpc.mapping_out import duration_of
+from penstock.server.rpc.mapping_out import duration_of, wait_reason_of
 from penstock.v1 import model_pb2, output_pb2, state_pb2
 from penstock.v1 import stats_pb2 as pb
 
@@ -76,13 +76,6 @@ def live_request_of(view: RequestView) -> pb.LiveRequest:
 def state_of(name: str) -> state_pb2.RequestState.ValueType:
     """Return the RequestState with this name, "PENDING" or "PROCESSING"."""
     return state_pb2.RequestState.Value(f"REQUEST_STATE_{name}")
-
-
-def wait_reason_of(name: str) -> state_pb2.WaitReason.ValueType:
-    """Return the WaitReason with this name; unspecified for an empty name."""
-    if not name:
-        return state_pb2.WAIT_REASON_UNSPECIFIED
-    return state_pb2.WaitReason.Value(f"WAIT_REASON_{name}")
 
 
 def timestamp_of(time_s: float) -> Timestamp:

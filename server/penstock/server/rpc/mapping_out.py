@@ -52,8 +52,9 @@ TEXT_HEAD: Final = tuple(
     _TOKENS + BYTE[size + 4] + _TEXT + BYTE[size] for size in range(MAX_SHORT_TEXT_BYTES + 1)
 )
 TEXT_TAIL: Final = tuple(_NUM_TOKENS + count for count in BYTE)
-_IDS_AT_ONCE: Final = 4096
-"""Number of ids that are encoded at a time. Arrays of this size fit into the CPU cache."""
+ECHO_IDS_AT_ONCE: Final = 4096
+"""Number of ids of an echoed prompt that are encoded at a time. Arrays of this size fit into the
+CPU cache."""
 
 
 def no_token_bytes(token_id: int) -> bytes | None:
@@ -265,6 +266,7 @@ def progress_of(event: events.Progress) -> pb.RequestProgress:
         num_preemptions=event.num_preemptions,
         queue_duration=duration_of(event.queue_s),
         queue_position=event.queue_position,
+        wait_reason=wait_reason_of("" if event.waits_for is None else event.waits_for.name),
         estimated_queue_duration=_if_known(event.estimated_queue_s),
     )
 
@@ -288,6 +290,13 @@ def finished_of(event: events.Finished) -> pb.RequestFinished:
         ),
         num_preemptions=event.num_preemptions,
     )
+
+
+def wait_reason_of(name: str) -> state_pb2.WaitReason.ValueType:
+    """Return the WaitReason with this name; unspecified for an empty name."""
+    if not name:
+        return state_pb2.WAIT_REASON_UNSPECIFIED
+    return state_pb2.WaitReason.Value(f"WAIT_REASON_{name}")
 
 
 def duration_of(seconds: float) -> Duration:
@@ -325,7 +334,7 @@ def _record_bytes(record: events.TokenRecord, token_bytes: TokenBytes) -> int:
 def encoded_id_records(ids: NDArray[np.int32], num_per_part: int) -> Iterator[bytes]:
     """Yield serialised `PromptEcho` messages with the records of `ids`, at most `num_per_part`
     each."""
-    num_at_once = num_per_part * max(1, _IDS_AT_ONCE // num_per_part)
+    num_at_once = num_per_part * max(1, ECHO_IDS_AT_ONCE // num_per_part)
     for first in range(0, len(ids), num_at_once):
         data, ends = _records(ids[first : first + num_at_once])
         start = 0

@@ -19,12 +19,12 @@ from penstock.server.engine.front_connections import FrontConnections
 from penstock.server.link.frames import (
     Cancel,
     Command,
-    CommandKind,
     CommandResult,
     EngineHello,
     Frame,
     FrontHello,
     ObserverHello,
+    Profile,
     ViewAnswer,
     ViewQuery,
     decode,
@@ -34,7 +34,7 @@ from penstock.server.link.wire import FrameBuffer, LinkError
 from support.link import KEPT_LIMITS, FakeEngine, hello
 from support.patience import PATIENCE_S
 
-ORDER = Command(ticket=5, kind=CommandKind.PROFILE, argument="0.5")
+ORDER = Command(ticket=5, action=Profile(seconds=0.5))
 
 
 class LookedInto(FakeEngine):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.link.frames import Command, CommandKind, CommandResult
+from penstock.server.link.control_frames import SetLogLevel
+from penstock.server.link.frames import Command, CommandResult
 from penstock.server.observe.exporter import FULL, NO_OBSERVER, Exporter
 from penstock.server.observe.frames import (
     FrontView,
@@ -67,9 +68,10 @@ class Peer(ObserverLine):
         return payloads
 
 
-def carry_out(order: Command, answer: object) -> None:
+def carry_out(command: Command, answer: object) -> None:
     assert callable(answer)
-    answer(CommandResult(ticket=order.ticket, payload=order.argument.encode()))
+    assert isinstance(command.action, SetLogLevel)
+    answer(CommandResult(ticket=command.ticket, payload=command.action.level.encode()))
 
 
 @contextlib.asynccontextmanager
@@ -199,7 +201,7 @@ async def test_live_requests_come_in_parts_that_end(path: Path, observer: FakeOb
 async def test_orders_are_carried_out_and_answered(path: Path, observer: FakeObserver) -> None:
     async with exporter(path):
         peer = await observer.greeted()
-        peer.send(Command(ticket=9, kind=CommandKind.LOG_LEVEL, argument="debug"))
+        peer.send(Command(ticket=9, action=SetLogLevel(level="debug")))
         assert await peer.next() == CommandResult(ticket=9, payload=b"debug")
 
 

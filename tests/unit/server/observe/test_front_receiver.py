@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-from penstock.server.link.frames import Command, CommandKind, CommandResult
+from penstock.server.link.frames import Command, CommandResult, Profile
 from penstock.server.observe.flight.layout import FACTS_OFFSET, GENERATION_OFFSET
 from penstock.server.observe.flight.writer import FlightWriter
 from penstock.server.observe.flight_source import FlightSource
@@ -167,15 +167,15 @@ async def test_live_requests_of_all_fronts_but_not_of_a_silent_one(house: House)
 
 async def test_orders_reach_their_front(house: House) -> None:
     hub, front = house.hub, await house.known_front(1)
-    asked = asyncio.create_task(hub.order(1, CommandKind.PROFILE, "1", PATIENCE_S))
+    asked = asyncio.create_task(hub.command(1, Profile(seconds=1.0), PATIENCE_S))
     order = await front.next()
     assert isinstance(order, Command)
     front.send(CommandResult(ticket=order.ticket, payload=b"done"))
     assert (await asked).payload == b"done"
     with pytest.raises(FrontUnavailable, match="there is no front 2"):
-        await hub.order(2, CommandKind.PROFILE, "1", PATIENCE_S)
+        await hub.command(2, Profile(seconds=1.0), PATIENCE_S)
     with pytest.raises(FrontUnavailable, match="front 1 does not respond"):
-        await hub.order(1, CommandKind.PROFILE, "1", 0.0)
+        await hub.command(1, Profile(seconds=1.0), 0.0)
 
 
 async def test_what_fronts_said_before_they_ended_is_heard_out(house: House) -> None:

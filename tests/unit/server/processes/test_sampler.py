@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from penstock.server.link.frames import Command, CommandKind, CommandResult
+from penstock.server.link.control_frames import SetLogLevel
+from penstock.server.link.frames import Command, CommandResult, Profile
 from penstock.server.processes.command_runner import CommandRunner, sample
 
 
@@ -56,16 +57,16 @@ def test_one_profile_at_a_time_and_bad_orders_are_answered() -> None:
         answers.append(answer)
         answered.set()
 
-    orders.carry_out(Command(ticket=1, kind=CommandKind.PROFILE, argument="0.2"), take)
+    orders.carry_out(Command(ticket=1, action=Profile(seconds=0.2)), take)
     second: list[CommandResult] = []
-    orders.carry_out(Command(ticket=2, kind=CommandKind.PROFILE, argument="0.2"), second.append)
+    orders.carry_out(Command(ticket=2, action=Profile(seconds=0.2)), second.append)
     assert second == [CommandResult(ticket=2, problem="engine is being sampled already")]
     assert answered.wait(60)
     assert json.loads(answers[0].payload)["name"] == "engine"
 
     bad: list[CommandResult] = []
-    orders.carry_out(Command(ticket=3, kind=CommandKind.LOG_LEVEL, argument="loud"), bad.append)
-    orders.carry_out(Command(ticket=4, kind=CommandKind.PROFILE, argument="soon"), bad.append)
+    orders.carry_out(Command(ticket=3, action=SetLogLevel(level="loud")), bad.append)
+    orders.carry_out(Command(ticket=4, action=Profile(seconds=0.0)), bad.append)
     assert [answer.ticket for answer in bad] == [3, 4]
     assert "level must be one of debug, info, warning, error, not 'loud'" in bad[0].problem
     assert bad[1].problem

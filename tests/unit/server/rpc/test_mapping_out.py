@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from penstock.scheduler.batch import TokenLogprobs
+from penstock.scheduler.events import WaitReason
 from penstock.scheduler.request import FinishReason
 from penstock.scheduler.state import RequestState
 from penstock.server.front import events
@@ -115,6 +116,7 @@ def test_progress() -> None:
     )
     assert message.progress.state == state_pb2.REQUEST_STATE_PENDING
     assert message.progress.queue_duration.ToMilliseconds() == 250
+    assert message.progress.wait_reason == state_pb2.WAIT_REASON_UNSPECIFIED
     assert not message.progress.HasField("queue_position")
     assert not message.progress.HasField("estimated_queue_duration")
 
@@ -126,12 +128,14 @@ def test_a_place_in_the_queue_and_the_time_it_will_take() -> None:
         num_preemptions=0,
         queue_s=0.0,
         queue_position=0,
+        waits_for=WaitReason.SLOTS,
         estimated_queue_s=1.5,
     )
     accepted, progress = encode([structs.replace(ACCEPTED, estimated_queue_s=0.0), place])
     assert accepted.accepted.HasField("estimated_queue_duration")
     assert accepted.accepted.estimated_queue_duration.ToMilliseconds() == 0
     assert progress.progress.HasField("queue_position")
+    assert progress.progress.wait_reason == state_pb2.WAIT_REASON_SLOTS
     assert progress.progress.estimated_queue_duration.ToMilliseconds() == 1500
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from penstock.scheduler.live_view import LiveView
 from penstock.server.link.control_frames import Drain, FromChild, SetLogLevel
-from penstock.server.link.frames import Command, CommandKind, CommandResult
+from penstock.server.link.frames import MAX_PROFILE_S, Action, Command, CommandResult, Profile
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.observe.engine_client import EngineClient
 from penstock.server.observe.flight_source import FlightSource
@@ -22,9 +22,8 @@ from penstock.server.observe.logs import LOG_LEVELS
 from penstock.server.observe.operations.snapshot import OperationsError, RequestView, Snapshot
 from penstock.server.observe.operations.snapshots import SnapshotMaker
 
-MAX_PROFILE_S = 60.0
 _LOOK_S = 1.0
-_ORDER_S = 2.0
+_COMMAND_S = 2.0
 _AFTER_PROFILE_S = 5.0
 """Time limit for a sampled process to aggregate its samples, in seconds."""
 _FRESH_S = 0.25
@@ -129,10 +128,11 @@ class Operations:
         if level not in LOG_LEVELS:
             raise OperationsError(f"level must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
         # The supervisor keeps the level for processes that start later.
-        self._tell_supervisor(SetLogLevel(level=level))
+        action = SetLogLevel(level=level)
+        self._tell_supervisor(action)
         names = ["observer", "engine", *(f"front {number}" for number in self._fronts.front_ids)]
         answers = await asyncio.gather(
-            *(self._order_of(name, CommandKind.LOG_LEVEL, level, _ORDER_S) for name in names),
+            *(self._command(name, action, _COMMAND_S) for name in names),
             return_exceptions=True,
         )
         problems = [
@@ -153,7 +153,7 @@ class Operations:
             raise OperationsError(f"seconds must be above 0 and at most {MAX_PROFILE_S:g}")
         limit_s = seconds + _AFTER_PROFILE_S
         try:
-            answer = await self._order_of(process, CommandKind.PROFILE, repr(seconds), limit_s)
+            answer = await self._command(process, Profile(seconds=seconds), limit_s)
         except (EngineUnavailable, FrontUnavailable) as error:
             raise OperationsError(str(error)) from error
         if answer.problem:
@@ -189,27 +189,25 @@ class Operations:
             raise engine
         return self._merge(engine, views)
 
-    async def _order_of(
-        self, process: str, kind: CommandKind, argument: str, limit_s: float
-    ) -> CommandResult:
+    async def _command(self, process: str, action: Action, limit_s: float) -> CommandResult:
         """Send a command to a process by name and return its result.
 
         Raises OperationsError for an unknown name, and OperationsError, EngineUnavailable or
         FrontUnavailable if the process does not respond.
         """
         if process == "engine":
-            return await self._engine.order(kind, argument, limit_s)
+            return await self._engine.command(action, limit_s)
         if process == "observer":
-            return await self._order_here(kind, argument, limit_s)
+            return await self._command_here(action, limit_s)
         role, _, number = process.partition(" ")
         if role != "front" or not (number.isascii() and number.isdecimal()):
             raise OperationsError(f"process must be engine, observer or front N, not {process!r}")
         if int(number) not in self._fronts.front_ids:
             there = ", ".join(map(str, self._fronts.front_ids)) or "none"
             raise OperationsError(f"there is no front {int(number)}; there are {there}")
-        return await self._fronts.order(int(number), kind, argument, limit_s)
+        return await self._fronts.command(int(number), action, limit_s)
 
-    async def _order_here(self, kind: CommandKind, argument: str, limit_s: float) -> CommandResult:
+    async def _command_here(self, action: Action, limit_s: float) -> CommandResult:
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[CommandResult] = loop.create_future()
 
@@ -220,7 +218,7 @@ class Operations:
         def answer_from_anywhere(done: CommandResult) -> None:
             loop.call_soon_threadsafe(settle, done)
 
-        self._carry_out(Command(ticket=0, kind=kind, argument=argument), answer_from_anywhere)
+        self._carry_out(Command(ticket=0, action=action), answer_from_anywhere)
         try:
             async with asyncio.timeout(limit_s):
                 return await answer

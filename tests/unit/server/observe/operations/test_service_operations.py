@@ -12,7 +12,7 @@ import pytest
 
 from penstock.scheduler.live_view import LiveView
 from penstock.server.link.control_frames import Drain, FromChild, SetLogLevel
-from penstock.server.link.frames import Command, CommandKind, CommandResult
+from penstock.server.link.frames import Action, Command, CommandResult, Profile
 from penstock.server.link.ports import EngineUnavailable
 from penstock.server.observe.frames import FrontView
 from penstock.server.observe.front_receiver import FrontUnavailable
@@ -20,7 +20,7 @@ from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import OperationsError, RequestView, Snapshot
 
 SNAPSHOT = Snapshot(time_s=0.0, uptime_s=1.0, is_draining=False, models=(), fronts=())
-Told = tuple[str, CommandKind, str]
+Told = tuple[str, Action]
 
 
 class Fakes:
@@ -29,10 +29,10 @@ class Fakes:
     def __init__(self) -> None:
         self.front_ids: tuple[int, ...] = (1, 2)
         self.num_live = 3
-        self.orders: list[Told] = []
+        self.commands: list[Told] = []
         self.messages: list[FromChild] = []
         self.engine_problem: EngineUnavailable | None = None
-        self.order_problem = ""
+        self.problem = ""
         self.is_whole = True
         self.num_looks = 0
         self.has_begun_drain = False
@@ -61,17 +61,17 @@ class Fakes:
     ) -> tuple[RequestView, ...]:
         return ()
 
-    def told(self, name: str, kind: CommandKind, argument: str) -> CommandResult:
-        self.orders.append((name, kind, argument))
-        return CommandResult(ticket=0, problem=self.order_problem, payload=b"p" * 150_000)
+    def told(self, name: str, action: Action) -> CommandResult:
+        self.commands.append((name, action))
+        return CommandResult(ticket=0, problem=self.problem, payload=b"p" * 150_000)
 
-    async def order(self, kind: CommandKind, argument: str, limit_s: float) -> CommandResult:
+    async def command(self, action: Action, limit_s: float) -> CommandResult:
         if self.engine_problem is not None:
             raise self.engine_problem
-        return self.told("engine", kind, argument)
+        return self.told("engine", action)
 
-    def carry_out(self, order: Command, answer: Callable[[CommandResult], None]) -> None:
-        answer(self.told("observer", order.kind, order.argument))
+    def carry_out(self, command: Command, answer: Callable[[CommandResult], None]) -> None:
+        answer(self.told("observer", command.action))
 
     def send_to_supervisor(self, frame: FromChild) -> None:
         self.messages.append(frame)
@@ -84,7 +84,7 @@ class Fakes:
 
 
 class FakeFronts:
-    """Stands for the fronts; its `order` also takes the front's id."""
+    """Stands for the fronts; its `command` also takes the front's id."""
 
     def __init__(self, fakes: Fakes) -> None:
         self.fakes = fakes
@@ -98,12 +98,10 @@ class FakeFronts:
     def num_live(self) -> int:
         return self.fakes.num_live
 
-    async def order(
-        self, front_id: int, kind: CommandKind, argument: str, limit_s: float
-    ) -> CommandResult:
-        if front_id == 2 and self.fakes.order_problem == "gone":
+    async def command(self, front_id: int, action: Action, limit_s: float) -> CommandResult:
+        if front_id == 2 and self.fakes.problem == "gone":
             raise FrontUnavailable("front 2 is gone")
-        return self.fakes.told(f"front {front_id}", kind, argument)
+        return self.fakes.told(f"front {front_id}", action)
 
 
 def desk_of(fakes: Fakes, *, has_recorder: bool = True) -> Operations:
@@ -156,10 +154,8 @@ async def test_drain_is_the_supervisor_s_matter() -> None:
 async def test_a_log_level_goes_to_every_process() -> None:
     fakes = Fakes()
     await desk_of(fakes).set_log_level("debug")
-    assert {name for name, _, _ in fakes.orders} == {"observer", "engine", "front 1", "front 2"}
-    assert {(kind, argument) for _, kind, argument in fakes.orders} == {
-        (CommandKind.LOG_LEVEL, "debug")
-    }
+    assert {name for name, _ in fakes.commands} == {"observer", "engine", "front 1", "front 2"}
+    assert {action for _, action in fakes.commands} == {SetLogLevel(level="debug")}
     assert fakes.messages == [SetLogLevel(level="debug")]
     with pytest.raises(OperationsError, match="level must be one of debug, info, warning, error"):
         await desk_of(fakes).set_log_level("loud")
@@ -180,7 +176,7 @@ async def test_a_profile_comes_in_pieces_from_whom_it_was_asked(process: str) ->
     pieces = [piece async for piece in desk_of(fakes).profile(process, 3.0)]
     assert len(pieces) > 1
     assert b"".join(pieces) == b"p" * 150_000
-    assert fakes.orders == [(process, CommandKind.PROFILE, "3.0")]
+    assert fakes.commands == [(process, Profile(seconds=3.0))]
 
 
 @pytest.mark.parametrize(
@@ -201,11 +197,11 @@ async def test_a_profile_of_nobody_is_refused(process: str, seconds: float, why:
 
 async def test_a_profile_that_cannot_be_made_says_why() -> None:
     fakes = Fakes()
-    fakes.order_problem = "engine is being sampled already"
+    fakes.problem = "engine is being sampled already"
     with pytest.raises(OperationsError, match="engine is being sampled already"):
         async for _ in desk_of(fakes).profile("engine", 1.0):
             pass
-    fakes.order_problem = "gone"
+    fakes.problem = "gone"
     with pytest.raises(OperationsError, match="front 2 is gone"):
         async for _ in desk_of(fakes).profile("front 2", 1.0):
             pass
