@@ -51,25 +51,38 @@ class SimulatedConfig:
     or later if `min_tokens` bars it. k is a hash of the prompt and, unless decoding is greedy, the
     seed, uniformly distributed from `min_output_tokens` to `max_output_tokens`. If these are equal,
     k is their value.
-
-    Attributes:
-        vocab_size: Number of token ids. None: the number in the model folder, or 32,000 without a
-            folder.
-        kv_bytes_per_token: Simulated size of one token's keys and values; `kv_cache_bytes` divided
-            by it gives the number of cached tokens.
-        max_output_tokens: The maximum of k; None: every request runs to its `max_tokens`.
-        is_strict: Keep a shadow copy of every key and value written, and check in each step that
-            every read returns the written value. This detects paging bugs of a scheduler, and reads
-            the whole context in each step.
     """
 
-    vocab_size: int | None = setting(None, at_least=2)
-    kv_bytes_per_token: int = setting(65_536, at_least=1)
+    vocab_size: int | None = setting(
+        None,
+        text="number of token ids",
+        at_least=2,
+        shown="the model folder's, 32,000 without a folder",
+    )
+    kv_bytes_per_token: int = setting(
+        65_536,
+        text="simulated size of one token's keys and values; converts --kv-cache-mib into blocks",
+        at_least=1,
+    )
     cost: CostModel = field(default_factory=CostModel)
-    pace: SimulatedPace = SimulatedPace.IMMEDIATE
-    min_output_tokens: int = setting(1, at_least=1)
-    max_output_tokens: int | None = None
-    is_strict: bool = False
+    pace: SimulatedPace = setting(
+        SimulatedPace.IMMEDIATE,
+        text="real_time: a step takes the time of the cost model; immediate: none, except a"
+        " scripted slow step",
+    )
+    min_output_tokens: int = setting(
+        1, text="earliest place of the end-of-sequence token in an output, from 1", at_least=1
+    )
+    max_output_tokens: int | None = setting(
+        None,
+        text="its latest place; a hash of the prompt chooses it in between",
+        shown="no such token: requests run to their max_tokens",
+    )
+    is_strict: bool = setting(
+        False,
+        text="whether each step checks that every read returns the written value: detects paging"
+        " bugs of a scheduler, and reads the whole context in each step",
+    )
     faults: tuple[Fault, ...] = ()
 
     def __post_init__(self) -> None:
@@ -192,7 +205,7 @@ class ExecutorConfig:
     simulated: SimulatedConfig = made_by(
         SimulatedConfig,
         "executor",
-        "settings of the simulated executor; executors/README.md lists the keys",
+        "settings of the simulated executor; docs/settings.md lists the keys",
         name="simulated_config",
         base={"pace": "real_time"},
         shown="none",
@@ -200,7 +213,7 @@ class ExecutorConfig:
     trtllm: TrtllmConfig = made_by(
         TrtllmConfig,
         "executor",
-        "settings of the trtllm executor; executors/README.md lists the keys",
+        "settings of the trtllm executor; docs/settings.md lists the keys",
         name="trtllm_config",
         shown="none",
     )
