@@ -114,6 +114,7 @@ $(DEMO_READY):
 
 demo: $(or $(wildcard $(READY)),$(DEMO_READY))
 	@$(BIN)/python -m penstock.tools demo
+	@echo "Next: $(BIN)/penstock serve, and in another terminal $(BIN)/penstock generate 'ROMEO:'"
 
 # Side by side: what mostly waits for processes and sockets, processes that are killed, clients in other
 # languages, and what only computes; all but the first report what they did when they are done.

@@ -184,7 +184,7 @@ def prefill_rate(executor: Executor, *, count: int = 48, length: int = 512) -> f
 
 def offline_rate(executor: Executor, *, count: int, num_prompt: int, num_new: int) -> float:
     """Return the output throughput, tokens per second, of requests that are all submitted at the
-    start; median of two.
+    start; mean of two runs.
     """
 
     def once() -> float:

@@ -16,9 +16,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from penstock.client import Client, Event, Finished, PenstockError, TokenPrompt, Tokens
+from penstock.tools.demo.flood import TENANT_KEY
 
 PATIENCE_S = 60.0
-TENANT_KEY = "x-tenant"
 
 
 class Due(Protocol):

@@ -1,9 +1,10 @@
 """Writes docs/settings.md from the declarations of the settings of `penstock serve`."""
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
+from object_keys import keys_of
 from penstock.server.config import GROUPS, SETTINGS
 from penstock.server.settings.table import Declared
 from penstock.tools.plan.candidates import ROUTER_KEYS, SCHEDULER_KEYS, SERVER_KEYS
@@ -31,6 +32,10 @@ tenant_weights = { acme = 2.0, beta = 1.0 }
 Flags write switches as `on` and `off`, lists as `a,b` and weights as `a=2,b=1`; the file has
 `true`, `["a", "b"]` and tables. The variable of `--max-num-seqs` is `PENSTOCK_MAX_NUM_SEQS`, and
 the others follow it. Relative paths start at the working directory.
+
+A setting with a value `JSON|FILE` takes a JSON object, or a .json or .toml file, with the keys of
+its table [below](#keys-of-simulated_config). In these tables, a dot is an object in an object, and
+`[]` an item of a list. Unknown keys and duplicate keys are rejected by name.
 """
 
 
@@ -49,7 +54,15 @@ def settings_page() -> str:
         parts.append(f"\n## {heading[0].upper()}{heading[1:]}: `[{name}]`\n\n")
         parts.append("| Flag, key | Values | Default | What it sets |\n|---|---|---|---|\n")
         parts += [_row(item) for item in SETTINGS if item.setting.group == name]
+    parts += [_object_keys(item) for item in SETTINGS if is_dataclass(item.kind)]
     return "".join([*parts, _simulation_keys()])
+
+
+def _object_keys(item: Declared) -> str:
+    """Return the section with the keys of a setting that is a JSON object."""
+    rows = [_cells(f"`{key.path}`", key.values, key.default, key.text) for key in keys_of(item)]
+    head = "| Key | Values | Default | What it sets |\n|---|---|---|---|\n"
+    return "".join([f"\n## Keys of `{item.name}`\n\n", head, *rows])
 
 
 def _simulation_keys() -> str:
@@ -71,9 +84,13 @@ def _listed(keys: Iterable[str]) -> str:
 def _row(item: Declared) -> str:
     bounds = "" if item.choices else item.setting.bounds
     values = f"`{item.metavar}`" + (f" {bounds}" if bounds else "")
+    flag = f"`--{item.flag}`, `{item.name}`"
+    return _cells(flag, values, item.shown_default, item.setting.help)
+
+
+def _cells(name: str, values: str, default: str, what: str) -> str:
     # A placeholder such as <index> would be an HTML tag.
-    default, what = (text.replace("<", "&lt;") for text in (item.shown_default, item.setting.help))
-    cells = (f"`--{item.flag}`, `{item.name}`", values, default, what)
+    cells = (name, values, *(text.replace("<", "&lt;") for text in (default, what)))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 

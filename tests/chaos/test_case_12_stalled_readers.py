@@ -65,7 +65,7 @@ async def test_case_13_streams_with_a_window_of_zero_are_cut() -> None:
         await siege.until_calm()
 
 
-async def test_case_13_who_leaves_without_reading_makes_no_error() -> None:
+async def test_case_13_disconnection_without_reading_causes_no_error() -> None:
     async with besieged() as siege:
         once = attacks.once_request(4)
         async with h2.raw_connection(siege.address, initial_window=0) as connection:

@@ -94,7 +94,7 @@ async def test_case_27_streams_of_killed_fronts_go_on() -> None:
         assert await service.ended() == 0
 
 
-async def test_case_24_requests_that_nobody_reads_outlive_the_engine() -> None:
+async def test_case_24_detached_requests_survive_the_engine() -> None:
     async with started(*simulated(), "--fronts", "1") as service:
         engine = await service.next_pid("engine")
         undisturbed = await read(service.address, 5)

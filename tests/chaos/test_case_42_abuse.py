@@ -30,7 +30,7 @@ FLOODS = (
 )
 
 
-async def test_case_42_rapid_resets_hurt_nobody_else() -> None:
+async def test_case_42_rapid_resets_affect_no_other_client() -> None:
     async with besieged() as siege:
         await attacks.rapid_reset(siege.address)
         await siege.until_calm()
@@ -47,7 +47,7 @@ async def test_case_42_rapid_resets_hurt_nobody_else() -> None:
         await siege.until_within(before_mib + MAX_GROWTH_MIB + kept_mib)
 
 
-async def test_case_42_floods_hurt_nobody_else() -> None:
+async def test_case_42_floods_affect_no_other_client() -> None:
     async with besieged() as siege:
         for attack in FLOODS:
             await attack(siege.address)
@@ -79,7 +79,7 @@ async def test_case_42_one_connection_holds_so_many_calls_and_no_more() -> None:
         "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     ],
 )
-async def test_case_42_a_call_whose_message_never_comes_is_ended(path: str) -> None:
+async def test_case_42_a_call_without_a_message_is_ended(path: str) -> None:
     async with besieged("--max-arrival-s", "0.5") as siege:
         seen = await attacks.unfinished_calls(siege.address, path)
         # Each call gets a status, and its stream is reset although its client has not ended it.
@@ -88,7 +88,7 @@ async def test_case_42_a_call_whose_message_never_comes_is_ended(path: str) -> N
         await siege.until_calm()
 
 
-async def test_case_42_padding_that_nobody_knows_is_refused() -> None:
+async def test_case_42_unknown_padding_is_rejected() -> None:
     async with besieged() as siege, siege.probed() as probe:
         seen = await attacks.unknown_fields(siege.address)
         assert seen.statuses == (attacks.INVALID_ARGUMENT,) * seen.num_sent

@@ -113,7 +113,9 @@ class Evidence:
 
 
 def roots_of(spans: Sequence[Any]) -> list[Root]:
-    """Return the requests among the spans that programs, not the driver, have sent."""
+    """Return the generation requests that the service's spans describe, except the requests that
+    the test driver itself sent.
+    """
     told = [(span, attributes_of(span.attributes)) for span in spans]
     return [
         _root(span, attributes)

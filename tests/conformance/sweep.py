@@ -32,7 +32,9 @@ class Told:
 
     @property
     def is_well(self) -> bool:
-        """Return whether no scenario failed and the program could be built."""
+        """Return whether no scenario failed and the program was built; True also if the language's
+        tools are not installed.
+        """
         return not self.not_built and all(result.outcome != "failed" for result in self.results)
 
     @property

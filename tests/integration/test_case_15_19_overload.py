@@ -186,7 +186,7 @@ async def test_case_18_one_tenant_floods(text: ModelText) -> None:
             assert _quota_of(failed) == ("tenant:a", f"max_num_live is {most_live}")
 
 
-async def test_case_18_a_limit_per_minute_says_when_to_come_back(text: ModelText) -> None:
+async def test_case_18_a_limit_per_minute_returns_a_retry_time(text: ModelText) -> None:
     now_s = 5000.0
     config = SchedulerConfig(tenant_quota=TenantQuota(max_requests_per_minute=6))
     front = FrontConfig(tenant_metadata_key="x-tenant")
@@ -233,7 +233,7 @@ async def test_case_19_retries_respect_the_push_back_and_make_no_storm(text: Mod
         assert min(slept_s) >= told_s
 
 
-async def test_case_19_who_comes_back_after_the_push_back_is_served(text: ModelText) -> None:
+async def test_case_19_a_retry_after_the_returned_time_is_served(text: ModelText) -> None:
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
         calls, shown = await filled(service, num_tokens=2)
         shown.turned()

@@ -75,7 +75,7 @@ def test_case_32_more_requests_than_memory(depth: int) -> None:
     assert engine.cache.pool.num_used == 0
 
 
-async def test_case_35_late_news_of_who_has_left(
+async def test_case_35_late_events_of_a_cancelled_request(
     served: ServedFront, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Events of all kinds for a cancelled request are counted, and change nothing."""
@@ -114,7 +114,7 @@ def steps_until_clean(engine: Engine, most: int) -> list[StepEvents]:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_case_36_cleaning_up_with_nobody_to_run(depth: int) -> None:
+def test_case_36_cleanup_without_running_requests(depth: int) -> None:
     """The blocks of cancelled requests are freed and their ends reported although no new request
     arrives.
     """

@@ -182,9 +182,13 @@ async def test_case_45_refusals_carry_a_reason_and_no_secret(
     text: ModelText, premises: Premises
 ) -> None:
     async with serving(text, security=premises.tokens()) as served:
-        for token, reason in (("wrong-Kanarie", "UNAUTHENTICATED"), (MUTE, "PERMISSION_DENIED")):
+        for token, reason, message in (
+            ("wrong-Kanarie", "UNAUTHENTICATED", "missing or invalid credentials"),
+            (MUTE, "PERMISSION_DENIED", "the tenant lacks the right generate"),
+        ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await collect(served.stub.Generate(request(), metadata=bearing(token)))
+            assert caught.value.details() == message
             error = rich_error(caught.value)
             assert (error.info.reason, error.info.domain) == (reason, "penstock.dev")
             assert not error.info.metadata

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.server.observe import frames
+from penstock.server.observe import heartbeat_timer
 from penstock.server.observe.frames import Heartbeat
 from penstock.server.observe.front_receiver import FrontReceiver
 from penstock.server.observe.listeners import ServiceListener
@@ -34,7 +34,7 @@ class Beats(ServiceListener):
 async def test_an_engine_that_comes_or_goes_is_told_at_once(
     text: ModelText, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frames, "_TICK_S", 3600.0)
+    monkeypatch.setattr(heartbeat_timer, "_TICK_S", 3600.0)
     path = tmp_path / "observer.sock"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))

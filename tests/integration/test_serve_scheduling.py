@@ -97,7 +97,6 @@ async def test_a_total_deadline_below_the_shortest_answer_is_refused_at_once(
         assert error.deadline_s == 4.0
         assert error.estimate_s is not None
         assert error.estimate_s > 4.0
-        assert error.retry_after_s is None, "nor would it be in time later"
         assert error.metadata["deadline"] == "total"
         assert (error.metadata["state"], error.metadata["phase"]) == ("PENDING", "queue")
 
@@ -125,7 +124,6 @@ async def refused_for_its_deadline(client: Client, **options: Any) -> DeadlineUn
                 try:
                     accepted = await anext(events)
                     assert isinstance(accepted, Accepted)
-                    assert accepted.estimated_queue_s is None
                     # Before its engine has answered, too, a front accepts a request.
                     await cancelled(client, accepted, events)
                 except DeadlineUnreachable as error:

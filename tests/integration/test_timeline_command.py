@@ -1,5 +1,5 @@
-"""`penstock timeline` as a process, with the flight recording of a killed engine; and the
-recording's replay.
+"""Runs `penstock timeline` on the flight recording of a killed engine, and `penstock simulate` and
+`penstock plan` with that recording as the trace; each as a process.
 """
 
 import gzip

@@ -1,4 +1,4 @@
-"""Known faults of TensorRT-LLM's results and parameters, one test each."""
+"""How the executor handles the peculiarities of TensorRT-LLM's results, parameters and errors."""
 
 from __future__ import annotations
 

@@ -171,6 +171,15 @@ async def test_the_embedded_executor_passes(tmp_path: Path) -> None:
         assert secret not in text
 
 
+async def test_ties_of_half_precision_pass() -> None:
+    cuts = ("top-k", "top-p", "min-p")
+
+    result = await verify(*all_but(*cuts), "--serve", "--", "--dtype", "bfloat16")
+
+    assert result.code == 0, result.out + result.err
+    assert {outcomes_of(result)[name] for name in cuts} == {"PASS"}
+
+
 async def test_a_service_that_runs_is_left_running() -> None:
     checks = all_but("greedy", "priority", "unsupported")
     async with (

@@ -415,8 +415,9 @@ def _check_wait(machine: EngineMachine, output: Output, wait: Wait, at_s: float)
 
 
 def _check_stay(machine: EngineMachine, output: Output, stay: Stay, num_batches: int) -> None:
-    """Check that the numbers of steps and chunks are those of the batches that
-    contained the request.
+    """Check a stay's numbers of steps and prompt chunks against the batches that contained the
+    request since its last admission. A chunk that is run again counts once. `num_batches`: number
+    of batches launched before the stay ended.
     """
     key, num_steps, num_chunks, furthest = output.spec.key, 0, 0, 0
     for ends, prefilled in machine.executor.batches[output.first_batch : num_batches]:

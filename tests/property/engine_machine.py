@@ -321,8 +321,9 @@ class EngineMachine(RuleBasedStateMachine):
         """Submit one request; return the keys of its outputs.
 
         `patience_s`: the times until its deadline for the first token, its deadline and its time
-        limit. `num_replayed`: number of its output tokens that an earlier engine had generated.
-        `is_key_reused`: use the key of a request that has ended. `options`: further fields of its
+        limit. `num_replayed`: number of its output tokens that an earlier engine had generated,
+        limited to all but the last; ignored if there are several outputs. `is_key_reused`: use the
+        key of a request that has ended, if there is one. `options`: further fields of its
         spec.
         """
         now = self.clock()

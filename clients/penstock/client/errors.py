@@ -39,7 +39,7 @@ Defines the exception tree. `status.py` reads the status of a call.
     +-- Aborted
     |   +-- StreamSuperseded       another stream resumed the request
     +-- CallCancelled              by the server, by a proxy, or because this client was closed
-    +-- StreamBroken               the stream violated the protocol: a gap, or no Finished
+    +-- StreamBroken               the messages violated the protocol, e.g. a gap
 """
 
 import re
@@ -117,7 +117,8 @@ class PenstockError(Exception):
     """A failed call. Its text has the status, reason, message, invalid fields, estimated time,
     retry time and request id that are known.
 
-    If no service reported the failure, the text starts with advice on what to check.
+    If the failure has no reason and its message is a known one of gRPC, e.g. "Connection refused",
+    the text starts with advice on what to check.
     """
 
     def __init__(self, failure: Failure) -> None:
@@ -369,7 +370,9 @@ class CallCancelled(PenstockError):
 
 
 class StreamBroken(PenstockError):
-    """The stream violated the protocol: messages were lost, or it ended without Finished."""
+    """The server's messages violated the protocol, e.g. messages of a stream were lost, a
+    generation ended without Finished, or a list did not end.
+    """
 
     @classmethod
     def because(cls, message: str, request_id: str = "") -> "StreamBroken":

@@ -33,7 +33,6 @@ from penstock.client.errors import StreamBroken
 from penstock.client.events import RequestState
 from penstock.client.operations_decoding import decode_live_request, decode_stats, decode_step
 from penstock.client.operations_encoding import (
-    DEFAULT_PROFILE_S,
     FILE_DEADLINE_S,
     drain_request,
     flight_request,
@@ -53,7 +52,7 @@ from penstock.client.operations_values import (
 from penstock.client.pool import PoolConfig
 from penstock.client.retry import RetryPolicy
 from penstock.client.runtime import ASYNCIO, Runtime
-from penstock.conventions import MAX_PAGE_SIZE
+from penstock.conventions import DEFAULT_PROFILE_S, MAX_PAGE_SIZE
 
 
 class OperationsClient:

@@ -15,10 +15,8 @@ from penstock.client.events import RequestState
 from penstock.client.operations_values import FlightFormat, LogLevel, ServerProcess
 from penstock.conventions import MAX_DURATION_S, MAX_PAGE_SIZE
 
-DEFAULT_PROFILE_S = 5.0
 FILE_DEADLINE_S = 60.0
 """Deadline of calls that return a file, in seconds."""
-"""The maximum of google.protobuf.Duration, in seconds."""
 
 
 def watch_request(model: str | None, interval_s: float | None) -> pb.WatchStatsRequest:

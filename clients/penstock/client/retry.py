@@ -37,6 +37,7 @@ class RetryPolicy:
         multiplier: Growth of the wait with each attempt.
         max_backoff_s: Maximum wait, unless the server requests a longer one.
         pushback_jitter: Random part added to the server's retry time, as a fraction.
+        on_retry: Called before each wait with the error and the wait in seconds.
     """
 
     max_attempts: int = 4
@@ -44,6 +45,7 @@ class RetryPolicy:
     multiplier: float = 2.0
     max_backoff_s: float = 5.0
     pushback_jitter: float = 0.2
+    on_retry: Callable[[PenstockError, float], None] | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError or TypeError, which names the field that is invalid."""
@@ -146,9 +148,11 @@ class Attempts:
             remaining_s=self._remaining_s(),
             jitter=self._random(),
         )
-        if delay_s is None or self._budget is None or self._budget.take():
-            return delay_s
-        return None
+        if delay_s is None or not (self._budget is None or self._budget.take()):
+            return None
+        if self._policy.on_retry is not None:
+            self._policy.on_retry(error, delay_s)
+        return delay_s
 
     def explain(self, error: PenstockError) -> PenstockError:
         """Return the error to raise: `error`, or the latest error with a reason if `error` is

@@ -26,7 +26,7 @@ class TraceContext:
     tracestate: str = ""
 
     def __post_init__(self) -> None:
-        """Raise ValueError, which names the header that cannot be sent."""
+        """Raise ValueError if a header is not printable ASCII; the message names the header."""
         for name, value in (("traceparent", self.traceparent), ("tracestate", self.tracestate)):
             if not (value.isascii() and value.isprintable()):
                 raise ValueError(f"{name}: must be printable ASCII, on one line")

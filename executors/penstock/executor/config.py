@@ -51,25 +51,38 @@ class SimulatedConfig:
     or later if `min_tokens` bars it. k is a hash of the prompt and, unless decoding is greedy, the
     seed, uniformly distributed from `min_output_tokens` to `max_output_tokens`. If these are equal,
     k is their value.
-
-    Attributes:
-        vocab_size: Number of token ids. None: the number in the model folder, or 32,000 without a
-            folder.
-        kv_bytes_per_token: Simulated size of one token's keys and values; `kv_cache_bytes` divided
-            by it gives the number of cached tokens.
-        max_output_tokens: The maximum of k; None: every request runs to its `max_tokens`.
-        is_strict: Keep a shadow copy of every key and value written, and check in each step that
-            every read returns the written value. This detects paging bugs of a scheduler, and reads
-            the whole context in each step.
     """
 
-    vocab_size: int | None = setting(None, at_least=2)
-    kv_bytes_per_token: int = setting(65_536, at_least=1)
+    vocab_size: int | None = setting(
+        None,
+        text="number of token ids",
+        at_least=2,
+        shown="the model folder's, 32,000 without a folder",
+    )
+    kv_bytes_per_token: int = setting(
+        65_536,
+        text="simulated size of one token's keys and values; converts --kv-cache-mib into blocks",
+        at_least=1,
+    )
     cost: CostModel = field(default_factory=CostModel)
-    pace: SimulatedPace = SimulatedPace.IMMEDIATE
-    min_output_tokens: int = setting(1, at_least=1)
-    max_output_tokens: int | None = None
-    is_strict: bool = False
+    pace: SimulatedPace = setting(
+        SimulatedPace.IMMEDIATE,
+        text="real_time: a step takes the time of the cost model; immediate: none, except a"
+        " scripted slow step",
+    )
+    min_output_tokens: int = setting(
+        1, text="earliest place of the end-of-sequence token in an output, from 1", at_least=1
+    )
+    max_output_tokens: int | None = setting(
+        None,
+        text="its latest place; a hash of the prompt chooses it in between",
+        shown="no such token: requests run to their max_tokens",
+    )
+    is_strict: bool = setting(
+        False,
+        text="whether each step checks that every read returns the written value: detects paging"
+        " bugs of a scheduler, and reads the whole context in each step",
+    )
     faults: tuple[Fault, ...] = ()
 
     def __post_init__(self) -> None:
@@ -97,8 +110,7 @@ class ExecutorConfig:
             folder.
         kv_cache_bytes: Size of the KV cache, ignored if `num_blocks` is set; the torch executor
             uses less if `max_num_seqs` sequences of full length need less. None: 512 MiB on a CPU;
-            on a CUDA device `kv_memory_fraction` of the memory left by the weights and a step of
-            `max_num_batched_tokens`.
+            on a CUDA device by `kv_memory_fraction`.
         max_num_batched_tokens: The scheduler's token budget of a step; None: the device's default.
     """
 
@@ -136,13 +148,13 @@ class ExecutorConfig:
         "cache",
         "number of KV cache blocks",
         at_least=1,
-        shown="as many as fit into kv-cache-mib",
+        shown="by kv-cache-mib or kv-memory-fraction",
     )
     kv_cache_bytes: int | None = setting(
         None,
         "cache",
         "largest KV cache in MiB: smaller if max-num-seqs sequences of full length need less;"
-        " ignored with num-blocks",
+        " not with num-blocks or kv-memory-fraction",
         name="kv_cache_mib",
         scale=_MIB,
         at_least=1,
@@ -152,7 +164,8 @@ class ExecutorConfig:
     kv_memory_fraction: float = setting(
         0.9,
         "cache",
-        "KV cache's share of the GPU memory that weights and the largest step leave free",
+        "KV cache's share of the GPU memory left free by the weights and a reserve: the largest"
+        " step, the graphs and 1 GiB; on the eager path a third of the free memory",
         above=0,
         at_most=1,
     )
@@ -192,7 +205,7 @@ class ExecutorConfig:
     simulated: SimulatedConfig = made_by(
         SimulatedConfig,
         "executor",
-        "settings of the simulated executor; executors/README.md lists the keys",
+        "settings of the simulated executor; docs/settings.md lists the keys",
         name="simulated_config",
         base={"pace": "real_time"},
         shown="none",
@@ -200,7 +213,7 @@ class ExecutorConfig:
     trtllm: TrtllmConfig = made_by(
         TrtllmConfig,
         "executor",
-        "settings of the trtllm executor; executors/README.md lists the keys",
+        "settings of the trtllm executor; docs/settings.md lists the keys",
         name="trtllm_config",
         shown="none",
     )

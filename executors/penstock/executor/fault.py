@@ -4,8 +4,9 @@ The simulated executor injects them.
 """
 
 import enum
-import math
 from dataclasses import dataclass
+
+from penstock.scheduler.setting import check, required, setting
 
 
 class FaultKind(enum.StrEnum):
@@ -60,42 +61,49 @@ class Fault:
     requests that the step samples. A request fault affects the sampled requests that meet the
     conditions, in row order; each one counts towards `max_times`. An executor fault fires at most
     once per step.
-
-    Attributes:
-        at_step: The first step in which it may fire; 1 is the executor's first step.
-        at_request: Number of the request in order of first admission; 1 is the first request.
-        at_prompt_token: A token id that the request's prompt contains (a poisoned prompt; it fires
-            again after a restart of the executor).
-        at_output: Index of the output token that the request is about to get; 0 is the first.
     """
 
-    kind: FaultKind
-    at_step: int | None = None
-    at_request: int | None = None
-    at_prompt_token: int | None = None
-    at_output: int | None = None
-    max_times: int = 1
-    detail: str = "scripted fault"
-    seconds: float = 1.0
-    num_extra: int = 1
-    exit_code: int = 9
+    kind: FaultKind = required(
+        text="kind of a scripted fault; executors/penstock/executor/fault.py describes each."
+        " One of the four conditions must be given"
+    )
+    at_step: int | None = setting(
+        None,
+        text="condition: the first step in which the fault may fire; 1 is the executor's first",
+        at_least=1,
+        shown="any",
+    )
+    at_request: int | None = setting(
+        None,
+        text="condition: number of the request in order of first admission; 1 is the first",
+        at_least=1,
+        shown="any",
+    )
+    at_prompt_token: int | None = setting(
+        None,
+        text="condition: a token id that the request's prompt contains (a poisoned prompt; the"
+        " fault fires again after a restart of the executor)",
+        at_least=0,
+        shown="any",
+    )
+    at_output: int | None = setting(
+        None,
+        text="condition: index of the output token that the request is about to get; 0 is the"
+        " first",
+        at_least=0,
+        shown="any",
+    )
+    max_times: int = setting(1, text="how often the fault fires at most", at_least=1)
+    detail: str = setting("scripted fault", text="error of request_fails")
+    seconds: float = setting(1.0, text="delay of slow_step, seconds", at_least=0)
+    num_extra: int = setting(1, text="additional tokens of extra_tokens", at_least=1)
+    exit_code: int = setting(9, text="exit code of process_exits", at_least=0, at_most=255)
 
     def __post_init__(self) -> None:
-        lowest = {"at_step": 1, "at_request": 1, "at_prompt_token": 0, "at_output": 0}
-        given = {name: getattr(self, name) for name in lowest}
-        if all(value is None for value in given.values()):
+        conditions = (self.at_step, self.at_request, self.at_prompt_token, self.at_output)
+        if all(value is None for value in conditions):
             raise ValueError("at_step, at_request, at_prompt_token or at_output must be given")
-        for name, value in given.items():
-            if value is not None and value < lowest[name]:
-                raise ValueError(f"{name} must be at least {lowest[name]}, not {value}")
-        if self.max_times < 1:
-            raise ValueError(f"max_times must be at least 1, not {self.max_times}")
-        if not (math.isfinite(self.seconds) and self.seconds >= 0.0):
-            raise ValueError(f"seconds must be finite and not negative, not {self.seconds}")
-        if self.num_extra < 1:
-            raise ValueError(f"num_extra must be at least 1, not {self.num_extra}")
-        if not 0 <= self.exit_code <= 255:
-            raise ValueError(f"exit_code must be in [0, 255], not {self.exit_code}")
+        check(self)
 
     @property
     def is_for_request(self) -> bool:

@@ -18,6 +18,8 @@ MAX_PAGE_SIZE: Final = 1000
 """Maximum number of items in a page of a list."""
 MAX_DURATION_S: Final = 315_576_000_000
 """The largest `google.protobuf.Duration`, seconds."""
+DEFAULT_PROFILE_S: Final = 5.0
+"""Default duration of a profile, seconds."""
 
 ERROR_DOMAIN: Final = "penstock.dev"
 """`google.rpc.ErrorInfo.domain` of every `ErrorReason`."""

@@ -25,6 +25,9 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 class SamplingOptions(google.protobuf.message.Message):
     """How the next token is sampled. The options are applied in this order: the three penalties,
     logit_bias, temperature, top_k, top_p, min_p. NaN and infinities are rejected.
+
+    top_k and top_p may also keep tokens exactly as likely as the last one that they keep. Such ties
+    are common in half precision, so top_k 1 may sample another token than temperature 0 chooses.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

@@ -53,7 +53,7 @@ class EvictionPolicy(enum.Enum):
 class SchedulerConfig:
     """The settings of one scheduler. Raises SettingError naming the invalid field.
 
-    `prompt_token_weight` and the attributes listed after it apply to SchedulingOrder.FAIR only.
+    The fields from `prompt_token_weight` to `yield_ratio` apply to SchedulingOrder.FAIR only.
     Sessions keep the blocks of a conversation for its next turn (see sessions.py). Requests may ask
     for a cache retention above the default (see retention.py).
 
@@ -67,17 +67,18 @@ class SchedulerConfig:
         prompt_token_weight, output_token_weight: The service that a prompt token and an output
             token are charged as. Output costs more, since each output token needs a step while the
             tokens of a prompt share one; 2 is the value of Sheng et al., OSDI 2024.
-        aging_stride: While any request has waited for `aging_s` or longer, age decides one in
-            `aging_stride` admissions; 1: every admission.
+        aging_stride: While the first request by age (see fair_order.py) has waited for `aging_s` or
+            longer, age decides one in `aging_stride` admissions; 1: every admission.
         max_lookahead: How many later requests a step tries when the first does not fit; 0 for none.
             Later requests are tried until `max_num_overtakes` of them have overtaken the first, or
             for `max_overtake_s`.
         tenant_burst_tokens: Credit, in weighted tokens, of a known tenant that returns after being
             idle: its service counter may be this far below those of others, so that its burst goes
             first. 0: no credit.
-        yield_ratio: A tenant is under its share if another tenant holds at least this many times
-            the slots or blocks that it would hold with its new request. Its prompts then go before
-            those of the other tenant, whose running requests may be preempted. inf disables this
+        yield_ratio: A tenant is under its share if another tenant's weighted share of the slots or
+            blocks (the greater of the two) is at least this many times its own, counted with its
+            new request. Its prompts then go before those of the other tenant, whose running
+            requests may be preempted. With many tenants the ratio is doubled; inf disables this
             (see fair_share.py, victims.py).
     """
 

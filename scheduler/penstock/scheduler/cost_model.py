@@ -56,19 +56,22 @@ class CostModel:
     """Seconds of one step: a constant plus a cost for each kind of work in it.
 
     Raises SettingError naming a field that is out of bounds.
-
-    Attributes:
-        step_s: The constant, for any step.
-        prefill_token_s: The cost of each prefill token computed.
-        decode_slot_s: The cost of each decode row.
-        context_token_s: The cost of each token of context that a row attends to (its position at
-            the end of the step).
     """
 
-    step_s: float = setting(0.004, at_least=0, at_most=MAX_PRICE_S)
-    prefill_token_s: float = setting(20e-6, at_least=0, at_most=MAX_PRICE_S)
-    decode_slot_s: float = setting(50e-6, at_least=0, at_most=MAX_PRICE_S)
-    context_token_s: float = setting(20e-9, at_least=0, at_most=MAX_PRICE_S)
+    step_s: float = setting(0.004, text="seconds of any step", at_least=0, at_most=MAX_PRICE_S)
+    prefill_token_s: float = setting(
+        20e-6, text="seconds of each prefill token computed", at_least=0, at_most=MAX_PRICE_S
+    )
+    decode_slot_s: float = setting(
+        50e-6, text="seconds of each decode row", at_least=0, at_most=MAX_PRICE_S
+    )
+    context_token_s: float = setting(
+        20e-9,
+        text="seconds of each token of context that a row attends to (its position at the end of"
+        " the step)",
+        at_least=0,
+        at_most=MAX_PRICE_S,
+    )
 
     def __post_init__(self) -> None:
         check(self)

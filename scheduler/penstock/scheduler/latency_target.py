@@ -260,7 +260,9 @@ class Probes:
         )
 
     def _is_heavier(self) -> bool:
-        """Return whether the load grew by more than its usual variation from step to step."""
+        """Return whether the load has grown since the last rise of the limit by more than it
+        usually varies between steps.
+        """
         return any(
             now > then * _HEAVIER for now, then in zip(self._load, self._probe_load, strict=True)
         )

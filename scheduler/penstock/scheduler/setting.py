@@ -43,8 +43,9 @@ class Setting:
     Numbers must be finite; with `may_be_infinite`, positive infinity is valid too.
 
     Attributes:
-        group: The heading of its flag and its table in a file; if empty, users cannot set it and
-            only its bounds apply.
+        group: The heading of its flag and its table in a file; if empty, it has no flag: it is a
+            key in the JSON object of another setting, or users cannot set it and only its bounds
+            apply.
         name: The user-facing name, if it differs from the field's.
         shown: A description of the default, if the value itself would be unclear.
         scale: Factor from the user's unit to the field's, such as MiB to bytes.

@@ -146,6 +146,20 @@ def open_attempts(
     return Attempts(policy, deadline_s=deadline_s, clock=clock, random=lambda: 0.0)
 
 
+def test_each_wait_is_reported_and_the_last_failure_is_not() -> None:
+    reported: list[tuple[PenstockError, float]] = []
+    policy = RetryPolicy(
+        max_attempts=2,
+        pushback_jitter=0.0,
+        on_retry=lambda error, wait_s: reported.append((error, wait_s)),
+    )
+    attempts = open_attempts(FakeClock(100.0), policy=policy)
+    error = failure(retry_after_s=7.0)
+
+    assert [attempts.delay_after(error), attempts.delay_after(error)] == [7.0, None]
+    assert reported == [(error, 7.0)]
+
+
 def test_all_attempts_share_one_deadline() -> None:
     clock = FakeClock(100.0)
     attempts = open_attempts(clock, deadline_s=5.0)

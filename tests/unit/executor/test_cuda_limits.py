@@ -91,7 +91,8 @@ def test_pages_in_int8_are_for_a_cpu() -> None:
 
 
 def test_fp8_products_need_their_number_format_and_widths() -> None:
-    with pytest.raises(UnsupportedModel, match="quantization fp8 needs dtype bfloat16"):
-        check("fp8", "auto", dtype=torch.float16)
+    for name in ("float16", "float32"):
+        with pytest.raises(UnsupportedModel, match=f"fp8 needs dtype bfloat16, not {name}$"):
+            check("fp8", "auto", dtype=getattr(torch, name))
     with pytest.raises(UnsupportedModel, match="multiples of 16"):
         check("fp8", "auto", width=40)

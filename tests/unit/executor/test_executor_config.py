@@ -198,7 +198,7 @@ SLOW = {"kind": FaultKind.SLOW_STEP}
         (Fault, {**SLOW, "at_prompt_token": -1}, "at_prompt_token must be at least 0"),
         (Fault, {**SLOW, "at_output": -1}, "at_output must be at least 0"),
         (Fault, {**SLOW, "at_step": 1, "max_times": 0}, "max_times must be at least 1"),
-        (Fault, {**SLOW, "at_step": 1, "seconds": -1.0}, "seconds must be finite"),
+        (Fault, {**SLOW, "at_step": 1, "seconds": -1.0}, "seconds must be at least 0"),
         (Fault, {**SLOW, "at_step": 1, "num_extra": 0}, "num_extra must be at least 1"),
         (Fault, {**SLOW, "at_step": 1, "exit_code": 256}, "exit_code must be in"),
     ],

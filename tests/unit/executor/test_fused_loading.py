@@ -12,8 +12,11 @@ import torch
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.cuda.fused_loading import build_fused
+from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS
+from penstock.executor.torch.kv_pages import block_bytes
 from penstock.executor.torch.loading import load_model
 from penstock.executor.torch.module_tree import NotFused
+from penstock.executor.torch.trial_reference import TrialReference
 from support.quantised_folders import save_quantised_model
 from support.torch_models import save_tiny_model
 from unit.executor.host_queue import HostQueue
@@ -67,7 +70,8 @@ def test_a_lack_of_memory_next_to_the_weights_names_the_settings(
     error = torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(
-        ValueError, match=f"more memory than cuda:1 has: set {settings} .*: CUDA out of memory$"
+        ValueError,
+        match=f"more memory than cuda:1 has free: set {settings} .*: CUDA out of memory$",
     ):
         build_failing(part, error, tmp_path, monkeypatch, dtype=dtype)
 
@@ -79,6 +83,36 @@ def test_a_kernel_that_does_not_run_leaves_the_model_to_the_eager_path(
 
     with pytest.raises(NotFused, match=r"^its kernels do not run here: no compiler$"):
         build_failing(part, RuntimeError("no compiler"), tmp_path, monkeypatch)
+
+
+def test_pages_leave_room_for_the_largest_step_the_graphs_and_the_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved: list[int] = []
+
+    def num_device_blocks(_config: ExecutorConfig, *, reserved_bytes: int, **_: int) -> int:
+        reserved.append(reserved_bytes)
+        raise _CheckedError
+
+    loading = f"{CUDA}.fused_loading"
+    monkeypatch.setattr(f"{loading}._try", lambda *_: (torch.zeros(1), None))
+    monkeypatch.setattr(TrialReference, "fault_of", lambda *_: "")
+    monkeypatch.setattr(TrialReference, "error_of", lambda *_: 0.0)
+    monkeypatch.setattr(f"{loading}.run_widest_step", lambda *_, **__: None)
+    monkeypatch.setattr(f"{loading}.num_device_blocks", num_device_blocks)
+    monkeypatch.setattr(HostQueue, "peak_bytes", lambda *_: 1000)
+    folder = save_tiny_model("llama", tmp_path)
+    model = load_model(folder, device="cpu", dtype="float32")
+    config = ExecutorConfig(
+        model_path=folder, device="cuda", max_num_seqs=6, max_num_batched_tokens=60
+    )
+
+    with pytest.raises(_CheckedError):
+        build_fused(config, model, HostQueue())
+
+    logits = 6 * model.vocab_size * 4
+    probe = NUM_PROBE_BLOCKS * block_bytes(model.shapes, config.block_size, model.dtype)
+    assert reserved == [1000 + 100 + logits + probe + (1 << 30)]
 
 
 class _CheckedError(Exception):
@@ -106,7 +140,7 @@ def test_a_checkpoint_in_eight_bits_passes_both_comparisons_without_another_roun
         raise _CheckedError
 
     monkeypatch.setattr(f"{CUDA}.fused_loading.DeviceSampler", stop)
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
 
     with pytest.raises(_CheckedError):
         build_fused(config, model, HostQueue())

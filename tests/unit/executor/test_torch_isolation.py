@@ -128,7 +128,7 @@ def test_a_step_short_of_memory_is_run_in_smaller_parts(folder: Path, naive: Nai
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_case_34_allocations_that_fail_at_random_cost_nobody_a_token(
+def test_case_34_random_allocation_failures_lose_no_token(
     seed: int, folder: Path, naive: NaiveModel
 ) -> None:
     executor = build(folder)

@@ -309,15 +309,26 @@ def test_everything_moves_and_the_log_shows_how_far(caplog: pytest.LogCaptureFix
     ]
 
 
+@pytest.mark.parametrize(
+    ("stored", "dtype", "settings"),
+    [
+        ("float32", "auto", "dtype bfloat16, a device"),
+        ("bfloat16", "float32", "dtype bfloat16, a device"),
+        ("bfloat16", "auto", "a device"),
+        ("float32", "bfloat16", "a device"),
+    ],
+)
 def test_too_little_memory_for_the_weights_names_what_to_change(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    stored: str, dtype: str, settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    save_tiny_model("llama", tmp_path, getattr(torch, stored))
+
     def too_large(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("penstock.executor.torch.loading.move_module", too_large)
-    with pytest.raises(ModelLoadError, match="set dtype bfloat16, a device with more free memory"):
-        load_model(folder, device="cpu", dtype="auto")
+    with pytest.raises(ModelLoadError, match=f"than cpu has free: set {settings} with more free"):
+        load_model(tmp_path, device="cpu", dtype=dtype)
 
 
 def test_what_is_there_already_is_not_moved(caplog: pytest.LogCaptureFixture) -> None:

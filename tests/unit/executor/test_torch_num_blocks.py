@@ -25,7 +25,7 @@ def blocks(free_mib: int, step_mib: int = 0, max_seq_len: int = 100_000, **field
         bytes_each=MIB,
         max_seq_len=max_seq_len,
         free_bytes=free_mib * MIB,
-        step_bytes=step_mib * MIB,
+        reserved_bytes=step_mib * MIB,
     )
 
 
@@ -64,7 +64,11 @@ def test_what_was_asked_for_is_what_is_taken() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_blocks": 900}, r"^num_blocks asks for 0.9 GiB of pages; 0.8 GiB are free on cuda"),
+        (
+            {"num_blocks": 900},
+            r"^num_blocks asks for 0.9 GiB of pages; 0.8 GiB are free on cuda"
+            r" next to the weights and 0.2 GiB reserved for steps$",
+        ),
         ({"kv_cache_bytes": 900 * MIB}, r"^kv_cache_mib asks for 0.9 GiB of pages; 0.8 GiB"),
         ({"kv_cache_bytes": 5}, r"^kv_cache_mib leaves no room for a block of 1048576 bytes"),
         ({"kv_memory_fraction": 0.001}, r"^kv_memory_fraction leaves no room for a block"),

@@ -1,11 +1,6 @@
-"""The settings of the TensorRT-LLM executor: ranges, dependencies, and their table in
-the README.
-"""
+"""The settings of the TensorRT-LLM executor: ranges and dependencies."""
 
-import dataclasses
-import re
-from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
@@ -19,7 +14,6 @@ from penstock.executor.trtllm.config import (
 )
 from penstock.server.settings.json_values import from_json_value, to_json_value
 
-README = Path(__file__).resolve().parents[3] / "executors" / "README.md"
 NGRAM: dict[str, Any] = {"decoding_type": "NGram", "max_draft_len": 3}
 
 
@@ -213,33 +207,3 @@ def test_the_json_form_survives_a_round_trip() -> None:
 
 def test_graphs_that_name_sizes_may_name_their_largest() -> None:
     assert CudaGraphSettings(batch_sizes=(1, 8), max_batch_size=8).max_batch_size == 8
-
-
-def test_the_readme_lists_every_key_and_no_other() -> None:
-    text = README.read_text(encoding="utf-8")
-    section = text.split("## Settings of the TensorRT-LLM executor")[1].split("\n## ")[0]
-    first_cells = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
-    listed = [name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)]
-
-    assert sorted(listed) == sorted(key_paths(TrtllmConfig, ""))
-
-
-def key_paths(kind: type[Any], prefix: str) -> list[str]:
-    paths: list[str] = []
-    hints = get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        nested = nested_settings(hints[field.name])
-        if nested is None:
-            paths.append(prefix + field.name)
-        else:
-            paths += key_paths(nested, f"{prefix}{field.name}.")
-    return paths
-
-
-def nested_settings(hint: Any) -> type[Any] | None:
-    """Return the dataclass in `hint`, also from a union with None or a tuple; None if
-    there is none.
-    """
-    candidates: list[Any] = [hint, *getattr(hint, "__args__", ())]
-    found = [item for item in candidates if isinstance(item, type)]
-    return next((item for item in found if dataclasses.is_dataclass(item)), None)

@@ -32,7 +32,9 @@ needs_torch = pytest.mark.skipif(
 
 
 def engine(folder: Path) -> RequestMapping:
-    """Provide an engine with every optional feature, and one adapter whose folder exists."""
+    """Return the request mapping of an engine with every optional feature and one LoRA adapter, in
+    `folder`.
+    """
     adapters = LoraSettings(adapters=(AdapterConfig(name="law", path=folder, id=1),))
     return RequestMapping(replace(FULL, lora_config=adapters), load_package(), VOCAB)
 

@@ -28,7 +28,7 @@ from penstock.server.cli.connection import (
 from penstock.server.cli.connection_options import (
     add_connection_options,
     client_options,
-    wait_to_retry,
+    report_retry,
 )
 from penstock.server.cli.generation_options import add_generation_options, options_of
 from penstock.server.cli.serve import banner_lines
@@ -219,14 +219,14 @@ def test_where_no_service_answers_the_line_says_what_to_look_for(said: str, hint
     assert hint not in describe_error(error_of(of_service)).replace(said, "")
 
 
-@pytest.mark.parametrize("duration_s", [0.4, 60.2])
-def test_a_long_wait_before_a_retry_is_reported(
-    duration_s: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("wait_s", [0.4, 60.2])
+def test_a_long_wait_before_a_retry_is_reported_with_its_cause(
+    wait_s: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slept_s: list[float] = []
-    monkeypatch.setattr("time.sleep", slept_s.append)
+    exhausted = grpc.StatusCode.RESOURCE_EXHAUSTED
+    failure = Failure(code=exhausted, reason="QUOTA_EXCEEDED", message='tenant "acme": at most 2')
 
-    wait_to_retry(duration_s)
+    report_retry(error_of(failure), wait_s)
 
-    assert slept_s == [duration_s]
-    assert ("trying again in 60 s" in capsys.readouterr().err) is (duration_s > 1)
+    line = capsys.readouterr().err
+    assert ('"acme": at most 2: trying again in 60 s' in line) is (wait_s > 1)

@@ -92,7 +92,7 @@ EVERY_OPTION = (
     *("--model-name", "mine", "--executor", "simulated"),
     *("--host", "::1", "--port", "7", "--fronts", "3", "--max-num-seqs", "5"),
     *("--max-num-batched-tokens", "99", "--max-seq-len", "77", "--max-num-waiting", "11"),
-    *("--admission-policy", "guaranteed_no_evict", "--block-size", "8", "--num-blocks", "31"),
+    *("--admission-policy", "guaranteed_no_evict", "--block-size", "8"),
     *("--kv-cache-mib", "2", "--dtype", "float32", "--device", "cuda:1", "--threads", "2"),
     *("--quantization", "none", "--kv-cache-dtype", "auto"),
     *("--pipeline-depth", "2", "--drain-grace-s", "1.5", "--log-level", "debug"),
@@ -123,7 +123,6 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
             dtype="float32",
             kv_cache_dtype="auto",
             block_size=8,
-            num_blocks=31,
             kv_cache_bytes=2 * 1024 * 1024,
             max_num_seqs=5,
             max_num_batched_tokens=99,
@@ -195,6 +194,23 @@ def test_a_gpu_has_slots_and_a_budget_of_its_own(
     assert (executor.max_num_seqs, config.scheduler.max_num_batched_tokens) == (num_seqs, budget)
     assert executor.max_num_batched_tokens == budget
     assert (executor.kv_memory_fraction, executor.kv_cache_bytes) == (0.5, None)
+
+
+def test_the_number_of_blocks_reaches_its_setting() -> None:
+    assert serve_config("--num-blocks", "31").executor.num_blocks == 31
+
+
+def test_the_size_of_the_cache_is_set_once() -> None:
+    for device in ("cpu", "cuda"):
+        with pytest.raises(
+            BadSetting, match=r"^PENSTOCK_NUM_BLOCKS and --kv-cache-mib exclude each other: set one"
+        ):
+            serve_config("--device", device, "--kv-cache-mib", "9", PENSTOCK_NUM_BLOCKS="31")
+    for name in ("--kv-cache-mib", "--num-blocks"):
+        with pytest.raises(
+            BadSetting, match=f"^{name} and --kv-memory-fraction exclude each other: set one"
+        ):
+            serve_config("--device", "cuda", "--kv-memory-fraction", "0.5", name, "100")
 
 
 def test_the_order_is_one_of_two() -> None:

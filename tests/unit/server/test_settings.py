@@ -1,15 +1,19 @@
 """Settings from a file, errors for invalid ones, and the generated page and help."""
 
 import re
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import pytest
 
+from object_keys import keys_of
 from penstock.scheduler.config import SchedulingOrder
 from penstock.scheduler.setting import Setting, SettingError
 from penstock.server.cli.serve import merge_settings
 from penstock.server.config import GROUPS, SETTINGS, ServerConfig
 from penstock.server.settings.sources import BadSetting
+from penstock.server.settings.table import Declared
 from penstock.tools.command_line import build_parser
 from settings_page import PAGE, settings_page
 from support.serve_config import serve_config
@@ -140,6 +144,45 @@ def test_the_help_begins_with_everyday_flags_and_shows_every_default(
 
 def test_the_page_of_settings_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == settings_page(), "docs/tools/settings_page.py"
+
+
+def key_paths(kind: type[Any], prefix: str = "") -> list[str]:
+    """Return the path of each key of a JSON object: a dot before a key, `[]` after a list."""
+    paths: list[str] = []
+    for name, hint in get_type_hints(kind).items():
+        inner = [item for item in (hint, *get_args(hint)) if is_dataclass(item)]
+        mark = "[]" if get_origin(hint) is tuple else ""
+        if inner:
+            paths += key_paths(cast(type[Any], inner[0]), f"{prefix}{name}{mark}.")
+        else:
+            paths.append(prefix + name)
+    return paths
+
+
+@pytest.mark.parametrize("name", ["simulated_config", "trtllm_config", "step_cost"])
+def test_the_page_has_every_key_of_an_object_with_its_help_and_default(name: str) -> None:
+    [item] = [item for item in SETTINGS if item.name == name]
+    section = PAGE.read_text(encoding="utf-8").split(f"## Keys of `{name}`")[1].split("\n## ")[0]
+    first_cells = re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)
+    assert first_cells == key_paths(item.kind)
+    for key in keys_of(item):
+        assert key.text, key
+        assert key.default not in ("", "None", "()"), key
+
+
+def test_the_page_has_the_default_of_the_command_line_not_of_python() -> None:
+    [item] = [item for item in SETTINGS if item.name == "simulated_config"]
+    assert {key.path: key.default for key in keys_of(item)}["pace"] == "real_time"
+
+
+def test_a_key_without_a_declaration_is_no_page() -> None:
+    @dataclass
+    class Bare:
+        size: int = 1
+
+    item = Declared(path="bare", setting=Setting("executor"), kind=Bare, default=None)
+    with pytest.raises(TypeError, match=r"Bare\.size is not declared with `setting`"):
+        keys_of(item)
 
 
 @pytest.mark.parametrize(

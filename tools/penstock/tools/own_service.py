@@ -7,6 +7,7 @@ Signals are sent only to the child.
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections import deque
@@ -156,8 +157,7 @@ class OwnService:
             raise ServiceFailed(self._explain(waited)) from None
         match = READY_LINE.match(self.ready_line)
         if match is None:
-            # Its output has ended, so it is about to exit. A signal now would race with asyncio's
-            # wait for the exit code, and asyncio would log a warning.
+            # Its output has ended, so it is about to exit: its exit code is wanted, not a signal's.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), _KILL_S)
             raise ServiceFailed(self._explain("the service ended before it was ready"))
@@ -174,11 +174,13 @@ class OwnService:
         try:
             if process.returncode is None:
                 asked_s = time.monotonic()
-                process.terminate()
+                # Not process.terminate(), which takes the exit code of an ended process away from
+                # asyncio: it would then report 255.
+                os.kill(process.pid, signal.SIGTERM)
                 try:
                     await asyncio.wait_for(process.wait(), self._stop_timeout_s)
                 except TimeoutError:
-                    process.kill()
+                    os.kill(process.pid, signal.SIGKILL)
                     await asyncio.wait_for(process.wait(), _KILL_S)
                 self.stop_s = time.monotonic() - asked_s
         except ProcessLookupError:

@@ -5,6 +5,7 @@ The choice is made once, after loading, and logged.
 """
 
 import logging
+from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
@@ -28,6 +29,8 @@ def create_torch_executor(config: ExecutorConfig) -> Executor:
     try:
         if model.device.type == "cpu":
             return TorchExecutor(config, model, fused_path(config, model))
+        # With the index, for messages.
+        config = replace(config, device=str(model.device))
         return _fused_on_cuda(config, model)
     except NotFused as reason:
         _refuse_eight_bit(config, reason)

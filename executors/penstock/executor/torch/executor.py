@@ -260,7 +260,7 @@ def _num_blocks(config: ExecutorConfig, model: LoadedModel, bytes_each: int) -> 
         max_seq_len=max_seq_len,
         free_bytes=free_bytes,
         # Eager attention needs memory for one layer's gathered pages and for copies of products.
-        step_bytes=free_bytes // 3,
+        reserved_bytes=free_bytes // 3,
     )
 
 

@@ -44,8 +44,8 @@ from penstock.executor.torch.quantised_checkpoint import (
 )
 
 logger = logging.getLogger(__name__)
-_HALF = "dtype bfloat16"
-_KEEP_NARROW = "quantization, which keeps the checkpoint's weights in 8 bits"
+_HALF = "dtype bfloat16, "
+_KEEP_NARROW = "quantization, which keeps the checkpoint's weights in 8 bits, "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,18 +112,19 @@ def load_model(path: Path, *, device: str, dtype: str, is_narrow: bool = False) 
     logger.info("reading %s of weights from %s", size(num_bytes), path)
     register_attention()
     transformers_logging.disable_progress_bar()
-    with _named(str(path)):
+    with _named(str(path), target):
         _check_config(path)
         config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
         architecture = read_architecture(config.get_text_config())
         is_widened = is_quantised(path, config) and not is_narrow
-    with _named(f"{path}: {architecture.name}", _KEEP_NARROW if is_widened else _HALF):
+    narrower = _KEEP_NARROW if is_widened else _HALF if _is_wide(config, dtype) else ""
+    with _named(f"{path}: {architecture.name}", target, narrower):
         module = _load_module(path, config, dtype, target, is_narrow=is_narrow)
         module.eval().requires_grad_(False)
         move_module(module, target)
         weight = next(module.get_input_embeddings().parameters())
     try:
-        with _named(f"{path}: a test step of {architecture.name}"):
+        with _named(f"{path}: a test step of {architecture.name}", target):
             probed = probe_model(module, architecture, weight.dtype)
     except UnsupportedModel as error:
         if architecture.name in str(error):
@@ -142,11 +143,11 @@ def load_model(path: Path, *, device: str, dtype: str, is_narrow: bool = False) 
 
 
 @contextmanager
-def _named(subject: str, narrower: str = _HALF) -> Generator[None]:
+def _named(subject: str, device: torch.device, narrower: str = "") -> Generator[None]:
     """Convert any other error than ModelLoadError and UnsupportedModel to a ModelLoadError that
     starts with `subject`.
 
-    `narrower`: the setting to recommend when memory is short.
+    `narrower`: the setting to recommend when memory of the device is short, with a comma.
     """
     try:
         yield
@@ -155,13 +156,19 @@ def _named(subject: str, narrower: str = _HALF) -> Generator[None]:
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise ModelLoadError(
-                f"{subject}: the weights need more memory than the device has: set {narrower},"
-                f" a device with more free memory or a smaller model: {error}"
+                f"{subject}: the weights need more memory than {device} has free: set {narrower}"
+                f"a device with more free memory or a smaller model: {error}"
             ) from error
         # For other types the message alone is not readable, so the type is added.
         is_clear = isinstance(error, OSError | ValueError | RuntimeError | SafetensorError)
         reason = str(error) if is_clear else f"{type(error).__name__}: {error}"
         raise ModelLoadError(f"{subject}: {reason}") from error
+
+
+def _is_wide(config: Any, dtype: str) -> bool:
+    """Return whether weights are loaded in float32. `dtype`: see `load_model`."""
+    stored: Any = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    return dtype == "float32" or (dtype == "auto" and stored in (None, torch.float32))
 
 
 def _load_module(

@@ -54,17 +54,26 @@ def num_host_blocks(config: ExecutorConfig, *, bytes_each: int, max_seq_len: int
 
 
 def num_device_blocks(
-    config: ExecutorConfig, *, bytes_each: int, max_seq_len: int, free_bytes: int, step_bytes: int
+    config: ExecutorConfig,
+    *,
+    bytes_each: int,
+    max_seq_len: int,
+    free_bytes: int,
+    reserved_bytes: int,
 ) -> int:
     """Return the number of blocks for a device with `free_bytes` left after the weights: the
     setting `num_blocks`; if it is not set, the blocks of `kv_cache_bytes` or else of
     `kv_memory_fraction`, or the number that `max_num_seqs` sequences of full length need if this is
     lower.
 
-    `step_bytes`: memory of the largest step. Raises ValueError naming the setting when the blocks
-    do not fit next to it, or when not even one block fits.
+    `reserved_bytes`: memory for steps, which blocks must leave free. Raises ValueError naming the
+    setting when the blocks do not fit next to it, or when not even one block fits.
     """
-    room = max(free_bytes - step_bytes, 0)
+    room = max(free_bytes - reserved_bytes, 0)
+    where = (
+        f"are free on {config.device} next to the weights and {reserved_bytes / _GIB:.1f} GiB"
+        " reserved for steps"
+    )
     name = size_setting(config)
     if config.num_blocks is not None:
         num_blocks = config.num_blocks
@@ -78,14 +87,13 @@ def num_device_blocks(
         )
     if num_blocks < 1:
         raise ValueError(
-            f"{name} leaves no room for a block of {bytes_each} bytes: {room / _GIB:.1f} GiB are"
-            f" free on {config.device} next to the weights and the largest step"
+            f"{name} leaves no room for a block of {bytes_each} bytes:"
+            f" {room / _GIB:.1f} GiB {where}"
         )
     if num_blocks * bytes_each > room:
         raise ValueError(
             f"{name} asks for {num_blocks * bytes_each / _GIB:.1f} GiB of pages;"
-            f" {room / _GIB:.1f} GiB are free on {config.device} next to the weights and"
-            " the largest step (max_num_batched_tokens bounds it)"
+            f" {room / _GIB:.1f} GiB {where}"
         )
     return num_blocks
 

@@ -81,28 +81,45 @@ class DecodingType(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheSettings:
-    """The engine's KV cache. Raises ValueError naming the field.
+    """The engine's KV cache. Raises ValueError naming the field."""
 
-    Attributes:
-        free_gpu_memory_fraction: The cache's share of the GPU memory that is free after loading the
-            weights.
-        max_tokens: The cache's maximum size in tokens; None: limited only by that share.
-        enable_block_reuse: Whether equal prefixes share blocks.
-        enable_partial_reuse: Whether a request may reuse the matching first tokens of a block whose
-            other tokens differ.
-        host_cache_size: Bytes of host memory for blocks evicted from the GPU; None: the engine's
-            default.
-        dtype: The number format; "auto": the format that the checkpoint specifies for the cache,
-            else the model's format.
-    """
-
-    free_gpu_memory_fraction: float = setting(0.9, above=0, at_most=1)
-    max_tokens: int | None = setting(None, at_least=1, at_most=_MAX_INT64)
-    tokens_per_block: int = setting(32, at_least=1, at_most=_MAX_COUNT)
-    enable_block_reuse: bool = True
-    enable_partial_reuse: bool = True
-    host_cache_size: int | None = setting(None, at_least=0, at_most=_MAX_INT64)
-    dtype: str = setting("auto", choices=KV_CACHE_DTYPES)
+    free_gpu_memory_fraction: float = setting(
+        0.9,
+        text="KV cache's share of the GPU memory that is free after loading the weights",
+        above=0,
+        at_most=1,
+    )
+    max_tokens: int | None = setting(
+        None,
+        text="maximum tokens in the KV cache, at least one block",
+        at_least=1,
+        at_most=_MAX_INT64,
+        shown="limited only by free_gpu_memory_fraction",
+    )
+    tokens_per_block: int = setting(
+        32, text="tokens per KV cache block, a power of 2", at_least=1, at_most=_MAX_COUNT
+    )
+    enable_block_reuse: bool = setting(
+        True, text="whether equal prefixes share blocks; --prefix-caching must agree"
+    )
+    enable_partial_reuse: bool = setting(
+        True,
+        text="whether a request may reuse the matching first tokens of a block whose other tokens"
+        " differ",
+    )
+    host_cache_size: int | None = setting(
+        None,
+        text="bytes of host memory for blocks evicted from the GPU",
+        at_least=0,
+        at_most=_MAX_INT64,
+        shown="the engine's",
+    )
+    dtype: str = setting(
+        "auto",
+        text="number format of the KV cache; auto: the format that the checkpoint specifies for the"
+        " cache, else the model's",
+        choices=KV_CACHE_DTYPES,
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -115,26 +132,43 @@ class KvCacheSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
-    """Settings of the engine's scheduler. `context_chunking_policy` None: the engine's default."""
+    """Settings of the engine's scheduler."""
 
-    capacity_scheduler_policy: CapacityPolicy = CapacityPolicy.GUARANTEED_NO_EVICT
-    context_chunking_policy: ChunkingPolicy | None = None
+    capacity_scheduler_policy: CapacityPolicy = setting(
+        CapacityPolicy.GUARANTEED_NO_EVICT,
+        text="which requests run when KV cache blocks are scarce; penstock's scheduler admits by it"
+        " too. MAX_UTILIZATION does not work with a guided_decoding_backend",
+    )
+    context_chunking_policy: ChunkingPolicy | None = setting(
+        None,
+        text="how a step's token budget is divided among prompts; requires enable_chunked_prefill",
+        shown="the engine's",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaGraphSettings:
     """Settings of CUDA graphs, which the engine uses for steps without prefill. Raises ValueError
     naming the field.
-
-    `batch_sizes`: the batch sizes of the captured graphs; if empty, the engine chooses them, up to
-    `max_batch_size` if it is given. `enable_padding`: a batch of another size is padded to the next
-    larger captured size.
     """
 
-    enabled: bool = True
-    batch_sizes: tuple[int, ...] = ()
-    max_batch_size: int | None = setting(None, at_least=1, at_most=_MAX_COUNT)
-    enable_padding: bool = False
+    enabled: bool = setting(True, text="whether steps without prefill use CUDA graphs")
+    batch_sizes: tuple[int, ...] = setting(
+        (),
+        text=f"batch sizes of the captured graphs, each in 1..{_MAX_COUNT} and at most the engine's"
+        " max_batch_size",
+        shown="the engine's, up to cuda_graph_config.max_batch_size",
+    )
+    max_batch_size: int | None = setting(
+        None,
+        text="largest batch size of a captured graph, at most the engine's max_batch_size",
+        at_least=1,
+        at_most=_MAX_COUNT,
+        shown="the engine's",
+    )
+    enable_padding: bool = setting(
+        False, text="whether a batch of another size is padded to the next larger captured size"
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -151,13 +185,13 @@ class CudaGraphSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig:
-    """One LoRA adapter: its name in requests, its folder, and its id in the engine. Raises
-    ValueError naming the field.
-    """
+    """One LoRA adapter. Raises ValueError naming the field."""
 
-    name: str
-    path: Path
-    id: int = required(at_least=1, at_most=MAX_INT32)
+    name: str = required(
+        text="name of a LoRA adapter in requests, one for each; without adapters, LoRA is disabled"
+    )
+    path: Path = required(text="its folder, with adapter_config.json", metavar="FOLDER")
+    id: int = required(text="its id in the engine, one for each", at_least=1, at_most=MAX_INT32)
 
     def __post_init__(self) -> None:
         check(self)
@@ -167,18 +201,31 @@ class AdapterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
-    """Settings of LoRA; without `adapters`, LoRA is disabled. Raises ValueError naming the field.
-
-    `max_loras`: how many adapters the GPU holds concurrently, None for all. `max_cpu_loras`: how
-    many the host memory holds, None for all. `lora_target_modules`: the layers that adapters may
-    change, by the engine's names; empty: those that the first adapter changes.
-    """
+    """Settings of LoRA. Raises ValueError naming the field."""
 
     adapters: tuple[AdapterConfig, ...] = ()
-    max_lora_rank: int = setting(64, at_least=1, at_most=_MAX_COUNT)
-    max_loras: int | None = setting(None, at_least=1, at_most=_MAX_COUNT)
-    max_cpu_loras: int | None = setting(None, at_least=1, at_most=_MAX_COUNT)
-    lora_target_modules: tuple[str, ...] = ()
+    max_lora_rank: int = setting(
+        64, text="largest rank of the adapters", at_least=1, at_most=_MAX_COUNT
+    )
+    max_loras: int | None = setting(
+        None,
+        text="how many adapters the GPU holds at the same time",
+        at_least=1,
+        at_most=_MAX_COUNT,
+        shown="all",
+    )
+    max_cpu_loras: int | None = setting(
+        None,
+        text="how many adapters the host memory holds",
+        at_least=1,
+        at_most=_MAX_COUNT,
+        shown="all",
+    )
+    lora_target_modules: tuple[str, ...] = setting(
+        (),
+        text="layers that adapters may change, by the engine's names (attn_q, ...)",
+        shown="those that the first adapter changes",
+    )
 
     def __post_init__(self) -> None:
         for name in ("name", "id"):
@@ -200,23 +247,42 @@ _NEEDED_DRAFT_SETTINGS = ("max_draft_len", "speculative_model")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeSettings:
-    """Settings of speculative decoding. Raises ValueError naming the field.
+    """Settings of speculative decoding. Raises ValueError naming the field."""
 
-    Attributes:
-        max_draft_len: Maximum number of tokens drafted per step; not for AUTO, which chooses it,
-            nor for MTP, which uses `num_nextn_predict_layers`.
-        speculative_model: The folder of the draft model (Eagle, DraftTarget).
-        max_matching_ngram_size: The longest n-gram of NGram; None: 2, the default of TensorRT-LLM
-            releases after 1.2.
-        eagle3_one_model: Whether Eagle's draft model runs inside the target model.
-    """
-
-    decoding_type: DecodingType
-    max_draft_len: int | None = setting(None, at_least=1, at_most=_MAX_COUNT)
-    speculative_model: Path | None = None
-    max_matching_ngram_size: int | None = setting(None, at_least=1, at_most=_MAX_COUNT)
-    num_nextn_predict_layers: int | None = setting(None, at_least=1, at_most=_MAX_COUNT)
-    eagle3_one_model: bool = True
+    decoding_type: DecodingType = required(
+        text="kind of speculative decoding; without speculative_config, there is none"
+    )
+    max_draft_len: int | None = setting(
+        None,
+        text="maximum number of tokens drafted per step; must be given for NGram, Eagle and"
+        " DraftTarget. AUTO chooses it, MTP uses num_nextn_predict_layers",
+        at_least=1,
+        at_most=_MAX_COUNT,
+        shown="none",
+    )
+    speculative_model: Path | None = setting(
+        None,
+        text="folder of the draft model; must be given for Eagle and DraftTarget",
+        metavar="FOLDER",
+        shown="none",
+    )
+    max_matching_ngram_size: int | None = setting(
+        None,
+        text="longest n-gram of NGram",
+        at_least=1,
+        at_most=_MAX_COUNT,
+        shown="2, as in TensorRT-LLM releases after 1.2",
+    )
+    num_nextn_predict_layers: int | None = setting(
+        None,
+        text="draft layers of MTP",
+        at_least=1,
+        at_most=_MAX_COUNT,
+        shown="the engine's",
+    )
+    eagle3_one_model: bool = setting(
+        True, text="whether Eagle's draft model runs inside the target model"
+    )
 
     def __post_init__(self) -> None:
         kind = self.decoding_type
@@ -233,28 +299,48 @@ class SpeculativeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSettings:
-    """Limits for monitoring the engine; times in seconds.
+    """Limits for monitoring the engine; times in seconds."""
 
-    Attributes:
-        response_timeout_s: If requests are in the engine and it returns no response for this time,
-            it is considered dead. If only one request gets no response for this time, that request
-            fails.
-        abort_grace_s: Maximum wait for the last response of an aborted request, which never arrives
-            if the request was still in the engine's queue.
-        load_timeout_s: Time limit for creating the engine, which includes loading the model.
-        limits_timeout_s: Maximum wait, once the engine is created, for the statistics with its
-            limits, and then for the test of each adapter.
-        shutdown_timeout_s: Time limit for the engine's `shutdown` call.
-        max_failures_in_row: If this many requests fail for reasons other than an invalid request,
-            and no request gets a token in between, the engine is considered dead.
-    """
-
-    response_timeout_s: float = setting(120.0, above=0, at_most=_MAX_WAIT_S)
-    abort_grace_s: float = setting(10.0, above=0, at_most=_MAX_WAIT_S)
-    load_timeout_s: float = setting(1800.0, above=0, at_most=_MAX_WAIT_S)
-    limits_timeout_s: float = setting(120.0, above=0, at_most=_MAX_WAIT_S)
-    shutdown_timeout_s: float = setting(30.0, above=0, at_most=_MAX_WAIT_S)
-    max_failures_in_row: int = setting(16, at_least=1, at_most=_MAX_COUNT)
+    response_timeout_s: float = setting(
+        120.0,
+        text="seconds without a response after which an engine with requests is considered dead; if"
+        " only one request gets no response for this time, that request fails",
+        above=0,
+        at_most=_MAX_WAIT_S,
+    )
+    abort_grace_s: float = setting(
+        10.0,
+        text="maximum wait for the last response of an aborted request, seconds; it never arrives"
+        " if the request was still in the engine's queue",
+        above=0,
+        at_most=_MAX_WAIT_S,
+    )
+    load_timeout_s: float = setting(
+        1800.0,
+        text="time limit for creating the engine, which includes loading the model, seconds",
+        above=0,
+        at_most=_MAX_WAIT_S,
+    )
+    limits_timeout_s: float = setting(
+        120.0,
+        text="maximum wait, once the engine is created, for the statistics with its limits, and"
+        " then for the test of each adapter, seconds",
+        above=0,
+        at_most=_MAX_WAIT_S,
+    )
+    shutdown_timeout_s: float = setting(
+        30.0,
+        text="time limit for the engine's shutdown call, seconds",
+        above=0,
+        at_most=_MAX_WAIT_S,
+    )
+    max_failures_in_row: int = setting(
+        16,
+        text="number of requests that fail for reasons other than an invalid request, without a"
+        " token of any request in between, after which the engine is considered dead and restarts",
+        at_least=1,
+        at_most=_MAX_COUNT,
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -262,35 +348,67 @@ class WatchSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrtllmConfig:
-    """The settings of a TensorRT-LLM engine. Raises ValueError naming the field.
+    """The settings of a TensorRT-LLM engine. Raises ValueError naming the field."""
 
-    `guided_decoding_backend` None: requests for structured output are rejected.
-
-    Attributes:
-        max_batch_size: Maximum number of requests that run together.
-        max_num_tokens: Maximum number of tokens per step.
-        max_seq_len: Maximum length of prompt and output together; None: the model's limit.
-        enable_chunked_prefill: Whether a prompt may be computed over several steps (on by default,
-            unlike in the engine). Without it, a prompt longer than `max_num_tokens` is rejected,
-            and a long prompt delays all outputs by its whole prefill.
-        sampler_honours: Sampling options that the operator declares to work in the installed
-            version, although this package does not detect their support. Options that a sampler may
-            ignore, and that are neither detected nor declared, are rejected.
-    """
-
-    max_batch_size: int = setting(256, at_least=1, at_most=_MAX_COUNT)
-    max_num_tokens: int = setting(8192, at_least=1, at_most=MAX_INT32)
-    max_seq_len: int | None = setting(None, at_least=2, at_most=MAX_INT32)
-    tensor_parallel_size: int = setting(1, at_least=1, at_most=_MAX_COUNT)
-    pipeline_parallel_size: int = setting(1, at_least=1, at_most=_MAX_COUNT)
-    dtype: str = setting("auto", choices=DTYPES)
-    trust_remote_code: bool = False
-    enable_chunked_prefill: bool = True
-    disable_overlap_scheduler: bool = False
-    attn_backend: str = "TRTLLM"
-    sampler_type: SamplerType = SamplerType.AUTO
-    sampler_honours: tuple[SamplerPromise, ...] = ()
-    guided_decoding_backend: GuidedDecodingBackend | None = None
+    max_batch_size: int = setting(
+        256, text="maximum number of running requests", at_least=1, at_most=_MAX_COUNT
+    )
+    max_num_tokens: int = setting(
+        8192,
+        text="maximum tokens of one step, at least max_batch_size and, with"
+        " enable_chunked_prefill, one KV cache block",
+        at_least=1,
+        at_most=MAX_INT32,
+    )
+    max_seq_len: int | None = setting(
+        None,
+        text="maximum length of prompt and output together, tokens",
+        at_least=2,
+        at_most=MAX_INT32,
+        shown="the model's",
+    )
+    tensor_parallel_size: int = setting(
+        1,
+        text="GPUs that share each layer; the engine runs on pipeline_parallel_size times as many",
+        at_least=1,
+        at_most=_MAX_COUNT,
+    )
+    pipeline_parallel_size: int = setting(
+        1,
+        text="parts of consecutive layers, each on tensor_parallel_size GPUs",
+        at_least=1,
+        at_most=_MAX_COUNT,
+    )
+    dtype: str = setting("auto", text="number format of the model", choices=DTYPES)
+    trust_remote_code: bool = setting(False, text="whether Python code in the model folder may run")
+    enable_chunked_prefill: bool = setting(
+        True,
+        text="whether a prompt may be computed over several steps (in the engine, off by default)."
+        " Without it, a prompt longer than max_num_tokens is rejected, and a long prompt delays all"
+        " outputs by its whole prefill",
+    )
+    disable_overlap_scheduler: bool = setting(
+        False, text="whether only one step at a time is in flight"
+    )
+    attn_backend: str = setting("TRTLLM", text="attention kernels, by the engine's names")
+    sampler_type: SamplerType = setting(
+        SamplerType.AUTO,
+        text="the engine's sampler; auto selects TorchSampler. docs/tensorrt-llm-mapping.md has the"
+        " options that each ignores",
+    )
+    sampler_honours: tuple[SamplerPromise, ...] = setting(
+        (),
+        text="sampling options that the operator declares to work in the installed version,"
+        " although penstock does not detect their support. Options that a sampler may ignore, and"
+        " that are neither detected nor declared, are rejected",
+        shown="none",
+    )
+    guided_decoding_backend: GuidedDecodingBackend | None = setting(
+        None,
+        text="library that compiles schemas, patterns and grammars to token masks; without one,"
+        " requests for structured output are rejected",
+        shown="none",
+    )
     kv_cache_config: KvCacheSettings = field(default_factory=KvCacheSettings)
     scheduler_config: SchedulerSettings = field(default_factory=SchedulerSettings)
     cuda_graph_config: CudaGraphSettings = field(default_factory=CudaGraphSettings)

@@ -7,7 +7,7 @@ from it.
     python -m penstock.executor.trtllm.source_check --source DIR
 
 DIR contains `tensorrt_llm/`. The exit code is 1 if an entry differs that was verified in the source
-of an earlier version.
+of some version.
 """
 
 import argparse
@@ -101,7 +101,7 @@ class SourceReport:
 
     @property
     def is_as_recorded(self) -> bool:
-        """True if no entry that was verified in the source of an earlier version differs."""
+        """True if the source differs in no entry that was verified in the source of a version."""
         return not any(each.is_verified for each in self.differences)
 
     @property

@@ -249,7 +249,7 @@ class Streams:
 
     async def _read(self, stream: _OutputStream) -> Response:
         """Queue the responses of a request until it ends; return the last one, which is not queued
-        yet. Tokens of an aborted request are dropped.
+        yet. After an abort, all responses but the last are dropped.
         """
         submitted = stream.submitted
         wants_logprobs = submitted.num_logprobs >= 0

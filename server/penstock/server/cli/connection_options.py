@@ -6,19 +6,18 @@ Defines these options, their environment variables, and the resulting arguments 
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.scheduler.setting import Setting
-from penstock.server.cli.connection import UsageError
+from penstock.server.cli.connection import UsageError, describe_error
 from penstock.server.settings.table import Declared, variable_of
 
 if TYPE_CHECKING:
     import grpc.aio
 
-    from penstock.client import SyncClient
+    from penstock.client import PenstockError, SyncClient
     from penstock.client.call_settings import Pairs
 
 _FILES: Final[Mapping[str, str]] = {
@@ -100,23 +99,22 @@ def sender_options(args: argparse.Namespace) -> dict[str, Any]:
 def connect(args: argparse.Namespace) -> "SyncClient":
     """Create a client for the service at the address in the arguments. Raises UsageError if the
     address or a connection option is invalid."""
-    from penstock.client import ChannelConfig, SyncClient
+    from penstock.client import ChannelConfig, RetryPolicy, SyncClient
 
     options, channel = client_options(args), ChannelConfig(server_name=args.server_name)
+    retry = RetryPolicy(on_retry=report_retry)
     try:
-        return SyncClient(args.address, channel=channel, sleep=wait_to_retry, **options)
+        return SyncClient(args.address, channel=channel, retry=retry, **options)
     except (ValueError, OSError) as error:
         line = str(error)
         raise UsageError(f"--{line}" if line.startswith("address:") else line) from error
 
 
-def wait_to_retry(duration_s: float) -> None:
-    """Wait before a retry. Reports a long wait on stderr, because it would look like a hanging
-    service."""
-    if duration_s >= _LONG_WAIT_S:
-        line = f"rejected for now (a full queue, a quota): trying again in {duration_s:.0f} s"
-        print(f"{line}; Ctrl-C to stop", file=sys.stderr, flush=True)
-    time.sleep(duration_s)
+def report_retry(error: "PenstockError", wait_s: float) -> None:
+    """Report a long wait before a retry on stderr, because it would look like a hanging service."""
+    if wait_s >= _LONG_WAIT_S:
+        line = f"{describe_error(error)}: trying again in {wait_s:.0f} s; Ctrl-C to stop"
+        print(line, file=sys.stderr, flush=True)
 
 
 def bare_channel(

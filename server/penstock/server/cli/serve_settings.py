@@ -38,6 +38,7 @@ _CACHE_ONLY = (
     *("max_retention_s", "share_prefixes_across_tenants"),
 )
 _QUOTAS = ("tenant_max_live", "tenant_requests_per_minute", "tenant_tokens_per_minute")
+_CACHE_SIZES = ("num_blocks", "kv_cache_mib", "kv_memory_fraction")
 _KEYS = {
     "max_num_seqs": "max_batch_size",
     "max_num_batched_tokens": "max_num_tokens",
@@ -191,6 +192,9 @@ def executor_settings(sources: Sources) -> dict[str, Any]:
         derived["executor.max_num_seqs"] = num_seqs
     else:
         sources.refuse(["kv_memory_fraction"], "requires a GPU; without one set --kv-cache-mib")
+    sizes = [sources.spell(name) for name in _CACHE_SIZES if name in sources]
+    if len(sizes) > 1:
+        raise BadSetting(f"{' and '.join(sizes)} exclude each other: set one of them")
     if budget is not None:
         derived["executor.max_num_batched_tokens"] = budget
         derived["scheduler.max_num_batched_tokens"] = budget

@@ -32,7 +32,7 @@ from penstock.scheduler.events import (
 )
 from penstock.scheduler.request import NO_TIME, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.link.frames import KeptRequest, ResumeSpec
+from penstock.server.link.frames import KEPT_TOKEN_BYTES, KeptRequest, ResumeSpec
 from penstock.server.link.wire import MAX_FRAME_BYTES
 from penstock.server.tenants import TenantBytes
 
@@ -47,7 +47,6 @@ _OUTPUT_BYTES: Final = 128
 _EVENT_BYTES: Final = 512
 _LOGPROBS_BYTES: Final = 512
 """Bytes of one `TokenLogprobs` without its rows."""
-_TOKEN_BYTES: Final = 12
 _LOGPROB_BYTES: Final = 8
 _FRAME_MARGIN_BYTES: Final = 8 << 20
 """Margin for what an encoded stream contains beyond the sizes above."""
@@ -110,7 +109,7 @@ class KeptStream:
         self._rows = None if num_top < 0 else _LogprobRows(num_top)
         if kept.history is not None:
             history = kept.history.value()
-            self._append(history, _EVENT_BYTES + len(history.tokens) * _TOKEN_BYTES)
+            self._append(history, _EVENT_BYTES + len(history.tokens) * KEPT_TOKEN_BYTES)
 
     @property
     def was_accepted(self) -> bool:
@@ -128,7 +127,7 @@ class KeptStream:
             self.num_bytes += _EVENT_BYTES + (0 if self._rows is None else _LOGPROBS_BYTES)
         self._keys.append(key)
         self._tokens.append(token)
-        self.num_bytes += _TOKEN_BYTES
+        self.num_bytes += KEPT_TOKEN_BYTES
         if self._rows is not None and events.logprobs is not None:
             self._rows.append(events.logprobs, row)
             self.num_bytes += _LOGPROB_BYTES * (1 + self._rows.num_top)

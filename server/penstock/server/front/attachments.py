@@ -70,8 +70,8 @@ class Attachments:
         Waits at most `FrontConfig.max_replay_wait_s` for an engine that has the request.
 
         Raises RequestError: REQUEST_NOT_FOUND; SEQUENCE_UNAVAILABLE if its events were dropped;
-        ENGINE_DOWN or DRAINING if no engine can be queried now; or the error of parsing or
-        tokenising its message.
+        ENGINE_DOWN or DRAINING if no engine can be queried now; the error of parsing or tokenising
+        the original request; or why it was cancelled or taken over meanwhile.
         """
         front = self._front
         due_s = front.clock() + front.config.max_replay_wait_s

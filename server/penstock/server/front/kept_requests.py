@@ -15,7 +15,7 @@ import numpy as np
 from penstock.scheduler.events import Completed, StepEvents
 from penstock.scheduler.request import FinishReason, RequestSpec
 from penstock.server.front.live_request import LiveRequest
-from penstock.server.link.frames import KeptRequest, ResumeSpec
+from penstock.server.link.frames import KEPT_TOKEN_BYTES, KeptRequest, ResumeSpec
 from penstock.server.link.ports import EnginePort
 from penstock.server.link.step_frames import StepFrame
 from penstock.server.tenants import TenantBytes, engine_request_id
@@ -118,7 +118,6 @@ def _history_of(request: LiveRequest) -> StepFrame | None:
 
 
 _RESULT_BYTES: Final = 1536
-_TOKEN_BYTES: Final = 12
 
 
 class KeptResults:
@@ -175,4 +174,4 @@ class KeptResults:
 
 def _size_of(result: KeptRequest) -> int:
     num_tokens = 0 if result.history is None else len(result.history.tokens)
-    return _RESULT_BYTES + len(result.resume_spec.message) + num_tokens * _TOKEN_BYTES
+    return _RESULT_BYTES + len(result.resume_spec.message) + num_tokens * KEPT_TOKEN_BYTES

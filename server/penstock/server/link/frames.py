@@ -15,7 +15,7 @@ so they must not be logged.
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, get_type_hints
 
 import msgspec
 import numpy as np
@@ -37,6 +37,8 @@ MAX_FRONT_ID = 2**31 - 1
 
 TRACE_ID_BYTES = 16
 MAX_PROFILE_S = 60.0
+KEPT_TOKEN_BYTES: Final = 12
+"""Measured size of one token of a kept stream or result, Python objects included."""
 
 _NAMES = tuple(field.name for field in fields(RequestSpec))
 

@@ -61,11 +61,12 @@ class EnginePort(Protocol):
         ...
 
     async def cancel_by_id(self, request_id: str) -> RequestState | None:
-        """Cancel a live request of any front by the engine's id.
+        """Cancel a live request of any front by the id that it has at the engine, see
+        `engine_request_id`.
 
-        Returns its state, or None if there is no such request. Its front receives `Completed` with
-        CANCELLED. Raises `EngineUnavailable` if no engine is connected, or if the connection is
-        lost.
+        Returns the state that it had, or None if there is no such request. Its front receives
+        `Completed` with CANCELLED for each live output. Raises `EngineUnavailable` if no engine is
+        connected, or if the connection is lost.
         """
         ...
 

@@ -29,7 +29,8 @@ from penstock.server.gateways import NO_GATEWAY, load_gateway
 from penstock.server.link.board import BoardView, FrontBeat
 from penstock.server.link.unix_port import UnixEnginePort
 from penstock.server.observe.exporter import Exporter
-from penstock.server.observe.frames import FrontView, Heartbeat, HeartbeatTimer, Hello
+from penstock.server.observe.frames import FrontView, Heartbeat, Hello
+from penstock.server.observe.heartbeat_timer import HeartbeatTimer
 from penstock.server.observe.request_record import NO_ROOM, RequestRecorder
 from penstock.server.processes.command_runner import CommandRunner
 from penstock.server.processes.control import ChildControl, begin

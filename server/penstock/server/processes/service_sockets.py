@@ -98,8 +98,8 @@ def reserve_port(host: str, port: int, *, flag: str, host_flag: str) -> socket.s
     """Return a bound socket that does not listen; its `getsockname()[1]` is the port (a free one if
     `port` is 0).
 
-    Raises PortUnavailable, which names the flag to change, if the port is in use or not permitted,
-    or if `host` is not a local address.
+    Raises PortUnavailable, which names `flag` if the port is in use or not permitted, and
+    `host_flag` if `host` cannot be resolved or is not a local address.
     """
     try:
         found = socket.getaddrinfo(
@@ -114,8 +114,9 @@ def reserve_port(host: str, port: int, *, flag: str, host_flag: str) -> socket.s
         return _bind(family, address, socket.SO_REUSEPORT)
     except OSError as error:
         hint = "; 0 takes a free port" if error.errno == errno.EADDRINUSE else ""
+        named = host_flag if error.errno == errno.EADDRNOTAVAIL else flag
         raise PortUnavailable(
-            f"{flag}: cannot listen on {host}:{port}: {error.strerror}{hint}"
+            f"{named}: cannot listen on {host}:{port}: {error.strerror}{hint}"
         ) from error
 
 

@@ -52,8 +52,9 @@ TEXT_HEAD: Final = tuple(
     _TOKENS + BYTE[size + 4] + _TEXT + BYTE[size] for size in range(MAX_SHORT_TEXT_BYTES + 1)
 )
 TEXT_TAIL: Final = tuple(_NUM_TOKENS + count for count in BYTE)
-_IDS_AT_ONCE: Final = 4096
-"""Number of ids that are encoded at a time. Arrays of this size fit into the CPU cache."""
+ECHO_IDS_AT_ONCE: Final = 4096
+"""Number of ids of an echoed prompt that are encoded at a time. Arrays of this size fit into the
+CPU cache."""
 
 
 def no_token_bytes(token_id: int) -> bytes | None:
@@ -333,7 +334,7 @@ def _record_bytes(record: events.TokenRecord, token_bytes: TokenBytes) -> int:
 def encoded_id_records(ids: NDArray[np.int32], num_per_part: int) -> Iterator[bytes]:
     """Yield serialised `PromptEcho` messages with the records of `ids`, at most `num_per_part`
     each."""
-    num_at_once = num_per_part * max(1, _IDS_AT_ONCE // num_per_part)
+    num_at_once = num_per_part * max(1, ECHO_IDS_AT_ONCE // num_per_part)
     for first in range(0, len(ids), num_at_once):
         data, ends = _records(ids[first : first + num_at_once])
         start = 0

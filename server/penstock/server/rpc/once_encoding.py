@@ -13,6 +13,7 @@ from typing import Final
 
 from penstock.server.front import events
 from penstock.server.rpc.mapping_out import (
+    ECHO_IDS_AT_ONCE,
     TokenBytes,
     accepted_of,
     encoded_id_records,
@@ -26,7 +27,6 @@ from penstock.v1 import output_pb2 as pb
 
 _PROMPT: Final = b"\x12"  # GenerateOnceResponse.prompt
 _OUTPUTS: Final = b"\x1a"  # GenerateOnceResponse.outputs
-_IDS_AT_ONCE: Final = 4096
 _RECORDS_AT_ONCE: Final = 64
 
 
@@ -106,7 +106,7 @@ def _prompt_records(
 ) -> Iterator[bytes]:
     """Yield serialised `PromptEcho` messages with these records."""
     if isinstance(records, events.IdRecords):
-        yield from encoded_id_records(records.ids, _IDS_AT_ONCE)
+        yield from encoded_id_records(records.ids, ECHO_IDS_AT_ONCE)
         return
     rest = iter(records)
     while some := list(islice(rest, _RECORDS_AT_ONCE)):

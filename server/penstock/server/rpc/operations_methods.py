@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 import grpc
 from google.protobuf.duration_pb2 import Duration
 
-from penstock.conventions import MAX_PAGE_SIZE
+from penstock.conventions import DEFAULT_PROFILE_S, MAX_PAGE_SIZE
 from penstock.server.front.errors import ErrorReason, refuse, refuse_field
 from penstock.server.link.frames import MAX_PROFILE_S
 from penstock.server.observe.operations.service import Operations
@@ -41,7 +41,6 @@ from penstock.v1 import state_pb2, stats_pb2
 SERVICE_NAME: Final = "penstock.v1.OperationsService"
 MIN_INTERVAL_S, DEFAULT_INTERVAL_S, MAX_INTERVAL_S = 0.1, 1.0, 3600.0
 DEFAULT_PAGE_SIZE = 100
-_DEFAULT_PROFILE_S = 5.0
 MAX_CHUNK_BYTES: Final = 256 << 10
 MAX_FLIGHT_MAKERS: Final = 2
 """Maximum number of flight records created at the same time, because each needs a core and much
@@ -329,7 +328,7 @@ def _profile_of(request: pb.ProfileRequest) -> tuple[str, float]:
 
 def _default_profile() -> Duration:
     duration = Duration()
-    duration.FromSeconds(int(_DEFAULT_PROFILE_S))
+    duration.FromSeconds(int(DEFAULT_PROFILE_S))
     return duration
 
 

@@ -216,7 +216,7 @@ def _of_value(item: Declared, data: Any, spelling: str) -> Any:
     given = data
     if isinstance(data, dict):
         given = {**(item.setting.base or {}), **cast("dict[str, object]", data)}
-    value = from_json_value(item.kind, given, spelling, page="executors/README.md")
+    value = from_json_value(item.kind, given, spelling)
     if item.setting.needs_all:
         missing = [each.name for each in dataclasses.fields(item.kind) if each.name not in data]
         if missing:

@@ -1,4 +1,6 @@
-"""The load of a worker, computed from the engine's status at two times."""
+"""The load that is reported to the gateway: figures of the engine's status board, the rate of
+output tokens between two readings, and the share of cached prompt tokens.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.server.observe.frames import HeartbeatTimer
+from penstock.server.observe.heartbeat_timer import HeartbeatTimer
 
 
 class Ticks:

@@ -142,8 +142,8 @@ def pane_lines(runs: Sequence[DemoRun], *, columns: int, rows: int) -> list[str]
     num_text_lines = max(1, min(_MAX_PANE_LINES, (rows - 2) // max(1, len(runs)) - 1))
     lines: list[str] = []
     for run in runs:
-        since = f" since {run.states[-1][1] * 1e3:.0f} ms" if run.states else ""
-        head = f"{run.request.name}: {run.state}{since}, {run.num_tokens} tokens"
+        time = f" after {run.states[-1][1] * 1e3:.0f} ms" if run.states else ""
+        head = f"{run.request.name}: {run.state}{time}, {run.num_tokens} tokens"
         lines.append(f"{_BOLD}{head[: columns - 1]}{_PLAIN}")
         shown = _wrap(run.text, columns - 3)[-num_text_lines:]
         shown += [""] * (num_text_lines - len(shown))

@@ -18,9 +18,10 @@ _NUM_WAITERS = 5
 
 
 def step_seconds(steps: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the time that each step took on the device, seconds, float64 [n].
+    """Return the duration of each step in seconds, float64 [n]: from the start of its planning to
+    its result.
 
-    If a step begins before the end of the previous one, it is counted from that end.
+    If planning begins before the previous step's result, the step is counted from that result.
     """
     begun_s = steps["begun_s"].astype(np.float64)
     begun_s[1:] = np.maximum(begun_s[1:], steps["collected_s"][:-1])

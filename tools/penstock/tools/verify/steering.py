@@ -1,12 +1,12 @@
 """Checks of options that change which tokens are chosen: top-k, top-p, min-p, penalties, adapters.
 
-The output with each option is compared with that without it, to detect an engine that silently
-ignores the option.
+The output with each option is compared with that without it, or with the likeliest tokens, to
+detect an engine that silently ignores the option.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
-from penstock.client import Adapter, GenerationOptions
+from penstock.client import Adapter, GenerationOptions, TokenRecord
 from penstock.tools.verify.check import Check
 from penstock.tools.verify.check_result import (
     CheckFailed,
@@ -21,8 +21,10 @@ _HOT = 2.0
 _NUM_HOT_RUNS = 3
 _SEED = 17
 _NUM_ADAPTERS = 4
+# Log probabilities that differ by less tie: an executor may round before it truncates.
+_TIE = 1e-4
 _REPETITIVE = "ha ha ha ha ha ha ha ha ha ha ha ha ha ha ha ha"
-# Each option keeps only the most likely token.
+# Each option keeps only the most likely token and those that tie with it.
 _CUTS: tuple[tuple[str, GenerationOptions], ...] = (
     ("top_k", {"top_k": 1}),
     ("top_p", {"top_p": 1e-6}),
@@ -43,29 +45,54 @@ _FREE: GenerationOptions = {
 
 def _cut(name: str, cut: GenerationOptions) -> Callable[[Subject], Awaitable[str]]:
     """Return the function of a check that sampling with the option in `cut`, at its strictest
-    value, gives the greedy output even at a high temperature.
+    value, gives only likeliest tokens even at a high temperature.
     """
 
     async def run(subject: Subject) -> str:
         greedy = (await subject.greedy(_NUM_TOKENS)).ids()
-        wide: GenerationOptions = {"temperature": _HOT}
+        wide: GenerationOptions = {"temperature": _HOT, **_best_logprob(subject)}
         for _ in range(_NUM_HOT_RUNS):
-            if (await subject.greedy(_NUM_TOKENS, **wide)).ids() != greedy:
+            records = (await subject.greedy(_NUM_TOKENS, **wide)).records()
+            if first_unlikely(records, greedy) is not None:
                 break
         else:
             raise CheckSkipped(
                 f"temperature {_HOT:g} does not change the output, so truncation cannot be observed"
             )
         narrow: GenerationOptions = {**wide, **cut}
-        ids = (await subject.greedy(_NUM_TOKENS, **narrow)).ids()
+        records = (await subject.greedy(_NUM_TOKENS, **narrow)).records()
         [value] = cut.values()
-        parts = next(
-            (i for i, pair in enumerate(zip(ids, greedy, strict=False)) if len(set(pair)) > 1), None
-        )
-        require(ids == greedy, f"{name} {value} permitted another token at token {parts}")
-        return f"{name} {value} keeps only the likeliest token at temperature {_HOT:g}"
+        require(len(records) == len(greedy), f"{len(records)} tokens instead of {len(greedy)}")
+        at = first_unlikely(records, greedy)
+        require(at is None, f"{name} {value} permitted another token at token {at}")
+        return f"{name} {value} keeps only likeliest tokens at temperature {_HOT:g}"
 
     return run
+
+
+def _best_logprob(subject: Subject) -> GenerationOptions:
+    """Return options that request the likeliest token at each position; empty if the service does
+    not offer it.
+    """
+    is_offered = subject.offers("logprobs") and (subject.model.limits.max_logprobs or 0) > 0
+    return {"logprobs": 1} if is_offered else {}
+
+
+def first_unlikely(records: Sequence[TokenRecord], greedy: Sequence[int]) -> int | None:
+    """Return the index of the first token that is less likely than the likeliest one at its
+    position, or None. A record without log probabilities is compared with the token in `greedy`.
+
+    Tokens may tie, often in half precision; truncation keeps them all, and after one that greedy
+    decoding does not choose the text is another.
+    """
+    for at, (record, best_id) in enumerate(zip(records, greedy, strict=False)):
+        if record.logprob is not None and record.top_logprobs:
+            is_likeliest = record.top_logprobs[0].logprob - record.logprob < _TIE
+        else:
+            is_likeliest = record.id == best_id
+        if not is_likeliest:
+            return at
+    return None
 
 
 async def _penalties(subject: Subject) -> str:

@@ -43,9 +43,8 @@ def check_eight_bit(
     if config.quantization != "fp8":
         return
     if dtype != torch.bfloat16:
-        raise UnsupportedModel(
-            "quantization fp8 needs dtype bfloat16: products exceed the range of float16"
-        )
+        name = str(dtype).removeprefix("torch.")
+        raise UnsupportedModel(f"quantization fp8 needs dtype bfloat16, not {name}")
     if any(linear.in_features % 16 or linear.out_features % 16 for linear in linears):
         raise UnsupportedModel("quantization fp8 needs widths of multiples of 16: set int8")
 

@@ -42,6 +42,11 @@ from penstock.executor.torch.whole_sequence import NUM_TRIAL_TOKENS
 logger = logging.getLogger(__name__)
 _MIN_SLOTS = 2
 """Minimum number of slots: the health probe needs two."""
+_MARGIN_BYTES = 1 << 30
+"""Memory left free for allocations that are not known before the pages exist: the driver's copies
+of the captured graphs, kernels that are loaded with them, log probabilities of prompts, and
+fragmentation.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,11 +98,12 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
             )
         with _fitting("max_num_batched_tokens", config):
             step_bytes = _step_bytes(config, model, parts, queue)
+        bytes_each = block_bytes(model.shapes, config.block_size, parts.page_dtype)
         num_blocks = num_device_blocks(
             config,
-            bytes_each=block_bytes(model.shapes, config.block_size, parts.page_dtype),
+            bytes_each=bytes_each,
             max_seq_len=max_seq_len,
-            step_bytes=step_bytes,
+            reserved_bytes=step_bytes + NUM_PROBE_BLOCKS * bytes_each + _MARGIN_BYTES,
             free_bytes=queue.free_bytes(),
         )
         info = serving_info(
@@ -193,8 +199,8 @@ def _fitting_weights(config: ExecutorConfig, dtype: torch.dtype) -> Generator[No
     except torch.OutOfMemoryError as error:
         narrower = " dtype bfloat16," if dtype == torch.float32 else ""
         raise ValueError(
-            f"the weights and the checks at load require more memory than {config.device} has: set"
-            f"{narrower} a device with more free memory or a smaller model: {error}"
+            f"the weights and the checks at load require more memory than {config.device} has free:"
+            f" set{narrower} a device with more free memory or a smaller model: {error}"
         ) from error
 
 
@@ -205,7 +211,8 @@ def _fitting(setting: str, config: ExecutorConfig) -> Generator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise ValueError(
-            f"{setting} requires more memory than {config.device} has next to the weights: {error}"
+            f"{setting} requires more memory than {config.device} has free next to the weights:"
+            f" {error}"
         ) from error
 
 
@@ -307,8 +314,11 @@ def _try(
 def _step_bytes(
     config: ExecutorConfig, model: LoadedModel, parts: _Parts, queue: DeviceQueue
 ) -> int:
-    """Return the bytes that the largest step (measured) and the logits of the captured graphs need,
-    without weights and pages.
+    """Return the bytes that the largest step (measured) and the captured graphs need, without
+    weights and pages.
+
+    The graphs have their own memory: logits, and the other tensors of a step of `max_num_seqs`
+    tokens, whose size is proportional to the number of tokens.
     """
     budget = _max_step_tokens(config)
     max_seq_len = served_length(config, model)
@@ -329,4 +339,5 @@ def _step_bytes(
         run(num_tokens)
     taken = queue.peak_bytes(lambda: run(budget))
     queue.release_memory()
-    return taken + config.max_num_seqs * model.vocab_size * model.dtype.itemsize
+    of_graphs = -(-taken * config.max_num_seqs // budget)
+    return taken + of_graphs + config.max_num_seqs * model.vocab_size * model.dtype.itemsize

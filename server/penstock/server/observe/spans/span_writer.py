@@ -241,7 +241,9 @@ def _events(record: RequestRecord) -> Iterator[tuple[str, float]]:
 
 
 def _remote_parent(trace: TraceParent) -> Context:
-    """Return the caller's span as parent context; an empty context without a caller."""
+    """Return a context with the caller's span as the parent; an empty context if the caller sent no
+    trace context.
+    """
     if not trace.parent_span_id:
         return Context()
     flags = TraceFlags.SAMPLED if trace.is_parent_sampled else TraceFlags.DEFAULT

@@ -1,0 +1,78 @@
+"""The keys of settings whose values are JSON objects, from their declarations."""
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from penstock.scheduler.setting import Setting, declarations
+from penstock.server.settings.table import Declared
+
+_REQUIRED = "must be given"
+_METAVARS: Mapping[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """A key of a JSON object. `path`: its path from the outermost object, a dot before each key and
+    `[]` after a list; `values`, `default`, `text`: as users read them.
+    """
+
+    path: str
+    values: str
+    default: str
+    text: str
+
+
+def keys_of(item: Declared) -> tuple[Key, ...]:
+    """Return the keys of a setting whose kind is a dataclass, and of the objects in it."""
+    defaults: Mapping[str, object] = item.setting.base or {}
+    keys = tuple(_keys(item.kind, ""))
+    if item.setting.needs_all:
+        return tuple(dataclasses.replace(key, default=_REQUIRED) for key in keys)
+    return tuple(
+        dataclasses.replace(key, default=str(defaults.get(key.path, key.default))) for key in keys
+    )
+
+
+def _keys(kind: Any, prefix: str) -> Iterator[Key]:
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for name, (inner, setting) in declarations(kind).items():
+        path = f"{prefix}{name}"
+        item_kind = get_args(inner)[0] if get_origin(inner) is tuple else None
+        if setting is not None:
+            yield Key(
+                path=path,
+                values=_values(inner, setting),
+                default=_default(fields[name].default, setting),
+                text=setting.help,
+            )
+        elif dataclasses.is_dataclass(inner):
+            yield from _keys(inner, f"{path}.")
+        elif dataclasses.is_dataclass(item_kind):
+            yield from _keys(item_kind, f"{path}[].")
+        else:
+            raise TypeError(f"{kind.__name__}.{name} is not declared with `setting`")
+
+
+def _values(kind: Any, setting: Setting) -> str:
+    if get_origin(kind) is tuple:
+        return f"list of {_values(get_args(kind)[0], setting)}"
+    if issubclass(kind, enum.Enum):
+        return f"`{{{','.join(str(member.value) for member in kind)}}}`"
+    if setting.choices:
+        return f"`{{{','.join(setting.choices)}}}`"
+    if kind is bool:
+        return "`{true,false}`"
+    return f"`{setting.metavar or _METAVARS[kind]}` {setting.bounds}".rstrip()
+
+
+def _default(default: object, setting: Setting) -> str:
+    if setting.shown:
+        return setting.shown
+    if default is dataclasses.MISSING:
+        return _REQUIRED
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else str(default)
