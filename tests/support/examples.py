@@ -1,5 +1,4 @@
-"""How many examples a property with costly ones has by day; the other profiles search as hard as
-they say."""
+"""Fewer examples by day for properties whose examples are costly."""
 
 from __future__ import annotations
 
