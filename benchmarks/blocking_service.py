@@ -56,9 +56,9 @@ def run_engine(path: str) -> None:
     executor = SimulatedExecutor(config)
     scheduler = SchedulerConfig(max_num_batched_tokens=8192, max_num_waiting=MAX_NUM_WAITING)
     core = Engine(executor, scheduler, time.monotonic)
-    with listening(core, executor, path) as hub:
+    with listening(core, executor, path) as connections:
         print("ready", flush=True)
-        engine_loop(hub).run()
+        engine_loop(connections).run()
 
 
 class Link:

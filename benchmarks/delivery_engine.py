@@ -103,13 +103,13 @@ def measure_engine(
     engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=8192), time.monotonic)
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         path = str(Path(folder) / "engine.sock")
-        with listening(engine, executor, path) as hub, contextlib.ExitStack() as fronts:
-            _start_fronts(hub, path, fronts, num_fronts, (num_streams, num_tokens))
-            return _run(engine, hub, num_streams, num_steps, num_fronts)
+        with listening(engine, executor, path) as connections, contextlib.ExitStack() as fronts:
+            _start_fronts(connections, path, fronts, num_fronts, (num_streams, num_tokens))
+            return _run(engine, connections, num_streams, num_steps, num_fronts)
 
 
 def _start_fronts(
-    hub: FrontConnections,
+    connections: FrontConnections,
     path: str,
     fronts: contextlib.ExitStack,
     num_fronts: int,
@@ -125,8 +125,8 @@ def _start_fronts(
         fronts.callback(child.terminate)
         children.append(child)
     give_up_s = time.monotonic() + _LIMIT_S
-    while hub.num_fronts < num_fronts:
-        hub.poll(0.05)
+    while connections.num_fronts < num_fronts:
+        connections.poll(0.05)
         if time.monotonic() > give_up_s:
             raise SystemExit("the fronts did not connect")
     for child in children:
@@ -135,7 +135,7 @@ def _start_fronts(
 
 
 def _run(
-    engine: Engine, hub: FrontConnections, num_streams: int, num_steps: int, num_fronts: int
+    engine: Engine, connections: FrontConnections, num_streams: int, num_steps: int, num_fronts: int
 ) -> EngineCost:
     whole, step, events = _Stopwatch(), _Stopwatch(), _Stopwatch()
     timed_events = events.timing(engine.events.take)
@@ -144,9 +144,9 @@ def _run(
 
     def turn() -> None:
         nonlocal num_tokens
-        hub.poll(0.0 if engine.has_work else 0.05)
-        for front_id, frame in hub.dispatcher.step():
-            hub.send(front_id, frame)
+        connections.poll(0.0 if engine.has_work else 0.05)
+        for front_id, frame in connections.dispatcher.step():
+            connections.send(front_id, frame)
 
     def counted_step() -> StepEvents:
         nonlocal num_full_steps, num_tokens

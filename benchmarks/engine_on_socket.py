@@ -41,15 +41,15 @@ def listening(engine: Engine, executor: Executor, path: Path | str) -> Generator
         kept_limits = KeptLimits(
             max_bytes=limits.max_resume_bytes, max_unread=limits.max_detached_requests
         )
-        hub = FrontConnections(listener, Dispatcher(engine, hello, kept_limits=kept_limits))
+        connections = FrontConnections(listener, Dispatcher(engine, hello, kept_limits=kept_limits))
         try:
-            yield hub
+            yield connections
         finally:
-            hub.close()
+            connections.close()
 
 
-def engine_loop(hub: FrontConnections) -> EngineLoop:
-    return EngineLoop(hub, time.monotonic)
+def engine_loop(connections: FrontConnections) -> EngineLoop:
+    return EngineLoop(connections, time.monotonic)
 
 
 @contextlib.contextmanager
@@ -57,8 +57,8 @@ def engine_on_socket(engine: Engine, executor: Executor) -> Generator[Path]:
     """Run the engine loop on a thread within the block; yield the path of the socket for fronts."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         path = Path(folder) / "engine.sock"
-        with listening(engine, executor, path) as hub:
-            loop = engine_loop(hub)
+        with listening(engine, executor, path) as connections:
+            loop = engine_loop(connections)
             thread = threading.Thread(target=loop.run)
             thread.start()
             try:

@@ -32,7 +32,7 @@ import grpc.aio
 
 from load import LoadRequest, Seen, closed_loop, read
 from loop_ticks import FOLDER_VARIABLE, TickReader
-from penstock.client import NO_RETRY, Client, PenstockError, PoolConfig
+from penstock.client import NO_RETRY, Client, PoolConfig
 from penstock.executor.models import resolve_model
 from penstock.tools.demo.flood import TENANT_KEY
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
@@ -364,20 +364,18 @@ async def attack(address: str, duration_s: float) -> dict[str, int]:
     async with Client(address, retry=NO_RETRY, pool=pool) as client:
 
         async def send_one() -> None:
-            try:
-                async for _ in client.generate(
-                    _MB, max_tokens=1, metadata=((TENANT_KEY, "hog"),), deadline_s=_CALL_S
-                ):
-                    pass
-                ends["OK"] += 1
-            except PenstockError as error:
-                ends[error.code.name] += 1
+            events = client.generate(
+                _MB, max_tokens=1, metadata=((TENANT_KEY, "hog"),), deadline_s=_CALL_S
+            )
+            ends[(await read(events, LoadRequest(num_tokens=1))).code] += 1
 
-        print("ready", flush=True)
-        until_s = time.monotonic() + duration_s
-        while (began_s := time.monotonic()) < until_s:
+        async def wave(_: int) -> None:
+            began_s = time.monotonic()
             await asyncio.gather(*(send_one() for _ in range(NUM_ATTACKERS)))
             await asyncio.sleep(max(0.0, began_s + WAVE_S - time.monotonic()))
+
+        print("ready", flush=True)
+        await closed_loop(wave, 1, duration_s)
     return dict(ends)
 
 

@@ -78,8 +78,8 @@ def engine(folder: Path, path: Path) -> None:
         max_num_waiting=MAX_NUM_WAITING,
         admission_policy=AdmissionPolicy.GUARANTEED_NO_EVICT,
     )
-    with listening(Engine(executor, scheduler, time.monotonic), executor, path) as hub:
-        loop = engine_loop(hub)
+    with listening(Engine(executor, scheduler, time.monotonic), executor, path) as connections:
+        loop = engine_loop(connections)
         gc.collect()
         gc.freeze()
         print_json({})

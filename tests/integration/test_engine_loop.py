@@ -59,8 +59,10 @@ def with_loop(
     """
     raised: list[str] = []
     with listening(path) as listener:
-        hub = FrontConnections(listener, Dispatcher(engine, hello(), kept_limits=KEPT_LIMITS))
-        loop = EngineLoop(hub, lambda: 0.0)
+        connections = FrontConnections(
+            listener, Dispatcher(engine, hello(), kept_limits=KEPT_LIMITS)
+        )
+        loop = EngineLoop(connections, lambda: 0.0)
 
         def run() -> None:
             try:
@@ -71,16 +73,16 @@ def with_loop(
         thread = threading.Thread(target=run)
         thread.start()
         try:
-            test(hub)
+            test(connections)
         finally:
             loop.stop()
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
-            hub.close()
+            connections.close()
     return raised
 
 
-def work_off(engine: AuditedEngine, hub: FrontConnections, num_steps: int) -> None:
+def work_off(engine: AuditedEngine, connections: FrontConnections, num_steps: int) -> None:
     """Make the engine run `num_steps` steps, and wait for the last one."""
     engine.done.clear()
     engine.num_steps_wanted += num_steps
@@ -89,17 +91,17 @@ def work_off(engine: AuditedEngine, hub: FrontConnections, num_steps: int) -> No
         engine.news.put(
             StepEvents(step=step, at_s=0.0, keys=nothing, tokens=nothing.astype(np.int32))
         )
-    hub.wake()
+    connections.wake()
     assert engine.done.wait(PATIENCE_S)
-    hub.wake()
+    connections.wake()
 
 
 def test_the_books_are_looked_over_whenever_the_work_is_done(path: Path) -> None:
     engine = AuditedEngine()
 
-    def test(hub: FrontConnections) -> None:
+    def test(connections: FrontConnections) -> None:
         for num_steps in (3, 1, 200):
-            work_off(engine, hub, num_steps)
+            work_off(engine, connections, num_steps)
             # A loop that is faster than the test checks in between as well.
             while engine.num_steps_at_checks.get(timeout=PATIENCE_S) < engine.num_steps:
                 pass
@@ -111,8 +113,8 @@ def test_wrong_books_end_the_loop(path: Path) -> None:
     engine = AuditedEngine()
     engine.is_wrong = True
 
-    def test(hub: FrontConnections) -> None:
-        work_off(engine, hub, 2)
+    def test(connections: FrontConnections) -> None:
+        work_off(engine, connections, 2)
         engine.num_steps_at_checks.get(timeout=PATIENCE_S)
 
     assert with_loop(path, engine, test) == ["a block is missing"]
@@ -133,9 +135,9 @@ class EndlesslyCheckedEngine(AuditedEngine):
 def test_work_that_arrives_is_done_before_the_next_piece(path: Path) -> None:
     engine = EndlesslyCheckedEngine()
 
-    def test(hub: FrontConnections) -> None:
+    def test(connections: FrontConnections) -> None:
         for _ in range(3):
-            work_off(engine, hub, 2)
+            work_off(engine, connections, 2)
             for _ in range(4):
                 while engine.pieces.get(timeout=PATIENCE_S) < engine.num_steps:
                     pass
@@ -183,16 +185,16 @@ class SelfPacedEngine(FakeEngine):
 def test_a_self_paced_engine_steps_when_there_is_reason_to(path: Path) -> None:
     engine = SelfPacedEngine()
 
-    def test(hub: FrontConnections) -> None:
+    def test(connections: FrontConnections) -> None:
         for told in (b"a", b"b"):
             os.write(engine.tell_fd, told)
             assert engine.next_told() == told
         # A front has sent something.
-        hub.wake()
+        connections.wake()
         assert engine.steps.get(timeout=PATIENCE_S) == b""
         # A time limit has passed; and it also wakes from time to time without a reason.
         engine.wakeup_s = 0.0
-        hub.wake()
+        connections.wake()
         for _ in range(2):
             assert engine.steps.get(timeout=PATIENCE_S) == b""
         # A loop that does not wait would be thousands of steps ahead by now.

@@ -41,7 +41,7 @@ def read(frame: bytes) -> Frame:
     return decode(body)
 
 
-class BeatingDisplay(StatusPublisher):
+class BeatingPublisher(StatusPublisher):
     """Records every heartbeat of the loop in `rounds`."""
 
     def __init__(self, board: EngineBoard, dispatcher: Dispatcher) -> None:
@@ -53,27 +53,27 @@ class BeatingDisplay(StatusPublisher):
         self.rounds.put(None)
 
 
-def test_an_idle_loop_comes_round_and_does_its_chores(path: Path, board_fd: int) -> None:
+def test_an_idle_loop_comes_round_and_runs_its_tasks(path: Path, board_fd: int) -> None:
     dispatcher = Dispatcher(FakeEngine(), hello(), kept_limits=KEPT_LIMITS)
     board, view = EngineBoard(board_fd, 3), BoardView(board_fd)
     done: queue.Queue[str] = queue.Queue()
     with listening(path) as listener:
-        hub = FrontConnections(listener, dispatcher)
-        display = BeatingDisplay(board, dispatcher)
-        loop = EngineLoop(hub, time.monotonic, display)
-        loop.add_chore(lambda: done.put("one"))
-        loop.add_chore(lambda: done.put("two"))
+        connections = FrontConnections(listener, dispatcher)
+        publisher = BeatingPublisher(board, dispatcher)
+        loop = EngineLoop(connections, time.monotonic, publisher)
+        loop.add_task(lambda: done.put("one"))
+        loop.add_task(lambda: done.put("two"))
         thread = threading.Thread(target=loop.run)
         thread.start()
         try:
             # Without a front and without work.
             assert [done.get(timeout=PATIENCE_S) for _ in range(4)] == ["one", "two"] * 2
             for _ in range(3):
-                display.rounds.get(timeout=PATIENCE_S)
+                publisher.rounds.get(timeout=PATIENCE_S)
         finally:
             loop.stop()
             thread.join(PATIENCE_S)
-            hub.close()
+            connections.close()
     assert not thread.is_alive()
     assert view.num_beats >= 3
     assert view.epoch == 3
@@ -103,7 +103,7 @@ class Bench:
             quarantine=Quarantine(suspects, self.board.mark_probation),
             mark_submitting=self.board.mark_submitting,
         )
-        self.display = StatusPublisher(self.board, self.dispatcher)
+        self.publisher = StatusPublisher(self.board, self.dispatcher)
         self.dispatcher.front_connected(1)
         self.ends: dict[int, Completed | Failed] = {}
         self.tokens: dict[int, int] = {}
@@ -119,7 +119,7 @@ class Bench:
             for key in events.keys.tolist():  # type: ignore[union-attr]  # only steps are sent
                 self.tokens[key] = self.tokens.get(key, 0) + 1
             self.ends.update({end.key: end for end in events.ends})  # type: ignore[union-attr]
-        self.display.after_step()
+        self.publisher.after_step()
 
     def run(self) -> None:
         for _ in range(200):
@@ -145,7 +145,7 @@ def test_the_board_tells_who_is_in_the_step_and_how_many_wait(board_fd: int) -> 
     queue_state = bench.view.queue
     assert (queue_state.num_waiting, queue_state.num_waiting_tokens) == (1, 6)
     bench.run()
-    bench.display.idle()
+    bench.publisher.idle()
     assert bench.view.keys_in_progress() == frozenset()
     assert bench.view.queue.num_waiting == 0
     assert set(bench.ends) == {key(1), key(2), key(3)}

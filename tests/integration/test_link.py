@@ -71,7 +71,7 @@ def flood(fake: FakeEngine, engine: EngineLink, num_bytes: int) -> None:
         keys = np.full(num_tokens, 1 << 32 | 5, dtype=np.int64)
         tokens = np.zeros(num_tokens, dtype=np.int32)
         fake.news.put(StepEvents(step=step, at_s=0.0, keys=keys, tokens=tokens))
-    engine.hub.wake()
+    engine.connections.wake()
 
 
 def run(listener: socket.socket, engine: Engine, epoch: int = 1, **limits: Any) -> EngineLink:
@@ -182,13 +182,13 @@ async def test_a_pending_question_fails_with_the_engine(
             silent.set()
             raise ConnectionAbortedError
 
-    hub = FrontConnections(listener, Dispatcher(Silent(), hello(), kept_limits=KEPT_LIMITS))
+    connections = FrontConnections(listener, Dispatcher(Silent(), hello(), kept_limits=KEPT_LIMITS))
 
     def die_when_asked() -> None:
         with contextlib.suppress(ConnectionAbortedError):
             while True:
-                hub.poll(PATIENCE_S)
-        hub.close()
+                connections.poll(PATIENCE_S)
+        connections.close()
 
     thread = threading.Thread(target=die_when_asked)
     thread.start()
@@ -211,7 +211,7 @@ def test_many_frames_at_once_leave_time_for_steps(
         now_s += 0.001
         return now_s
 
-    hub = FrontConnections(
+    connections = FrontConnections(
         listener, Dispatcher(fake, hello(), kept_limits=KEPT_LIMITS), clock=clock
     )
     with contextlib.ExitStack() as stack:
@@ -223,9 +223,9 @@ def test_many_frames_at_once_leave_time_for_steps(
             own.sendall(b"".join(encode(submit) for submit in submits))
         handled: list[int] = []
         while not handled or handled[-1] < 40:
-            hub.poll(PATIENCE_S)
+            connections.poll(PATIENCE_S)
             handled.append(fake.submitted.qsize())
-        hub.close()
+        connections.close()
 
     keys = [specs[0].key for specs in fake.submitted.queue]
     assert all(after - before < 10 for before, after in pairwise([0, *handled]))
@@ -306,7 +306,7 @@ async def test_a_front_that_reads_too_little_is_dropped(
             await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE_S)
             assert fake.cancelled.empty()
             now[0] = 11.0
-            engine.hub.wake()
+            engine.connections.wake()
             key = await asyncio.to_thread(fake.cancelled.get, timeout=PATIENCE_S)
             assert key == 1 << 32 | 5
             assert port.is_up

@@ -18,7 +18,7 @@ from property.engine_machine import EngineMachine
 def test_case_47_whatever_happens_the_laws_hold() -> None:
     """PENSTOCK_MACHINE_RUNS sets the number of runs, each of up to 100 calls."""
     num_runs = os.environ.get("PENSTOCK_MACHINE_RUNS")
-    how = settings(stateful_step_count=60, max_examples=30)
+    how = settings(stateful_step_count=60, max_examples=12)
     if num_runs is not None:
         how = settings(stateful_step_count=100, max_examples=int(num_runs))
     run_state_machine_as_test(EngineMachine, settings=how)

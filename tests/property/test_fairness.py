@@ -10,6 +10,7 @@ from penstock.scheduler.events import Admitted, Preempted
 from penstock.scheduler.request import NO_TIME
 from penstock.scheduler.victims import MAX_PREEMPTED, MAX_TENANT_PREEMPTIONS
 from support.core import FakeClock, make_engine, make_spec, run_until_idle, service_of
+from support.examples import by_day
 
 MAX_PROMPT = 12
 MAX_OUTPUT = 8
@@ -104,6 +105,7 @@ def test_who_comes_and_goes_keeps_a_burst_and_no_more(
     stride=st.integers(2, 4),
     depth=st.sampled_from([1, 2]),
 )
+@by_day(20)
 def test_what_light_tenants_may_cost_others(
     arrivals: list[tuple[str, int, int, int, int]], num_blocks: int, stride: int, depth: int
 ) -> None:

@@ -46,7 +46,8 @@ async def disturbed(text: ModelText, what: list[Attempt]) -> list[pb.GenerateRes
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=settings().max_examples // 5,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(what=st.lists(attempts, max_size=5))
 @example(what=[Attempt(1, turns, is_late=False, num_messages=3) for turns in (1, 2, 3)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import ipaddress
 import json
 import time
@@ -27,6 +28,12 @@ def pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
+
+
+@functools.cache
+def _rsa_key(_prefix: str) -> rsa.RSAPrivateKey:
+    """Return a key that all issuers with this prefix have: it takes long to generate."""
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,7 @@ class TokenIssuer:
     def __init__(self, folder: Path, *, prefix: str = "key") -> None:
         self.prefix = prefix
         self.keys: dict[str, Any] = {
-            "RS256": rsa.generate_private_key(public_exponent=65537, key_size=2048),
+            "RS256": _rsa_key(prefix),
             "ES256": ec.generate_private_key(ec.SECP256R1()),
             "EdDSA": ed25519.Ed25519PrivateKey.generate(),
         }

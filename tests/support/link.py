@@ -154,8 +154,8 @@ class EngineLink:
             listener = self._stack.enter_context(listening(self._path))
         # With this clock no front exceeds a time limit.
         limits = {"clock": lambda: 0.0} if limits is None else limits
-        self.hub = FrontConnections(listener, self.dispatcher, **limits)
-        self._stack.callback(self.hub.close)
+        self.connections = FrontConnections(listener, self.dispatcher, **limits)
+        self._stack.callback(self.connections.close)
         self._is_pumped = True
 
     @property
@@ -187,12 +187,12 @@ class EngineLink:
         if not self._is_pumped:
             return 0
         num_steps = 0
-        self.hub.poll(0.0)
+        self.connections.poll(0.0)
         while num_steps < max_num_steps and self._has_work():
             for front_id, frame in self.dispatcher.step():
-                self.hub.send(front_id, frame)
+                self.connections.send(front_id, frame)
             num_steps += 1
-            self.hub.poll(0.0)
+            self.connections.poll(0.0)
         return num_steps
 
     def sweep(self) -> None:
@@ -202,7 +202,7 @@ class EngineLink:
     def run(self) -> None:
         """Run on a thread until `close`."""
         self._is_pumped = False
-        loop = EngineLoop(self.hub, self._clock)
+        loop = EngineLoop(self.connections, self._clock)
         self.thread = threading.Thread(target=loop.run)
         self.thread.start()
         self._stack.callback(self._stop, loop)

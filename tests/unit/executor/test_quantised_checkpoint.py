@@ -215,7 +215,7 @@ def test_the_host_holds_wide_weights_once(deep: Path) -> None:
 
 
 @MAPPED
-@pytest.mark.parametrize("quantization", ["fp8", "int8"])
+@pytest.mark.parametrize("quantization", [pytest.param("fp8", marks=pytest.mark.nightly), "int8"])
 def test_few_layers_are_wide_at_a_time_until_the_fused_step_runs(
     quantization: str, deep: Path
 ) -> None:

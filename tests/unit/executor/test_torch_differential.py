@@ -23,6 +23,11 @@ from support.torch_differential import (
 from support.torch_models import ARCHITECTURES, NaiveModel, save_tiny_model
 from unit.executor.torch_paths import PATHS, PathName, build_by
 
+# Pairs of features, too, in the nightly tests.
+WAYS = [
+    pytest.param(way, marks=pytest.mark.nightly) if str(way).count("+") == 1 else way
+    for way in ALL_WAYS
+]
 FUSED = ("llama_tied_no_groups", "qwen2", "qwen3", "mistral_window")
 Folder = Callable[[str], Path]
 
@@ -59,7 +64,7 @@ def make_executor(
     )
 
 
-@pytest.mark.parametrize("way", ALL_WAYS, ids=str)
+@pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("by", PATHS)
 def test_llama_says_what_a_full_forward_says(
     by: PathName, way: Way, folder: Folder, naive: Callable[[str], NaiveModel]

@@ -23,7 +23,7 @@ from penstock.server.link.board import EngineBoard
 _MAX_WAIT_S = 0.5
 """Maximum wait, in seconds. A longer wait would delay the heartbeat, and the detection of a
 self-paced executor that has work but returns no results."""
-_CHORES_EVERY_S = 1.0
+_TASKS_EVERY_S = 1.0
 _QUIET_S = 0.05
 """Idle time before the integrity check starts, in seconds, so that it does not run between two
 requests."""
@@ -94,73 +94,75 @@ class StatusBoardExecutor:
 
 
 class EngineLoop:
-    """Runs one engine for the fronts connected to `hub`, on the calling thread.
+    """Runs one engine for the fronts of `connections`, on the calling thread.
 
-    `clock` is the engine's clock. `display` publishes the status of the engine; None disables it.
+    `clock` is the engine's clock. `publisher` publishes the status of the engine; None disables it.
     `stop()` may be called from a signal handler or from another thread.
     """
 
     def __init__(
         self,
-        hub: FrontConnections,
+        connections: FrontConnections,
         clock: Callable[[], float],
-        display: StatusPublisher | None = None,
+        publisher: StatusPublisher | None = None,
     ) -> None:
-        self._dispatcher = dispatcher = hub.dispatcher
-        self._hub = hub
+        self._dispatcher = dispatcher = connections.dispatcher
+        self._connections = connections
         self._clock = clock
-        self._display = display
-        self._chores: list[Callable[[], object]] = []
-        self._chores_due_s = clock() + _CHORES_EVERY_S
+        self._publisher = publisher
+        self._tasks: list[Callable[[], object]] = []
+        self._tasks_due_s = clock() + _TASKS_EVERY_S
         self._is_stopping = False
         self._is_self_paced = dispatcher.engine.ready_fd is not None
         if dispatcher.engine.ready_fd is not None:
-            hub.watch(dispatcher.engine.ready_fd)
+            connections.watch(dispatcher.engine.ready_fd)
 
-    def add_chore(self, chore: Callable[[], object]) -> None:
-        """Call `chore` between two steps about once per second, even without work.
+    def add_task(self, task: Callable[[], object]) -> None:
+        """Call `task` between two steps about once per second, even without work.
 
         It must be quick, because all streams wait for it. An exception from it stops the engine.
         """
-        self._chores.append(chore)
+        self._tasks.append(task)
 
     def stop(self) -> None:
         """Make `run` return before it starts another step."""
         self._is_stopping = True
-        self._hub.wake()
+        self._connections.wake()
 
     def run(self) -> None:
         """Serve until `stop` is called. An exception of the engine propagates; the engine has then
         failed."""
-        dispatcher, display = self._dispatcher, self._display
+        dispatcher, publisher = self._dispatcher, self._publisher
         engine = dispatcher.engine
         # Whether a step has run since the last integrity check began, and whether that check is
         # incomplete.
         was_busy = is_checking = False
         while not self._is_stopping:
-            if display is not None:
-                display.heartbeat()
-            has_frames = self._hub.poll(0.0 if is_checking else self._wait_s(was_busy=was_busy))
+            if publisher is not None:
+                publisher.heartbeat()
+            has_frames = self._connections.poll(
+                0.0 if is_checking else self._wait_s(was_busy=was_busy)
+            )
             now_s = self._clock()
-            if now_s >= self._chores_due_s:
-                self._do_chores(now_s)
+            if now_s >= self._tasks_due_s:
+                self._run_tasks(now_s)
             is_due = has_frames or engine.has_work or dispatcher.has_own_work
             if is_due or now_s >= engine.next_wakeup_s():
                 for front_id, frame in dispatcher.step():
-                    self._hub.send(front_id, frame)
-                if display is not None:
-                    display.after_step()
+                    self._connections.send(front_id, frame)
+                if publisher is not None:
+                    publisher.after_step()
                 was_busy, is_checking = True, False
             elif was_busy or is_checking:
                 # The counts of blocks are consistent only while no step is in flight.
                 was_busy, is_checking = False, not engine.check_next_piece()
-                if display is not None and not is_checking:
-                    display.idle()
+                if publisher is not None and not is_checking:
+                    publisher.idle()
 
-    def _do_chores(self, now_s: float) -> None:
-        self._chores_due_s = now_s + _CHORES_EVERY_S
-        for chore in self._chores:
-            chore()
+    def _run_tasks(self, now_s: float) -> None:
+        self._tasks_due_s = now_s + _TASKS_EVERY_S
+        for task in self._tasks:
+            task()
 
     def _wait_s(self, *, was_busy: bool) -> float:
         engine = self._dispatcher.engine

@@ -125,12 +125,12 @@ def main(arguments: list[str]) -> int:
         )
         # A front that attaches all kept streams at once must not be treated as a slow reader.
         max_output_bytes = MAX_OUTPUT_BYTES + launch.server.front.max_resume_bytes
-        hub = FrontConnections(listener, dispatcher, max_output_bytes=max_output_bytes)
-        loop = EngineLoop(hub, time.monotonic, StatusPublisher(board, dispatcher))
-        loop.add_chore(dispatcher.sweep)
+        connections = FrontConnections(listener, dispatcher, max_output_bytes=max_output_bytes)
+        loop = EngineLoop(connections, time.monotonic, StatusPublisher(board, dispatcher))
+        loop.add_task(dispatcher.sweep)
         policy = _policy(launch, engine)
         if policy is not None:
-            loop.add_chore(policy.poll)
+            loop.add_task(policy.poll)
     except (Exception, SystemExit) as error:
         # Reports any failure to start, of a model folder, a library or memory, as one line for the
         # operator. Details are logged at debug level. Libraries that start processes may call

@@ -1,4 +1,4 @@
-"""Commands of the observer to an engine: the dispatcher's responses, and the hub over a socket."""
+"""Commands of the observer to an engine: the dispatcher's responses, directly and over a socket."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def test_an_observer_may_only_look_and_order() -> None:
 
 
 class Observed:
-    """A hub, which the test polls, and the observer's end of a connection to it."""
+    """The engine's connections, which the test polls, and the observer's end of one."""
 
     def __init__(self, listener: socket.socket, dispatcher: Dispatcher) -> None:
         self._listener = listener
-        self.hub = FrontConnections(listener, dispatcher)
+        self.connections = FrontConnections(listener, dispatcher)
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(listener.getsockname())
         self.socket.settimeout(PATIENCE_S)
@@ -94,7 +94,7 @@ class Observed:
 
     def send(self, frame: Frame) -> None:
         self.socket.sendall(encode(frame))
-        self.hub.poll(PATIENCE_S)
+        self.connections.poll(PATIENCE_S)
 
     def next(self) -> Frame:
         while not self._ready:
@@ -105,7 +105,7 @@ class Observed:
 
     def close(self) -> None:
         self.socket.close()
-        self.hub.close()
+        self.connections.close()
         self._listener.close()
 
 
@@ -116,7 +116,7 @@ def observed(tmp_path: Any, carry_out: Callable[..., None]) -> Observed:
     made = Observed(
         listener, Dispatcher(LookedInto(), hello(), kept_limits=KEPT_LIMITS, carry_out=carry_out)
     )
-    made.hub.poll(20.0)  # accepted
+    made.connections.poll(20.0)  # accepted
     return made
 
 
@@ -124,9 +124,9 @@ def test_an_observer_looks_over_the_link_and_is_no_front(tmp_path: Any) -> None:
     link = observed(tmp_path, lambda order, answer: None)
     link.send(ObserverHello())
     assert isinstance(link.next(), EngineHello)
-    assert link.hub.num_fronts == 0
+    assert link.connections.num_fronts == 0
     link.send(ViewQuery(ticket=8))
-    link.hub.poll(20.0)
+    link.connections.poll(20.0)
     assert link.next() == ViewAnswer(ticket=8, views=(VIEW,))
     link.close()
 
@@ -148,9 +148,9 @@ def test_an_answer_that_comes_later_from_another_thread_is_sent(tmp_path: Any) -
     link.next()
     link.send(ORDER)
     working.set()
-    link.hub.poll(20.0)
+    link.connections.poll(20.0)
     threads[0].join()
-    link.hub.poll(0.0)
+    link.connections.poll(0.0)
     assert link.next() == CommandResult(ticket=5, payload=b"done")
     threads[0].join()
     link.close()
@@ -162,9 +162,9 @@ def test_an_answer_for_an_observer_that_left_goes_nowhere(tmp_path: Any) -> None
     link.send(ObserverHello())
     link.send(ORDER)
     link.socket.close()
-    link.hub.poll(20.0)
+    link.connections.poll(20.0)
     answers[0](CommandResult(ticket=5))
-    link.hub.poll(20.0)
+    link.connections.poll(20.0)
     link.close()
 
 

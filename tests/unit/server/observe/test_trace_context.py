@@ -144,7 +144,7 @@ def test_a_fork_draws_its_own() -> None:
     os.close(writer)
 
 
-NUM_PROCESSES, NUM_IDS = 8, 5_000
+NUM_PROCESSES, NUM_IDS = 4, 5_000
 DRAW = f"""
 import sys
 from penstock.server.observe.trace_context import TraceIds

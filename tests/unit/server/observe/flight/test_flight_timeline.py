@@ -33,7 +33,9 @@ def of_track(document: dict[str, Any], pid: int, phase: str = "X") -> list[dict[
     return [e for e in document["traceEvents"] if e["pid"] == pid and e["ph"] == phase]
 
 
-@pytest.mark.parametrize(("depth", "seed"), [(1, 31), (2, 33)])
+@pytest.mark.parametrize(
+    ("depth", "seed"), [pytest.param(1, 31, marks=pytest.mark.nightly), (2, 33)]
+)
 @pytest.mark.parametrize("is_over", [True, False])
 @pytest.mark.parametrize("num_steps", [64, 4096])
 def test_every_trace_keeps_the_laws(depth: int, seed: int, is_over: bool, num_steps: int) -> None:

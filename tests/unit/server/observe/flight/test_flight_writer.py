@@ -33,7 +33,10 @@ from support.flights import Flown, make_executor, play
 from support.reports import make_facts
 from support.self_paced import make_self_paced
 
-GAMES = [(1, 11), (1, 12), (2, 13), (2, 14)]
+GAMES = [
+    (1, 11), (2, 13),
+    *(pytest.param(*game, marks=pytest.mark.nightly) for game in ((1, 12), (2, 14))),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("row", [STEP, EVENT, REQUEST])

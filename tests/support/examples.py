@@ -1,0 +1,12 @@
+"""Fewer examples by day for properties whose examples are costly."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+
+def by_day(num_examples: int) -> settings:
+    """Return settings with `num_examples` in the default profile, else the profile's number."""
+    usual = settings.get_profile("default").max_examples
+    num = settings().max_examples
+    return settings(max_examples=num_examples if num == usual else num)
