@@ -23,7 +23,7 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Property tests search harder when asked to, as `make nightly` does; none fails for being slow.
-hypothesis.settings.register_profile("default", deadline=None, max_examples=40)
+hypothesis.settings.register_profile("default", deadline=None, max_examples=30)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
 hypothesis.settings.register_profile("nightly", deadline=None, max_examples=20_000)
 hypothesis.settings.load_profile(os.environ.get("PENSTOCK_HYPOTHESIS_PROFILE", "default"))

@@ -35,6 +35,9 @@ ROUNDING = 0.3
 """Tolerance of a bfloat16 logit, in standard deviations; a wrong page differs by several."""
 
 
+NAMES = ["llama", pytest.param("qwen3", marks=pytest.mark.nightly)]
+
+
 def _batch(counts: tuple[int, ...], starts: tuple[int, ...]) -> Batch:
     arrays = SlotArrays(num_slots=len(counts), max_seq_len=64, block_size=_BLOCK)
     random = np.random.default_rng(0)
@@ -47,7 +50,7 @@ def _batch(counts: tuple[int, ...], starts: tuple[int, ...]) -> Batch:
 @pytest.mark.parametrize("instructions", [*filter(is_supported, INSTRUCTION_SETS)])
 @pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("is_int8", [False, True], ids=["bf16", "int8"])
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_same_bits_as_operator_by_operator(
     name: str, is_int8: bool, num_threads: int, instructions: str, tmp_path: Path
 ) -> None:
@@ -66,7 +69,7 @@ def test_the_same_bits_as_operator_by_operator(
 
 
 @pytest.mark.parametrize("instructions", [*filter(is_supported, INSTRUCTION_SETS)])
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", NAMES)
 def test_in_bfloat16_each_token_is_the_likeliest_of_a_full_forward_but_for_rounding(
     name: str, instructions: str, tmp_path: Path
 ) -> None:

@@ -66,7 +66,13 @@ def test_a_checkpoint_is_read_as_it_is_stored(form: str, is_narrow: bool, folder
     assert model.dtype == torch.float32
 
 
-SHAPES = ("llama", "llama_tied_no_groups", "llama_biases", "qwen2", "qwen3", "phi3", "gemma3")
+SHAPES = [
+    "llama", "phi3", "gemma3",
+    *(
+        pytest.param(name, marks=pytest.mark.nightly)
+        for name in ("llama_tied_no_groups", "llama_biases", "qwen2", "qwen3")
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
