@@ -87,7 +87,7 @@ def measure_engine(
 ) -> EngineCost:
     """Run `num_steps` steps of all streams, which are spread over the fronts round robin."""
     num_tokens = num_steps + 4 * _WARM_STEPS
-    prices = CostModel(
+    cost = CostModel(
         step_s=step_ms / 1e3, prefill_token_s=0.0, decode_slot_s=0.0, context_token_s=0.0
     )
     executor = SimulatedExecutor(
@@ -97,7 +97,7 @@ def measure_engine(
             max_seq_len=num_tokens + 64,
             num_blocks=num_streams * (num_tokens // 16 + 4),
             pipeline_depth=2,
-            simulated=SimulatedConfig(cost=prices, pace=SimulatedPace.REAL_TIME),
+            simulated=SimulatedConfig(cost=cost, pace=SimulatedPace.REAL_TIME),
         )
     )
     engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=8192), time.monotonic)

@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.scheduler.cost_model import CostModel, StepMeasure
 
-PRICES = CostModel()
+COST = CostModel()
 TARGET_S = 0.040
 _TILE_TOKENS = 128
 _CONVEX_TOKEN_S = 15e-6
@@ -82,14 +82,14 @@ class Plant:
         """
         load = self.load
         mean_age = load.num_output_tokens * (2 / 3 if load.is_varied else 1 / 2)
-        each_s = PRICES.decode_slot_s + (load.num_prompt_tokens + mean_age) * PRICES.context_token_s
-        return min((self.target_s - PRICES.step_s) / each_s, load.wanted(1.0))
+        each_s = COST.decode_slot_s + (load.num_prompt_tokens + mean_age) * COST.context_token_s
+        return min((self.target_s - COST.step_s) / each_s, load.wanted(1.0))
 
 
 def linear_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:
     """Return the time of the linear cost model."""
     del share, random
-    return PRICES.step_time_s(
+    return COST.step_time_s(
         num_prefill_tokens=work.num_prefill_tokens,
         num_decodes=work.num_decodes,
         num_context_tokens=work.num_context_tokens,
@@ -111,7 +111,7 @@ def convex_s(work: StepMeasure, share: float, random: np.random.Generator) -> fl
     """
     num_tokens = work.num_prefill_tokens
     prefill_s = _CONVEX_TOKEN_S * num_tokens * (1.0 + num_tokens / _CONVEX_DOUBLE_TOKENS)
-    linear_prefill_s = PRICES.prefill_token_s * num_tokens
+    linear_prefill_s = COST.prefill_token_s * num_tokens
     return linear_s(work, share, random) - linear_prefill_s + prefill_s
 
 
@@ -119,7 +119,7 @@ def stairs_s(work: StepMeasure, share: float, random: np.random.Generator) -> fl
     """Return the time of a machine that pads prefill and decode rows to whole tiles."""
     num_rows = work.num_prefill_tokens + work.num_decodes
     num_padding = -num_rows % _TILE_TOKENS
-    return linear_s(work, share, random) + PRICES.prefill_token_s * num_padding
+    return linear_s(work, share, random) + COST.prefill_token_s * num_padding
 
 
 def slower_s(work: StepMeasure, share: float, random: np.random.Generator) -> float:

@@ -91,10 +91,10 @@ class WindowFit(StepFit):
         rows: NDArray[np.float64] = np.array(self._window)
         weights = self.decay ** np.arange(len(rows) - 1, -1, -1, dtype=np.float64)
         scales: NDArray[np.float64] = np.array(self._scales)
-        values = _least_squares(rows, weights, np.array(self._prices) / scales)
+        values = _least_squares(rows, weights, np.array(self._coefficients) / scales)
         errors = np.abs(rows[:, -1] - rows[:, :-1] @ values)
         weights *= limit / np.maximum(limit, errors)
-        self._prices = (_least_squares(rows, weights, values) * scales).tolist()
+        self._coefficients = (_least_squares(rows, weights, values) * scales).tolist()
 
     def _affects_all_steps(self, factor: float) -> bool:
         """Return False: no jump is needed, because the window forgets old steps."""

@@ -107,12 +107,12 @@ def _cost(text: str) -> CostModel:
     if text in COSTS:
         return COSTS[text]
     try:
-        prices: Any = json.loads(text)
-        return CostModel(**prices)
+        coefficients: Any = json.loads(text)
+        return CostModel(**coefficients)
     except (json.JSONDecodeError, TypeError, ValueError) as error:
-        raise ValueError(f"--cost {text!r} is not {' or '.join(COSTS)}, nor prices: {error}") from (
-            error
-        )
+        raise ValueError(
+            f"--cost {text!r} is not {' or '.join(COSTS)}, nor coefficients: {error}"
+        ) from (error)
 
 
 def _sections(bench: Bench, trace: Sequence[TraceRequest]) -> list[Section]:

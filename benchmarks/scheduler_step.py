@@ -33,7 +33,7 @@ GOALS_US = {256: 60.0, 1024: 150.0}
 MAX_FAIR_RATIO = 1.3
 MAX_QUEUE_RATIO = 1.15
 NUM_TENANTS = 32
-PRICES = CostModel()
+COST = CostModel()
 TARGET_ITL_S = 0.1
 """ITL target, seconds: above the step times of the loop, so that both orders do the same work."""
 
@@ -41,7 +41,7 @@ TARGET_ITL_S = 0.1
 def _true_s(batch: Batch) -> float:
     """Return the simulated duration of the step, seconds, as input of the fit."""
     num_prefill = int(batch.num_tokens[batch.num_decodes :].sum())
-    return PRICES.step_time_s(
+    return COST.step_time_s(
         num_prefill_tokens=num_prefill,
         num_decodes=batch.num_decodes,
         num_context_tokens=int(batch.starts.sum()) + batch.num_decodes + num_prefill,
@@ -145,7 +145,7 @@ class Bench:
             deadline_admission=has_all,
             eviction=EvictionPolicy.HIT_DENSITY if has_all else EvictionPolicy.LRU,
             target_itl_s=TARGET_ITL_S if has_all else None,
-            known_cost=PRICES if has_all else None,
+            known_cost=COST if has_all else None,
         )
         self._has_all = has_all
         self.engine = Engine(_NoExecutor(info), config, time.monotonic)

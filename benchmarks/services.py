@@ -198,8 +198,8 @@ def simulated(step_s: float, **settings: object) -> tuple[str, ...]:
 
     `settings`: other fields of SimulatedConfig; they take precedence.
     """
-    prices = dict.fromkeys(("prefill_token_s", "decode_slot_s", "context_token_s"), 0.0)
-    config = {"pace": "real_time", "cost": {"step_s": step_s, **prices}, **settings}
+    coefficients = dict.fromkeys(("prefill_token_s", "decode_slot_s", "context_token_s"), 0.0)
+    config = {"pace": "real_time", "cost": {"step_s": step_s, **coefficients}, **settings}
     return ("--executor", "simulated", "--simulated-config", json.dumps(config))
 
 

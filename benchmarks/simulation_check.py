@@ -179,8 +179,8 @@ def compare(parts: list[Part], counts: Counts, seconds: Seconds) -> list[Compari
 
 def mean_step_ms(cost: CostModel, counts: Counts) -> float:
     """Return the mean step time that the cost model predicts."""
-    prices = (cost.prefill_token_s, cost.decode_slot_s, cost.context_token_s)
-    return (cost.step_s + float((counts @ np.array(prices)).mean())) * 1e3
+    coefficients = (cost.prefill_token_s, cost.decode_slot_s, cost.context_token_s)
+    return (cost.step_s + float((counts @ np.array(coefficients)).mean())) * 1e3
 
 
 def real_figures(part: Part) -> dict[str, float]:

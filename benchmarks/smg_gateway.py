@@ -211,7 +211,7 @@ async def dialogue(number: int, port: int) -> list[Answered]:
 
 async def prefix(_: Namespace) -> Outcome:
     """Measure the cached share of prompt tokens, and its effect on the TTFT."""
-    prices = {
+    cost = {
         "step_s": 0.005,
         "prefill_token_s": _PREFILL_PRICE_S,
         "decode_slot_s": 0.0,
@@ -219,7 +219,7 @@ async def prefix(_: Namespace) -> Outcome:
     }
     found: dict[str, dict[str, float]] = {}
     for policy in POLICIES:
-        options = (*simulated(0.0, cost=prices), "--num-blocks", str(_NUM_BLOCKS))
+        options = (*simulated(0.0, cost=cost), "--num-blocks", str(_NUM_BLOCKS))
         with two_workers(*options) as (first, second):
             async with gateway_for(first.address, second.address, policy=policy) as gateway:
                 answered = await asyncio.gather(

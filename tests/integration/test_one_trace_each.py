@@ -330,10 +330,10 @@ async def test_whatever_becomes_of_a_request_it_is_one_trace() -> None:
 
 async def test_one_that_cannot_meet_its_deadline_is_one_trace() -> None:
     # Steps are long enough to be regular even on a busy machine; otherwise nothing is predicted.
-    prices = '{"step_s": 0.1, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}'
+    cost = '{"step_s": 0.1, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}'
     with grpc_receiver() as collector:
         arguments = (
-            *(*simulated(step_s=0.1), *OPTIONS, "--step-cost", prices),
+            *(*simulated(step_s=0.1), *OPTIONS, "--step-cost", cost),
             *("--otlp-endpoint", collector.endpoint),
         )
         async with (

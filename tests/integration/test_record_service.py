@@ -94,14 +94,14 @@ async def test_a_service_can_be_played_again(tmp_path: Path) -> None:
     fitted = finished("simulate", "--calibrate-from", steps)
     assert fitted.returncode == 0, fitted.stderr
     printed = fitted.stdout.decode()
-    prices: dict[str, Any] = json.loads(printed)
-    assert dataclasses.asdict(merge_settings({"step_cost": printed}, {}).get("step_cost")) == prices
+    model: dict[str, Any] = json.loads(printed)
+    assert dataclasses.asdict(merge_settings({"step_cost": printed}, {}).get("step_cost")) == model
     limits = ("--num-blocks", 512, "--max-num-seqs", 8, "--front-ms", 5, "--json")
     for cost_options in (("--cost", printed), ("--calibrate-from", steps)):
         played = finished("simulate", "--trace", trace, *cost_options, *limits)
         assert played.returncode == 0, played.stderr
         document = json.loads(played.stdout)
-        assert document["settings"]["cost"] == prices
+        assert document["settings"]["cost"] == model
         assert document["settings"]["front_s"] == 0.005
         assert document["figures"]["num_completed"] == 24
         assert document["figures"]["prefix_hit_rate"] > 0.0

@@ -29,7 +29,7 @@ from support.patience import PATIENCE_S
 from support.service import Service, simulated, started
 
 STEP_S = 0.02
-PRICES = f'{{"step_s": {STEP_S}, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}}'
+COST = f'{{"step_s": {STEP_S}, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}}'
 KEY = "x-tenant"
 LONG = 6000  # tokens, two minutes of them: longer than any test sends again
 PROMPT = "What is a penstock?"
@@ -47,13 +47,13 @@ async def service() -> AsyncIterator[Service]:
     """Provide one service; each test has its own tenants."""
     async with started(
         *simulated(STEP_S),
-        *("--fronts", "1", "--max-num-seqs", "1", "--step-cost", PRICES),
+        *("--fronts", "1", "--max-num-seqs", "1", "--step-cost", COST),
         *("--max-seq-len", "8192"),
         *("--tenant-metadata-key", KEY, "--tenant-weights", "gold=4"),
         *("--max-num-waiting-per-tenant", "1"),
     ) as service:
         async with client_of(service, "early") as client:
-            # As many steps as it takes to accept the prices.
+            # As many steps as it takes to accept the cost model.
             for _ in range(8):
                 await client.generate_once(PROMPT, max_tokens=5, ignore_eos=True)
         yield service

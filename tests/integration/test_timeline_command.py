@@ -129,7 +129,7 @@ def test_what_cannot_be_drawn_is_said(recording: Path, tmp_path: Path) -> None:
         assert done.stderr.count(b"\n") == 1
 
 
-def test_it_is_replayed_and_prices_are_fitted_to_it(recording: Path) -> None:
+def test_it_is_replayed_and_cost_is_fitted_to_it(recording: Path) -> None:
     done = finished(
         *("simulate", "--trace", recording, "--calibrate-from", recording, "--json"),
         *("--num-blocks", 64, "--max-num-seqs", 4, "--no-progress"),

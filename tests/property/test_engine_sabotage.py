@@ -120,7 +120,7 @@ def untold(late: Any, *arguments: Any) -> Any:
 def pessimistic(machine: Any, predictor: DeadlinePredictor) -> Any:
     """Predict steps much longer than the real ones."""
     true = machine(predictor)
-    return replace(true, prices=CostModel(step_s=5.0 * true.prices.step_s))
+    return replace(true, cost=CostModel(step_s=5.0 * true.cost.step_s))
 
 
 def highest(_: Any, victims: VictimSelection, spared: set[int], *__: Any) -> Any:

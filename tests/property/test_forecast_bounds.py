@@ -30,7 +30,7 @@ from penstock.scheduler.forecast import (
 from penstock.scheduler.request import RequestSpec
 from support.core import simulated_device
 
-PRICES = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=2e-4, context_token_s=1e-7)
+COST = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=2e-4, context_token_s=1e-7)
 BLOCK_SIZE = 16
 
 
@@ -54,7 +54,7 @@ class House:
     def engine(self) -> Engine:
         executor = simulated_device(
             self.clock,
-            PRICES,
+            COST,
             block_size=BLOCK_SIZE,
             num_blocks=self.num_blocks,
             max_num_seqs=self.max_num_seqs,
@@ -80,7 +80,7 @@ class House:
             arrival_s=self.clock(),
         )
         self.specs[key] = spec
-        machine = Machine(prices=PRICES, max_prefill_tokens=self.budget)
+        machine = Machine(cost=COST, max_prefill_tokens=self.budget)
         want = Demand(
             num_prefill_tokens=num_prompt,
             num_blocks=self.blocks_of(key),
@@ -166,7 +166,7 @@ def test_nobody_beats_the_time_that_it_takes_alone(
 
     for key in house.told:
         want = Demand(num_prefill_tokens=house.specs[key].num_prompt_tokens)
-        machine = Machine(prices=PRICES, max_prefill_tokens=budget)
+        machine = Machine(cost=COST, max_prefill_tokens=budget)
         assert prefill_alone_s(machine, want) <= house.ttft_s[key] + 1e-9
 
 

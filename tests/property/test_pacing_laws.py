@@ -28,9 +28,9 @@ def test_a_trusted_budget_keeps_the_target_or_is_the_least(
 ) -> None:
     pacer = PrefillLimit(target_s, max_prefill_tokens=MAX_TOKENS, min_prefill_tokens=MIN_TOKENS)
     held = MAX_TOKENS
-    for prices, is_trusted, decodes, context in sequence:
+    for cost, is_trusted, decodes, context in sequence:
         step = pacer.budget(
-            prices, is_trusted=is_trusted, num_decodes=decodes, num_context_tokens=context
+            cost, is_trusted=is_trusted, num_decodes=decodes, num_context_tokens=context
         )
 
         assert MIN_TOKENS <= step.num_prefill_tokens <= MAX_TOKENS
@@ -42,10 +42,10 @@ def test_a_trusted_budget_keeps_the_target_or_is_the_least(
         if is_trusted and held > MIN_TOKENS:
             assert step.predicted_step_s <= target_s * (1.0 + 1e-9)
         if is_trusted and step.is_over_target:
-            base_s = prices.step_time_s(
+            base_s = cost.step_time_s(
                 num_prefill_tokens=0, num_decodes=decodes, num_context_tokens=context
             )
-            least_s = MIN_TOKENS * (prices.prefill_token_s + prices.context_token_s)
+            least_s = MIN_TOKENS * (cost.prefill_token_s + cost.context_token_s)
             assert step.predicted_step_s <= max(base_s, target_s) + least_s + 1e-12
 
 
@@ -58,9 +58,9 @@ def test_a_steady_load_is_answered_in_one_direction(
     pacer = PrefillLimit(target_s, max_prefill_tokens=MAX_TOKENS, min_prefill_tokens=MIN_TOKENS)
 
     def told(one: tuple[CostModel, bool, int, int]) -> int:
-        prices, is_trusted, decodes, context = one
+        cost, is_trusted, decodes, context = one
         return pacer.budget(
-            prices, is_trusted=is_trusted, num_decodes=decodes, num_context_tokens=context
+            cost, is_trusted=is_trusted, num_decodes=decodes, num_context_tokens=context
         ).num_prefill_tokens
 
     for start in starts:
@@ -77,9 +77,9 @@ def test_the_batch_limit_moves_slowly_within_its_bounds(
 ) -> None:
     limit = BatchLimit(target_s, max_num_seqs=MAX_SEQS, min_num_seqs=2, period_steps=4)
     before = limit.num_seqs
-    for index, (prices, is_trusted, decodes, context) in enumerate(sequence, start=1):
+    for index, (cost, is_trusted, decodes, context) in enumerate(sequence, start=1):
         after = limit.observe(
-            prices, is_trusted=is_trusted, num_decodes=decodes, num_context_tokens=context
+            cost, is_trusted=is_trusted, num_decodes=decodes, num_context_tokens=context
         )
 
         assert 2 <= after <= MAX_SEQS

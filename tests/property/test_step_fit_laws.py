@@ -27,7 +27,7 @@ steps = st.tuples(
 
 
 @given(prior=models, observed=st.lists(steps, max_size=120))
-def test_prices_stay_finite_and_not_negative(
+def test_coefficients_stay_finite_and_not_negative(
     prior: CostModel, observed: list[tuple[int, int, int, float]]
 ) -> None:
     fit = StepFit(prior)
@@ -39,7 +39,7 @@ def test_prices_stay_finite_and_not_negative(
             num_context_tokens=context,
         )
 
-        # A CostModel refuses any other price.
+        # A CostModel refuses any other coefficient.
         assert astuple(fit.model) == (
             fit.step_s,
             fit.prefill_token_s,

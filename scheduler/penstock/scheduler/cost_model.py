@@ -14,7 +14,7 @@ from typing import Protocol
 from penstock.scheduler.batch import Batch
 from penstock.scheduler.setting import check, setting
 
-MAX_PRICE_S = 3600.0
+MAX_COST_S = 3600.0
 """Upper bound of a coefficient; a larger one is a mistake in the units."""
 
 
@@ -58,19 +58,19 @@ class CostModel:
     Raises SettingError naming a field that is out of bounds.
     """
 
-    step_s: float = setting(0.004, text="seconds of any step", at_least=0, at_most=MAX_PRICE_S)
+    step_s: float = setting(0.004, text="seconds of any step", at_least=0, at_most=MAX_COST_S)
     prefill_token_s: float = setting(
-        20e-6, text="seconds of each prefill token computed", at_least=0, at_most=MAX_PRICE_S
+        20e-6, text="seconds of each prefill token computed", at_least=0, at_most=MAX_COST_S
     )
     decode_slot_s: float = setting(
-        50e-6, text="seconds of each decode row", at_least=0, at_most=MAX_PRICE_S
+        50e-6, text="seconds of each decode row", at_least=0, at_most=MAX_COST_S
     )
     context_token_s: float = setting(
         20e-9,
         text="seconds of each token of context that a row attends to (its position at the end of"
         " the step)",
         at_least=0,
-        at_most=MAX_PRICE_S,
+        at_most=MAX_COST_S,
     )
 
     def __post_init__(self) -> None:

@@ -426,7 +426,7 @@ class DeadlinePredictor:
     def _machine(self) -> Machine:
         fit = self._sizing.fit
         return Machine(
-            prices=fit,
+            cost=fit,
             max_prefill_tokens=self._max_tokens,
             prefill_error=fit.prefill_error,
             decode_error=fit.decode_error,

@@ -32,12 +32,12 @@ from penstock.scheduler.request import NO_TIME, FailureReason, Request
 class Machine:
     """The machine's limits and costs.
 
-    `prices`: cost model of a step, fitted or fixed. `max_prefill_tokens`: the token budget of a
+    `cost`: cost model of a step, fitted or fixed. `max_prefill_tokens`: the token budget of a
     step. `prefill_error`, `decode_error`: the error of the cost model for steps with prefill and
     without. Raises ValueError naming the invalid field.
     """
 
-    prices: StepCost
+    cost: StepCost
     max_prefill_tokens: int
     prefill_error: StepError = EXACT
     decode_error: StepError = EXACT
@@ -223,7 +223,7 @@ def _expected_queue(
     is_for_places = place_steps > prefill_steps
     beside_s = _decode_step_s(machine, _filled(load, ahead) if is_for_places else load)
     error = machine.decode_error if is_for_places else machine.prefill_error
-    seconds = num_steps * beside_s + num_tokens * machine.prices.prefill_token_s
+    seconds = num_steps * beside_s + num_tokens * machine.cost.prefill_token_s
     return _Queue(seconds=error.mean * seconds, num_steps=num_steps, error=error)
 
 
@@ -234,11 +234,11 @@ def prefill_alone_s(machine: Machine, demand: Demand) -> float:
     ends), less the error of the cost model.
     """
     num_steps, num_context = _chunks(demand, machine.max_prefill_tokens)
-    prices = machine.prices
+    cost = machine.cost
     return _least(machine.prefill_error, num_steps) * (
-        num_steps * prices.step_s
-        + demand.num_prefill_tokens * prices.prefill_token_s
-        + num_context * prices.context_token_s
+        num_steps * cost.step_s
+        + demand.num_prefill_tokens * cost.prefill_token_s
+        + num_context * cost.context_token_s
     )
 
 
@@ -340,7 +340,7 @@ def _budget_tokens(machine: Machine, load: RunningLoad) -> int:
 
 def _decode_step_s(machine: Machine, load: RunningLoad) -> float:
     """Return the seconds of a step with the running decodes and without prefill."""
-    return machine.prices.step_time_s(
+    return machine.cost.step_time_s(
         num_prefill_tokens=0,
         num_decodes=load.num_decodes,
         num_context_tokens=load.num_context_tokens,
@@ -407,12 +407,12 @@ def _chunks(demand: Demand, budget_tokens: int) -> tuple[int, int]:
 
 
 def _expected_prefill_s(machine: Machine, demand: Demand, load: RunningLoad) -> float:
-    prices = machine.prices
+    cost = machine.cost
     num_steps, num_context = _chunks(demand, _budget_tokens(machine, load))
     return machine.prefill_error.mean * (
         num_steps * _decode_step_s(machine, load)
-        + demand.num_prefill_tokens * prices.prefill_token_s
-        + num_context * prices.context_token_s
+        + demand.num_prefill_tokens * cost.prefill_token_s
+        + num_context * cost.context_token_s
     )
 
 
@@ -420,14 +420,14 @@ def _expected_decode_s(machine: Machine, demand: Demand, load: RunningLoad) -> f
     num_own = (
         demand.num_prefill_tokens + demand.num_cached_tokens + demand.expected_output_tokens / 2.0
     )
-    own_s = machine.prices.decode_slot_s + num_own * machine.prices.context_token_s
+    own_s = machine.cost.decode_slot_s + num_own * machine.cost.context_token_s
     step_s = machine.decode_error.mean * (_decode_step_s(machine, load) + own_s)
     return max(demand.expected_output_tokens - 1.0, 0.0) * step_s
 
 
 def _decode_alone_s(machine: Machine, demand: Demand) -> float:
     num_context = demand.num_prefill_tokens + demand.num_cached_tokens
-    step_s = machine.prices.step_time_s(
+    step_s = machine.cost.step_time_s(
         num_prefill_tokens=0, num_decodes=1, num_context_tokens=num_context
     )
     num_steps = max(demand.min_output_tokens - 1, 0)

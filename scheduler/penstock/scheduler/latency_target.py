@@ -127,7 +127,7 @@ class PrefillLimit:
 
     def budget(
         self,
-        prices: StepCost,
+        cost: StepCost,
         *,
         is_trusted: bool,
         num_decodes: int,
@@ -136,15 +136,15 @@ class PrefillLimit:
     ) -> StepBudget:
         """Return the prefill budget of a step with this many decodes; call it once per step.
 
-        `prices`, `is_trusted`: the cost model, and whether it is accurate. `num_context_tokens`:
+        `cost`, `is_trusted`: the cost model, and whether it is accurate. `num_context_tokens`:
         context of the decodes, and the start positions of the current prefills. `margin`: the error
         of the cost model (`StepFit.error_p90`), which is smoothed here.
         """
         self._margin += _MARGIN_SMOOTHING * (min(max(margin, 0.0), _MAX_MARGIN) - self._margin)
-        base_s = prices.step_time_s(
+        base_s = cost.step_time_s(
             num_prefill_tokens=0, num_decodes=num_decodes, num_context_tokens=num_context_tokens
         )
-        token_s = prices.prefill_token_s + prices.context_token_s
+        token_s = cost.prefill_token_s + cost.context_token_s
         num_tokens = self._max
         if num_decodes:
             self._probes.begin_step(num_decodes, num_context_tokens)
@@ -328,7 +328,7 @@ class BatchLimit:
 
     def observe(
         self,
-        prices: StepCost,
+        cost: StepCost,
         *,
         is_trusted: bool,
         num_decodes: int,
@@ -349,15 +349,15 @@ class BatchLimit:
             self._context_tokens += rate * (mean - self._context_tokens)
         self._num_steps += 1
         if self._num_steps % self._period == 0:
-            self._move(self._ideal(prices, margin) if is_trusted else self._max)
+            self._move(self._ideal(cost, margin) if is_trusted else self._max)
         return self._limit
 
-    def _ideal(self, prices: StepCost, margin: float) -> int:
+    def _ideal(self, cost: StepCost, margin: float) -> int:
         if self._context_tokens < 0.0:
             return self._limit
         aim_s = self._target_s / (1.0 + min(max(margin, 0.0), _MAX_MARGIN))
-        left_s = aim_s - prices.step_s - self._reserve_tokens * prices.prefill_token_s
-        each_s = prices.decode_slot_s + self._context_tokens * prices.context_token_s
+        left_s = aim_s - cost.step_s - self._reserve_tokens * cost.prefill_token_s
+        each_s = cost.decode_slot_s + self._context_tokens * cost.context_token_s
         if left_s >= self._max * each_s:
             return self._max
         return max(int(left_s / each_s), self._min) if left_s > 0.0 else self._min

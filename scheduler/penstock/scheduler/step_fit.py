@@ -24,7 +24,7 @@ from bisect import bisect_left, insort
 from collections import deque
 
 from penstock.scheduler.cost_model import (
-    MAX_PRICE_S,
+    MAX_COST_S,
     NUM_LATEST,
     SEEDED_SHARE,
     UNKNOWN_ERROR,
@@ -38,7 +38,7 @@ _Row = list[float]
 
 DEFAULT_PRIOR = CostModel()
 
-_NUM_PRICES = 4
+_NUM_COEFFICIENTS = 4
 _PRIOR_INFORMATION = 0.0001
 """Weight of the prior per coefficient, in steps: small, so that the coefficients of observed steps
 are learned quickly.
@@ -68,16 +68,16 @@ factors.
 class StepFit:
     """The cost model of a step, fitted at run time; a `StepCost`.
 
-    The coefficients are called prices. Model of a step of y seconds with P prefill tokens, D decode
-    rows and C context tokens: y = step_s + prefill_token_s P + decode_slot_s D + context_token_s C
-    + noise that grows with the step. So the fit uses the relative residual e = (y - f) / f and the
-    relative features z = x / f, where f is the prediction for a step with features x. The weight of
-    each step is w = min(1, b / |e|), b = 2.5 sigma, sigma = 1.4826 median(|e| of the last 64 steps
-    of its kind, with prefill or without), at least 0.02:
+    Model of a step of y seconds with P prefill tokens, D decode rows and C context tokens:
+    y = step_s + prefill_token_s P + decode_slot_s D + context_token_s C + noise that grows with the
+    step. So the fit uses the relative residual e = (y - f) / f and the relative features z = x / f,
+    where f is the prediction for a step with features x. The weight of each step is
+    w = min(1, b / |e|), b = 2.5 sigma, sigma = 1.4826 median(|e| of the last 64 steps of its kind,
+    with prefill or without), at least 0.02:
 
         R <- R - (1 - l) w (R z)(R z)' / (z' R z) + w z z'        information
         d = R^-1 z w e, shortened so that |z' d| <= b             bounds the effect of one step
-        prices <- project(prices + d)                             in the metric of R, all >= 0
+        coefficients <- project(coefficients + d)                 in the metric of R, all >= 0
 
     l = 1 - 1/memory_steps, and 1 - 1/50 while the median error is above `max_error`. When g = 1 +
     median(the last 16 e) is at least 1.25 or at most 0.8, all coefficients are multiplied by g, R
@@ -93,6 +93,7 @@ class StepFit:
     """
 
     __slots__ = (
+        "_coefficients",
         "_information",
         "_is_stale",
         "_kinds",
@@ -100,7 +101,6 @@ class StepFit:
         "_memory_steps",
         "_min_steps",
         "_model",
-        "_prices",
         "_recent",
         "_scales",
         "_sorted_recent",
@@ -125,13 +125,15 @@ class StepFit:
         self._memory_steps = float(memory_steps)
         self._min_steps = min_steps
         self._max_error = max_error
-        self._prices = list(_prices_of(prior))
+        self._coefficients = list(_coefficients_of(prior))
         # Coefficients are scaled by their prior, which keeps the equations well conditioned. The
         # scale has a minimum, so that a coefficient with a prior near zero can still become large.
         pace = max(prior.step_s / DEFAULT_PRIOR.step_s, 1.0)
         self._scales = [
-            max(price, default * pace)
-            for price, default in zip(self._prices, _prices_of(DEFAULT_PRIOR), strict=True)
+            max(coefficient, default * pace)
+            for coefficient, default in zip(
+                self._coefficients, _coefficients_of(DEFAULT_PRIOR), strict=True
+            )
         ]
         self._information = _of_prior()
         # Errors by kind of step, without and with prefill: the quality for one kind implies nothing
@@ -145,28 +147,28 @@ class StepFit:
     @property
     def step_s(self) -> float:
         """Fixed cost of a step, seconds."""
-        return self._prices[0]
+        return self._coefficients[0]
 
     @property
     def prefill_token_s(self) -> float:
         """Cost of each prefill token computed, seconds."""
-        return self._prices[1]
+        return self._coefficients[1]
 
     @property
     def decode_slot_s(self) -> float:
         """Cost of each decode row, seconds."""
-        return self._prices[2]
+        return self._coefficients[2]
 
     @property
     def context_token_s(self) -> float:
         """Cost of each token of context that a row attends to, seconds."""
-        return self._prices[3]
+        return self._coefficients[3]
 
     @property
     def model(self) -> CostModel:
         """The current coefficients, as an immutable value."""
         if self._is_stale:
-            step_s, prefill_token_s, decode_slot_s, context_token_s = self._prices
+            step_s, prefill_token_s, decode_slot_s, context_token_s = self._coefficients
             self._model = CostModel(
                 step_s=step_s,
                 prefill_token_s=prefill_token_s,
@@ -227,7 +229,7 @@ class StepFit:
         self, *, num_prefill_tokens: int, num_decodes: int, num_context_tokens: int
     ) -> float:
         """Return the predicted seconds of a step; `num_context_tokens` is the sum over all rows."""
-        step_s, prefill_token_s, decode_slot_s, context_token_s = self._prices
+        step_s, prefill_token_s, decode_slot_s, context_token_s = self._coefficients
         return (
             step_s
             + prefill_token_s * num_prefill_tokens
@@ -312,7 +314,9 @@ class StepFit:
 
     def _jump(self, factor: float) -> None:
         """Rescale all coefficients when most recent steps show a different machine speed."""
-        self._prices = [min(price * factor, MAX_PRICE_S) for price in self._prices]
+        self._coefficients = [
+            min(coefficient * factor, MAX_COST_S) for coefficient in self._coefficients
+        ]
         fade = 1.0 / (_JUMP_FADE * factor * factor)
         self._information = [[value * fade for value in row] for row in self._information]
         # Repeated jumps would decay unobserved directions to zero and make the matrix singular.
@@ -347,26 +351,26 @@ class StepFit:
         leverage = z0 * m0 + z1 * m1 + z2 * m2 + z3 * m3
         pull = min(max(weight * residual, -limit / leverage), limit / leverage)
         scaled = [
-            price / scale + pull * move
-            for price, scale, move in zip(self._prices, scales, moves, strict=True)
+            coefficient / scale + pull * move
+            for coefficient, scale, move in zip(self._coefficients, scales, moves, strict=True)
         ]
         if min(scaled) < 0.0:
             scaled = _projected(information, scaled)
-        self._prices = [
-            min(max(value * scale, 0.0), MAX_PRICE_S)
+        self._coefficients = [
+            min(max(value * scale, 0.0), MAX_COST_S)
             for value, scale in zip(scaled, scales, strict=True)
         ]
 
 
-def _prices_of(model: CostModel) -> tuple[float, float, float, float]:
+def _coefficients_of(model: CostModel) -> tuple[float, float, float, float]:
     return (model.step_s, model.prefill_token_s, model.decode_slot_s, model.context_token_s)
 
 
 def _of_prior() -> list[_Row]:
     """Return the initial information matrix, before any step."""
     return [
-        [_PRIOR_INFORMATION if row == column else 0.0 for column in range(_NUM_PRICES)]
-        for row in range(_NUM_PRICES)
+        [_PRIOR_INFORMATION if row == column else 0.0 for column in range(_NUM_COEFFICIENTS)]
+        for row in range(_NUM_COEFFICIENTS)
     ]
 
 

@@ -25,13 +25,11 @@ class StepSizing:
     """
 
     def __init__(self, info: ExecutorInfo, config: SchedulerConfig) -> None:
-        prices = config.known_cost
+        cost = config.known_cost
         # Measured coefficients may be from another machine, or in other units: a few steps must
         # confirm them.
         self.fit = (
-            StepFit(DEFAULT_PRIOR)
-            if prices is None
-            else StepFit(prices, min_steps=_CONFIRMING_STEPS)
+            StepFit(DEFAULT_PRIOR) if cost is None else StepFit(cost, min_steps=_CONFIRMING_STEPS)
         )
         self.last_step_s = 0.0
         self.last_step_at_s = 0.0

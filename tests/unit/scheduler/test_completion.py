@@ -16,18 +16,18 @@ from penstock.scheduler.forecast import RunningLoad
 from penstock.scheduler.output_lengths import Exploration
 from penstock.scheduler.request import FailureReason
 from penstock.scheduler.step_fit import StepFit
-from unit.scheduler.priced_site import PRICES, PricedSite
+from unit.scheduler.fixed_cost_site import COST, FixedCostSite
 
 
-def site_with(lengths: int, *, num: int = 60, tenant: str = "", **options: Any) -> PricedSite:
+def site_with(lengths: int, *, num: int = 60, tenant: str = "", **options: Any) -> FixedCostSite:
     """Return a site that has observed `num` outputs of this length, and whose steps take 10 ms."""
-    site = PricedSite(**({"min_deadline_chance": 0.1} | options))
+    site = FixedCostSite(**({"min_deadline_chance": 0.1} | options))
     for _ in range(num):
         site.engine.completion.lengths.observe(lengths, tenant=tenant, max_tokens=500)
     return site
 
 
-def decode_alone(site: PricedSite) -> None:
+def decode_alone(site: FixedCostSite) -> None:
     """Run one request for four seconds, in which the time between two tokens is 10 ms."""
     site.submit(900_000, 1, max_tokens=400)
     site.run()
@@ -61,14 +61,14 @@ def test_a_short_limit_is_certain_whatever_was_learned() -> None:
 
 
 def test_before_outputs_have_ended_nobody_is_refused() -> None:
-    site = PricedSite(min_deadline_chance=0.1, is_settled=False)
+    site = FixedCostSite(min_deadline_chance=0.1, is_settled=False)
     assert site.submit(1, 100, max_tokens=500, deadline_s=1.0) is not None
 
 
 def test_an_output_of_certain_length_is_judged_from_the_first_request_on() -> None:
     """Next to running prompts there is no time for its 200 tokens; alone there would be."""
     for min_tokens in (0, 200):
-        site = PricedSite(min_deadline_chance=0.1)
+        site = FixedCostSite(min_deadline_chance=0.1)
         site.submit(1, 1900, max_tokens=5)
         for _ in range(15):
             site.step()
@@ -77,7 +77,7 @@ def test_an_output_of_certain_length_is_judged_from_the_first_request_on() -> No
 
 
 def test_a_running_output_of_certain_length_ends_when_it_must_be_late() -> None:
-    site = PricedSite(min_deadline_chance=0.1)
+    site = FixedCostSite(min_deadline_chance=0.1)
     begun_s = site.clock()
     site.submit(1, 1, max_tokens=200, min_tokens=200, deadline_s=3.0)
     site.step()
@@ -89,7 +89,7 @@ def test_a_running_output_of_certain_length_ends_when_it_must_be_late() -> None:
 
 
 def test_an_output_of_certain_length_says_nothing_of_others() -> None:
-    site = PricedSite(min_deadline_chance=0.1, num_seqs=32)
+    site = FixedCostSite(min_deadline_chance=0.1, num_seqs=32)
     for key in range(1, 33):
         site.submit(key, 1, max_tokens=20, min_tokens=20, stop_ids=(95,))
     site.run()
@@ -202,7 +202,7 @@ def test_what_runs_and_has_only_its_limit_to_end_it_says_nothing_of_lengths() ->
 def test_a_queue_that_stands_takes_nobody_who_would_lose_by_waiting() -> None:
     """A burst may wait. If a queue is permanent, the next request is rejected at once."""
     for is_standing in (False, True):
-        site = PricedSite(num_seqs=1, min_deadline_chance=0.1)
+        site = FixedCostSite(num_seqs=1, min_deadline_chance=0.1)
         lengths = site.engine.completion.lengths
         for index in range(200):
             lengths.observe(10 + index, max_tokens=500)
@@ -293,7 +293,7 @@ def test_a_request_takes_longer_than_predicted_by_what_comes_after_it(*, is_late
     assert site.engine.completion.slowdown.factor(site.clock()) > 1.01
 
 
-def noted(site: PricedSite, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
+def noted(site: FixedCostSite, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, float]]:
     """Return a list to which everything that the slowdown records from now on is appended."""
     notes: list[dict[str, float]] = []
     note = site.engine.completion.slowdown.note
@@ -353,7 +353,7 @@ def test_a_preempted_request_is_not_recorded(monkeypatch: pytest.MonkeyPatch) ->
     assert notes == []
 
 
-def slow(site: PricedSite) -> None:
+def slow(site: FixedCostSite) -> None:
     """Record that recent requests took twice the predicted time."""
     site.engine.completion.slowdown.note(
         1_000_000, taken_s=20.0, predicted_s=10.0, now=site.clock()
@@ -390,7 +390,7 @@ def test_a_request_is_judged_by_the_corrected_times(
 
 
 def test_the_time_between_tokens_is_that_of_the_last_seconds() -> None:
-    time = TokenTime(StepFit(PRICES))
+    time = TokenTime(StepFit(COST))
     idle = RunningLoad()
     assert time.under_load(idle, 0.0) == pytest.approx(0.01)
     for step in range(1, 401):
@@ -401,7 +401,7 @@ def test_the_time_between_tokens_is_that_of_the_last_seconds() -> None:
 
 
 def test_a_step_that_leaves_decodes_out_is_time_without_a_token() -> None:
-    time = TokenTime(StepFit(PRICES))
+    time = TokenTime(StepFit(COST))
     for step in range(1, 801):
         time.note_step(0.05, 0.05 * step, has_paused=bool(step % 4))
     assert time.under_load(RunningLoad(), 40.0) == pytest.approx(0.2, rel=0.05)

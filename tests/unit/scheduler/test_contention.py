@@ -7,14 +7,14 @@ import pytest
 from penstock.scheduler.config import AdmissionPolicy
 from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.request import FailureReason
-from unit.scheduler.priced_site import PricedSite
+from unit.scheduler.fixed_cost_site import FixedCostSite
 
 
-def flooded(num_prompts: int = 4, **options: Any) -> PricedSite:
+def flooded(num_prompts: int = 4, **options: Any) -> FixedCostSite:
     """Return a site in which one tenant has all four slots, the last of them in prefill, and the
     queue.
     """
-    site = PricedSite(**options)
+    site = FixedCostSite(**options)
     for key in range(1, num_prompts + 1):
         site.submit(key, 300, max_tokens=100, tenant="flood")
     while len(site.engine.running) < 4:
@@ -62,7 +62,7 @@ def test_without_preemption_a_light_tenant_waits_for_a_slot() -> None:
 
 
 def test_a_tenant_is_light_by_all_the_blocks_that_it_will_hold() -> None:
-    site = PricedSite(num_seqs=16, max_num_running_per_tenant=7)
+    site = FixedCostSite(num_seqs=16, max_num_running_per_tenant=7)
     for key in range(1, 21):
         site.submit(key, 300, max_tokens=300, tenant="flood")
     site.submit(100, 600, max_tokens=300, tenant="quiet", hashed=True)

@@ -9,11 +9,11 @@ from penstock.scheduler.config import SchedulingOrder
 from penstock.scheduler.events import Completed, Failed
 from penstock.scheduler.request import FailureReason, FinishReason
 from support.core import make_spec
-from unit.scheduler.priced_site import PricedSite
+from unit.scheduler.fixed_cost_site import FixedCostSite
 
 
 def test_a_first_token_that_cannot_be_there_in_time_is_refused_at_once() -> None:
-    site = PricedSite()
+    site = FixedCostSite()
     begun_s = site.clock()
     site.submit(1, 100, ttft_deadline_s=0.1)
     site.step()
@@ -27,14 +27,14 @@ def test_a_first_token_that_cannot_be_there_in_time_is_refused_at_once() -> None
 
 
 def test_a_first_token_that_can_just_be_there_is_not_refused() -> None:
-    site = PricedSite()
+    site = FixedCostSite()
     site.submit(1, 100, ttft_deadline_s=0.12)
     site.run()
     assert isinstance(site.ends[1], Completed)
 
 
 def test_a_total_deadline_counts_the_tokens_that_must_come() -> None:
-    site = PricedSite()
+    site = FixedCostSite()
     site.submit(1, 100, min_tokens=11, max_tokens=20, deadline_s=0.2)
     site.submit(2, 100, min_tokens=1, max_tokens=20, deadline_s=0.9)
     site.run()
@@ -48,7 +48,7 @@ def test_a_total_deadline_counts_the_tokens_that_must_come() -> None:
 
 @pytest.mark.parametrize("order", list(SchedulingOrder))
 def test_waiting_requests_ahead_delay_the_prediction(order: SchedulingOrder) -> None:
-    site = PricedSite(num_seqs=1, order=order)
+    site = FixedCostSite(num_seqs=1, order=order)
     for key in range(1, 5):
         site.submit(key, 100, max_tokens=1, ttft_deadline_s=5.0)
     # Four prompts of 110 ms, the first of them not begun.
@@ -64,7 +64,7 @@ def test_waiting_requests_ahead_delay_the_prediction(order: SchedulingOrder) -> 
 def test_who_is_refused_is_told_to_come_back_when_the_queue_is_shorter_by_what_was_lacking() -> (
     None
 ):
-    site = PricedSite(num_seqs=1, order=SchedulingOrder.FCFS)
+    site = FixedCostSite(num_seqs=1, order=SchedulingOrder.FCFS)
     for key in range(1, 21):
         site.submit(key, 100, max_tokens=1)
     site.submit(30, 100, max_tokens=1, ttft_deadline_s=1.0)
@@ -76,7 +76,7 @@ def test_who_is_refused_is_told_to_come_back_when_the_queue_is_shorter_by_what_w
 
 
 def test_in_the_queue_one_is_dropped_the_moment_it_becomes_hopeless() -> None:
-    site = PricedSite(num_seqs=1)
+    site = FixedCostSite(num_seqs=1)
     for _ in range(1000):
         site.engine.completion.lengths.observe(5)
     site.submit(1, 4, max_tokens=300)
@@ -95,7 +95,7 @@ def test_in_the_queue_one_is_dropped_the_moment_it_becomes_hopeless() -> None:
 
 
 def test_no_compute_is_spent_on_one_who_would_be_late_beside_those_who_run() -> None:
-    site = PricedSite(num_seqs=2)
+    site = FixedCostSite(num_seqs=2)
     site.submit(1, 1000, max_tokens=2)
     site.step()
     # Alone it would take 60 ms, but the prompt in prefill has the budget of the next steps.
@@ -105,8 +105,8 @@ def test_no_compute_is_spent_on_one_who_would_be_late_beside_those_who_run() -> 
     assert 2 not in site.admitted
 
 
-def test_nothing_is_foretold_while_the_prices_are_not_known() -> None:
-    site = PricedSite(known_cost=None, is_settled=False)
+def test_nothing_is_foretold_while_the_cost_is_not_known() -> None:
+    site = FixedCostSite(known_cost=None, is_settled=False)
     site.submit(1, 100, ttft_deadline_s=0.05)
     site.run()
     assert 1 in site.queued
@@ -115,8 +115,8 @@ def test_nothing_is_foretold_while_the_prices_are_not_known() -> None:
     assert isinstance(site.ends[1], Completed)
 
 
-def test_prices_are_learnt_from_the_steps() -> None:
-    site = PricedSite(known_cost=None)
+def test_cost_is_learnt_from_the_steps() -> None:
+    site = FixedCostSite(known_cost=None)
     for key in range(2, 42):
         site.submit(key, 10 + 2 * key)
         site.run()
@@ -130,7 +130,7 @@ def test_prices_are_learnt_from_the_steps() -> None:
 
 
 def test_without_foresight_a_deadline_counts_when_it_passes() -> None:
-    site = PricedSite(deadline_admission=False)
+    site = FixedCostSite(deadline_admission=False)
     site.submit(1, 300, ttft_deadline_s=0.15)
     site.run()
     failure = site.failure(1)
@@ -139,14 +139,14 @@ def test_without_foresight_a_deadline_counts_when_it_passes() -> None:
 
 
 def test_a_time_limit_is_no_failure_and_not_foretold() -> None:
-    site = PricedSite()
+    site = FixedCostSite()
     site.submit(1, 300, time_limit_s=0.15)
     site.run()
     assert site.ends[1].reason is FinishReason.TIME_LIMIT
 
 
 def test_a_prefix_that_somebody_may_be_computing_counts_as_found() -> None:
-    site = PricedSite(num_seqs=2)
+    site = FixedCostSite(num_seqs=2)
     site.submit(1, 1000, hashed=True, max_tokens=1)
     site.step()
     # With all of its tokens to compute it would take 440 ms alone.
@@ -158,7 +158,7 @@ def test_a_prefix_that_somebody_may_be_computing_counts_as_found() -> None:
 
 
 def test_a_full_queue_tells_when_to_come_back() -> None:
-    site = PricedSite(num_seqs=1, max_num_waiting=2)
+    site = FixedCostSite(num_seqs=1, max_num_waiting=2)
     site.submit(1, 100, max_tokens=50)
     site.step()
     for key in (2, 3, 4):
@@ -173,7 +173,7 @@ def test_a_full_queue_tells_when_to_come_back() -> None:
 
 
 def test_who_is_accepted_is_told_its_place_and_its_wait() -> None:
-    site = PricedSite(num_seqs=1, order=SchedulingOrder.FCFS)
+    site = FixedCostSite(num_seqs=1, order=SchedulingOrder.FCFS)
     for key in range(1, 5):
         site.submit(key, 100, max_tokens=1)
     site.run()
@@ -186,14 +186,14 @@ def test_who_is_accepted_is_told_its_place_and_its_wait() -> None:
 
 
 def test_a_deadline_that_has_passed_at_submission_is_told_as_such() -> None:
-    site = PricedSite()
+    site = FixedCostSite()
     site.submit(1, 10, deadline_s=0.0)
     site.step()
     assert site.failure(1).reason is FailureReason.DEADLINE_EXCEEDED
 
 
 def test_all_outputs_of_a_request_are_refused_with_their_leader() -> None:
-    site = PricedSite()
+    site = FixedCostSite()
     now = site.clock()
     leader = make_spec(1, prompt=[1] * 100, ttft_deadline_s=now + 0.05, arrival_s=now)
     follower = replace(leader, key=2, leader_key=1, output_index=1, ttft_deadline_s=now + 9.0)

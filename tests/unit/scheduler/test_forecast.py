@@ -24,8 +24,8 @@ from penstock.scheduler.forecast import (
 )
 from penstock.scheduler.request import NO_TIME
 
-PRICES = CostModel(step_s=1.0, prefill_token_s=0.01, decode_slot_s=0.1, context_token_s=0.001)
-MACHINE = Machine(prices=PRICES, max_prefill_tokens=100)
+COST = CostModel(step_s=1.0, prefill_token_s=0.01, decode_slot_s=0.1, context_token_s=0.001)
+MACHINE = Machine(cost=COST, max_prefill_tokens=100)
 IDLE = RunningLoad(num_free_slots=8, num_free_blocks=1000)
 NO_TENANT = QueuedAhead()
 
@@ -62,7 +62,7 @@ def test_an_idle_machine_has_no_queue() -> None:
     assert [outlook.ttft_s for outlook in told] == pytest.approx([1.55] * 2)
 
 
-def test_the_error_of_the_prices_is_forgiven() -> None:
+def test_the_error_of_the_cost_is_forgiven() -> None:
     errors = [
         StepError(bias=0.2),
         StepError(bias=-0.2),
@@ -73,7 +73,7 @@ def test_the_error_of_the_prices_is_forgiven() -> None:
     want = Demand(num_prefill_tokens=50)
 
     told = [
-        forecast_alone(Machine(prices=PRICES, max_prefill_tokens=100, prefill_error=error), want)
+        forecast_alone(Machine(cost=COST, max_prefill_tokens=100, prefill_error=error), want)
         for error in errors
     ]
 
@@ -82,7 +82,7 @@ def test_the_error_of_the_prices_is_forgiven() -> None:
 
 def test_errors_of_many_steps_cancel_out() -> None:
     error = StepError(bias=0.5, p90=0.4)
-    machine = Machine(prices=PRICES, max_prefill_tokens=100, decode_error=error)
+    machine = Machine(cost=COST, max_prefill_tokens=100, decode_error=error)
 
     def told(num_tokens: int) -> float:
         want = Demand(num_prefill_tokens=50, min_output_tokens=num_tokens)
@@ -95,7 +95,7 @@ def test_errors_of_many_steps_cancel_out() -> None:
 
 def test_the_wait_is_forgiven_the_error_of_the_steps_it_is_made_of() -> None:
     machine = Machine(
-        prices=PRICES,
+        cost=COST,
         max_prefill_tokens=100,
         prefill_error=StepError(p90=0.2),
         decode_error=StepError(p90=0.4),
@@ -253,7 +253,7 @@ def test_retry_stays_within_its_limits() -> None:
 
 def test_names_the_field_that_is_off() -> None:
     with pytest.raises(ValueError, match="max_prefill_tokens"):
-        Machine(prices=PRICES, max_prefill_tokens=0)
+        Machine(cost=COST, max_prefill_tokens=0)
     with pytest.raises(ValueError, match="p90"):
         StepError(p90=math.nan)
     with pytest.raises(ValueError, match="num_prefill_tokens"):

@@ -18,7 +18,7 @@ from penstock.scheduler.cost_model import CostModel
 from penstock.scheduler.latency_target import BatchLimit, PrefillLimit, StepBudget
 from penstock.scheduler.step_fit import StepFit
 
-PRICES = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=1e-4, context_token_s=0.0)
+COST = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=1e-4, context_token_s=0.0)
 TARGET_S = 0.05
 MAX_TOKENS = 2048
 
@@ -31,7 +31,7 @@ def budget(
     pacer: PrefillLimit, num_decodes: int, *, is_trusted: bool = True, context: int = 0
 ) -> StepBudget:
     return pacer.budget(
-        PRICES, is_trusted=is_trusted, num_decodes=num_decodes, num_context_tokens=context
+        COST, is_trusted=is_trusted, num_decodes=num_decodes, num_context_tokens=context
     )
 
 
@@ -45,9 +45,9 @@ def test_prefill_takes_all_that_decodes_leave() -> None:
 
 
 def test_the_context_of_the_chunk_counts() -> None:
-    prices = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=1e-4, context_token_s=1e-4)
+    cost = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=1e-4, context_token_s=1e-4)
 
-    step = pacer().budget(prices, is_trusted=True, num_decodes=50, num_context_tokens=50)
+    step = pacer().budget(cost, is_trusted=True, num_decodes=50, num_context_tokens=50)
 
     assert step.num_prefill_tokens == 144
     assert step.predicted_step_s == pytest.approx(0.0488)
@@ -88,7 +88,7 @@ def test_a_margin_lowers_the_aim_slowly() -> None:
     paced = pacer()
     sequence = [
         paced.budget(
-            PRICES, is_trusted=True, num_decodes=100, num_context_tokens=0, margin=0.25
+            COST, is_trusted=True, num_decodes=100, num_context_tokens=0, margin=0.25
         ).num_prefill_tokens
         for _ in range(300)
     ]
@@ -292,9 +292,7 @@ def settle(
     limit: BatchLimit, num_steps: int, *, is_trusted: bool = True, num_decodes: int = 10
 ) -> list[int]:
     return [
-        limit.observe(
-            PRICES, is_trusted=is_trusted, num_decodes=num_decodes, num_context_tokens=100
-        )
+        limit.observe(COST, is_trusted=is_trusted, num_decodes=num_decodes, num_context_tokens=100)
         for _ in range(num_steps)
     ]
 
@@ -319,11 +317,11 @@ def test_small_batches_come_to_the_limit_itself() -> None:
 
 def test_the_batch_grows_back_slowly() -> None:
     limit = BatchLimit(TARGET_S, max_num_seqs=256)
-    prices = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=0.0, context_token_s=1e-6)
+    cost = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=0.0, context_token_s=1e-6)
     limits: list[int] = []
     for context, is_growing in ((1000, False), (100, True)):
         limits = [
-            limit.observe(prices, is_trusted=True, num_decodes=10, num_context_tokens=10 * context)
+            limit.observe(cost, is_trusted=True, num_decodes=10, num_context_tokens=10 * context)
             for _ in range(4000)
         ]
         assert limits == sorted(limits, reverse=not is_growing)
@@ -332,11 +330,11 @@ def test_the_batch_grows_back_slowly() -> None:
 
 def test_context_in_turns_does_not_swing_the_batch() -> None:
     limit = BatchLimit(TARGET_S, max_num_seqs=256)
-    prices = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=0.0, context_token_s=1e-6)
+    cost = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=0.0, context_token_s=1e-6)
 
     limits = [
         limit.observe(
-            prices,
+            cost,
             is_trusted=True,
             num_decodes=10,
             num_context_tokens=10_000 if (index // 8) % 2 else 2000,

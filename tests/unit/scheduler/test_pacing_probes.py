@@ -13,12 +13,12 @@ NUM_DECODES = 100
 FIRST_WAIT_STEPS = 64
 
 
-def prices(token_s: float) -> CostModel:
+def cost(token_s: float) -> CostModel:
     return CostModel(step_s=0.01, prefill_token_s=token_s, decode_slot_s=1e-4, context_token_s=0.0)
 
 
 # Room for 300 tokens, or for 100.
-CHEAP, DEAR = prices(1e-4), prices(3e-4)
+CHEAP, DEAR = cost(1e-4), cost(3e-4)
 
 
 class Cliff:

@@ -29,9 +29,9 @@ def mixed_steps(num_steps: int, seed: int = 0) -> list[Features]:
     return steps
 
 
-def predict(prices: StepFit | CostModel, step: Features) -> float:
+def predict(coefficients: StepFit | CostModel, step: Features) -> float:
     prefill, decodes, context = step
-    return prices.step_time_s(
+    return coefficients.step_time_s(
         num_prefill_tokens=prefill, num_decodes=decodes, num_context_tokens=context
     )
 
@@ -69,7 +69,7 @@ def test_a_measured_prior_can_be_trusted_at_once() -> None:
     assert StepFit(TRUTH, min_steps=0).is_trusted
 
 
-def test_learns_the_prices_of_a_quiet_machine() -> None:
+def test_learns_the_coefficients_of_a_quiet_machine() -> None:
     fit = StepFit()
 
     learn(fit, TRUTH, mixed_steps(3000))
@@ -178,7 +178,7 @@ def test_a_single_kind_of_step_winds_nothing_up() -> None:
         feed(fit, (0, 1, 500), predict(TRUTH, (0, 1, 500)))
     feed(fit, (512, 1, 1012), 2.0 * predict(fit, (512, 1, 1012)))
 
-    assert all(math.isfinite(price) for price in astuple(fit.model))
+    assert all(math.isfinite(coefficient) for coefficient in astuple(fit.model))
     assert predict(fit, (0, 1, 500)) == pytest.approx(predict(TRUTH, (0, 1, 500)), rel=0.01)
 
 
@@ -213,7 +213,7 @@ def test_follows_a_price_that_drifts() -> None:
     assert fit.prefill_token_s == pytest.approx(3e-4, rel=0.1)
 
 
-def test_prices_stay_above_zero_when_noise_says_otherwise() -> None:
+def test_coefficients_stay_above_zero_when_noise_says_otherwise() -> None:
     truth = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=0.0, context_token_s=0.0)
     fit = StepFit()
 
@@ -286,7 +286,7 @@ def test_steps_beyond_any_line_are_not_trusted() -> None:
     assert not fit.is_trusted
 
 
-def test_the_same_steps_give_the_same_prices() -> None:
+def test_the_same_steps_give_the_same_coefficients() -> None:
     fits = [StepFit(), StepFit()]
     for fit in fits:
         learn(fit, TRUTH, mixed_steps(500), noise=0.1)

@@ -38,7 +38,7 @@ class Notes:
             self.notes.append(note)
 
 
-PRICES = CostModel(step_s=1.0, prefill_token_s=0.5, decode_slot_s=0.25, context_token_s=0.0)
+COST = CostModel(step_s=1.0, prefill_token_s=0.5, decode_slot_s=0.25, context_token_s=0.0)
 
 
 class TickingClock(FakeClock):
@@ -143,8 +143,8 @@ def test_what_a_note_counts_is_what_was_in_the_step(depth: int) -> None:
         assert note.num_context_tokens == measure.num_context_tokens
 
 
-def test_a_step_is_predicted_by_the_prices_known_before_it() -> None:
-    engine, notes, _ = noted(known_cost=PRICES, clock=TickingClock())
+def test_a_step_is_predicted_by_the_cost_known_before_it() -> None:
+    engine, notes, _ = noted(known_cost=COST, clock=TickingClock())
     engine.submit((make_spec(1, 3, max_tokens=60),))
     run_until_idle(engine)
     pace = engine.sizing

@@ -18,7 +18,7 @@ from penstock.scheduler.request import RequestSpec
 from penstock.scheduler.step_sizing import StepSizing
 from support.core import make_info, make_spec, simulated_device
 
-PRICES = CostModel(step_s=0.01, prefill_token_s=0.001, decode_slot_s=0.001, context_token_s=1e-5)
+COST = CostModel(step_s=0.01, prefill_token_s=0.001, decode_slot_s=0.001, context_token_s=1e-5)
 
 
 class Steps:
@@ -54,9 +54,9 @@ def make_engine(
 ) -> tuple[Engine, VirtualClock]:
     clock = VirtualClock(5.0)
     executor = simulated_device(
-        clock, PRICES, num_blocks=4000, max_num_seqs=num_seqs, pipeline_depth=depth
+        clock, COST, num_blocks=4000, max_num_seqs=num_seqs, pipeline_depth=depth
     )
-    settings = SchedulerConfig(max_num_batched_tokens=200, known_cost=PRICES)
+    settings = SchedulerConfig(max_num_batched_tokens=200, known_cost=COST)
     engine = Engine(executor, replace(settings, **config), clock, steps)
     return engine, clock
 
@@ -88,7 +88,7 @@ def test_every_step_is_measured_as_what_it_held_and_what_it_took(depth: int) -> 
     assert measures[0].num_context_tokens == 20
     assert sum(measure.num_prefill_tokens for measure in measures) == 44
     for measure in measures:
-        expected_s = PRICES.step_time_s(
+        expected_s = COST.step_time_s(
             num_prefill_tokens=measure.num_prefill_tokens,
             num_decodes=measure.num_decodes,
             num_context_tokens=measure.num_context_tokens,
@@ -105,7 +105,7 @@ def test_without_a_target_the_limits_are_the_fixed_ones() -> None:
 
 
 def test_a_target_leaves_prefill_what_decodes_leave() -> None:
-    config = SchedulerConfig(max_num_batched_tokens=200, target_itl_s=0.06, known_cost=PRICES)
+    config = SchedulerConfig(max_num_batched_tokens=200, target_itl_s=0.06, known_cost=COST)
     pace = StepSizing(make_info(max_num_seqs=32, block_size=4), config)
     for _ in range(200):
         pace.learn(
@@ -125,7 +125,7 @@ def test_an_executor_that_paces_itself_takes_no_target() -> None:
     info = replace(make_info(), is_self_paced=True)
     with pytest.raises(ValueError, match="target_itl_s"):
         StepSizing(info, SchedulerConfig(target_itl_s=0.05))
-    assert not StepSizing(info, SchedulerConfig(known_cost=PRICES)).has_cost
+    assert not StepSizing(info, SchedulerConfig(known_cost=COST)).has_cost
 
 
 def test_running_requests_keep_their_time_while_prompts_keep_coming() -> None:

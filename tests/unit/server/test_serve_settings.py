@@ -42,7 +42,7 @@ from penstock.server.settings.json_values import to_json_value
 from penstock.server.settings.sources import BadSetting
 from support.serve_config import check_launches, serve_config
 
-PRICES = '{"step_s": 0.005, "prefill_token_s": 1e-5, "decode_slot_s": 2e-5, "context_token_s": 0}'
+COST = '{"step_s": 0.005, "prefill_token_s": 1e-5, "decode_slot_s": 2e-5, "context_token_s": 0}'
 
 
 def test_the_defaults_serve_the_demo_model() -> None:
@@ -106,7 +106,7 @@ EVERY_OPTION = (
     *("--order", "fair", "--target-itl-ms", "40", "--tenant-metadata-key", "x-tenant"),
     *("--tenant-weights", "a=2,b=0.5,=3", "--aging-s", "inf", "--max-prefill-share", "0.25"),
     *("--max-num-waiting-per-tenant", "6", "--max-num-running-per-tenant", "3"),
-    *("--deadline-admission", "off", "--step-cost", PRICES),
+    *("--deadline-admission", "off", "--step-cost", COST),
 )
 
 
@@ -321,11 +321,11 @@ def test_a_name_may_hold_what_separates_it_from_its_weight() -> None:
     assert config.scheduler.tenant_weights == {"a=b": 2.0}
 
 
-def test_prices_come_from_a_file_as_calibration_prints_them(tmp_path: Path) -> None:
-    prices = CostModel(step_s=0.004, prefill_token_s=3e-5, decode_slot_s=0.0, context_token_s=1e-8)
-    path = tmp_path / "prices.json"
-    path.write_text(json.dumps(to_json_value(prices)) + "\n", encoding="utf-8")
-    assert serve_config("--step-cost", str(path)).scheduler.known_cost == prices
+def test_cost_comes_from_a_file_as_calibration_prints_them(tmp_path: Path) -> None:
+    cost = CostModel(step_s=0.004, prefill_token_s=3e-5, decode_slot_s=0.0, context_token_s=1e-8)
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps(to_json_value(cost)) + "\n", encoding="utf-8")
+    assert serve_config("--step-cost", str(path)).scheduler.known_cost == cost
 
 
 def test_arguments_win_over_the_environment_and_it_over_defaults() -> None:

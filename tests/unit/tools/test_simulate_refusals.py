@@ -91,7 +91,7 @@ def test_a_file_of_steps_that_is_none(
     assert message in refusal(capsys, "simulate", "--calibrate-from", steps)
 
 
-PRICES = '{"step_s": 1, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}'
+COST = '{"step_s": 1, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}'
 SMALL = ("--synthetic", '{"duration_s": 1, "rate_per_s": 5}')
 
 
@@ -121,7 +121,7 @@ SMALL = ("--synthetic", '{"duration_s": 1, "rate_per_s": 5}')
         (("--deadline-share", "2"), "--deadline-share must be in"),
         (("--cost", '{"step_s": 1}'), "--cost: prefill_token_s, decode_slot_s, context_token_s mi"),
         (("--cost", "[1"), "--cost is not valid JSON"),
-        (("--cost", PRICES.replace("1", "1e300")), "--cost.step_s must be in 0..3600"),
+        (("--cost", COST.replace("1", "1e300")), "--cost.step_s must be in 0..3600"),
         (("--cost", "[1]"), "--cost must be an object, not a list"),
         (("--scheduler", '{"aging_s": 0}'), "--scheduler: aging_s must be above 0"),
         (

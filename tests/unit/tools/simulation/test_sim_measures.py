@@ -64,7 +64,7 @@ def seconds_of(cost: CostModel, counts: np.ndarray) -> np.ndarray:
     )
 
 
-def test_a_fit_finds_the_prices() -> None:
+def test_a_fit_finds_the_cost() -> None:
     cost = CostModel(step_s=0.006, prefill_token_s=31e-6, decode_slot_s=17e-6, context_token_s=9e-9)
     counts = steps(300, 1)
 

@@ -24,7 +24,7 @@ from penstock.scheduler.step_fit import SIGMA_OF_MEDIAN
 from penstock.server.observe.recording.trace import RecordedStep
 from penstock.tools.simulation.trace_formats import decoded
 
-_PRICES = ("step_s", "prefill_token_s", "decode_slot_s", "context_token_s")
+_COEFFICIENTS = ("step_s", "prefill_token_s", "decode_slot_s", "context_token_s")
 _NUM_ROUNDS = 12
 _MAX_SIGMAS = 6.0
 _NEVER_LEFT_OUT = 0.5
@@ -100,18 +100,18 @@ def fit_cost(counts: NDArray[np.float64], seconds: NDArray[np.float64]) -> Calib
     Raises CalibrationError for too few steps, ValueError if the result is no valid CostModel.
     """
     num = len(seconds)
-    if num < len(_PRICES):
-        raise CalibrationError(f"{num} steps are too few to fit {len(_PRICES)} prices")
+    if num < len(_COEFFICIENTS):
+        raise CalibrationError(f"{num} steps are too few to fit {len(_COEFFICIENTS)} coefficients")
     columns = np.column_stack((np.ones(num), counts))
-    prices, is_kept = _robust_fit(columns, seconds)
+    coefficients, is_kept = _robust_fit(columns, seconds)
     left_out_share = float(seconds[~is_kept].sum() / seconds.sum())
     columns, seconds = columns[is_kept], seconds[is_kept]
-    prices *= seconds.sum() / (columns @ prices).sum()
-    predicted = columns @ prices
+    coefficients *= seconds.sum() / (columns @ coefficients).sum()
+    predicted = columns @ coefficients
     residual = float(((predicted - seconds) ** 2).sum())
     variance = float(((seconds - seconds.mean()) ** 2).sum())
     return Calibration(
-        cost=CostModel(**dict(zip(_PRICES, prices.tolist(), strict=True))),
+        cost=CostModel(**dict(zip(_COEFFICIENTS, coefficients.tolist(), strict=True))),
         r_squared=1.0 - residual / variance if variance else 1.0,
         mean_error=float(np.abs(predicted - seconds).mean() / seconds.mean()),
         num_steps=len(seconds),
@@ -131,17 +131,19 @@ def _robust_fit(
     """
     expected = seconds
     is_kept = was_kept = np.ones(len(seconds), dtype=np.bool_)
-    prices = np.zeros(columns.shape[1])
+    coefficients = np.zeros(columns.shape[1])
     for _ in range(_NUM_ROUNDS):
         relative = columns[is_kept] / expected[is_kept, None]
         scales = np.maximum(np.abs(relative).max(axis=0), 1e-300)
-        prices = _non_negative_fit(relative / scales, seconds[is_kept] / expected[is_kept]) / scales
+        coefficients = (
+            _non_negative_fit(relative / scales, seconds[is_kept] / expected[is_kept]) / scales
+        )
         # A step with a predicted time of 0 would have infinite weight in the next round.
-        expected = np.maximum(columns @ prices, 1e-3 * seconds)
+        expected = np.maximum(columns @ coefficients, 1e-3 * seconds)
         errors = (seconds - expected) / expected
         sigma = SIGMA_OF_MEDIAN * float(np.median(np.abs(errors)))
         was_kept, is_kept = is_kept, errors <= max(_MAX_SIGMAS * sigma, _NEVER_LEFT_OUT)
-    return prices, was_kept
+    return coefficients, was_kept
 
 
 def _non_negative_fit(
@@ -156,6 +158,6 @@ def _non_negative_fit(
             error = float(((columns[:, chosen] @ fitted - seconds) ** 2).sum())
             if (fitted >= 0.0).all() and error < best_error:
                 best_error = error
-                prices = dict(zip(chosen, fitted.tolist(), strict=True))
-                best = [float(prices.get(column, 0.0)) for column in range(num_columns)]
+                coefficients = dict(zip(chosen, fitted.tolist(), strict=True))
+                best = [float(coefficients.get(column, 0.0)) for column in range(num_columns)]
     return np.array(best, dtype=np.float64)

@@ -64,7 +64,7 @@ def served(folder: Path, depth: int = 1) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_what_was_served_gives_prices_and_a_trace(tmp_path: Path, depth: int) -> None:
+def test_what_was_served_gives_a_cost_model_and_a_trace(tmp_path: Path, depth: int) -> None:
     lengths = served(tmp_path, depth)
 
     fit = calibrate(tmp_path / "steps.jsonl")

@@ -16,7 +16,7 @@ from penstock.scheduler.request import Request, RequestSpec
 from support.core import make_spec, simulated_device
 
 # A step takes 10 ms and 1 ms for each token of prefill: a prompt of 100 alone takes 110 ms.
-PRICES = CostModel(step_s=0.01, prefill_token_s=0.001, decode_slot_s=0.0, context_token_s=0.0)
+COST = CostModel(step_s=0.01, prefill_token_s=0.001, decode_slot_s=0.0, context_token_s=0.0)
 BUDGET = 100
 # Large, so that a check after every step looks at few.
 BLOCK_SIZE = 20
@@ -24,7 +24,7 @@ NUM_SETTLING = 40
 MAX_STEPS = 3000
 
 
-class PricedSite:
+class FixedCostSite:
     """An engine and the records of its requests.
 
     Deadlines and time limits of requests are given relative to the current time. All prompts are
@@ -35,11 +35,11 @@ class PricedSite:
     def __init__(self, *, is_settled: bool = True, num_seqs: int = 4, **config: Any) -> None:
         self.clock = VirtualClock(0.0)
         executor = simulated_device(
-            self.clock, PRICES, max_num_seqs=num_seqs, block_size=BLOCK_SIZE, num_blocks=200
+            self.clock, COST, max_num_seqs=num_seqs, block_size=BLOCK_SIZE, num_blocks=200
         )
         settings: dict[str, Any] = {
             "max_num_batched_tokens": BUDGET,
-            "known_cost": PRICES,
+            "known_cost": COST,
             "max_prefill_share": 1.0,
             "min_deadline_chance": 0.0,
         }
@@ -52,7 +52,7 @@ class PricedSite:
             for counts in NUM_SETTLING * [(10, 0, 10), (0, 1, 12)]:
                 names = ("num_prefill_tokens", "num_decodes", "num_context_tokens")
                 step = dict(zip(names, counts, strict=True))
-                self.engine.sizing.fit.observe(PRICES.step_time_s(**step), **step)
+                self.engine.sizing.fit.observe(COST.step_time_s(**step), **step)
             self.submit(1_000_000, 1)
             self.run()
 
