@@ -19,7 +19,7 @@ from support.scripted_server import (
 
 
 async def test_chat_in_a_pipe_keeps_the_history(server: ScriptedServer) -> None:
-    talk = "Hi\n\n/what\nAnd then?\n/reset\nAgain\n/quit\nnever sent\n"
+    talk = "Hi\n\n/help\n/what\nAnd then?\n/reset\nAgain\n/quit\nnever sent\n"
 
     result = await penstock(server, "chat", "--system", "Be brief.", "--stats", stdin=talk)
 
@@ -37,6 +37,7 @@ async def test_chat_in_a_pipe_keeps_the_history(server: ScriptedServer) -> None:
     ]
     assert result.err.count("tokens/s") == 3
     assert "/what: no such command" in result.err
+    assert "/help: no such command" not in result.err
 
 
 async def test_chat_in_a_pipe_ends_with_the_first_failure(server: ScriptedServer) -> None:

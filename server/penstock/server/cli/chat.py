@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 QUIT = "/quit"
 RESET = "/reset"
+_HELP = "/help"
 _COMMANDS = f"{RESET} clears the chat, {QUIT} exits"
 
 
@@ -60,6 +61,8 @@ def _chat(args: argparse.Namespace) -> int:
         while (line := _read_line(is_terminal)) is not None:
             if line == RESET:
                 history = list(opening)
+            elif line == _HELP:
+                print(_COMMANDS, file=sys.stderr, flush=True)
             elif line.startswith("/"):
                 print(f"{line}: no such command; {_COMMANDS}", file=sys.stderr, flush=True)
             elif line:
