@@ -176,7 +176,7 @@ def split_by_front(
     def front_of(key: int) -> int:
         return moved.get(key, key >> FRONT_SHIFT)
 
-    fronts: set[int] = set(np.unique(token_fronts).tolist())
+    fronts: set[int] = set(token_fronts.tolist())
     for change in events.changes:
         fronts.add(front_of(change.key))
     for end in events.ends:

@@ -233,8 +233,8 @@ class SumWindow:
             return
         self._begun_s = min(self._begun_s, float(times_s[0]))
         numbers = np.floor(times_s / self._slots.slot_s).astype(np.int64)
-        for number in np.unique(numbers):
-            index, is_new = self._slots.claim(int(number))
+        for number in sorted(set(numbers.tolist())):
+            index, is_new = self._slots.claim(number)
             if index < 0:
                 continue
             if is_new:
