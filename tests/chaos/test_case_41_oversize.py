@@ -21,7 +21,7 @@ HEALTH = "/grpc.health.v1.Health/Check"
 @pytest.mark.parametrize(
     "attack", [attacks.huge_messages, attacks.compression_bomb, attacks.huge_metadata]
 )
-async def test_case_41_what_is_too_large_is_refused(attack: attacks.Attack) -> None:
+async def test_case_41_what_is_too_large_is_rejected(attack: attacks.Attack) -> None:
     async with besieged() as siege:
         async with siege.probed() as probe:
             await attack(siege.address, 2)

@@ -111,7 +111,7 @@ async def test_a_bad_abort_names_the_field(served: ServedFront) -> None:
     assert rich_error(caught.value).fields == ["request_ids[1]"]
 
 
-async def test_refusals_come_as_statuses_with_their_details(served: ServedFront) -> None:
+async def test_rejections_come_as_statuses_with_their_details(served: ServedFront) -> None:
     for params, code, field in (
         ({"top_p": 2.0}, CODE.INVALID_ARGUMENT, "sampling_params.top_p"),
         ({"stop": [""]}, CODE.INVALID_ARGUMENT, "sampling_params.stop[0]"),
@@ -141,7 +141,7 @@ async def test_refusals_come_as_statuses_with_their_details(served: ServedFront)
     assert rich_error(caught.value).retry_s is not None
 
 
-async def test_a_form_the_executor_lacks_is_refused_by_its_foreign_name(text: ModelText) -> None:
+async def test_a_form_the_executor_lacks_is_rejected_by_its_foreign_name(text: ModelText) -> None:
     async with serving(text, gateway=gateway, is_up=False) as served:
         features = frozenset(Feature) - {Feature.JSON_SCHEMA}
         served.port.info = ExecutorInfo(
@@ -225,7 +225,7 @@ async def test_the_tokenizer_is_handed_over(served: ServedFront) -> None:
             assert "tokenizer.json" in archive.namelist()
 
 
-async def test_a_method_that_is_not_supported_is_refused_at_once(served: ServedFront) -> None:
+async def test_a_method_that_is_not_supported_is_rejected_at_once(served: ServedFront) -> None:
     async with asyncio.timeout(PATIENCE_S):
         call: Any = served.channel.unary_stream(f"/{SERVICE_NAME}/SubscribeKvEvents")
         with pytest.raises(grpc.aio.AioRpcError) as caught:

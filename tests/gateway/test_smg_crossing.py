@@ -320,7 +320,7 @@ async def test_other_forms(house: House, path: str, form: dict[str, Any], text: 
     [
         *((path, option) for path in (CHAT, TEXT) for option in (
             {"logit_bias": {"5": 100}},
-            {"logit_bias": {"99999999": 100}},  # which the worker would refuse
+            {"logit_bias": {"99999999": 100}},  # which the worker would reject
             {"prompt_logprobs": 2},
             {"truncate_prompt_tokens": 2},
             {"lora_path": "x"},
@@ -381,7 +381,7 @@ async def test_who_asks_and_how_urgent_it_is_does_not_cross(house: House) -> Non
     }
 
 
-async def test_images_are_refused_before_they_get_here(house: House) -> None:
+async def test_images_are_rejected_before_they_get_here(house: House) -> None:
     num_before = len(house.relay.to("Generate"))
     content = [
         {"type": "text", "text": "What is it?"},
@@ -417,12 +417,12 @@ async def test_a_full_queue_is_429_without_a_hint(house: House) -> None:
         num_before = len(house.relay.to("Generate"))
         waiting = [asyncio.create_task(house.post(TEXT)) for _ in range(MAX_WAITING + 1)]
         done, rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        (refused,) = done
+        (rejected,) = done
         for stream in streams:
             await stream.close()
         served = [await task for task in rest]
 
-    assert refused.result().status == 429
-    assert "retry-after" not in refused.result().headers
+    assert rejected.result().status == 429
+    assert "retry-after" not in rejected.result().headers
     assert [one.status for one in served] == [200] * MAX_WAITING
     assert len(house.relay.to("Generate")) - num_before == MAX_WAITING + 5

@@ -104,7 +104,7 @@ def test_a_model_that_computes_more_than_its_tree_is_served_by_its_modules(
 
 
 @pytest.mark.parametrize(("quantization", "kv_cache_dtype"), [("fp8", "auto"), ("none", "fp8")])
-def test_a_wrong_result_in_eight_bits_refuses_the_setting(
+def test_a_wrong_result_in_eight_bits_rejects_the_setting(
     quantization: str, kv_cache_dtype: str, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fused_loading: Any = pytest.importorskip("penstock.executor.torch.cuda.fused_loading")

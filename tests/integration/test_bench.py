@@ -198,7 +198,7 @@ async def test_the_tenant_goes_with_every_call() -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_lengths_that_the_model_refuses_are_bad_usage(service: Service) -> None:
+async def test_lengths_that_the_model_rejects_are_bad_usage(service: Service) -> None:
     done = await bench(service.address, "--rates", 1, "--prompt-tokens", 2**20)
 
     assert done.code == 2, done.err

@@ -134,7 +134,7 @@ async def test_without_a_builder_it_says_what_to_install(house: House) -> None:
     assert result.out == ""
 
 
-async def test_a_flag_the_builder_lacks_is_refused_by_name(house: House) -> None:
+async def test_a_flag_the_builder_lacks_is_rejected_by_name(house: House) -> None:
     result = await house.build("--max-num-tokens", "64", FAKE_BUILD_WITHOUT="max_num_tokens")
     other = await house.build("--option", "warp_drive=1")
 
@@ -320,7 +320,7 @@ async def test_an_engine_is_one_already(house: House) -> None:
     assert result.out == f"{house.model}\n"
 
 
-async def test_an_unknown_folder_and_bad_settings_are_refused(house: House) -> None:
+async def test_an_unknown_folder_and_bad_settings_are_rejected(house: House) -> None:
     bad_size = await house.build("--max-batch-size", "0")
     bad_option = await house.build("--option", "gemm_plugin")
     own_option = await house.build("--option", "output_dir=/tmp")

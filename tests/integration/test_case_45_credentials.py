@@ -178,7 +178,7 @@ async def test_case_45_a_token_is_for_its_tenant_alone(text: ModelText, premises
         await collect(call)
 
 
-async def test_case_45_refusals_carry_a_reason_and_no_secret(
+async def test_case_45_rejections_carry_a_reason_and_no_secret(
     text: ModelText, premises: Premises
 ) -> None:
     async with serving(text, security=premises.tokens()) as served:
@@ -288,11 +288,11 @@ async def test_a_shared_call_does_not_outlive_its_token(
         again = request()
         again.request_id = "again"
         await call.write(pb.MultiplexRequest(submit=pb.MultiplexSubmit(key=2, generation=again)))
-        refused = None
-        while refused is None:
+        rejected = None
+        while rejected is None:
             response = await next_event(call)
-            refused = next((e for e in response.events if e.key == 2), None)
-        assert refused.error.code == C.UNAUTHENTICATED.value[0]
+            rejected = next((e for e in response.events if e.key == 2), None)
+        assert rejected.error.code == C.UNAUTHENTICATED.value[0]
         call.cancel()
 
 

@@ -48,7 +48,7 @@ async def test_cancel_finds_requests_of_other_fronts_or_says_not_found(
     assert error.request_id == "nowhere"
 
 
-async def test_same_id_in_flight_is_refused_and_the_first_unharmed(served: ServedFront) -> None:
+async def test_same_id_in_flight_is_rejected_and_the_first_unharmed(served: ServedFront) -> None:
     first = served.stub.Generate(text_request("hello", request_id="same"))
     (spec,) = await served.port.next_submission()
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -126,7 +126,7 @@ def test_other_paths_are_not_found(house: House, path: str) -> None:
     assert house.ask(path)[0] == 404
 
 
-def test_methods_other_than_get_and_head_are_refused(house: House) -> None:
+def test_methods_other_than_get_and_head_are_rejected(house: House) -> None:
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         status, headers, _ = house.ask("/metrics", method)
         assert status == 405
@@ -143,7 +143,7 @@ def test_methods_other_than_get_and_head_are_refused(house: House) -> None:
         ("/?x=%3Cscript%3E", b"unknown parameter"),
     ],
 )
-def test_questions_without_meaning_are_refused(house: House, path: str, says: bytes) -> None:
+def test_questions_without_meaning_are_rejected(house: House, path: str, says: bytes) -> None:
     status, headers, body = house.ask(path)
     assert status == 400
     assert says in body

@@ -81,7 +81,7 @@ async def submitted(served: ServedFront, num_requests: int) -> list[int]:
     return sorted([(await served.port.next_submission())[0].key for _ in range(num_requests)])
 
 
-async def test_many_requests_one_cancelled_one_refused_one_slow(served: ServedFront) -> None:
+async def test_many_requests_one_cancelled_one_rejected_one_slow(served: ServedFront) -> None:
     num_requests, num_tokens = 60, 30
     call, reader = await open_call(
         served, *(submit(key, credit=3 if key == 2 else None) for key in range(num_requests))

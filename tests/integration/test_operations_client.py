@@ -232,6 +232,6 @@ async def test_nobody_there_and_a_closed_client(kind: type[Face]) -> None:
 
 
 @pytest.mark.parametrize("kind", [OperationsClient, SyncOperationsClient])
-def test_a_bad_address_is_refused(kind: Any) -> None:
+def test_a_bad_address_is_rejected(kind: Any) -> None:
     with pytest.raises(ValueError, match=r"^address:"):
         kind("http://localhost")

@@ -66,11 +66,11 @@ def test_the_environment_is_matched_whole(sleeper: "subprocess.Popen[bytes]") ->
 def test_a_signal_reaches_the_process_it_is_for_and_its_end_is_told_once(
     sleeper: "subprocess.Popen[bytes]", has_descriptors: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(pid: int) -> int:
+    def reject(pid: int) -> int:
         raise OSError("an old container")
 
     if not has_descriptors:
-        monkeypatch.setattr(os, "pidfd_open", refuse)
+        monkeypatch.setattr(os, "pidfd_open", reject)
     entry = entry_for(sleeper)
     assert not reap(sleeper.pid), "it lives"
     assert send_signal(entry, signal.SIGTERM)

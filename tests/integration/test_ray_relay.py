@@ -66,10 +66,10 @@ async def test_calls_pass_as_bytes_with_their_ends(service: ReplicaService, rela
         assert [message.sequence for message in read] == list(range(len(messages)))
         assert read[-1].HasField("finished")
 
-        (refused,) = [item async for item in relay.stream(METHODS["Generate"], b"\xff", ())]
-        assert isinstance(refused, Ending)
-        assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
-        details = dict(refused.trailers)["grpc-status-details-bin"]
+        (rejected,) = [item async for item in relay.stream(METHODS["Generate"], b"\xff", ())]
+        assert isinstance(rejected, Ending)
+        assert rejected.code is grpc.StatusCode.INVALID_ARGUMENT
+        details = dict(rejected.trailers)["grpc-status-details-bin"]
         assert isinstance(details, bytes)
         assert b"MALFORMED_REQUEST" in details
 

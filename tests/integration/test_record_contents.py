@@ -72,7 +72,7 @@ async def test_a_bad_context_begins_a_trace_and_fails_nobody(
     assert any(trace.trace_id)
 
 
-async def test_a_refusal_names_its_trace_and_comes_before_any_header(text: ModelText) -> None:
+async def test_a_rejection_names_its_trace_and_comes_before_any_header(text: ModelText) -> None:
     async with logged(text, FrontConfig(acceptance_delay_s=60.0)) as (served, log):
         call = Call(served.channel, "Generate", text_request())
         served.port.fail(await submitted(served), FailureReason.QUEUE_FULL)
@@ -155,8 +155,8 @@ async def test_nothing_of_the_content_is_in_a_record_by_default(
     await call.outcome()
     record = await log.next()
     assert record.finish_reasons == ("STOP",)
-    refused = text_request("canaryprompt", model="canarymodel")
-    await Call(served.channel, "Generate", refused).outcome()
+    rejected = text_request("canaryprompt", model="canarymodel")
+    await Call(served.channel, "Generate", rejected).outcome()
     await log.next()
     # As text, and as the ids that it became.
     prompt_ids = served.encode("canaryprompt")

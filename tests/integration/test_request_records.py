@@ -179,7 +179,7 @@ async def test_a_good_end_is_told_in_full(site: tuple[ServedFront, RecordLog], s
     assert len(record.trace.span_id) == 8
 
 
-async def test_a_refused_request_has_nothing_it_never_had(
+async def test_a_rejected_request_has_nothing_it_never_had(
     site: tuple[ServedFront, RecordLog],
 ) -> None:
     served, log = site

@@ -257,7 +257,7 @@ async def test_without_the_option_a_call_takes_its_request_along(service: Steppe
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_what_is_too_large_to_be_kept_is_refused(text: ModelText) -> None:
+async def test_what_is_too_large_to_be_kept_is_rejected(text: ModelText) -> None:
     async with stepped(text, front=FrontConfig(max_resume_bytes=900)) as service:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await service.end_of(service.stub.Generate(resumable(prompt=[300] * 470)))
@@ -274,7 +274,7 @@ async def test_a_grace_out_of_bounds_is_named(service: SteppedService, grace_s: 
     assert "resume_timeout" in (caught.value.details() or "")
 
 
-async def test_a_resume_is_refused_if_the_service_does_not_offer_it(text: ModelText) -> None:
+async def test_a_resume_is_rejected_if_the_service_does_not_offer_it(text: ModelText) -> None:
     async with stepped(text, front=FrontConfig(max_resume_grace_s=0.0)) as service:
         for call in (
             service.stub.Generate(resumable()),

@@ -190,9 +190,9 @@ async def test_tools_with_tls_and_a_token(tmp_path: Path) -> None:
                 'penstock health --address "$ADDRESS" --ca "$CA"',
             )
         ]
-    refused, listed, called, health = outcomes
-    assert refused[0] == 1
-    assert refused[2].startswith("UNAUTHENTICATED")
+    rejected, listed, called, health = outcomes
+    assert rejected[0] == 1
+    assert rejected[2].startswith("UNAUTHENTICATED")
     assert listed[0] == 0
     assert method in listed[1]
     assert called[0] == 0, called[2]

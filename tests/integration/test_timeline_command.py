@@ -150,7 +150,7 @@ def test_it_is_replayed_and_cost_is_fitted_to_it(recording: Path) -> None:
     assert planned.returncode == 0, planned.stderr
 
 
-def test_a_recording_that_cannot_be_replayed_is_refused(recording: Path, tmp_path: Path) -> None:
+def test_a_recording_that_cannot_be_replayed_is_rejected(recording: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.bin"
     cut.write_bytes(recording.read_bytes()[:5000])
     for arguments, reason in (

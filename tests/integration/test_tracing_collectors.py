@@ -42,7 +42,7 @@ def test_a_dead_collector(protocol: str, num_requests: int) -> None:
     check_all_accounted_for(outcome, num_requests)
 
 
-@pytest.mark.parametrize("mode", [Mode.HANGING, Mode.REFUSING, Mode.EXHAUSTED])
+@pytest.mark.parametrize("mode", [Mode.HANGING, Mode.REJECTING, Mode.EXHAUSTED])
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 def test_a_collector_that_takes_nothing(protocol: str, mode: Mode) -> None:
     opened = grpc_receiver(mode) if protocol == "grpc" else http_receiver(mode)

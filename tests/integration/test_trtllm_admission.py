@@ -72,7 +72,7 @@ def test_the_engine_never_holds_what_it_cannot_run_while_others_leave(build: Hou
 
 
 @pytest.mark.parametrize("num_over", [0, 1])
-def test_a_request_as_large_as_the_cache_runs_or_is_refused(build: Houses, num_over: int) -> None:
+def test_a_request_as_large_as_the_cache_runs_or_is_rejected(build: Houses, num_over: int) -> None:
     """The engine reserves pages for every token, also for the last one, which is never computed."""
     num_blocks = 4
     house = build(num_blocks=num_blocks)

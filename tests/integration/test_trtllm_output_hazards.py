@@ -213,12 +213,12 @@ def test_an_error_at_submission_ends_that_request_alone(
         "TypeError": TypeError,
     }
 
-    def refuse(generate: Any, llm: Any, **arguments: Any) -> Any:
+    def reject(generate: Any, llm: Any, **arguments: Any) -> Any:
         if arguments["inputs"][0] == 100:
             raise errors[kind](text)
         return generate(llm, **arguments)
 
-    wrapped(monkeypatch, type(house.llm), "generate_async", refuse)
+    wrapped(monkeypatch, type(house.llm), "generate_async", reject)
     house.submit(greedy_spec(1), greedy_spec(2))
     house.run_until_idle()
 

@@ -104,7 +104,7 @@ def test_no_text_is_taken_for_a_token(token: str) -> None:
         "{}",
     ],
 )
-def test_a_token_of_somebody_who_knows_the_checksum_is_refused(body: str) -> None:
+def test_a_token_of_somebody_who_knows_the_checksum_is_rejected(body: str) -> None:
     packed = body.replace("{names}", '"a","b"').encode()
     token = base64.urlsafe_b64encode(zlib.crc32(packed).to_bytes(4) + packed).decode()
     with pytest.raises(BadPageToken):

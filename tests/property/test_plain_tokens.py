@@ -171,7 +171,7 @@ async def play(
             limit = step if isinstance(step, int) else None
             seen.append(take(stream, limit, is_short=is_short))
         seen.append((is_woken, stream.num_backlog_tokens, stream.is_drained, stream.is_cut))
-        seen.append((request.state, request.live_keys, stream.refusal))
+        seen.append((request.state, request.live_keys, stream.failure))
     seen.append(take(stream, None, is_short=is_short))
     front.release(request)
     seen.append((port.cancelled, front.counters))

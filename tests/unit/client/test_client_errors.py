@@ -181,7 +181,7 @@ def test_longer_of_retry_info_and_pushback_counts(
     assert not error.failure.is_retry_forbidden
 
 
-def test_a_refused_deadline_tells_what_it_would_have_taken() -> None:
+def test_a_rejected_deadline_tells_what_it_would_have_taken() -> None:
     code = grpc.StatusCode.DEADLINE_EXCEEDED
     info = error_info("DEADLINE_UNREACHABLE", deadline_ms="500", estimate_ms="2250")
     error = error_from_call(
@@ -201,7 +201,7 @@ def test_an_estimate_that_is_none_is_not_made_up(told: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("value", ["-1", "soon"])
-def test_negative_or_unreadable_pushback_refuses_retries(value: str) -> None:
+def test_negative_or_unreadable_pushback_rejects_retries(value: str) -> None:
     call = failed_call(grpc.StatusCode.UNAVAILABLE, "m", ("grpc-retry-pushback-ms", value))
 
     assert error_from_call(call).failure.is_retry_forbidden

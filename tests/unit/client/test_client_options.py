@@ -193,7 +193,7 @@ def test_an_empty_text_is_sent_for_the_server_to_judge() -> None:
 
 
 @pytest.mark.parametrize("prompt", [[1, "a"], [True], [1.5], [ChatMessage("user", "x"), 1]])
-def test_mixed_prompts_are_refused(prompt: Any) -> None:
+def test_mixed_prompts_are_rejected(prompt: Any) -> None:
     with pytest.raises(TypeError, match=r"^prompt:"):
         encode(prompt)
 
@@ -224,7 +224,7 @@ def test_an_empty_sequence_is_no_prompt() -> None:
         ({"request_id": 7}, "request_id"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_path(options: dict[str, Any], path: str) -> None:
+def test_what_does_not_fit_is_rejected_by_path(options: dict[str, Any], path: str) -> None:
     with pytest.raises(ValueError, match=f"^{path}: "):
         encode("hi", **options)
 
@@ -263,7 +263,7 @@ def test_token_ids_that_do_not_fit_name_their_place() -> None:
         encode([1, -1])
 
 
-def test_an_unknown_option_is_refused() -> None:
+def test_an_unknown_option_is_rejected() -> None:
     with pytest.raises(TypeError, match=r"^temprature: no such option; did you mean temperature\?"):
         encode("hi", temprature=1.0)
 

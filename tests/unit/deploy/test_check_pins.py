@@ -85,10 +85,10 @@ def write_pins(folder: Path, after: dict[str, str]) -> None:
 def test_compare_fails_the_build_by_its_exit_code(tmp_path: Path) -> None:
     write_pins(tmp_path, IMAGE | {"protobuf": "7.36.2"})
 
-    refused = run("compare", str(tmp_path))
+    rejected = run("compare", str(tmp_path))
 
-    assert refused.returncode == 1
-    assert refused.stderr == (
+    assert rejected.returncode == 1
+    assert rejected.stderr == (
         "the install changed what the image brings: protobuf 6.33.2 became 7.36.2\n"
     )
 

@@ -250,7 +250,7 @@ def test_the_greatest_logit_is_found_and_a_bad_row_told(
     assert is_finite.tolist() == [True] * 5 + [False] * 4
 
 
-def test_the_environment_chooses_and_an_impossible_choice_is_refused(
+def test_the_environment_chooses_and_an_impossible_choice_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(KERNELS_VARIABLE, PLAIN)

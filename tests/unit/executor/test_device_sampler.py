@@ -225,8 +225,8 @@ def test_masked_rows_take_none_but_allowed_tokens() -> None:
     assert sampled.tokens[-1] == cases[-1].expected()
 
 
-def test_a_request_beyond_the_tables_is_refused() -> None:
+def test_a_request_beyond_the_tables_is_rejected() -> None:
     seated = Seated([Case(replace(GREEDY, num_logprobs=129)), Case(GREEDY)])
     sampler = OnDevice(seated).sampler
 
-    assert [bool(sampler.refusal(request)) for request in seated.batch.admitted] == [True, False]
+    assert [bool(sampler.rejection(request)) for request in seated.batch.admitted] == [True, False]

@@ -193,7 +193,7 @@ def test_what_any_block_held_before_reaches_no_request(
     ],
     ids=str,
 )
-def test_what_the_front_should_have_refused_fails_alone(
+def test_what_the_front_should_have_rejected_fails_alone(
     wrong: SamplingParams, folder: Path, naive: NaiveModel
 ) -> None:
     engine = make_engine(folder)
@@ -344,12 +344,12 @@ def test_blocks_follow_from_bytes(folder: Path) -> None:
     assert TorchExecutor(config).info.num_blocks == 10
 
 
-def test_bytes_for_less_than_a_block_are_refused(folder: Path) -> None:
+def test_bytes_for_less_than_a_block_are_rejected(folder: Path) -> None:
     with pytest.raises(ValueError, match="kv_cache_mib must hold a block"):
         TorchExecutor(ExecutorConfig(model_path=folder, kv_cache_bytes=100))
 
 
-def test_a_depth_of_two_is_refused(folder: Path) -> None:
+def test_a_depth_of_two_is_rejected(folder: Path) -> None:
     with pytest.raises(ValueError, match="pipeline_depth"):
         TorchExecutor(ExecutorConfig(model_path=folder, device="cuda", pipeline_depth=2))
 

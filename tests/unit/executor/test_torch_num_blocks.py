@@ -74,7 +74,7 @@ def test_what_was_asked_for_is_what_is_taken() -> None:
         ({"kv_memory_fraction": 0.001}, r"^kv_memory_fraction leaves no room for a block"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_its_setting(fields: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_rejected_by_its_setting(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         blocks(1000, 200, **fields)
 
@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_refused_by_its_setting(fields: dict[str, Any], mes
         ({"kv_cache_bytes": 901 * MIB}, "kv_cache_mib asks for 0.9 GiB"),
     ],
 )
-def test_pages_that_the_machine_does_not_hold_are_refused_by_their_setting(
+def test_pages_that_the_machine_does_not_hold_are_rejected_by_their_setting(
     fields: dict[str, Any], asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(num_blocks_module, "available_bytes", lambda: 900 * MIB)

@@ -169,7 +169,7 @@ def fault(checks: CheckProcesses, text: str) -> str:
     return checks.fault(Constraint(kind=ConstraintKind.GRAMMAR, texts=(text,)))
 
 
-def test_a_constraint_that_takes_the_process_along_is_refused_and_others_are_checked(
+def test_a_constraint_that_takes_the_process_along_is_rejected_and_others_are_checked(
     checks: CheckProcesses,
 ) -> None:
     assert fault(checks, 'root ::= "a"') == ""

@@ -150,7 +150,7 @@ def test_a_package_that_cannot_be_loaded_says_why(
 
 @pytest.mark.usefixtures("fake_trtllm")
 @pytest.mark.parametrize("name", ["RequestError", "TorchLlmArgs", "KvCacheRetentionConfig"])
-def test_a_version_that_lacks_a_name_is_refused_naming_both(
+def test_a_version_that_lacks_a_name_is_rejected_naming_both(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(importlib.import_module("tensorrt_llm.llmapi"), name)
@@ -160,7 +160,7 @@ def test_a_version_that_lacks_a_name_is_refused_naming_both(
 
 
 @pytest.mark.usefixtures("fake_trtllm")
-def test_a_class_that_is_nowhere_is_refused_by_name() -> None:
+def test_a_class_that_is_nowhere_is_rejected_by_name() -> None:
     with pytest.raises(ExecutorUnavailable, match=r"tensorrt_llm 1\.2\.0 has no FluxConfig"):
         load_package().named("FluxConfig")
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from penstock.executor.trtllm.block_account import BlockAccount
+from penstock.executor.trtllm.error_texts import is_fatal, is_invalid_request
 from penstock.executor.trtllm.page_audit import PageAudit
-from penstock.executor.trtllm.refusals import is_fatal, is_refusal
 from penstock.executor.trtllm.response_queue import Response, ResponseQueue
 from penstock.executor.trtllm.results import result_of
 from penstock.executor.trtllm.submitted_request import SubmittedRequest
@@ -250,7 +250,7 @@ def test_an_end_that_nobody_asked_for_is_a_failure(reason: str) -> None:
     assert len(result.slots) == 0
     (failure,) = result.failures
     assert failure.slot == 2
-    assert not failure.is_refusal
+    assert not failure.is_rejected
     assert reason in failure.detail
 
 
@@ -263,13 +263,13 @@ def test_a_failure_takes_the_tokens_of_its_step_along_and_keeps_its_words(
     result = result_of(
         [
             Response(failing, [4]),
-            Response(failing, is_last=True, failure="x" * 9000, is_refusal=True),
+            Response(failing, is_last=True, failure="x" * 9000, is_rejected=True),
         ]
     )
 
     assert len(result.slots) == 0
     (failure,) = result.failures
-    assert failure.is_refusal
+    assert failure.is_rejected
     assert failure.detail == "the engine rejected it"
     # They may quote the prompt.
     assert "xxx" not in caplog.text
@@ -351,7 +351,7 @@ def test_missing_logprobs_fail_the_request_that_asked(logprobs: Any) -> None:
     ],
 )
 def test_the_engines_words_tell_whose_fault_it_was(message: str, expected: bool) -> None:
-    assert is_refusal(message) is expected
+    assert is_invalid_request(message) is expected
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_words_of_the_request_itself_are_not_the_engines() -> None:
     form = '{"type": "internal forward kernel CUDA device-side assert"}'
     text = f"Guided decoding error: Unsupported type {form}"
 
-    assert is_refusal(text, form)
+    assert is_invalid_request(text, form)
     assert not is_fatal(text, form)
     assert is_fatal(f"{text}: an illegal memory access was encountered", form)
-    assert not is_refusal(f"{text}: an illegal memory access, cublasSgemm", form)
+    assert not is_invalid_request(f"{text}: an illegal memory access, cublasSgemm", form)

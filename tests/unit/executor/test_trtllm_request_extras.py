@@ -59,13 +59,13 @@ def test_a_choice_is_a_regex_that_matches_its_texts(texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", ConstraintKind)
-def test_a_form_is_refused_without_a_backend(kind: ConstraintKind) -> None:
+def test_a_form_is_rejected_without_a_backend(kind: ConstraintKind) -> None:
     with pytest.raises(ValueError, match="constraint"):
         arguments(constrained(kind, "a"), engine=mapping(TrtllmConfig()))
 
 
 @pytest.mark.parametrize("kind", [ConstraintKind.GRAMMAR, ConstraintKind.REGEX])
-def test_what_nothing_can_check_is_refused_with_llguidance(kind: ConstraintKind) -> None:
+def test_what_nothing_can_check_is_rejected_with_llguidance(kind: ConstraintKind) -> None:
     engine = mapping(TrtllmConfig(guided_decoding_backend=GuidedDecodingBackend.LLGUIDANCE))
     with pytest.raises(ValueError, match="constraint"):
         arguments(constrained(kind, 'root ::= "a"'), engine=engine)
@@ -110,7 +110,7 @@ def test_who_shares_nothing_has_a_salt_that_nobody_has_twice() -> None:
     assert not any(re.fullmatch("[0-9a-f]*", salt) for salt in salts)
 
 
-def test_reuse_without_salts_is_refused_at_the_start() -> None:
+def test_reuse_without_salts_is_rejected_at_the_start() -> None:
     package = recording_package(generate_arguments=GENERATE_ARGUMENTS - {"cache_salt"})
     with pytest.raises(ValueError, match="cache_salt"):
         mapping(package=package)
@@ -133,7 +133,7 @@ def test_an_adapter_goes_by_name() -> None:
 
 
 @pytest.mark.parametrize("missing", ["lora_request", "streaming"])
-def test_a_version_without_an_argument_that_is_needed_is_refused(missing: str) -> None:
+def test_a_version_without_an_argument_that_is_needed_is_rejected(missing: str) -> None:
     package = recording_package(generate_arguments=GENERATE_ARGUMENTS - {missing})
     with pytest.raises(ValueError, match=missing):
         mapping(package=package)
@@ -178,11 +178,11 @@ def test_priority_is_told_to_versions_that_take_it(ours: int, engines: float) ->
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB])
-def test_a_token_outside_the_vocabulary_is_refused_by_place(token: int) -> None:
+def test_a_token_outside_the_vocabulary_is_rejected_by_place(token: int) -> None:
     with pytest.raises(ValueError, match=re.escape("prompt_ids[1]")):
         arguments(spec([5, token]))
 
 
-def test_no_tokens_are_refused() -> None:
+def test_no_tokens_are_rejected() -> None:
     with pytest.raises(ValueError, match="prompt_ids"):
         mapping().arguments(spec(), np.zeros(0, dtype=np.int32))

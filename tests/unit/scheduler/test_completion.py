@@ -33,7 +33,7 @@ def decode_alone(site: FixedCostSite) -> None:
     site.run()
 
 
-def test_an_answer_that_is_probably_too_long_is_refused_and_told_its_chance() -> None:
+def test_an_answer_that_is_probably_too_long_is_rejected_and_told_its_chance() -> None:
     site = site_with(200)
     assert site.submit(1, 100, max_tokens=500, deadline_s=1.0) is None
     site.step()
@@ -60,7 +60,7 @@ def test_a_short_limit_is_certain_whatever_was_learned() -> None:
     assert isinstance(site.ends[1], Completed)
 
 
-def test_before_outputs_have_ended_nobody_is_refused() -> None:
+def test_before_outputs_have_ended_nobody_is_rejected() -> None:
     site = FixedCostSite(min_deadline_chance=0.1, is_settled=False)
     assert site.submit(1, 100, max_tokens=500, deadline_s=1.0) is not None
 

@@ -12,7 +12,7 @@ from support.core import make_spec
 from unit.scheduler.fixed_cost_site import FixedCostSite
 
 
-def test_a_first_token_that_cannot_be_there_in_time_is_refused_at_once() -> None:
+def test_a_first_token_that_cannot_be_there_in_time_is_rejected_at_once() -> None:
     site = FixedCostSite()
     begun_s = site.clock()
     site.submit(1, 100, ttft_deadline_s=0.1)
@@ -26,7 +26,7 @@ def test_a_first_token_that_cannot_be_there_in_time_is_refused_at_once() -> None
     assert 1 not in site.queued
 
 
-def test_a_first_token_that_can_just_be_there_is_not_refused() -> None:
+def test_a_first_token_that_can_just_be_there_is_not_rejected() -> None:
     site = FixedCostSite()
     site.submit(1, 100, ttft_deadline_s=0.12)
     site.run()
@@ -56,12 +56,12 @@ def test_waiting_requests_ahead_delay_the_prediction(order: SchedulingOrder) -> 
     site.submit(10, 100, ttft_deadline_s=5.0)
     site.run()
     # In the fair order it would precede requests with later deadlines.
-    is_refused = isinstance(site.ends[9], Failed)
-    assert is_refused is (order is SchedulingOrder.FCFS)
+    is_rejected = isinstance(site.ends[9], Failed)
+    assert is_rejected is (order is SchedulingOrder.FCFS)
     assert isinstance(site.ends[10], Completed)
 
 
-def test_who_is_refused_is_told_to_come_back_when_the_queue_is_shorter_by_what_was_lacking() -> (
+def test_who_is_rejected_is_told_to_come_back_when_the_queue_is_shorter_by_what_was_lacking() -> (
     None
 ):
     site = FixedCostSite(num_seqs=1, order=SchedulingOrder.FCFS)
@@ -192,7 +192,7 @@ def test_a_deadline_that_has_passed_at_submission_is_told_as_such() -> None:
     assert site.failure(1).reason is FailureReason.DEADLINE_EXCEEDED
 
 
-def test_all_outputs_of_a_request_are_refused_with_their_leader() -> None:
+def test_all_outputs_of_a_request_are_rejected_with_their_leader() -> None:
     site = FixedCostSite()
     now = site.clock()
     leader = make_spec(1, prompt=[1] * 100, ttft_deadline_s=now + 0.05, arrival_s=now)

@@ -218,7 +218,7 @@ def test_hopeless_when_not_even_the_machine_alone_would_do() -> None:
     ) == pytest.approx(48.45)
 
 
-def test_hopeless_is_what_the_door_would_refuse() -> None:
+def test_hopeless_is_what_the_door_would_reject() -> None:
     want = Demand(num_prefill_tokens=250, min_output_tokens=3)
     deadlines = {"ttft_deadline_s": 20.0, "deadline_s": 21.0}
     moment_s = latest_admission_s(MACHINE, want, **deadlines)

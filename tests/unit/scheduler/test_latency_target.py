@@ -362,7 +362,7 @@ def test_an_idle_machine_says_nothing_about_the_batch() -> None:
 
 
 @pytest.mark.parametrize("target_s", [0.0, -1.0, float("nan"), float("inf")])
-def test_refuses_a_target_that_is_none(target_s: float) -> None:
+def test_rejects_a_target_that_is_none(target_s: float) -> None:
     with pytest.raises(ValueError, match="target_itl_s"):
         pacer(target_s)
     with pytest.raises(ValueError, match="target_itl_s"):

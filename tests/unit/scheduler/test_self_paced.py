@@ -216,8 +216,8 @@ def test_the_schedulers_own_finding_wins_over_the_executors_word(pair: Pair) -> 
     ("flags", "reason"),
     [
         ({}, FailureReason.EXECUTOR_REQUEST_FAILED),
-        ({"is_refusal": True}, FailureReason.EXECUTOR_REJECTED),
-        ({"is_refusal": True, "is_of_constraint": True}, FailureReason.CONSTRAINT_REJECTED),
+        ({"is_rejected": True}, FailureReason.EXECUTOR_REJECTED),
+        ({"is_rejected": True, "is_of_constraint": True}, FailureReason.CONSTRAINT_REJECTED),
     ],
 )
 def test_a_failure_says_whose_fault_it_is(

@@ -258,7 +258,7 @@ def test_whoever_ends_in_the_batch_tells_of_the_stay_alone() -> None:
     assert end.stay is not None
 
 
-def test_the_refused_did_not_wait() -> None:
+def test_the_rejected_did_not_wait() -> None:
     site = Site(max_num_waiting=1, max_num_seqs=1)
     site.submit(1, 3, max_tokens=60 * BLOCK_SIZE)
     site.submit(2)

@@ -156,7 +156,7 @@ def test_another_value_of_the_tls_variable_is_no_plain_text(
     assert str(raised.value) == f"PENSTOCK_TLS must be one of on, off, not {text!r}"
 
 
-def test_a_refused_deadline_says_what_it_takes_and_when_to_come_back() -> None:
+def test_a_rejected_deadline_says_what_it_takes_and_when_to_come_back() -> None:
     error = error_of(
         Failure(
             code=grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -37,7 +37,7 @@ def test_limits_come_from_flags_and_variables() -> None:
 
 @pytest.mark.parametrize("field", ["engine_hang_s", "front_hang_s"])
 @pytest.mark.parametrize("limit_s", [-1.0, 0.5, float("nan"), float("inf")])
-def test_limits_that_make_no_sense_are_refused_by_name(field: str, limit_s: float) -> None:
+def test_limits_that_make_no_sense_are_rejected_by_name(field: str, limit_s: float) -> None:
     values: Any = {field: limit_s}
     with pytest.raises(ValueError, match=field):
         replace(config(), **values)
@@ -97,7 +97,7 @@ def test_the_gateway_is_set_by_flag_or_variable() -> None:
         check_launches(config)
 
 
-def test_an_unknown_gateway_is_refused_by_name() -> None:
+def test_an_unknown_gateway_is_rejected_by_name() -> None:
     with pytest.raises(BadSetting, match="PENSTOCK_GATEWAY must be one of none, smg"):
         configured(PENSTOCK_GATEWAY="vllm")
 

@@ -396,12 +396,12 @@ def test_simulated_steps_take_their_time_unless_told_otherwise(
     assert serve_config("--executor", "simulated", *arguments).executor.simulated.pace is pace
 
 
-def test_settings_of_another_executor_are_refused() -> None:
+def test_settings_of_another_executor_are_rejected() -> None:
     with pytest.raises(BadSetting, match="simulated-config has no effect with the torch executor"):
         serve_config("--simulated-config", "{}")
 
 
-def test_a_budget_below_one_token_per_slot_is_refused() -> None:
+def test_a_budget_below_one_token_per_slot_is_rejected() -> None:
     with pytest.raises(BadSetting, match=r"batched-tokens must .* --max-num-seqs \(40\), not 32"):
         serve_config("--max-num-batched-tokens", "32", "--max-num-seqs", "40")
     serve_config("--max-num-batched-tokens", "40", "--max-num-seqs", "40")

@@ -163,7 +163,7 @@ def test_a_model_that_hides_its_vocabulary_cannot_be_asked() -> None:
         plans("--rates", 1, vocab_size=None)
 
 
-def test_another_machine_is_refused_unless_it_is_meant() -> None:
+def test_another_machine_is_rejected_unless_it_is_meant() -> None:
     args = parsed("--rates", 1)
     with pytest.raises((UsageError, BadSetting), match="--allow-remote"):
         sender_of(args, "gpu.example.org:50051")

@@ -206,7 +206,7 @@ def test_time_outside_the_engine_counts_to_ttft() -> None:
     assert not judge(run_of([asks(0.0)], target, front_s=0.3), target).meets
 
 
-def test_a_run_that_counted_against_another_target_is_refused() -> None:
+def test_a_run_that_counted_against_another_target_is_rejected() -> None:
     target = PlanTarget(ttft_p99_s=2.0, itl_p99_s=2.0)
 
     with pytest.raises(ValueError, match="another target"):

@@ -80,11 +80,11 @@ class Store:
             )
         )
 
-    def end(self, key: int, *, is_refused: bool = False, front_id: int = 1) -> None:
+    def end(self, key: int, *, is_rejected: bool = False, front_id: int = 1) -> None:
         key |= front_id << FRONT_SHIFT
         end = (
             Failed(key=key, at_s=1.0, reason=FailureReason.QUEUE_FULL)
-            if is_refused
+            if is_rejected
             else Completed(key=key, at_s=1.0, reason=FinishReason.LENGTH)
         )
         self.kept.record(StepEvents(step=1, at_s=1.0, ends=(end,)))
@@ -167,10 +167,10 @@ def test_a_front_that_goes_leaves_what_it_had_for_its_grace() -> None:
     assert (store.dropped, store.kept.moved) == (["a"], {})
 
 
-def test_what_the_engine_refused_is_not_kept() -> None:
+def test_what_the_engine_rejected_is_not_kept() -> None:
     store = Store()
     store.begin("a", 1)
-    store.end(1, is_refused=True)
+    store.end(1, is_rejected=True)
     assert (len(store.kept), store.kept.num_bytes) == (0, 0)
 
 

@@ -112,7 +112,7 @@ def test_all_outputs_must_pass() -> None:
     assert wing.shown[-1] == ()
 
 
-def test_the_poison_is_refused_and_nothing_else_happens() -> None:
+def test_the_poison_is_rejected_and_nothing_else_happens() -> None:
     wing = Wing(SuspectedRequest(key=key(1), is_poison=True))
     assert wing.quarantine.takes(FRONT, request(1, num_outputs=2))
     assert wing.is_due()

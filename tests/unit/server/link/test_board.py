@@ -144,7 +144,7 @@ def test_who_is_at_the_door_is_in_hand_and_who_is_on_trial_is_told_apart(fd: int
     view.close()
 
 
-def test_what_is_no_board_is_refused() -> None:
+def test_what_is_no_board_is_rejected() -> None:
     fd = create_beats(8)
     with pytest.raises(BoardError):
         BoardView(fd)

@@ -134,7 +134,7 @@ async def test_an_observer_that_does_not_read_costs_records_which_are_counted(
     async with exporter(path, max_bytes=100_000) as box:
         peer = await observer.greeted()
         num_taken = 0
-        # The kernel's buffer fills first, then ours; then the rest is refused at once.
+        # The kernel's buffer fills first, then ours; then the rest is rejected at once.
         for _ in range(5_000):
             num_taken += box.offer(payload)
             await asyncio.sleep(0)

@@ -27,7 +27,7 @@ def violations(*edits: Edit) -> dict[str, str]:
     try:
         read_generation(message, LIMITS, ("tiny",))
     except RequestError as error:
-        return {item.path: item.description for item in error.refusal.violations}
+        return {item.path: item.description for item in error.failure.violations}
     return {}
 
 
@@ -115,7 +115,7 @@ NOTHING: list[tuple[Edit, str, str]] = [
 
 
 @pytest.mark.parametrize(("edit", "path", "words"), NOTHING)
-def test_what_describes_no_text_is_refused(edit: Edit, path: str, words: str) -> None:
+def test_what_describes_no_text_is_rejected(edit: Edit, path: str, words: str) -> None:
     assert words in violations(edit)[path]
 
 
@@ -136,7 +136,7 @@ def test_references_and_characters_that_lead_somewhere_are_taken(edit: Edit) -> 
 
 
 @pytest.mark.parametrize(("edit", "path", "words"), TOO_LARGE)
-def test_what_would_be_too_large_for_a_compiler_is_refused(
+def test_what_would_be_too_large_for_a_compiler_is_rejected(
     edit: Edit, path: str, words: str
 ) -> None:
     (violation,) = violations(edit).items()

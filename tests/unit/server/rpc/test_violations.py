@@ -26,7 +26,7 @@ def test_it_is_told_what_is_wrong_with_a_duration(seconds: int, nanos: int, told
     violations.duration_s("path", Duration(seconds=seconds, nanos=nanos), 3600.0)
     with pytest.raises(RequestError) as caught:
         violations.raise_if_any()
-    assert [one.description for one in caught.value.refusal.violations] == [told]
+    assert [one.description for one in caught.value.failure.violations] == [told]
 
 
 def test_a_duration_without_a_bound_of_its_own_has_that_of_its_type() -> None:
@@ -37,4 +37,4 @@ def test_a_duration_without_a_bound_of_its_own_has_that_of_its_type() -> None:
     violations.duration_s("path", Duration(seconds=most + 1))
     with pytest.raises(RequestError) as caught:
         violations.raise_if_any()
-    assert f"at most {most} seconds" in caught.value.refusal.violations[0].description
+    assert f"at most {most} seconds" in caught.value.failure.violations[0].description

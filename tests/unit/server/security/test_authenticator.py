@@ -181,7 +181,7 @@ def test_claims_that_do_not_hold(house: House, claims: dict[str, Any]) -> None:
     try:
         token = house.token(**claims)
     except TypeError:
-        # The library refuses to sign what is no text; others do not.
+        # The library rejects to sign what is no text; others do not.
         pytest.skip("cannot be made")
     assert house.is_unknown(token)
 

@@ -174,7 +174,7 @@ def test_what_is_not_said_is_modest() -> None:
         ),
     ],
 )
-def test_what_is_off_is_refused_by_its_place(text: str, wanted: str) -> None:
+def test_what_is_off_is_rejected_by_its_place(text: str, wanted: str) -> None:
     with pytest.raises(BadPolicy) as caught:
         parsed(text)
     assert str(caught.value).startswith(wanted)

@@ -149,7 +149,7 @@ def test_the_mark_itself_cannot_be_used(tokenizer: Tokenizer) -> None:
     assert MARK in encode_chat(tokenizer, [user(f"<{MARK}s>")]).text
 
 
-def test_control_tokens_made_by_normalisation_are_refused(tmp_path: Path) -> None:
+def test_control_tokens_made_by_normalisation_are_rejected(tmp_path: Path) -> None:
     library = Library.from_str(byte_level().to_str())
     library.normalizer = normalizers.NFKC()
     library.add_special_tokens([AddedToken("[end]", special=True, normalized=True)])
@@ -170,7 +170,7 @@ def test_beginning_of_sequence_is_added_where_only_the_settings_ask_for_it(tmp_p
     assert tokenizer.encode("mercy", add_special_tokens=False).tolist() == ids[1:]
 
 
-def test_a_model_without_template_refuses_dialogues(tmp_path: Path) -> None:
+def test_a_model_without_template_rejects_dialogues(tmp_path: Path) -> None:
     tokenizer = load(tmp_path, settings={"chat_template": None})
     assert not tokenizer.has_chat_template
     with pytest.raises(ChatTemplateMissing):

@@ -120,7 +120,7 @@ def test_who_expires_is_late_and_waited_for_ever() -> None:
     assert math.isnan(b.ttft.p99_s)
 
 
-def test_who_is_refused_for_a_full_queue_is_told_apart() -> None:
+def test_who_is_rejected_for_a_full_queue_is_told_apart() -> None:
     config = dataclasses.replace(
         ONE_AT_A_TIME, scheduler=SchedulerConfig(deadline_admission=False, max_num_waiting=1)
     )

@@ -253,7 +253,7 @@ def test_values_that_no_row_can_hold_are_cut() -> None:
     assert bytes(row["request_id"]) == ("ü" * 32).encode()
 
 
-def test_facts_that_do_not_fit_are_refused() -> None:
+def test_facts_that_do_not_fit_are_rejected() -> None:
     with pytest.raises(FlightError, match="facts"):
         FlightWriter(create_memory(64, "t"), make_facts(executor="x" * 5000))
 

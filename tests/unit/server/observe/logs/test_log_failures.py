@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.scheduler.executor import ExecutorDied
-from penstock.server.front.errors import ErrorReason, refuse
+from penstock.server.front.errors import ErrorReason, request_error
 from penstock.server.link.wire import LinkError
 from penstock.server.observe.logs.lines import MAX_FAILURES, MAX_FRAMES, failures_of
 from penstock.server.text.errors import TextError
@@ -61,7 +61,7 @@ def words(error: BaseException, *, has_foreign_text: bool = False) -> list[tuple
         (KeyError(CANARY), ""),
         (UnicodeDecodeError("utf-8", CANARY.encode(), 0, 1, CANARY), ""),
         (TextError(CANARY), ""),
-        (refuse(ErrorReason.QUEUE_FULL), ""),
+        (request_error(ErrorReason.QUEUE_FULL), ""),
         (OSError(CANARY), ""),
         (OSError(errno.ENOSPC, CANARY, CANARY), "No space left on device"),
         (MemoryError("4 GiB"), "4 GiB"),

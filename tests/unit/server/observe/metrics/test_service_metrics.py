@@ -88,11 +88,11 @@ def test_a_record_fills_the_histograms() -> None:
 
 def test_what_never_happened_to_a_request_is_no_observation() -> None:
     metrics = service_metrics()
-    refused = record(
+    rejected = record(
         Segment(SegmentKind.PREPARE, 100.0, 100.5), code=8, reason="QUEUE_FULL", finish_reasons=()
     )
 
-    metrics.take_records([refused])
+    metrics.take_records([rejected])
 
     samples = read(metrics)
     for name in ("time_to_first_token", "time_per_output_token", "request_queue", "request_decode"):

@@ -97,10 +97,10 @@ def test_steps_in_flight_together_do_not_count_their_time_twice(maker: SnapshotM
 
 
 def test_records_tell_latencies_of_those_they_concern(maker: SnapshotMaker) -> None:
-    refused = request_record(
+    rejected = request_record(
         2, num_ahead=-1, ttft_s=math.nan, segments=(), num_prompt_tokens=500, num_cached_tokens=0
     )
-    maker.take_records([request_record(1, arrival_s=997.0), refused])
+    maker.take_records([request_record(1, arrival_s=997.0), rejected])
     model = model_of(maker)
 
     assert (model.ttft.num, model.queue.num, model.e2e.num) == (1, 1, 1)

@@ -189,7 +189,7 @@ async def test_a_profile_comes_in_pieces_from_whom_it_was_asked(process: str) ->
         ("front 3", 1.0, "there is no front 3; there are 1, 2"),
     ],
 )
-async def test_a_profile_of_nobody_is_refused(process: str, seconds: float, why: str) -> None:
+async def test_a_profile_of_nobody_is_rejected(process: str, seconds: float, why: str) -> None:
     with pytest.raises(OperationsError, match=why):
         async for _ in desk_of(Fakes()).profile(process, seconds):
             pass

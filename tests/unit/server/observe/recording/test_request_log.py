@@ -97,7 +97,7 @@ def test_a_request_rejected_for_load_is_recorded_with_the_mean_length(
     ran(requests, 3, 4)
     requests.end(Failed(key=4, at_s=0.0, reason=reason))
 
-    # Nothing was known when the first was refused: its max_tokens.
+    # Nothing was known when the first was rejected: its max_tokens.
     assert [one.num_output_tokens for one in requests.take()] == [9, 2, 4, 3]
 
 

@@ -23,7 +23,7 @@ from support.reports import (
     GENERATE,
     STAY,
     preempted_record,
-    refused_record,
+    rejected_record,
     request_record,
     trace_parent,
 )
@@ -132,7 +132,7 @@ def test_children_are_the_segments_and_say_why() -> None:
 def test_a_status_is_an_error_only_where_the_conventions_say(
     code: int, reason: str, status: str, is_error: bool
 ) -> None:
-    tree = tree_of(refused_record(code, reason))
+    tree = tree_of(rejected_record(code, reason))
     assert tree.is_error is is_error
     assert tree.attributes[keys.RPC_STATUS] == status
     assert tree.attributes.get(keys.ERROR_TYPE) == (status if is_error else None)
@@ -145,8 +145,8 @@ def test_codes_that_are_none_are_unknown() -> None:
     assert not is_server_error(0)
 
 
-def test_a_refused_request_used_no_tokens_and_has_no_phases_it_never_had() -> None:
-    tree = tree_of(refused_record(8, "QUEUE_FULL"))
+def test_a_rejected_request_used_no_tokens_and_has_no_phases_it_never_had() -> None:
+    tree = tree_of(rejected_record(8, "QUEUE_FULL"))
     assert [span.name for span in tree.children] == ["prepare"]
     assert tree.attributes[keys.PROMPT_TOKENS] == 96
     told = set(tree.attributes)
