@@ -114,7 +114,7 @@ class ScriptedPort:
         self._cancels.put_nowait((keys, reason))
         if self.is_answering:
             ends = [finished(key, reason) for key in keys]
-            asyncio.get_running_loop().call_soon(lambda: self.say(ends=ends))
+            asyncio.get_running_loop().call_soon(lambda: self.emit(ends=ends))
 
     async def cancel_by_id(self, request_id: str) -> RequestState | None:
         if not self.is_up:
@@ -155,8 +155,8 @@ class ScriptedPort:
         self.is_up = True
         self._up.set()
         limits = SchedulerConfig(max_num_waiting=8, max_num_waiting_tokens=4096)
-        told = hello(epoch, self.info, limits, publishes_cache=self.publishes_cache)
-        self.listener.on_hello(told)
+        reported = hello(epoch, self.info, limits, publishes_cache=self.publishes_cache)
+        self.listener.on_hello(reported)
 
     def go_down(self) -> None:
         assert self.listener is not None
@@ -164,7 +164,7 @@ class ScriptedPort:
         self._up.clear()
         self.listener.on_lost()
 
-    def say(
+    def emit(
         self,
         *,
         tokens: Iterable[tuple[int, int]] = (),
@@ -191,17 +191,17 @@ class ScriptedPort:
         )
 
     def admit(self, key: int, num_cached_tokens: int = 0, num_preemptions: int = 0) -> None:
-        self.say(changes=[admitted(key, num_cached_tokens, num_preemptions)])
+        self.emit(changes=[admitted(key, num_cached_tokens, num_preemptions)])
 
     def send(self, key: int, ids: Iterable[int]) -> None:
         """Report each id in its own step."""
         for token_id in ids:
-            self.say(tokens=[(key, token_id)])
+            self.emit(tokens=[(key, token_id)])
 
     def finish(
         self, key: int, reason: FinishReason = FinishReason.LENGTH, stop_id: int = -1
     ) -> None:
-        self.say(ends=[finished(key, reason, stop_id)])
+        self.emit(ends=[finished(key, reason, stop_id)])
 
     def fail(
         self,
@@ -220,7 +220,7 @@ class ScriptedPort:
             deadline_s=deadline_s,
             retry_after_s=retry_after_s,
         )
-        self.say(ends=[end])
+        self.emit(ends=[end])
 
 
 @contextlib.contextmanager
