@@ -202,10 +202,10 @@ async def test_what_nobody_comes_for_ends_with_its_grace(text: ModelText) -> Non
         await lose(service, call, 4)
         service.hear()
         clock.now_s += 4.9
-        service.link.sweep()
+        service.link.dispatcher.sweep()
         assert service.server.num_live_requests == 1
         clock.now_s += 0.1
-        service.link.sweep()
+        service.link.dispatcher.sweep()
         await service.until(lambda: not service.server.num_live_requests, steps=True)
         assert service.is_clean()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -218,7 +218,7 @@ async def test_a_kept_result_expires(text: ModelText) -> None:
     async with stepped(text, clock=clock) as service:
         await service.end_of(service.stub.Generate(resumable(grace_s=5.0)))
         service.hear()
-        kept = service.link.kept
+        kept = service.link.dispatcher.kept
         clock.now_s += 4.0
         await service.end_of(service.stub.Resume(resumed("r")))
         service.hear()

@@ -255,14 +255,12 @@ async def running(
 
 
 @contextlib.asynccontextmanager
-async def another_front(
-    service: SteppedService, front_id: int = 2, **config: Any
-) -> AsyncGenerator[SteppedService]:
-    """Start another front of the same engine. `config`: fields of FrontConfig."""
+async def another_front(service: SteppedService, **config: Any) -> AsyncGenerator[SteppedService]:
+    """Start the second front of the same engine. `config`: fields of FrontConfig."""
     server = FrontServer(
         service.front.text,
-        FrontConfig(front_id=front_id, **config),
-        port=service.link.port(front_id),
+        FrontConfig(front_id=2, **config),
+        port=service.link.port(2),
         clock=service.front.clock,
     )
     async with _served(server, service.engine, service.link) as other:
