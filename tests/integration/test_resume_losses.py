@@ -28,7 +28,6 @@ from support.resumed import (
     resumable,
     resumed,
     unbroken,
-    until_read,
 )
 from support.stepped_service import another_front, stepped
 
@@ -213,7 +212,7 @@ async def test_others_have_their_turn_while_a_history_is_taken_in(
             await site.replace_engine()
             assert request in second.front.attaching
         elif meanwhile == "cancelled":
-            await until_read(second, asyncio.ensure_future(second.front.cancel("r")))
+            await second.result_of(second.front.cancel("r"))
         elif meanwhile == "taken back":
             rest = await first.end_of(first.stub.Resume(rest_after(told)))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -257,7 +256,7 @@ async def test_a_cancel_while_the_prompt_is_tokenised_again_ends_it(
         await second.until(is_tokenising.is_set, steps=True)
         if meanwhile != "prompt is refused":
             cancelling = asyncio.ensure_future(second.front.cancel("r"))
-            state = await until_read(second, cancelling)
+            state = await second.result_of(cancelling)
             assert state is RequestState.PROCESSING
         if meanwhile == "nothing":
             second.step(2)
@@ -272,7 +271,7 @@ async def test_a_cancel_while_the_prompt_is_tokenised_again_ends_it(
             stream = second.link.dispatcher.kept.find("r")
             assert stream is not None
             assert not stream.is_read, "its grace runs"
-            await until_read(second, asyncio.ensure_future(second.front.cancel("r")))
+            await second.result_of(second.front.cancel("r"))
             return
         rest: list[Any] = await second.end_of(call)
         (end,) = rest[-1].response.finished.outputs

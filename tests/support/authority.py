@@ -116,10 +116,14 @@ class TokenIssuer:
         self.write()
 
     def jwks(self) -> dict[str, Any]:
-        makers = {"RS256": RSAAlgorithm, "ES256": ECAlgorithm, "EdDSA": OKPAlgorithm}
+        kinds: dict[str, Any] = {
+            "RS256": RSAAlgorithm,
+            "ES256": ECAlgorithm,
+            "EdDSA": OKPAlgorithm,
+        }
         entries: list[dict[str, Any]] = []
         for algorithm, key in self.keys.items():
-            entry: dict[str, Any] = json.loads(makers[algorithm].to_jwk(key.public_key()))
+            entry: dict[str, Any] = json.loads(kinds[algorithm].to_jwk(key.public_key()))
             entry.pop("key_ops", None)
             entries.append({**entry, "kid": f"{self.prefix}-{algorithm}", "alg": algorithm})
         return {"keys": entries}

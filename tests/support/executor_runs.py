@@ -111,14 +111,12 @@ class House:
             "max_seq_len": MAX_SEQ_LEN,
         }
         if self._config.kind is ExecutorKind.TRTLLM:
-            trtllm = self._config.trtllm
-            pages = {"max_tokens": num_blocks * BLOCK_SIZE, "tokens_per_block": BLOCK_SIZE}
-            own: dict[str, Any] = {
-                "max_batch_size": max_num_seqs,
-                "max_seq_len": MAX_SEQ_LEN,
-                "kv_cache_config": replace(trtllm.kv_cache_config, **pages),
-            }
-            limits = {"trtllm": replace(trtllm, **own)}
+            old = self._config.trtllm
+            pages = replace(
+                old.kv_cache_config, max_tokens=num_blocks * BLOCK_SIZE, tokens_per_block=BLOCK_SIZE
+            )
+            new = replace(old, max_batch_size=max_num_seqs, max_seq_len=MAX_SEQ_LEN)
+            limits = {"trtllm": replace(new, kv_cache_config=pages)}
         witness = Witness(self._create(replace(self._config, **limits)))
         self._built.append(witness)
         return witness

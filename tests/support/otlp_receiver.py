@@ -112,10 +112,10 @@ class Receiver:
         assert is_there, f"of {sorted(names)} came {sorted({span.name for span in of_trace()})}"
         return of_trace()
 
-    def is_settled(self, holds: Callable[[], bool]) -> bool:
+    def is_settled(self, holds: Callable[[], bool], limit_s: float = PATIENCE_S) -> bool:
         """Return whether `holds` became true in time; it is checked after every request."""
         with self._changed:
-            return self._changed.wait_for(holds, PATIENCE_S)
+            return self._changed.wait_for(holds, limit_s)
 
     def wait_for_call(self) -> None:
         assert self.is_settled(lambda: self.num_calls > 0)

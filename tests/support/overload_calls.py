@@ -47,8 +47,12 @@ class Calls:
 
     @property
     def refused(self) -> list[RichError]:
+        return [rich_error(error) for error in self.errors]
+
+    @property
+    def errors(self) -> list[grpc.aio.AioRpcError]:
         ends = [task.result() for task in self.done]
-        return [rich_error(end) for end in ends if isinstance(end, grpc.aio.AioRpcError)]
+        return [end for end in ends if isinstance(end, grpc.aio.AioRpcError)]
 
     @property
     def served(self) -> list[list[int]]:
