@@ -155,7 +155,7 @@ def test_a_system_that_reports_none_has_no_bound(tmp_path: Path) -> None:
     assert available_bytes(tmp_path / "none", tmp_path / "none", tmp_path) is None
 
 
-def test_eight_bits_are_told_beside_what_they_take(tmp_path: Path) -> None:
+def test_eight_bits_are_reported_with_what_they_take(tmp_path: Path) -> None:
     model = load_model(save_tiny_model("llama", tmp_path), device="cpu", dtype="float32")
 
     plain = describe_resources(model, page_bytes=1 << 20, path="fused", num_weight_bytes=3 << 20)
