@@ -144,7 +144,7 @@ def request_record(number: int = 1, **changes: Any) -> RequestRecord:
     return msgspec.structs.replace(record, **changes)
 
 
-def refused_record(code: int, reason: str, **changes: Any) -> RequestRecord:
+def rejected_record(code: int, reason: str, **changes: Any) -> RequestRecord:
     """Return the record of a request that was rejected during its preparation."""
     told: dict[str, Any] = {
         "code": code,

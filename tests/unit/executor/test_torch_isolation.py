@@ -75,7 +75,7 @@ def wrong(naive: NaiveModel, specs: list[RequestSpec], said: dict[int, list[int]
     ids=["ample plain", "scarce prefix"],
 )
 @pytest.mark.parametrize(("by", "at_output"), [("eager", 0), ("fused", 1), ("fused", 9)])
-def test_whoever_makes_the_step_raise_fails_alone(
+def test_a_request_that_makes_the_step_raise_fails_alone(
     by: PathName, at_output: int, hashed: bool, num_blocks: int, folder: Path, naive: NaiveModel
 ) -> None:
     executor = build(folder, num_blocks, by)

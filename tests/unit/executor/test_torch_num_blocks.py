@@ -78,7 +78,7 @@ def test_what_was_asked_for_is_what_is_taken() -> None:
         ({"kv_memory_fraction": 0.001}, r"^kv_memory_fraction leaves no room for a block"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_its_setting(fields: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_rejected_by_its_setting(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         blocks(1000, 200, **fields)
 
@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_refused_by_its_setting(fields: dict[str, Any], mes
         ({"kv_cache_bytes": 901 * MIB}, "kv_cache_mib asks for 0.9 GiB"),
     ],
 )
-def test_pages_that_the_machine_does_not_hold_are_refused_by_their_setting(
+def test_pages_that_the_machine_does_not_hold_are_rejected_by_their_setting(
     fields: dict[str, Any], asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(num_blocks_module, "available_bytes", lambda: 900 * MIB)
@@ -159,7 +159,7 @@ def test_a_system_that_reports_none_has_no_bound(tmp_path: Path) -> None:
     assert available_bytes(tmp_path / "none", tmp_path / "none", tmp_path) is None
 
 
-def test_eight_bits_are_told_beside_what_they_take(tmp_path: Path) -> None:
+def test_eight_bits_are_reported_with_what_they_take(tmp_path: Path) -> None:
     model = load_model(save_tiny_model("llama", tmp_path), device="cpu", dtype="float32")
 
     plain = describe_resources(model, page_bytes=1 << 20, path="fused", num_weight_bytes=3 << 20)

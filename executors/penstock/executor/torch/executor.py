@@ -198,10 +198,10 @@ class TorchExecutor:
                 last = int(forwarded.last_of_row[row])
                 if is_bad[last + 1 - int(batch.num_tokens[row]) : last + 1].any():
                     failures[int(batch.slots[row])] = "keys or values are not finite"
-        if rules.refusals:
+        if rules.rejections:
             for slot in batch.slots.tolist():
-                if slot in rules.refusals:
-                    failures[slot] = rules.refusals[slot]
+                if slot in rules.rejections:
+                    failures[slot] = rules.rejections[slot]
         if failures:
             self._clear(batch, rows_of(batch, np.array(list(failures), dtype=np.int32)))
         return failures
