@@ -56,7 +56,7 @@ async def test_case_41_messages_that_are_half_sent_take_little_memory(path: str)
         assert await most_mib_while(siege, path) < MAX_HALF_MIB
 
 
-async def test_case_41_nothing_is_taken_from_strangers(tmp_path: Path) -> None:
+async def test_case_41_nothing_is_taken_from_unauthenticated_callers(tmp_path: Path) -> None:
     premises = Premises(tmp_path)
     premises.tokens()
     async with besieged("--policy-file", str(premises.policy_file)) as siege:

@@ -157,7 +157,7 @@ async def test_a_form_the_executor_lacks_is_rejected_by_its_foreign_name(text: M
     assert rich_error(caught.value).info.metadata["field"] == "sampling_params.json_schema"
 
 
-async def test_malformed_bytes_are_told_as_such(served: ServedFront) -> None:
+async def test_malformed_bytes_are_reported_as_such(served: ServedFront) -> None:
     call: Any = served.channel.unary_stream(f"/{SERVICE_NAME}/Generate")
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -186,7 +186,7 @@ async def test_health_is_the_services_own(served: ServedFront) -> None:
     assert rich_error(caught.value).info.reason == "DRAINING"
 
 
-async def test_what_a_worker_tells_of_itself(served: ServedFront) -> None:
+async def test_what_a_worker_reports_of_itself(served: ServedFront) -> None:
     model = await ask(served, "GetModelInfo")
     assert (model.served_model_name, model.is_generation) == ("tiny", True)
     limits = served.server.front.current_limits()
@@ -239,7 +239,7 @@ async def test_a_method_that_is_not_supported_is_rejected_at_once(served: Served
         assert rich_error(caught.value).info.metadata["feature"] == feature
 
 
-async def test_every_method_of_the_contract_answers_and_says_whom_it_is_for(
+async def test_every_method_of_the_contract_answers_and_states_its_callers(
     served: ServedFront,
 ) -> None:
     (service,) = vllm.DESCRIPTOR.services_by_name.values()

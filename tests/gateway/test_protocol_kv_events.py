@@ -130,7 +130,7 @@ async def test_a_snapshot_and_what_follows_it(served: ServedFront) -> None:
     call.cancel()
 
 
-async def test_an_engines_loss_clears_all_and_the_next_begins_anew(served: ServedFront) -> None:
+async def test_an_engines_loss_clears_all_and_the_next_begins_again(served: ServedFront) -> None:
     call = await followed(served)
     hear = served.port.cache_listeners[b"c"]
     hear(CacheUpdate(ticket=0, changes=(block(1),), part=ALL))
@@ -228,7 +228,7 @@ async def test_what_is_rejected(served: ServedFront) -> None:
     assert (await rejected(subscribe(served.channel))).code() is CODE.UNAVAILABLE
 
 
-async def test_a_cache_of_which_nothing_is_known_says_so_at_once(text: ModelText) -> None:
+async def test_an_unknown_cache_is_reported_at_once(text: ModelText) -> None:
     for config, publishes_cache in (
         (QUIET, False),
         (FrontConfig(acceptance_delay_s=0.0, is_prefix_caching=False), True),
@@ -241,7 +241,7 @@ async def test_a_cache_of_which_nothing_is_known_says_so_at_once(text: ModelText
         assert rich_error(error).info.metadata["feature"] == "kv_events"
 
 
-async def test_a_tenant_hears_of_its_own_blocks_alone(text: ModelText, tmp_path: Path) -> None:
+async def test_a_tenant_receives_only_its_own_blocks(text: ModelText, tmp_path: Path) -> None:
     premises = Premises(tmp_path)
     security = premises.tokens()
     async with serving(text, QUIET, gateway=gateway, security=security, is_up=False) as served:
@@ -355,7 +355,7 @@ async def test_the_stream_is_the_engines_cache(text: ModelText) -> None:
         call.cancel()
 
 
-async def test_other_tenants_blocks_are_not_told(text: ModelText) -> None:
+async def test_other_tenants_blocks_are_not_reported(text: ModelText) -> None:
     config = FrontConfig(acceptance_delay_s=0.0, tenant_metadata_key=TENANT_KEY)
     mine, theirs = ((TENANT_KEY, "mine"),), ((TENANT_KEY, "theirs"),)
     async with stepped(text, front=config, gateway=gateway) as service:

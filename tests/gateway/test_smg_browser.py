@@ -268,7 +268,9 @@ async def test_a_page_streams_tokens_and_stops_them(browser: Browser, origin: st
 
 
 @pytest.mark.parametrize("model", STREAMS)
-def test_an_answer_is_whole_or_the_page_says_so(browser: Browser, origin: str, model: str) -> None:
+def test_an_answer_is_whole_or_the_page_reports_it(
+    browser: Browser, origin: str, model: str
+) -> None:
     left = visited(browser, origin, origin, str(NUM_TOKENS), IS_OVER, model)
 
     _, num_tokens = STREAMS[model]

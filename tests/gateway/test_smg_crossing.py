@@ -276,7 +276,7 @@ async def test_seeds_beyond_32_bits_are_clamped(house: House, path: str) -> None
         assert (await house.params(path, seed=seed))["seed"] == told
 
 
-async def test_an_openai_client_gets_what_its_json_schema_says(house: House) -> None:
+async def test_an_openai_client_gets_what_its_json_schema_specifies(house: House) -> None:
     form = {
         "type": "json_schema",
         "json_schema": {"name": "place", "strict": True, "schema": CITY},
@@ -360,7 +360,7 @@ async def test_all_logprobs_cannot_be_asked_for(house: House, path: str) -> None
     assert (await house.post(path, max_tokens=2, **options)).status == 400
 
 
-async def test_who_asks_and_how_urgent_it_is_does_not_cross(house: House) -> None:
+async def test_tenant_and_priority_do_not_cross(house: House) -> None:
     headers = {"x-tenant": "acme", "authorization": "Bearer secret", "x-session-id": "s"}
     options: dict[str, Any] = {
         "priority": 9,
@@ -394,7 +394,7 @@ async def test_images_are_rejected_before_they_get_here(house: House) -> None:
     assert len(house.relay.to("Generate")) == num_before
 
 
-async def test_methods_that_are_not_there_are_told_to_the_client(house: House) -> None:
+async def test_missing_methods_are_reported_to_the_client(house: House) -> None:
     embedding = await house.post("/v1/embeddings", input="x")
     assert embedding.status == 501
     assert "embeddings is not supported by this service" in embedding.error["message"]

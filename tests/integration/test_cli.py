@@ -161,7 +161,7 @@ async def test_a_failure_in_mid_stream_keeps_the_text(server: ScriptedServer) ->
     assert "Traceback" not in result.err
 
 
-async def test_a_full_queue_says_when_to_come_back(server: ScriptedServer) -> None:
+async def test_a_full_queue_has_a_retry_time(server: ScriptedServer) -> None:
     async def reject(call: ServedCall) -> None:
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
         await call.fail(code, "full", error_info("QUEUE_FULL"), retry_info(90.0))
@@ -185,7 +185,7 @@ async def test_a_deadline_has_its_own_exit_code(server: ScriptedServer) -> None:
 
 
 @pytest.mark.parametrize("args", [("generate", "Hi"), ("health",), ("chat",)])
-async def test_nobody_there_has_its_own_exit_code(
+async def test_no_service_has_its_own_exit_code(
     server: ScriptedServer, args: tuple[str, ...]
 ) -> None:
     with socket.socket() as reserved:

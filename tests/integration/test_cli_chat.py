@@ -117,7 +117,7 @@ async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(
     ]
 
 
-async def test_chat_at_a_terminal_tells_the_way_out_of_a_full_context(
+async def test_chat_at_a_terminal_shows_how_to_leave_a_full_context(
     server: ScriptedServer, terminal: Terminal, chat: asyncio.subprocess.Process
 ) -> None:
     async def reject(call: ServedCall) -> None:

@@ -61,7 +61,7 @@ async def test_rejection_is_typed_and_not_tried_again(
     assert time.slept_s == []
 
 
-async def test_tried_again_after_accepted_begins_anew(
+async def test_tried_again_after_accepted_begins_again(
     face: Face, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.append(failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept))

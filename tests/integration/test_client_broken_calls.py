@@ -37,7 +37,9 @@ async def error_of(face: Face, prompt: str) -> PenstockError | None:
     return None
 
 
-async def test_a_call_that_ends_under_writes_is_told_as_it_ended(server: ScriptedServer) -> None:
+async def test_a_call_that_ends_under_writes_is_reported_as_it_ended(
+    server: ScriptedServer,
+) -> None:
     """grpc.aio reports such a call as INTERNAL instead of with the server's status."""
     for _ in range(NUM_ROUNDS):
         server.rejections.extend([(grpc.StatusCode.UNAUTHENTICATED, "who are you")] * NUM_REQUESTS)
@@ -77,7 +79,9 @@ async def test_a_call_cancelled_each_time_counts_as_not_served(
         await face.events("Hi")
 
 
-async def test_a_call_cancelled_after_its_begin_is_told(face: Face, server: ScriptedServer) -> None:
+async def test_a_call_cancelled_after_its_begin_is_reported(
+    face: Face, server: ScriptedServer
+) -> None:
     server.scripts.append(failing(grpc.StatusCode.CANCELLED, "", after=accept_and_speak))
 
     with pytest.raises(CallCancelled):

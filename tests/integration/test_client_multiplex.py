@@ -258,7 +258,7 @@ async def test_a_server_without_multiplex_is_named(face: Face, server: ScriptedS
         await face.events("Hi")
 
 
-async def test_a_rejected_call_is_told_as_it_is(face: Face, server: ScriptedServer) -> None:
+async def test_a_rejected_call_has_its_own_status(face: Face, server: ScriptedServer) -> None:
     server.rejections.append((grpc.StatusCode.UNAUTHENTICATED, "who are you"))
 
     with pytest.raises(Unauthenticated, match="who are you"):
@@ -267,7 +267,9 @@ async def test_a_rejected_call_is_told_as_it_is(face: Face, server: ScriptedServ
     assert await face.text("Hi") == ["Hello, ", "world"]
 
 
-async def test_an_event_for_nobody_breaks_the_call(face: Face, server: ScriptedServer) -> None:
+async def test_an_event_without_a_receiver_breaks_the_call(
+    face: Face, server: ScriptedServer
+) -> None:
     async def stray(request: ServedRequest) -> None:
         request.key = 77
         await request.accepted()
@@ -323,7 +325,7 @@ async def test_closing_may_wait(face: Face, server: ScriptedServer) -> None:
         await face.events("more")
 
 
-async def test_nobody_there_is_told_for_each(kind: Any, time: FakeTime) -> None:
+async def test_no_service_is_reported_for_each(kind: Any, time: FakeTime) -> None:
     async with scripted_server() as server:
         address = server.address
     face: Face = kind(address, time, multiplex=True)

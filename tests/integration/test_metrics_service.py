@@ -130,7 +130,7 @@ async def test_requests_that_leave_an_idle_engine_are_gone_from_its_gauges() -> 
         assert total(samples, "kv_cache_blocks") == value(samples, "kv_cache_total_blocks")
 
 
-async def test_a_crash_of_the_engine_is_a_wait_of_its_requests_and_counts_go_on() -> None:
+async def test_a_crash_of_the_engine_is_a_wait_of_its_requests_and_counts_continue() -> None:
     async with started(*simulated(), *ARGUMENTS) as service:
         async with service.channel() as channel:
             running = stream(channel, 300)

@@ -151,7 +151,7 @@ async def block_writer(served: ServedFront, key: int) -> None:
                 return
 
 
-async def test_a_reader_that_stalls_is_told_and_all_is_freed(text: ModelText) -> None:
+async def test_a_stalled_reader_is_reported_and_all_is_freed(text: ModelText) -> None:
     config = FrontConfig(max_reader_stall_s=0.2, max_backlog_tokens=10**9)
     async with serving(text, config, channel_options=SMALL_WINDOW) as served:
         _, reader = await open_call(served, submit(1), submit(2))

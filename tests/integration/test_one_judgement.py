@@ -107,7 +107,7 @@ async def test_each_call_of_operators_is_judged_once(
     assert judged == list(OPERATIONS_METHODS)
 
 
-async def test_a_policy_that_is_replaced_meanwhile_does_not_reject_who_was_admitted(
+async def test_a_policy_that_is_replaced_meanwhile_does_not_reject_an_admitted_request(
     text: ModelText, premises: Premises, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     security = premises.tokens()

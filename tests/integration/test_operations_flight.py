@@ -62,7 +62,7 @@ RAW = pb.GetFlightRecordRequest(format=pb.FLIGHT_RECORD_FORMAT_RAW)
 MORE_THAN_IS_BUFFERED = bytes(32 << 20)
 
 
-async def test_readers_that_stall_keep_nobody_waiting(
+async def test_stalled_readers_block_no_other(
     operations: ServedDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("MAX_FLIGHT_WRITE_S", "MAX_FLIGHT_READ_S"):

@@ -76,7 +76,7 @@ async def test_pages_make_the_list_although_requests_come_and_go(operations: Ser
     assert len(seen) == len(set(seen)) == 252
 
 
-async def test_a_page_goes_on_by_name_when_the_clock_was_set(operations: ServedDesk) -> None:
+async def test_a_page_continues_by_name_when_the_clock_was_set(operations: ServedDesk) -> None:
     operations.desk.requests = numbered(4)
     first = await operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_size=2))
     operations.desk.requests = tuple(

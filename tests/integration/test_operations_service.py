@@ -135,7 +135,7 @@ async def test_bad_fields_are_named(operations: ServedDesk, call: Any, fields: l
     assert operations.desk.told == []
 
 
-async def test_malformed_bytes_are_told_as_such(operations: ServedDesk) -> None:
+async def test_malformed_bytes_are_reported_as_such(operations: ServedDesk) -> None:
     path = "/penstock.v1.OperationsService/GetStats"
     error = await rejection(cast("Any", operations.channel.unary_unary(path))(b"\xff\xff"))
 
@@ -167,7 +167,7 @@ async def test_a_watch_is_let_go_when_the_server_stops(operations: ServedDesk) -
         lambda stub: stub.Profile(pb.ProfileRequest()),
     ],
 )
-async def test_what_cannot_be_had_now_is_said_with_its_reason(
+async def test_what_is_not_available_now_is_reported_with_its_reason(
     operations: ServedDesk, call: Any
 ) -> None:
     operations.desk.error = OperationsError("the engine does not respond")
@@ -181,7 +181,7 @@ async def test_what_cannot_be_had_now_is_said_with_its_reason(
     assert error.pushback_ms is None
 
 
-async def test_a_fault_is_told_without_its_text(operations: ServedDesk) -> None:
+async def test_a_fault_is_reported_without_its_text(operations: ServedDesk) -> None:
     operations.desk.error = cast("Any", RuntimeError("a secret"))
     error = await rejection(operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest()))
 

@@ -83,13 +83,13 @@ async def test_a_deadline_that_cannot_be_met(
     }
 
 
-async def test_without_an_estimate_there_is_still_a_time_to_come_back(served: ServedFront) -> None:
+async def test_without_an_estimate_there_is_still_a_retry_time(served: ServedFront) -> None:
     error = await rejected(served, FailureReason.DEADLINE_UNREACHABLE)
     assert isinstance(error, DeadlineUnreachable)
     assert (error.estimate_s, error.deadline_s, error.retry_after_s) == (None, None, 3.0)
 
 
-async def test_a_deadline_that_passed_says_when_to_come_back_if_that_is_known(
+async def test_a_deadline_that_passed_has_a_retry_time_if_that_is_known(
     served: ServedFront,
 ) -> None:
     error = await rejected(served, FailureReason.TTFT_DEADLINE_EXCEEDED, is_queued=True)
@@ -100,7 +100,7 @@ async def test_a_deadline_that_passed_says_when_to_come_back_if_that_is_known(
     assert (type(error), error.retry_after_s) == (DeadlineExceeded, 7.0)
 
 
-async def test_a_full_queue_says_when_to_come_back(served: ServedFront) -> None:
+async def test_a_full_queue_has_a_retry_time(served: ServedFront) -> None:
     error = await rejected(served, FailureReason.QUEUE_FULL, estimate_s=4.5, retry_after_s=12.0)
     assert isinstance(error, QueueFull)
     assert (error.estimate_s, error.retry_after_s) == (4.5, 12.0)

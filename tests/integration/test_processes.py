@@ -98,7 +98,7 @@ async def test_settings_come_from_the_environment_and_arguments_win() -> None:
         assert "WARNING engine" in await service.until_logged("no request can reach")
 
 
-async def test_a_misspelt_variable_is_told_even_when_the_start_fails() -> None:
+async def test_a_misspelt_variable_is_reported_even_when_the_start_fails() -> None:
     environment = {"PENSTOCK_MODLE": "x", "PENSTOCK_ADDRESS": "127.0.0.1:1"}
     async with launched("--model", "/no/such/folder", environment=environment) as service:
         assert await service.ended() == 2

@@ -58,7 +58,7 @@ async def test_trace_context_goes_in_and_out(text: ModelText, is_traced: bool) -
         (("tracestate", "a=1"),),
     ],
 )
-async def test_a_bad_context_begins_a_trace_and_fails_nobody(
+async def test_a_bad_context_begins_a_trace_and_fails_no_call(
     site: tuple[ServedFront, RecordLog], metadata: tuple[tuple[str, str], ...]
 ) -> None:
     served, log = site
@@ -83,7 +83,7 @@ async def test_a_rejection_names_its_trace_and_comes_before_any_header(text: Mod
         assert "x-trace-id" not in dict(await call.call.initial_metadata())
 
 
-async def test_a_reader_that_stalls_is_told_so_in_its_record(text: ModelText) -> None:
+async def test_a_stalled_reader_is_reported_in_its_record(text: ModelText) -> None:
     config = FrontConfig(acceptance_delay_s=0.0, max_backlog_tokens=64)
     async with logged(text, config, channel_options=SMALL_WINDOW) as (served, log):
         call = served.stub.Generate(text_request())
@@ -121,7 +121,7 @@ def content_of(record: RequestRecord) -> tuple[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("style", STYLES[:2])
-async def test_content_is_told_where_it_was_asked_for(text: ModelText, style: str) -> None:
+async def test_content_is_reported_where_it_was_asked_for(text: ModelText, style: str) -> None:
     config = FrontConfig(acceptance_delay_s=0.0, has_content=True)
     async with logged(text, config) as (served, log):
         message = text_request("x" * 400)

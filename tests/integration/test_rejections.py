@@ -64,7 +64,7 @@ async def test_thousands_of_violations_fit_the_trailers(served: ServedFront) -> 
     assert len(error.message.encode()) <= 1024
 
 
-async def test_prompt_text_never_comes_back_in_an_error(served: ServedFront) -> None:
+async def test_prompt_text_is_never_in_an_error(served: ServedFront) -> None:
     for edit in (
         lambda m: m.stopping.stop_strings.append("canary" * 40),
         lambda m: setattr(m.cache, "salt", "canary" * 40),
@@ -150,7 +150,7 @@ async def test_methods_to_come_are_unimplemented_by_name(served: ServedFront, me
     assert error.info.metadata["feature"] == UNIMPLEMENTED_METHODS[method]
 
 
-def test_features_told_and_rejected_are_the_same_words() -> None:
+def test_features_reported_and_rejected_have_the_same_names() -> None:
     published = {field.name for field in model_pb2.ModelFeatures.DESCRIPTOR.fields}
     assert set(UNIMPLEMENTED_METHODS.values()) <= published
     assert set(UNSUPPORTED_FIELDS.values()) <= published

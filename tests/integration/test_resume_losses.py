@@ -136,7 +136,7 @@ async def test_many_that_ask_on_several_fronts_all_find_it(text: ModelText) -> N
                 assert rich_error(result).info.reason == "STREAM_SUPERSEDED"
 
 
-async def test_a_stream_that_comes_back_before_a_step_is_not_ended_as_taken_over(
+async def test_a_stream_that_is_resumed_before_a_step_is_not_ended_as_taken_over(
     text: ModelText,
 ) -> None:
     async with stepped(text) as first, another_front(first) as second:
@@ -308,7 +308,7 @@ async def test_an_unkept_replay_has_its_way_in_the_engine_that_kept_it(text: Mod
         assert len(first.link.kept) == 0
 
 
-async def test_what_nobody_can_resume_does_not_run_for_nobody(text: ModelText) -> None:
+async def test_a_request_that_cannot_be_resumed_does_not_run_unread(text: ModelText) -> None:
     message = await one_of_two_ends(text)
     async with mortal_fronts(text) as site:
         first = site.fronts[0]

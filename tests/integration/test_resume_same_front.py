@@ -51,7 +51,7 @@ async def read_one(call: Any) -> Any:
     return await call.read()
 
 
-async def test_a_lost_stream_goes_on_where_it_was(service: SteppedService) -> None:
+async def test_a_lost_stream_continues_where_it_was(service: SteppedService) -> None:
     whole = await undisturbed(service, num_tokens=40)
     call = service.stub.Generate(resumable(num_tokens=40))
     first = await lose(service, call, 8)
@@ -74,7 +74,7 @@ async def test_the_rest_of_a_finished_result_begins_anywhere(service: SteppedSer
             assert outputs_of(responses) == outputs_of(whole)
 
 
-async def test_resume_goes_on_live(service: SteppedService) -> None:
+async def test_resume_continues_live(service: SteppedService) -> None:
     whole = await undisturbed(service, num_tokens=200)
     call = service.stub.Generate(resumable(num_tokens=200))
     first = await lose(service, call, 5)
@@ -195,7 +195,7 @@ async def test_a_sequence_near_the_end_of_its_field_is_named(service: SteppedSer
         assert (error.info.reason, error.fields) == ("INVALID_ARGUMENT", ["next_sequence"])
 
 
-async def test_what_nobody_comes_for_ends_with_its_grace(text: ModelText) -> None:
+async def test_a_stream_that_is_not_resumed_ends_with_its_grace(text: ModelText) -> None:
     clock = FakeClock(100.0)
     async with stepped(text, clock=clock) as service:
         call = service.stub.Generate(resumable(num_tokens=400, grace_s=5.0))
@@ -230,7 +230,7 @@ async def test_a_kept_result_expires(text: ModelText) -> None:
         assert (len(kept), kept.num_bytes) == (0, 0)
 
 
-async def test_cancel_while_nobody_reads(service: SteppedService) -> None:
+async def test_cancel_while_no_call_reads(service: SteppedService) -> None:
     call = service.stub.Generate(resumable(num_tokens=400))
     told = await lose(service, call, 4)
     answer = await service.stub.Cancel(pb.CancelRequest(request_id="r"))
@@ -332,7 +332,7 @@ async def test_a_multiplexed_request_that_is_taken_over_ends_there(
     await service.until(lambda: not service.server.num_active_calls)
 
 
-async def test_a_drain_does_not_wait_for_what_nobody_reads(text: ModelText) -> None:
+async def test_a_drain_does_not_wait_for_unread_streams(text: ModelText) -> None:
     async with stepped(text) as service:
         await lose(service, service.stub.Generate(resumable(num_tokens=400)), 4)
         async with asyncio.timeout(30.0):

@@ -25,7 +25,7 @@ async def last_words(service: Service) -> str:
     return rejections[0]
 
 
-async def test_without_the_package_the_service_says_what_to_install() -> None:
+async def test_without_the_package_the_service_states_what_to_install() -> None:
     async with launched("--executor", "trtllm") as service:
         said = await last_words(service)
 

@@ -113,7 +113,7 @@ def test_pipes_and_the_last_steps(recording: Path, tmp_path: Path) -> None:
     assert b"steps" in alone.stdout
 
 
-def test_what_cannot_be_drawn_is_said(recording: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_drawn_is_reported(recording: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.bin"
     other.write_bytes(b"no recording")
     for arguments, code, reason in (

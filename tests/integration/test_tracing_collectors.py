@@ -59,7 +59,7 @@ def test_a_collector_that_takes_nothing(protocol: str, mode: Mode) -> None:
     check_all_accounted_for(outcome, 600)
 
 
-def test_a_user_who_is_patient_is_cut_short_all_the_same() -> None:
+def test_a_patient_user_is_still_cut_short() -> None:
     with grpc_receiver(Mode.HANGING) as receiver:
         outcome = run_traced(
             {

@@ -111,7 +111,7 @@ def test_the_urgent_one_that_comes_last_goes_in_first(build: Houses) -> None:
     assert house.submitted_keys == [1, 2, 3, 4, 20, *range(5, 13)]
 
 
-def test_who_expires_while_waiting_never_reaches_the_engine(build: Houses) -> None:
+def test_a_request_that_expires_while_waiting_never_reaches_the_engine(build: Houses) -> None:
     house = build(max_batch_size=1)
     house.submit(greedy_spec(1, max_tokens=10))
     house.round(1)
@@ -132,7 +132,7 @@ def test_who_expires_while_waiting_never_reaches_the_engine(build: Houses) -> No
     assert list(house.control.aborted) == []
 
 
-def test_who_is_cancelled_while_waiting_never_reaches_the_engine(build: Houses) -> None:
+def test_a_request_cancelled_while_waiting_never_reaches_the_engine(build: Houses) -> None:
     house = build(max_batch_size=1)
     house.submit(*(greedy_spec(key, max_tokens=5) for key in (1, 2, 3)))
     house.round(2)
@@ -191,7 +191,7 @@ def test_after_an_abort_without_an_answer_the_next_goes_in_after_the_grace(build
 
 
 @pytest.mark.parametrize("has_first_left", [False, True])
-def test_who_is_cancelled_on_the_way_in_never_reaches_the_engine(
+def test_a_request_cancelled_on_the_way_in_never_reaches_the_engine(
     build: Houses, has_first_left: bool
 ) -> None:
     house = build(max_batch_size=1)

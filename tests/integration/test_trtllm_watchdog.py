@@ -58,7 +58,7 @@ def test_a_service_without_requests_is_owed_nothing(watchdog: Watchdog) -> None:
     assert watchdog.check(1000.0 + TIMEOUT_S - 1.5) == []
 
 
-def test_requests_rejected_on_our_side_say_nothing_for_the_engine(watchdog: Watchdog) -> None:
+def test_requests_rejected_on_our_side_are_no_sign_of_the_engine(watchdog: Watchdog) -> None:
     hanging = request_of(1)
     watchdog.watch([hanging], 0.0)
     for turn in range(1, 4):
@@ -71,7 +71,7 @@ def test_requests_rejected_on_our_side_say_nothing_for_the_engine(watchdog: Watc
         watchdog.check(TIMEOUT_S + 0.1)
 
 
-def test_a_request_that_is_forgotten_among_others_is_told_once(watchdog: Watchdog) -> None:
+def test_a_request_that_is_forgotten_among_others_is_reported_once(watchdog: Watchdog) -> None:
     forgotten, served = request_of(1), request_of(2)
     watchdog.watch([forgotten, served], 0.0)
     lost: list[SubmittedRequest] = []
@@ -110,7 +110,7 @@ def test_an_engine_that_fails_everyone_is_dead(watchdog: Watchdog) -> None:
         "regex engine crashed",
     ],
 )
-def test_faults_of_the_engine_are_not_told_as_the_clients(message: str) -> None:
+def test_faults_of_the_engine_are_not_reported_as_the_clients(message: str) -> None:
     assert not is_invalid_request(message)
 
 

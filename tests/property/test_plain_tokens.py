@@ -194,7 +194,7 @@ def check_both_ways(text: ModelText, generation: GenerationSpec, script: Script)
 @example(generation_of(1), [*OPENING, TAKE, PLAIN, News("finished", 0)])
 @example(generation_of(1), [*OPENING, TAKE, PLAIN, CUT])
 @example(generation_of(1), [*OPENING, TAKE, PLAIN, News("preempted", 0), 0])
-def test_both_ways_tell_the_same(
+def test_both_ways_return_the_same(
     text: ModelText, generation: GenerationSpec, script: Script
 ) -> None:
     assert check_both_ways(text, generation, script) > 0

@@ -116,7 +116,7 @@ def test_the_accounts_are_two_buckets(
         st.tuples(gaps_s, st.integers(1, 400), st.integers(0, 300)), min_size=1, max_size=60
     ),
 )
-def test_who_comes_back_when_told_is_let_in(
+def test_a_request_that_waits_its_retry_time_is_admitted(
     requests: int | None,
     tokens: int | None,
     start_s: float,

@@ -167,7 +167,7 @@ fewer = settings(max_examples=settings().max_examples // 2)
     [Death(number, number % 3) for number in range(6)],
     0,
 )
-def test_deaths_change_nothing_that_clients_are_told(
+def test_deaths_change_nothing_that_clients_receive(
     text: ModelText,
     house: House,
     asked: list[GenerationSpec],

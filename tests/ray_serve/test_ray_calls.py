@@ -112,7 +112,7 @@ async def test_a_request_is_cancelled_by_id_wherever_it_is(cluster: RayCluster) 
         assert reasons == [state_pb2.FINISH_REASON_CANCELLED]
 
 
-async def test_a_full_queue_rejects_with_what_the_service_says(cluster: RayCluster) -> None:
+async def test_a_full_queue_rejects_with_the_reason_of_the_service(cluster: RayCluster) -> None:
     cluster.deploy(*TIGHT, **SPREAD)
 
     async with cluster.channel() as channel:
@@ -152,7 +152,7 @@ async def test_a_deadline_of_the_call_ends_the_work(cluster: RayCluster) -> None
         await until_counted(replicas, num_cancelled, 1, before)
 
 
-async def test_a_trace_goes_on_in_the_service(cluster: RayCluster) -> None:
+async def test_a_trace_continues_in_the_service(cluster: RayCluster) -> None:
     with grpc_receiver() as receiver:
         cluster.deploy(*ROOMY, "--otlp-endpoint", receiver.endpoint, num_replicas=1)
         async with cluster.channel() as channel:

@@ -112,7 +112,7 @@ def test_keywords_are_exactly_the_fields_of_the_groups() -> None:
     assert set(EVERYTHING) == set(GenerationOptions.__annotations__)
 
 
-def test_every_field_of_the_contract_can_be_said() -> None:
+def test_every_field_of_the_contract_can_be_sent() -> None:
     prompts: list[Any] = [
         TextPrompt(text="t", add_special_tokens=False),
         TokenPrompt(ids=(1,)),
@@ -159,7 +159,7 @@ def test_values_arrive_in_their_fields() -> None:
     assert message.adapter.scale == 0.5
 
 
-def test_what_is_not_said_is_not_set() -> None:
+def test_what_is_not_specified_is_not_set() -> None:
     assert encode("hi") == pb.GenerateRequest(text_prompt=pb.TextPrompt(text="hi"))
 
 

@@ -52,11 +52,11 @@ def test_everything_is_constrained_but_grpc_and_what_pip_cannot_name() -> None:
         ({k: v for k, v in IMAGE.items() if k != "grpcio"}, "grpcio 1.62.3 is gone"),
     ],
 )
-def test_every_other_change_is_told(after: dict[str, str], change: str) -> None:
+def test_every_other_change_is_reported(after: dict[str, str], change: str) -> None:
     assert check_pins.changes(IMAGE, after) == [change]
 
 
-def test_only_new_complaints_are_told() -> None:
+def test_only_new_complaints_are_reported() -> None:
     old = "opencv 4.9 requires numpy<2, but you have numpy 2.1.3."
     new = "onnx 1.18.0 requires protobuf<6, but you have protobuf 6.33.2."
 

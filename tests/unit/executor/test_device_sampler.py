@@ -174,7 +174,7 @@ def test_stop_ids_are_barred_until_min_tokens() -> None:
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(), SamplingParams(top_p=0.5)])
-def test_a_poisoned_row_is_told_apart(poison: float, sampling: SamplingParams) -> None:
+def test_a_poisoned_row_is_identified(poison: float, sampling: SamplingParams) -> None:
     bad = np.random.default_rng(0).normal(0, 3, VOCAB).astype(np.float32)
     bad[77] = poison
     nothing = np.full(VOCAB, -np.inf, dtype=np.float32)

@@ -267,7 +267,7 @@ def test_resolve_model_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["", "no/such/folder"])
-def test_resolve_model_says_what_is_missing(name: str) -> None:
+def test_resolve_model_reports_what_is_missing(name: str) -> None:
     with pytest.raises(ModelNotFound, match="not found") as caught:
         resolve_model(name)
 

@@ -327,7 +327,7 @@ def test_extra_tokens_stay_within_the_blocks() -> None:
     assert len(hand.step((0, 0, 3)).tokens) == 2
 
 
-def test_the_step_already_launched_tells_the_failure_again() -> None:
+def test_the_step_already_launched_reports_the_failure_again() -> None:
     hand = Hand(build(Fault(kind=FaultKind.REQUEST_FAILS, at_step=1), depth=2))
     hand.admit(spec_of(1, 5, 6, 7), 0)
 

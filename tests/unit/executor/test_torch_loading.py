@@ -52,7 +52,7 @@ def test_dtype_can_be_chosen(folder: Path) -> None:
     assert load_model(folder, device="cpu", dtype="bfloat16").dtype == torch.bfloat16
 
 
-def test_weights_that_are_not_finite_are_said_to_be(folder: Path) -> None:
+def test_weights_that_are_not_finite_are_reported(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.1.mlp.down_proj.weight"][3, 4] = torch.nan
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -231,7 +231,7 @@ def restart_in_chunks(hidden: Tensor, positions: Tensor) -> Tensor:
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_model_whose_tokens_feel_their_neighbours_is_rejected(
+def test_a_model_whose_tokens_depend_on_their_neighbours_is_rejected(
     leak: Leak, words: str, dtype: str, folder: Path
 ) -> None:
     model = load_model(folder, device="cpu", dtype=dtype)

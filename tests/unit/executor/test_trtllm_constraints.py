@@ -112,7 +112,7 @@ async def test_a_tenant_has_one_check_at_a_time(check: ConstraintCheck) -> None:
     assert await asyncio.gather(*flood, other) == [""] * 21
 
 
-async def test_who_is_cancelled_while_waiting_gives_its_place_up(check: ConstraintCheck) -> None:
+async def test_a_request_cancelled_while_waiting_gives_its_place_up(check: ConstraintCheck) -> None:
     first = asked(check, "a", "a0")
     await begun(1)
     waiting = asked(check, "a", "a1")

@@ -251,7 +251,7 @@ def test_later_versions_call_the_guessing_model_by_another_name(model: Path) -> 
     assert made["speculative_config"].speculative_model == "/draft"
 
 
-def test_what_the_version_lacks_is_left_out_if_nobody_asked(model: Path) -> None:
+def test_what_the_version_lacks_is_left_out_if_not_asked_for(model: Path) -> None:
     package = without(load_package(), "sampler_type", "attn_backend", "cuda_graph_config")
 
     made = arguments(model, package)

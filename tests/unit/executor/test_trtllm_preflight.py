@@ -33,7 +33,7 @@ def one_adapter(path: Path) -> dict[str, Any]:
     return {"name": path.name, "path": str(path), "id": len(path.name)}
 
 
-def test_a_plain_model_passes_without_a_word(tmp_path: Path) -> None:
+def test_a_plain_model_passes_silently(tmp_path: Path) -> None:
     assert notices(hugging_face_folder(tmp_path)) == ""
 
 
@@ -44,13 +44,13 @@ def test_what_cannot_be_served_is_rejected_with_its_explanation(tmp_path: Path) 
         notices(tmp_path / "none")
 
 
-def test_what_the_backend_may_not_read_is_told(tmp_path: Path) -> None:
+def test_what_the_backend_may_not_read_is_reported(tmp_path: Path) -> None:
     folder = hugging_face_folder(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4})
 
     assert "loading will most likely fail" in notices(folder)
 
 
-def test_lengths_that_do_not_fit_are_told(tmp_path: Path) -> None:
+def test_lengths_that_do_not_fit_are_reported(tmp_path: Path) -> None:
     folder = hugging_face_folder(tmp_path)
 
     assert "max_seq_len is 5000, beyond the 4096" in notices(folder, max_seq_len=5000)
@@ -111,7 +111,7 @@ def test_an_engine_is_rejected_where_its_backend_is_gone(
     assert notices(folder, **ENGINE_SIZES) == ""
 
 
-def test_an_engine_of_another_version_is_told(
+def test_an_engine_of_another_version_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "1.2.1")
@@ -172,7 +172,7 @@ def test_a_length_that_cannot_be_one_is_rejected(tmp_path: Path, length: int) ->
 
 
 @pytest.mark.parametrize("size", [None, 0, -5, "32000", 2**31])
-def test_a_model_must_tell_its_vocabulary(tmp_path: Path, size: Any) -> None:
+def test_a_model_must_have_a_vocabulary_size(tmp_path: Path, size: Any) -> None:
     folder = hugging_face_folder(tmp_path, vocab_size=size)
 
     with pytest.raises(ValueError, match=r"config.json gives .*vocab_size$"):

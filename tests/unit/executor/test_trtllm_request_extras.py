@@ -72,7 +72,7 @@ def test_what_nothing_can_check_is_rejected_with_llguidance(kind: ConstraintKind
     arguments(constrained(ConstraintKind.CHOICE, "a", "b"), engine=engine)
 
 
-def test_a_form_is_not_begun_anew_in_the_middle() -> None:
+def test_a_constraint_is_not_begun_again_in_the_middle() -> None:
     with pytest.raises(NotResumable, match="constraint"):
         arguments(constrained(ConstraintKind.REGEX, "a+"), [8])
 
@@ -103,7 +103,7 @@ def test_salts_differ_exactly_where_ours_do(first: bytes, second: bytes) -> None
     assert (salts[0] == salts[1]) is (first == second)
 
 
-def test_who_shares_nothing_has_a_salt_that_nobody_has_twice() -> None:
+def test_an_unshared_request_has_a_unique_salt() -> None:
     engine, asked = mapping(), spec(hash_salt=b"", key=0xAB)
     salts = [arguments(asked, engine=engine)["cache_salt"] for _ in range(3)]
     assert len(set(salts)) == 3
@@ -164,14 +164,14 @@ def test_retention_holds_for_the_prompt_and_the_output(
     assert config["decode_duration_ms"] == duration
 
 
-def test_retention_means_nothing_without_reuse() -> None:
+def test_retention_has_no_effect_without_reuse() -> None:
     engine = mapping(replace(FULL, kv_cache_config=NO_REUSE))
     with pytest.raises(ValueError, match="retention"):
         arguments(spec(retention=CacheRetention()), engine=engine)
 
 
 @pytest.mark.parametrize(("ours", "engines"), [(-100, 0.0), (0, 0.5), (100, 1.0)])
-def test_priority_is_told_to_versions_that_take_it(ours: int, engines: float) -> None:
+def test_priority_is_passed_to_versions_that_take_it(ours: int, engines: float) -> None:
     newer = mapping(package=recording_package(generate_arguments=GENERATE_ARGUMENTS | {"priority"}))
     assert arguments(spec(priority=ours), engine=newer)["priority"] == engines
     assert "priority" not in arguments(spec(priority=ours))

@@ -61,9 +61,7 @@ def test_waiting_requests_ahead_delay_the_prediction(order: SchedulingOrder) -> 
     assert isinstance(site.ends[10], Completed)
 
 
-def test_who_is_rejected_is_told_to_come_back_when_the_queue_is_shorter_by_what_was_lacking() -> (
-    None
-):
+def test_a_rejected_request_has_the_time_when_the_queue_is_short_enough() -> None:
     site = FixedCostSite(num_seqs=1, order=SchedulingOrder.FCFS)
     for key in range(1, 21):
         site.submit(key, 100, max_tokens=1)
@@ -75,7 +73,7 @@ def test_who_is_rejected_is_told_to_come_back_when_the_queue_is_shorter_by_what_
     assert failure.estimate_s == pytest.approx(21 * 0.11, rel=0.2)
 
 
-def test_in_the_queue_one_is_dropped_the_moment_it_becomes_hopeless() -> None:
+def test_a_queued_request_is_dropped_when_it_is_predicted_late() -> None:
     site = FixedCostSite(num_seqs=1)
     for _ in range(1000):
         site.engine.completion.lengths.observe(5)
@@ -94,7 +92,7 @@ def test_in_the_queue_one_is_dropped_the_moment_it_becomes_hopeless() -> None:
     assert isinstance(site.ends[1], Completed)
 
 
-def test_no_compute_is_spent_on_one_who_would_be_late_beside_those_who_run() -> None:
+def test_no_compute_is_spent_on_a_request_predicted_late_in_the_batch() -> None:
     site = FixedCostSite(num_seqs=2)
     site.submit(1, 1000, max_tokens=2)
     site.step()
@@ -105,7 +103,7 @@ def test_no_compute_is_spent_on_one_who_would_be_late_beside_those_who_run() -> 
     assert 2 not in site.admitted
 
 
-def test_nothing_is_foretold_while_the_cost_is_not_known() -> None:
+def test_nothing_is_predicted_while_the_cost_is_not_known() -> None:
     site = FixedCostSite(known_cost=None, is_settled=False)
     site.submit(1, 100, ttft_deadline_s=0.05)
     site.run()
@@ -138,14 +136,14 @@ def test_without_foresight_a_deadline_counts_when_it_passes() -> None:
     assert 1 in site.admitted
 
 
-def test_a_time_limit_is_no_failure_and_not_foretold() -> None:
+def test_a_time_limit_is_no_failure_and_not_predicted() -> None:
     site = FixedCostSite()
     site.submit(1, 300, time_limit_s=0.15)
     site.run()
     assert site.ends[1].reason is FinishReason.TIME_LIMIT
 
 
-def test_a_prefix_that_somebody_may_be_computing_counts_as_found() -> None:
+def test_a_prefix_that_another_request_may_compute_counts_as_found() -> None:
     site = FixedCostSite(num_seqs=2)
     site.submit(1, 1000, hashed=True, max_tokens=1)
     site.step()
@@ -157,7 +155,7 @@ def test_a_prefix_that_somebody_may_be_computing_counts_as_found() -> None:
     assert 3 not in site.queued
 
 
-def test_a_full_queue_tells_when_to_come_back() -> None:
+def test_a_full_queue_returns_a_retry_time() -> None:
     site = FixedCostSite(num_seqs=1, max_num_waiting=2)
     site.submit(1, 100, max_tokens=50)
     site.step()
@@ -172,7 +170,7 @@ def test_a_full_queue_tells_when_to_come_back() -> None:
     assert 0.1 <= failure.retry_after_s < failure.estimate_s
 
 
-def test_who_is_accepted_is_told_its_place_and_its_wait() -> None:
+def test_an_accepted_request_has_its_position_and_its_wait() -> None:
     site = FixedCostSite(num_seqs=1, order=SchedulingOrder.FCFS)
     for key in range(1, 5):
         site.submit(key, 100, max_tokens=1)
@@ -185,7 +183,7 @@ def test_who_is_accepted_is_told_its_place_and_its_wait() -> None:
     assert waits_s[3] == pytest.approx(0.33, rel=0.2)
 
 
-def test_a_deadline_that_has_passed_at_submission_is_told_as_such() -> None:
+def test_a_deadline_that_has_passed_at_submission_is_reported_as_such() -> None:
     site = FixedCostSite()
     site.submit(1, 10, deadline_s=0.0)
     site.step()

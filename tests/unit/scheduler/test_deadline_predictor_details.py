@@ -167,7 +167,7 @@ def test_the_estimate_in_a_rejection_includes_turns_of_other_tenants(
 # Prefixes.
 
 
-def test_a_prefix_that_somebody_may_compute_still_counts_when_asked_again(
+def test_a_prefix_that_another_request_may_compute_still_counts_when_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site = FixedCostSite(num_seqs=1)
@@ -188,7 +188,7 @@ def test_a_prefix_that_somebody_may_compute_still_counts_when_asked_again(
     assert site.ends[3].reason is FailureReason.TTFT_DEADLINE_EXCEEDED
 
 
-def test_a_request_whose_prefix_nobody_computes_is_dropped_when_it_must_be_late(
+def test_a_request_with_an_uncomputed_prefix_is_dropped_when_it_must_be_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site = FixedCostSite(num_seqs=1)

@@ -104,7 +104,7 @@ def test_the_first_token_meets_the_ttft_deadline_for_good() -> None:
         (make_spec(1, ttft_deadline_s=-1.0), FailureReason.TTFT_DEADLINE_EXCEEDED),
     ],
 )
-def test_rejections_at_the_door(spec: object, expected: FailureReason) -> None:
+def test_rejections_at_admission(spec: object, expected: FailureReason) -> None:
     engine, executor = make_engine(num_blocks=12)
     engine.submit((spec,))  # type: ignore[arg-type]
     assert reason(engine, 1) is expected
@@ -275,7 +275,7 @@ def test_what_earlier_steps_computed_is_kept_while_another_is_under_way() -> Non
     assert executor.released == [0]
 
 
-def test_an_executor_hears_of_a_release_though_nothing_follows() -> None:
+def test_an_executor_is_notified_of_a_release_though_nothing_follows() -> None:
     engine, executor = make_engine()
     engine.submit((make_spec(1, 3, max_tokens=9),))
     engine.step()
@@ -322,7 +322,7 @@ def test_executor_death_comes_through_and_close_closes() -> None:
     assert executor.is_closed
 
 
-def test_an_idle_engine_tells_nothing() -> None:
+def test_an_idle_engine_reports_nothing() -> None:
     engine, executor = make_engine()
     assert not engine.has_work
     assert engine.step().is_empty

@@ -139,7 +139,7 @@ def test_two_outputs_do_not_fit_where_one_more_may_live() -> None:
     ]
 
 
-def test_who_is_rejected_for_another_reason_pays_nothing() -> None:
+def test_a_request_rejected_for_another_reason_pays_nothing() -> None:
     engine, _ = engine_with(TenantQuota(max_requests_per_minute=1))
     too_long = rejection(engine, make_spec(1, 60, max_tokens=60))
     assert too_long is not None
@@ -205,7 +205,7 @@ def test_a_request_that_its_caller_ends_in_the_queue_is_paid_for(is_cancelled: b
     assert rejection(engine, make_spec(2, 3)) is not None
 
 
-def test_of_two_limits_the_longer_wait_is_told() -> None:
+def test_of_two_limits_the_longer_wait_is_reported() -> None:
     quota = TenantQuota(max_requests_per_minute=2, max_tokens_per_minute=60)
     accounts = QuotaAccounts({}, quota)
     for key in (1, 2):
@@ -229,7 +229,7 @@ def test_a_smaller_limit_is_no_debt_and_a_lifted_one_frees_at_once() -> None:
     assert accounts.breach_of("a", 10**6, 1, 0.0) is None
 
 
-def test_accounts_that_say_nothing_are_forgotten() -> None:
+def test_empty_accounts_are_forgotten() -> None:
     accounts = QuotaAccounts({}, TenantQuota(max_requests_per_minute=1))
     for key in range(1, 1001):
         now = 100.0 * key
@@ -238,7 +238,7 @@ def test_accounts_that_say_nothing_are_forgotten() -> None:
     assert len(accounts) <= 3
 
 
-def test_weights_change_for_those_who_wait_already() -> None:
+def test_weights_change_for_requests_that_wait_already() -> None:
     engine, _ = engine_with(NO_QUOTA)
     for key in range(1, 40):
         engine.submit((make_spec(key, 4, tenant="ab"[key % 2]),))

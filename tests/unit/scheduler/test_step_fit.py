@@ -213,7 +213,7 @@ def test_follows_a_price_that_drifts() -> None:
     assert fit.prefill_token_s == pytest.approx(3e-4, rel=0.1)
 
 
-def test_coefficients_stay_above_zero_when_noise_says_otherwise() -> None:
+def test_coefficients_stay_above_zero_under_noise() -> None:
     truth = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=0.0, context_token_s=0.0)
     fit = StepFit()
 

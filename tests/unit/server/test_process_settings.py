@@ -45,7 +45,7 @@ def test_limits_that_make_no_sense_are_rejected_by_name(field: str, limit_s: flo
         build_config(merge_settings({"executor": "simulated", field: limit_s}, {}))
 
 
-def test_an_engine_is_told_whom_it_is_to_be_careful_with() -> None:
+def test_an_engine_receives_the_suspected_requests() -> None:
     launch = EngineLaunch(
         server=config(),
         socket_path=Path("/s"),
@@ -111,7 +111,7 @@ def test_without_its_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("installed")
-def test_what_the_gateway_cannot_show_is_told(
+def test_what_the_gateway_cannot_show_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     premises = Premises(tmp_path)
@@ -130,7 +130,7 @@ def test_what_the_gateway_cannot_show_is_told(
 
 
 @pytest.mark.usefixtures("installed")
-def test_fronts_that_the_gateway_would_never_reach_are_told(
+def test_fronts_that_the_gateway_would_never_reach_are_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):

@@ -232,9 +232,7 @@ REPLACED = {
 
 
 @pytest.mark.parametrize("flag", REPLACED)
-def test_a_flag_that_has_a_name_of_its_own_there_is_rejected_with_it(
-    model: Path, flag: str
-) -> None:
+def test_a_flag_that_has_its_own_name_there_is_rejected_with_it(model: Path, flag: str) -> None:
     value, key = REPLACED[flag]
     message = f"is set for the trtllm executor by {re.escape(key)} in --trtllm-config$"
 
@@ -282,7 +280,7 @@ def test_every_setting_of_executors_is_rejected_or_has_a_meaning(model: Path) ->
         configured(model, "--simulated-config", "{}")
 
 
-def test_the_section_means_nothing_to_other_executors() -> None:
+def test_the_section_has_no_effect_with_other_executors() -> None:
     with pytest.raises(BadSetting, match="trtllm-config has no effect with the simulated executor"):
         serve_config("--executor", "simulated", "--trtllm-config", "{}")
 

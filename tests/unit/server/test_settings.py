@@ -200,7 +200,7 @@ def test_a_key_without_a_declaration_is_no_page() -> None:
         (Setting(at_least=1), None, ""),
     ],
 )
-def test_bounds_are_said_in_full(setting: Setting, value: object, fault: str) -> None:
+def test_bounds_are_stated_in_full(setting: Setting, value: object, fault: str) -> None:
     assert setting.fault(value) == fault
 
 

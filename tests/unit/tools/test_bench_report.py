@@ -73,7 +73,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_rate_is_a_run_with_prompts_of_its_own() -> None:
+def test_each_rate_is_a_run_with_its_own_prompts() -> None:
     made = plans("--rates", "1,2.5", "--arrivals", "constant", "--target-itl-ms", 50)
 
     assert [(one.arrivals, one.rate_per_s) for one in made] == [
@@ -149,7 +149,7 @@ def test_a_trace_lends_its_lengths_to_a_rate(trace: Path) -> None:
         (("localhost", "more", "--rates", 1), "more: options of serve require --own-service"),
     ],
 )
-def test_bad_usage_is_told_by_its_flag(
+def test_bad_usage_is_reported_by_its_flag(
     trace: Path, arguments: tuple[object, ...], message: str
 ) -> None:
     with pytest.raises((UsageError, BadSetting)) as told:

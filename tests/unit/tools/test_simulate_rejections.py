@@ -242,7 +242,7 @@ def test_a_long_pause_between_arrivals_costs_nothing(
     assert "requests     2 in 1,700,000,000.0 s" in capsys.readouterr().out
 
 
-def test_arrivals_that_a_low_load_moves_too_far_are_told(
+def test_arrivals_that_a_low_load_moves_too_far_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace"
@@ -301,7 +301,7 @@ def test_what_this_machine_cannot_hold_is_one_line(
         (("plan", *TARGET), "--trace or --synthetic must be given"),
     ],
 )
-def test_a_command_says_what_it_needs(
+def test_a_command_reports_what_it_needs(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
     assert message in rejection(capsys, *arguments)

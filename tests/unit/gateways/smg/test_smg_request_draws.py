@@ -97,7 +97,7 @@ def test_bytes_are_a_request_or_malformed(data: bytes) -> None:
         assert failure.reason is ErrorReason.MALFORMED_REQUEST
 
 
-def test_fields_of_a_later_release_are_counted_beside_a_map() -> None:
+def test_fields_of_a_later_release_are_counted_next_to_a_map() -> None:
     message = vllm.GenerateRequest(text="hello")
     message.sampling_params.logit_bias[3] = 1.0
     later = message.SerializeToString() + b"\xf8\x3f\x01"  # field 1023, an integer

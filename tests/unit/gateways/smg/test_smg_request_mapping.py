@@ -247,11 +247,11 @@ def test_other_invalid_requests_are_rejected_by_field() -> None:
         ("promptly", "promptly"),
     ],
 )
-def test_fields_are_told_by_the_names_they_were_sent_by(ours: str, theirs: str) -> None:
+def test_fields_are_reported_by_the_names_they_were_sent_by(ours: str, theirs: str) -> None:
     assert foreign_path(ours) == theirs
 
 
-def test_an_entry_of_a_map_is_told_by_its_key() -> None:
+def test_an_entry_of_a_map_is_reported_by_its_key() -> None:
     """The client does not know its index in our list."""
     own = own_request(asked(logit_bias={9_999: 1.0, 7: 200.0, 5: 1.0}))
     with pytest.raises(RequestError) as caught:

@@ -133,7 +133,7 @@ def test_log_probabilities_are_those_of_the_request_and_no_more() -> None:
     assert (news.logprobs.chosen.tolist(), news.logprobs.top_ids.tolist()) == ([-2.0], [[4]])
 
 
-def test_what_an_earlier_engine_told_comes_first() -> None:
+def test_what_an_earlier_engine_delivered_comes_first() -> None:
     store = Store()
     key = 1 << FRONT_SHIFT | 1
     history = StepEvents(

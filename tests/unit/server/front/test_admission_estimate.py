@@ -133,7 +133,7 @@ def test_a_short_queue_is_used_to_its_last_place() -> None:
     assert failure(estimate) is None
 
 
-def test_who_was_taken_back_makes_room_before_the_engine_shows_it() -> None:
+def test_a_withdrawn_request_makes_room_before_the_engine_shows_it() -> None:
     shown = ShownBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view)
     shown.show(10)

@@ -125,7 +125,7 @@ async def test_release_cancels_once_what_still_runs(text: ModelText) -> None:
     assert await request.stream.take()
 
 
-async def test_cancel_tells_where_the_request_stood(text: ModelText) -> None:
+async def test_cancel_reports_the_state_of_the_request(text: ModelText) -> None:
     front, port = make_front(text)
     request = await front.open(GENERATION, NOW)
     first, second = await port.next_submission()

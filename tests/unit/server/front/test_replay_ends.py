@@ -82,7 +82,7 @@ async def test_cancel_while_no_engine_is_there(text: ModelText) -> None:
     assert len(site.front.replays) == 0
 
 
-async def test_what_was_cancelled_before_the_death_does_not_come_back(text: ModelText) -> None:
+async def test_what_was_cancelled_before_the_death_is_not_replayed(text: ModelText) -> None:
     site = Site(text)
     request, [first] = await site.open(generation())
     site.run(first.key)
@@ -123,7 +123,7 @@ async def test_without_replays_a_request_ends_with_its_engine(text: ModelText) -
     assert (await rejection_of(request)).reason is ErrorReason.ENGINE_DOWN
 
 
-async def test_when_no_engine_will_come_nobody_waits(text: ModelText) -> None:
+async def test_when_no_engine_will_come_no_request_waits(text: ModelText) -> None:
     site = Site(text)
     request, _ = await site.open(generation())
     site.port.go_down()
@@ -185,7 +185,7 @@ async def test_the_end_that_went_down_with_the_engine(text: ModelText) -> None:
         assert [end.reason for end in finished.outputs] == [reason]
 
 
-async def test_a_failure_in_the_next_engine_is_told_as_any(text: ModelText) -> None:
+async def test_a_failure_in_the_next_engine_is_reported_like_any(text: ModelText) -> None:
     site = Site(text)
     request, [first] = await site.open(generation())
     await site.replace_engine()

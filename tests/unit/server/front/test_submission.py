@@ -143,7 +143,7 @@ def test_seeds_of_outputs_differ_and_are_reproducible() -> None:
     assert all(0 <= output_seed(2**64 - 1, index) < 2**64 for index in range(3))
 
 
-def test_followers_name_their_leader_and_tell_no_prompt_logprobs() -> None:
+def test_followers_name_their_leader_and_return_no_prompt_logprobs() -> None:
     params = replace(GENERATION.sampling.params, num_prompt_logprobs=2)
     generation = structs.replace(
         GENERATION,
@@ -174,7 +174,7 @@ def test_every_output_is_asked_for_in_the_same_form() -> None:
         assert spec.retention is generation.retention
 
 
-def test_a_seed_that_nobody_honours_is_not_told() -> None:
+def test_an_unused_seed_is_not_reported() -> None:
     limits = replace(LIMITS, features=LIMITS.features - {Feature.SEED})
     assert submit().seed == 7
     unseeded = submit(limits=limits)

@@ -83,7 +83,7 @@ async def test_text_is_dropped_by_a_cut_and_after_an_end() -> None:
     assert stream.take_text() is None
 
 
-async def test_waking_without_news_goes_on_waiting() -> None:
+async def test_waking_without_events_continues_waiting() -> None:
     stream = TokenStream()
     taker = asyncio.ensure_future(stream.take())
     for _ in range(3):
@@ -152,7 +152,7 @@ async def test_cut_drops_the_backlog_and_gets_a_writer_out() -> None:
         await stream.take()
 
 
-async def test_a_peer_that_leaves_is_told_from_a_cut() -> None:
+async def test_a_peer_that_leaves_is_distinguished_from_a_cut() -> None:
     stream = TokenStream()
     writer = BlockedWriter(stream)
     task = await writer.write()

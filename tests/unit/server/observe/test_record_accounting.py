@@ -78,7 +78,7 @@ def test_every_record_is_counted_and_offered_once() -> None:
     )
 
 
-def test_nobody_listens_and_all_are_counted() -> None:
+def test_without_a_receiver_all_are_counted() -> None:
     recorder = RequestRecorder()
     recorder.note(request_record(0))
     assert (recorder.num_records, recorder.dropped_records) == (1, {})

@@ -98,7 +98,7 @@ async def test_domain_errors_become_statuses(error: Exception) -> None:
         (Failure(reason=ErrorReason.DEADLINE_EXCEEDED), None),
     ],
 )
-async def test_the_time_to_come_back_is_drawn_out(failure: Failure, told_ms: str | None) -> None:
+async def test_the_retry_time_is_spread(failure: Failure, told_ms: str | None) -> None:
     context = FakeContext()
     await call_with(CallFailed(failure, "r"), context)
     assert context.trailers.get("grpc-retry-pushback-ms") == told_ms
@@ -229,7 +229,7 @@ def told(message: pb.GenerateRequest, *, is_stream: bool = True) -> RequestRecor
     return record
 
 
-def test_every_option_is_told() -> None:
+def test_every_option_is_passed() -> None:
     assert told(ALL, is_stream=False).options == RequestOptions(
         is_chat=True,
         is_stream=False,
@@ -245,7 +245,7 @@ def test_every_option_is_told() -> None:
     )
 
 
-def test_what_was_not_asked_for_is_told_apart_from_zero() -> None:
+def test_what_was_not_asked_for_is_distinguished_from_zero() -> None:
     assert told(pb.GenerateRequest()).options == RequestOptions()
     asked = RequestOptions(num_outputs=0, max_tokens=0, temperature=0.0, top_k=0, seed=0)
     assert told(ZEROS).options == asked

@@ -169,7 +169,7 @@ FORMS = [document({}), regex("a"), ebnf('"a"'), choices("a")]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_nothing_that_keeps_a_form_from_ending_stands_beside_it(form: Edit) -> None:
+def test_nothing_that_keeps_a_constraint_from_ending_is_combined_with_it(form: Edit) -> None:
     assert violations(form, put("stopping", "ignore_eos", True)).keys() == {"stopping.ignore_eos"}
     assert violations(form, put("stopping", "min_tokens", 1)).keys() == {"stopping.min_tokens"}
     assert violations(form, put("stopping", "min_tokens", 0)) == {}

@@ -131,7 +131,7 @@ def test_the_edges_are_allowed(edit: Edit) -> None:
         (retention(), Feature.CACHE_RETENTION, "cache.retention"),
     ],
 )
-def test_each_missing_feature_is_told_with_its_path(
+def test_each_missing_feature_is_reported_with_its_path(
     edit: Edit, feature: Feature, path: str
 ) -> None:
     limits = replace(LIMITS, features=INFO.features - {feature})
@@ -208,7 +208,7 @@ def test_a_schema_may_be_nested_so_deep_and_no_deeper() -> None:
     assert json.loads(deepest)
 
 
-def test_what_is_asked_of_the_executor_is_read_as_it_was_said() -> None:
+def test_executor_options_are_read_as_they_were_sent() -> None:
     generation = read(edited(retention(level=90, seconds=60)))
     assert generation.retention == CacheRetention(level=90, duration_s=60.0)
     assert read(edited(retention())).retention == CacheRetention()

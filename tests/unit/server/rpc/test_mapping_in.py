@@ -136,7 +136,7 @@ def test_what_is_out_of_range_is_named(edit: Edit, path: str) -> None:
     assert violations(edited(edit)) == [path]
 
 
-def test_stop_string_bytes_are_bounded_beside_its_characters() -> None:
+def test_stop_string_bytes_are_bounded_as_well_as_its_characters() -> None:
     limits = Limits.of(FrontConfig(max_stop_string_bytes=10), INFO)
     with pytest.raises(RequestError) as caught:
         read(edited(add("stopping", "stop_strings", "日本語文")), limits)

@@ -126,7 +126,7 @@ async def test_credit_where_none_is_needed_changes_nothing(text: ModelText) -> N
         assert call.wire.text(1) == "abc"
 
 
-async def test_without_credit_for_too_long_one_is_cut_and_the_others_go_on(
+async def test_without_credit_for_too_long_one_is_cut_and_the_others_continue(
     text: ModelText,
 ) -> None:
     async with played_call(text, FrontConfig(max_backlog_tokens=4)) as call:

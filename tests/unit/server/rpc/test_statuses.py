@@ -121,7 +121,7 @@ def test_no_request_id_no_request_info() -> None:
     assert "RequestInfo" not in kinds_in(status_of(Failure(reason=ErrorReason.INTERNAL)))
 
 
-def test_violations_are_told_and_bounded() -> None:
+def test_violations_are_reported_and_bounded() -> None:
     many = tuple(
         FieldViolation(path=f"token_prompt.ids[{i}]" + "x" * 999, description="é" * 999)
         for i in range(100)
@@ -170,7 +170,7 @@ def test_a_constraint_that_the_executor_rejects_is_named_by_its_field() -> None:
     assert [each.field for each in bad.field_violations] == ["constraint.regex.pattern"]
 
 
-def test_a_quota_is_told_by_whose_it_is_and_which() -> None:
+def test_a_quota_error_names_the_tenant_and_the_limit() -> None:
     breach = QuotaBreach(kind=QuotaKind.REQUESTS_PER_MINUTE, limit=60, retry_after_s=0.5)
     failure = rejected(
         Failed(
@@ -231,7 +231,7 @@ def test_too_many_outputs_are_named_by_their_field_and_never_fit(
         (FailureReason.TENANT_OVER_QUOTA, None),
     ],
 )
-def test_what_the_engine_knows_of_a_rejection_is_told(
+def test_the_engines_details_of_a_rejection_are_returned(
     reason: FailureReason, deadline: str | None
 ) -> None:
     end = Failed(
@@ -252,7 +252,7 @@ def test_what_the_engine_knows_of_a_rejection_is_told(
         (0.4999, 0.4, ("499", "400")),
     ],
 )
-def test_a_deadline_comes_back_as_it_was_given_and_below_what_misses_it(
+def test_a_deadline_is_returned_as_it_was_given_and_below_what_misses_it(
     deadline_s: float, estimate_s: float, told: tuple[str, str]
 ) -> None:
     reason = FailureReason.DEADLINE_UNREACHABLE
@@ -261,7 +261,7 @@ def test_a_deadline_comes_back_as_it_was_given_and_below_what_misses_it(
     assert (metadata["deadline_ms"], metadata["estimate_ms"]) == told
 
 
-def test_what_has_no_end_is_not_told() -> None:
+def test_what_has_no_end_is_not_reported() -> None:
     end = Failed(
         key=1,
         at_s=0.0,
@@ -273,7 +273,7 @@ def test_what_has_no_end_is_not_told() -> None:
     assert rejected(end) == Failure(reason=ErrorReason.QUEUE_FULL, retry_after_s=math.inf)
 
 
-def test_whoever_is_rejected_together_is_told_to_come_back_apart() -> None:
+def test_requests_rejected_together_have_different_retry_times() -> None:
     failure = Failure(reason=ErrorReason.DEADLINE_UNREACHABLE, retry_after_s=4.0)
 
     def told_s(failure: Failure, chance: float) -> float | None:
@@ -293,7 +293,7 @@ def test_whoever_is_rejected_together_is_told_to_come_back_apart() -> None:
 @pytest.mark.parametrize(
     ("delay_s", "told_ms"), [(0.0, "1"), (0.0126, "13"), (1e9, str(2**31 - 1))]
 )
-def test_a_time_to_come_back_is_what_a_channel_takes(delay_s: float, told_ms: str) -> None:
+def test_a_retry_time_is_what_a_channel_takes(delay_s: float, told_ms: str) -> None:
     failure = Failure(reason=ErrorReason.QUEUE_FULL)
     assert (
         dict(abort_of(failure, retry_after_s=delay_s).trailers)["grpc-retry-pushback-ms"] == told_ms

@@ -45,7 +45,7 @@ def test_generation_blocks_print_their_body() -> None:
     assert render("a{% generation %}{{ messages[0].content }}{% endgeneration %}b") == "ahellob"
 
 
-def test_rejections_in_the_templates_own_words_are_told() -> None:
+def test_rejections_by_the_template_have_its_message() -> None:
     with pytest.raises(ChatTemplateError, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
 

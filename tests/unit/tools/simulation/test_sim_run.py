@@ -266,7 +266,7 @@ def test_a_report_is_whole(tmp_path: Path) -> None:
     assert any("goodput" in line for line in summary_lines(summary))
 
 
-def test_a_run_of_rejections_alone_can_be_told(tmp_path: Path) -> None:
+def test_a_run_with_only_rejections_can_be_summarised(tmp_path: Path) -> None:
     run = simulate([request(0.0, 500, 1)], BASE)
     summary = summarise(run)
 

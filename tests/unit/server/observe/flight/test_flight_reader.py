@@ -83,7 +83,7 @@ def test_before_an_engine_wrote_there_is_nothing(fd: int) -> None:
     reader.close()
 
 
-def test_steps_are_told_once_in_order_and_what_was_lost_is_counted(fd: int) -> None:
+def test_steps_are_reported_once_in_order_and_what_was_lost_is_counted(fd: int) -> None:
     memory = RingMemory(fd, make_facts())
     reader = FlightReader(fd)
     append(memory, 0, 5)
@@ -153,7 +153,7 @@ def test_an_engine_that_died_while_it_began_is_none_and_the_next_one_is(fd: int)
     assert reader.facts == make_facts(epoch=2)
 
 
-def test_a_copy_tells_only_what_was_whole_in_it(fd: int) -> None:
+def test_a_copy_contains_only_what_was_complete_in_it(fd: int) -> None:
     memory = RingMemory(fd, make_facts())
     append(memory, 0, 100)
     memory.append(EVENT_RING, 1.0, 0, 1, 0, 0, 1, 0)

@@ -27,7 +27,7 @@ def told() -> ServiceMetrics:
     return metrics
 
 
-def test_tensorrt_llms_names_tell_our_numbers() -> None:
+def test_tensorrt_llms_names_report_our_numbers() -> None:
     samples = read(told(), "trtllm")
 
     def of(name: str, *labels: str) -> float:
