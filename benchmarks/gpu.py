@@ -233,13 +233,8 @@ IN_PROCESS: dict[str, Callable[[Results, Executor, str], None]] = {
 
 
 def _service(folder: Path, settings: Sequence[str]) -> AbstractContextManager[Service]:
-    """Start a service without prefix caching; settings not given are the defaults for a GPU."""
-    return service(
-        *("--model", str(folder), "--device", "cuda"),
-        *("--prefix-caching", "off", "--max-seq-len", "8192"),
-        *settings,
-        num_fronts=8,
-    )
+    """Start a service; settings not given are the defaults for a GPU."""
+    return service("--model", str(folder), "--device", "cuda", *settings, num_fronts=None)
 
 
 def measure_served(

@@ -69,7 +69,7 @@ def test_only_data_of_chat_templates_is_open() -> None:
     ]
 
 
-def test_answers_about_a_model_can_say_unknown() -> None:
+def test_fields_of_model_answers_can_be_unset() -> None:
     silent = [
         field.full_name
         for message in (v1.ModelLimits, v1.ModelFeatures, v1.KeepalivePolicy)
@@ -80,7 +80,7 @@ def test_answers_about_a_model_can_say_unknown() -> None:
     assert silent == []
 
 
-def test_numeric_request_options_tell_zero_from_unset() -> None:
+def test_numeric_request_options_distinguish_zero_from_unset() -> None:
     groups = (
         v1.SamplingOptions,
         v1.StoppingOptions,

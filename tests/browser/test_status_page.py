@@ -137,7 +137,7 @@ def test_it_finds_the_service_again(house: PageHouse) -> None:
     assert any("503" in line for line in left.console)
 
 
-def test_it_says_what_is_wrong(house: PageHouse) -> None:
+def test_it_states_what_is_wrong(house: PageHouse) -> None:
     house.status = lambda: status_json(
         snapshot(is_up=False, mean_step_s=None), (), "the engine is down"
     )

@@ -77,7 +77,7 @@ async def test_case_13_disconnection_without_reading_causes_no_error() -> None:
         await siege.until_calm()
 
 
-async def test_case_14_a_slow_reader_that_comes_back_gets_everything() -> None:
+async def test_case_14_a_slow_reader_that_returns_gets_everything() -> None:
     small = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
     async with besieged(*FAST) as siege:
         reference, num_messages = await texts_of(siege.service.channel(), None)

@@ -99,7 +99,7 @@ async def test_a_drain_waits_for_the_engine_that_its_requests_wait_for() -> None
         assert await service.ended() == 0
 
 
-async def test_a_drain_does_not_wait_for_an_engine_that_nobody_waits_for() -> None:
+async def test_a_drain_does_not_wait_for_an_engine_without_waiting_requests() -> None:
     arguments = [*simulated(), "--drain-grace-s", FOR_EVER_S]
     async with started(*arguments) as service:
         os.kill(await service.next_pid("engine"), signal.SIGKILL)

@@ -134,7 +134,7 @@ async def test_waiting_requests_end_too_when_the_engine_is_killed() -> None:
         assert await waiting.outcome() is UNAVAILABLE
 
 
-async def test_with_replay_those_who_run_and_those_who_wait_go_on() -> None:
+async def test_with_replay_running_and_waiting_requests_continue() -> None:
     arguments = [*simulated(), "--max-num-seqs", "1"]
     async with started(*arguments) as service, service.channel() as channel:
         engine, _ = await service.next_pids(1)

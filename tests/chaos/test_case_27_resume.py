@@ -71,7 +71,7 @@ async def fronts_of(service: Service, num_fronts: int) -> list[int]:
     return [await service.next_pid("front") for _ in range(num_fronts)]
 
 
-async def test_case_27_streams_of_killed_fronts_go_on() -> None:
+async def test_case_27_streams_of_killed_fronts_continue() -> None:
     async with started(*simulated(), "--fronts", "2") as service:
         pids = await fronts_of(service, 2)
         undisturbed = await asyncio.gather(
@@ -107,7 +107,7 @@ async def test_case_24_detached_requests_survive_the_engine() -> None:
         assert ids_of([*events, *rest]) == ids_of(undisturbed)
 
 
-async def test_a_service_that_drains_does_not_wait_for_what_nobody_reads() -> None:
+async def test_a_service_that_drains_does_not_wait_for_unread_streams() -> None:
     async with started(*simulated(), "--fronts", "1", "--drain-grace-s", "20") as service:
         await fronts_of(service, 1)
         client = Client(service.address, resume_grace_s=GRACE_S)

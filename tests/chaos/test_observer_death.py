@@ -26,7 +26,7 @@ from support.service import Stream, simulated, started
 NUM_STREAMS = 16
 
 
-async def test_streams_do_not_notice_a_killed_observer_and_the_next_hears_of_them() -> None:
+async def test_streams_do_not_notice_a_killed_observer_and_the_next_receives_them() -> None:
     async with observed(*simulated(), "--fronts", "2") as (service, operations):
         observer = await service.next_pid("observer")
         async with service.channel() as channel:
@@ -52,7 +52,7 @@ async def test_streams_do_not_notice_a_killed_observer_and_the_next_hears_of_the
         assert await service.ended() == 0
 
 
-async def test_a_stopped_observer_holds_nobody_up_and_hears_it_all_later() -> None:
+async def test_a_stopped_observer_blocks_no_front_and_receives_all_later() -> None:
     async with observed(*simulated(), "--fronts", "1") as (service, operations):
         observer = await service.next_pid("observer")
         os.kill(observer, signal.SIGSTOP)
@@ -65,7 +65,7 @@ async def test_a_stopped_observer_holds_nobody_up_and_hears_it_all_later() -> No
         await until_stats(operations, lambda stats: num_completed(stats) == 3 * NUM_STREAMS)
 
 
-async def test_a_service_whose_observer_keeps_dying_goes_on_without_it() -> None:
+async def test_a_service_continues_when_its_observer_keeps_dying() -> None:
     async with started(*simulated(), "--fronts", "1", *DOORS) as service:
         for _ in range(5):
             os.kill(await service.next_pid("observer"), signal.SIGKILL)

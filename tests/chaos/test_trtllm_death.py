@@ -188,7 +188,7 @@ async def test_an_engine_that_dies_when_asked_for_its_limits_ends_a_first_start(
         assert site.workers() == set()
 
 
-async def test_an_engine_that_does_not_tell_its_limits_ends_a_first_start() -> None:
+async def test_an_engine_without_limits_ends_a_first_start() -> None:
     async with serving(kill_loop_at=1, watch={"limits_timeout_s": 0.3}) as site:
         assert await site.service.ended() == 2
         assert "reported no limits" in site.service.stderr[-1]
@@ -218,7 +218,7 @@ async def test_a_prompt_that_kills_the_engine_takes_everyone_along_once(fault: s
 # Decode
 
 
-async def test_greedy_requests_of_a_killed_engine_go_on_in_the_next() -> None:
+async def test_greedy_requests_of_a_killed_engine_continue_in_the_next() -> None:
     async with serving(max_replays=1) as site:
         await site.service.until_ready()
         await site.service.next_pid("engine")
@@ -264,7 +264,7 @@ async def test_an_idle_engine_that_dies_is_followed_by_another_without_any_reque
             await check_serves(site, channel)
 
 
-async def test_a_request_that_fails_alone_harms_nobody() -> None:
+async def test_a_request_that_fails_alone_harms_no_other() -> None:
     async with serving(fail_tokens=[PILL]) as site, running_streams(site) as (channel, streams):
         bad = Stream(channel, 5, PILL)
         assert await bad.outcome() is grpc.StatusCode.INTERNAL
@@ -305,7 +305,7 @@ async def test_an_engine_has_the_time_it_asks_for_to_shut_down() -> None:
         assert not [line for line in site.service.stderr if "did not" in line]
 
 
-async def test_a_fatal_error_whose_shutdown_hangs_is_found_by_its_silence() -> None:
+async def test_a_fatal_error_with_a_hanging_shutdown_is_found_by_its_silence() -> None:
     watch = {"response_timeout_s": RESPONSE_TIMEOUT_S}
     async with (
         serving(watch=watch, fatal_token=PILL, shutdown_s=PATIENCE_S) as site,

@@ -152,7 +152,7 @@ def _answered(num_tokens: int, **more: Any) -> Trail:
     return Trail(methods=(_ONCE,), code="OK", finish="length", num_tokens=num_tokens, **more)
 
 
-def _refused(code: str, reason: str, **more: Any) -> Trail:
+def _rejected(code: str, reason: str, **more: Any) -> Trail:
     return Trail(code=code, reason=reason, **more)
 
 
@@ -160,7 +160,7 @@ def _left(*trails: Trail, one_id: bool = False, num_made_tokens: int = 0) -> Evi
     return Evidence(trails=trails, one_id=one_id, num_made_tokens=num_made_tokens)
 
 
-_QUEUE_FULL = _refused("RESOURCE_EXHAUSTED", "QUEUE_FULL")
+_QUEUE_FULL = _rejected("RESOURCE_EXHAUSTED", "QUEUE_FULL")
 
 EVIDENCE: Mapping[str, Evidence] = {
     "stream_in_order": _left(_streamed(12)),
@@ -169,11 +169,11 @@ EVIDENCE: Mapping[str, Evidence] = {
     "chat": _left(_streamed(1, operation="chat")),
     "utf8_across_chunks": _left(_streamed(200), _answered(200)),
     "large_prompt": _left(Trail(code="OK", num_tokens=1, num_prompt_tokens=100_000)),
-    "invalid_field": _left(_refused("INVALID_ARGUMENT", "INVALID_ARGUMENT", temperature=-1.0)),
-    "unknown_model": _left(_refused("NOT_FOUND", "MODEL_NOT_FOUND")),
-    "unimplemented_feature": _left(_refused("UNIMPLEMENTED", "FEATURE_UNSUPPORTED")),
+    "invalid_field": _left(_rejected("INVALID_ARGUMENT", "INVALID_ARGUMENT", temperature=-1.0)),
+    "unknown_model": _left(_rejected("NOT_FOUND", "MODEL_NOT_FOUND")),
+    "unimplemented_feature": _left(_rejected("UNIMPLEMENTED", "FEATURE_UNSUPPORTED")),
     "duplicate_request_id": _left(
-        _refused("ALREADY_EXISTS", "REQUEST_ID_IN_USE"), _streamed(1), one_id=True
+        _rejected("ALREADY_EXISTS", "REQUEST_ID_IN_USE"), _streamed(1), one_id=True
     ),
     "cancel_after_first_token": _left(
         Trail(methods=(_STREAM,), code="CANCELLED", num_asked_tokens=LONG_TOKENS, num_tokens=1),
@@ -184,7 +184,7 @@ EVIDENCE: Mapping[str, Evidence] = {
         Trail(methods=(_STREAM,), code="OK", finish="cancelled", num_asked_tokens=LONG_TOKENS)
     ),
     "deadline": _left(
-        _refused("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", num_asked_tokens=LONG_TOKENS)
+        _rejected("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED", num_asked_tokens=LONG_TOKENS)
     ),
     "queue_full": _left(
         _QUEUE_FULL, Trail(methods=(_STREAM,), num_asked_tokens=LONG_TOKENS, num=8)

@@ -62,11 +62,11 @@ async def outcome(name: str, check: Check | None, address: str) -> dict[str, str
 
 async def serve_stdin(address: str) -> None:
     """Run a scenario for each line of stdin until it ends."""
-    from conformance import python_answers, python_lives, python_refusals
+    from conformance import python_answers, python_lives, python_rejections
 
     checks: dict[str, Check] = {
         **python_answers.CHECKS,
-        **python_refusals.CHECKS,
+        **python_rejections.CHECKS,
         **python_lives.CHECKS,
     }
     while line := await next_line():

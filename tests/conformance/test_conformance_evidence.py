@@ -22,7 +22,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.parametrize("name", ["deadline", "engine_killed"])
-async def test_a_program_that_only_says_passed_fails(name: str) -> None:
+async def test_a_program_that_only_reports_passed_fails(name: str) -> None:
     house = House(evidence_s=0.5)
     async with Run([sys.executable, "-c", LIAR], house=house) as run:
         result = await run.ask(name)

@@ -277,7 +277,7 @@ def test_sampling_depends_on_the_seed_and_never_on_the_batch(house: House) -> No
     assert together[0] != together[2]
 
 
-def test_a_replayed_request_goes_on_where_it_was(house: House) -> None:
+def test_a_replayed_request_continues_where_it_was(house: House) -> None:
     needs(house, Feature.SEED)
     sampling = SamplingParams(temperature=1.0, seed=7)
     whole = spec_of(1, prompt_of(6), max_tokens=9, sampling=sampling)
@@ -353,7 +353,7 @@ def test_blocks_of_a_failed_request_do_no_harm(house: House) -> None:
     assert [outcome.tokens for outcome in outcomes] == [[], [], *tokens_alone(house, [good])]
 
 
-def test_logprobs_stand_beside_their_tokens(house: House) -> None:
+def test_logprobs_are_next_to_their_tokens(house: House) -> None:
     needs(house, Feature.LOGPROBS)
     asks = SamplingParams(temperature=0.0, num_logprobs=3)
     silent, asking = spec_of(1, prompt_of(9, 1)), spec_of(2, prompt_of(6), sampling=asks)

@@ -17,7 +17,7 @@ from penstock.executor.trtllm.config import (
 )
 from penstock.scheduler.executor import Feature
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS
-from penstock.server.rpc.mapping_in.prompt import REFUSED_FIELDS
+from penstock.server.rpc.mapping_in.prompt import UNSUPPORTED_FIELDS
 from penstock.v1.generation_service_pb2 import GenerateRequest
 from penstock.v1.model_pb2 import ModelFeatures
 
@@ -62,7 +62,7 @@ def leaves(message: Descriptor, prefix: str = "") -> Iterator[str]:
     for field in message.fields:
         path, inner = prefix + field.name, field.message_type
         is_ours = inner is not None and inner.file.package == message.file.package
-        if inner is not None and is_ours and path not in REFUSED_FIELDS:
+        if inner is not None and is_ours and path not in UNSUPPORTED_FIELDS:
             yield from leaves(inner, f"{path}.")
         else:
             yield path
@@ -72,7 +72,7 @@ def test_every_field_of_the_contract_is_in_one_row() -> None:
     assert all(row.names for row in FIELDS)
     named = [name for row in FIELDS for name in row.names]
     assert len(set(named)) == len(named)
-    assert set(named) == MAPPED_FIELDS | REFUSED_FIELDS.keys()
+    assert set(named) == MAPPED_FIELDS | UNSUPPORTED_FIELDS.keys()
     assert set(named) == set(leaves(GenerateRequest.DESCRIPTOR))
 
 

@@ -21,7 +21,7 @@ from contract import xgrammar_forms
 from contract.xgrammar_forms import BROKEN, expected
 from penstock.executor.trtllm.constraint_check import TOO_LARGE
 from penstock.executor.trtllm.constraint_process import CheckProcesses
-from penstock.executor.trtllm.refusals import is_constraint_refusal, is_fatal
+from penstock.executor.trtllm.error_texts import is_fatal, is_invalid_constraint
 from penstock.scheduler.request import Constraint, ConstraintKind
 
 VERSIONS = sorted(Path(sys.prefix, "xgrammar").glob("*"))
@@ -56,7 +56,7 @@ def test_what_the_engine_reports_of_a_broken_form_is_the_requests_fault(
     found: dict[str, Any],
 ) -> None:
     assert len(found["texts"]) == len(BROKEN) == 28
-    assert [text for text, form in found["texts"] if not is_constraint_refusal(text, form)] == []
+    assert [text for text, form in found["texts"] if not is_invalid_constraint(text, form)] == []
     assert not any(is_fatal(text, form) for text, form in found["texts"])
 
 

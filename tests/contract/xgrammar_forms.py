@@ -112,7 +112,7 @@ def expected() -> dict[str, str]:
     return faults | dict.fromkeys(map(str, GOOD), "")
 
 
-def texts_of_refusals(grammar: Any) -> list[tuple[str, str]]:
+def texts_of_rejections(grammar: Any) -> list[tuple[str, str]]:
     """Return (the engine's error text, the constraint that it may quote) of each invalid
     constraint.
     """
@@ -129,7 +129,7 @@ def main() -> None:
     grammar = installed_grammar()
     every: list[tuple[ConstraintKind, Any]] = [*BROKEN, *DEAD_ENDS, *GOOD]
     found = {str(each): fault_of(grammar, constraint(*each)) for each in every}
-    json.dump({"faults": found, "texts": texts_of_refusals(grammar)}, sys.stdout)
+    json.dump({"faults": found, "texts": texts_of_rejections(grammar)}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 from fuzz.corpus import MULTIPLEX, seeds
 from penstock.server.front.config import FrontConfig
-from penstock.server.front.errors import Refusal, RequestError
+from penstock.server.front.errors import Failure, RequestError
 from penstock.server.front.limits import Limits
 from penstock.server.observe.trace_context import parse_traceparent
 from penstock.server.rpc.mapping_in.generation import read_generation, valid_request_id
@@ -46,7 +46,7 @@ def read_request(data: bytes) -> None:
         read_generation(message, LIMITS, ("tiny", "demo"))
     except RequestError as error:
         # Its message is within the limit, and can be encoded.
-        abort = abort_of(error.refusal)
+        abort = abort_of(error.failure)
         assert len(abort.message.encode()) <= 1024
 
 
@@ -56,7 +56,7 @@ def parse_messages(data: bytes) -> None:
         try:
             num_unknown_fields(parse(message_type, data))
         except RequestError as error:
-            abort_of(error.refusal)
+            abort_of(error.failure)
 
 
 def _told(error: Exception) -> None:
@@ -69,9 +69,9 @@ class _Table:
     does.
     """
 
-    def submit(self, submit: Any, refusal: Refusal | None) -> None:
-        if refusal is not None:
-            raise RequestError(refusal)
+    def submit(self, submit: Any, failure: Failure | None) -> None:
+        if failure is not None:
+            raise RequestError(failure)
         read_generation(submit.generation, LIMITS, ("tiny", "demo"))
 
     def cancel(self, key: int) -> None:
@@ -88,7 +88,7 @@ def read_command(data: bytes) -> None:
     try:
         apply_command(*parse_request(pb.MultiplexRequest, data), table)
     except RequestError as error:
-        abort_of(error.refusal)
+        abort_of(error.failure)
 
 
 def read_trace_headers(data: bytes) -> None:

@@ -111,7 +111,7 @@ async def test_a_bad_abort_names_the_field(served: ServedFront) -> None:
     assert rich_error(caught.value).fields == ["request_ids[1]"]
 
 
-async def test_refusals_come_as_statuses_with_their_details(served: ServedFront) -> None:
+async def test_rejections_come_as_statuses_with_their_details(served: ServedFront) -> None:
     for params, code, field in (
         ({"top_p": 2.0}, CODE.INVALID_ARGUMENT, "sampling_params.top_p"),
         ({"stop": [""]}, CODE.INVALID_ARGUMENT, "sampling_params.stop[0]"),
@@ -141,7 +141,7 @@ async def test_refusals_come_as_statuses_with_their_details(served: ServedFront)
     assert rich_error(caught.value).retry_s is not None
 
 
-async def test_a_form_the_executor_lacks_is_refused_by_its_foreign_name(text: ModelText) -> None:
+async def test_a_form_the_executor_lacks_is_rejected_by_its_foreign_name(text: ModelText) -> None:
     async with serving(text, gateway=gateway, is_up=False) as served:
         features = frozenset(Feature) - {Feature.JSON_SCHEMA}
         served.port.info = ExecutorInfo(
@@ -157,7 +157,7 @@ async def test_a_form_the_executor_lacks_is_refused_by_its_foreign_name(text: Mo
     assert rich_error(caught.value).info.metadata["field"] == "sampling_params.json_schema"
 
 
-async def test_malformed_bytes_are_told_as_such(served: ServedFront) -> None:
+async def test_malformed_bytes_are_reported_as_such(served: ServedFront) -> None:
     call: Any = served.channel.unary_stream(f"/{SERVICE_NAME}/Generate")
 
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -186,7 +186,7 @@ async def test_health_is_the_services_own(served: ServedFront) -> None:
     assert rich_error(caught.value).info.reason == "DRAINING"
 
 
-async def test_what_a_worker_tells_of_itself(served: ServedFront) -> None:
+async def test_what_a_worker_reports_of_itself(served: ServedFront) -> None:
     model = await ask(served, "GetModelInfo")
     assert (model.served_model_name, model.is_generation) == ("tiny", True)
     limits = served.server.front.current_limits()
@@ -225,7 +225,7 @@ async def test_the_tokenizer_is_handed_over(served: ServedFront) -> None:
             assert "tokenizer.json" in archive.namelist()
 
 
-async def test_a_method_that_is_not_supported_is_refused_at_once(served: ServedFront) -> None:
+async def test_a_method_that_is_not_supported_is_rejected_at_once(served: ServedFront) -> None:
     async with asyncio.timeout(PATIENCE_S):
         call: Any = served.channel.unary_stream(f"/{SERVICE_NAME}/SubscribeKvEvents")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -239,7 +239,7 @@ async def test_a_method_that_is_not_supported_is_refused_at_once(served: ServedF
         assert rich_error(caught.value).info.metadata["feature"] == feature
 
 
-async def test_every_method_of_the_contract_answers_and_says_whom_it_is_for(
+async def test_every_method_of_the_contract_answers_and_states_its_callers(
     served: ServedFront,
 ) -> None:
     (service,) = vllm.DESCRIPTOR.services_by_name.values()

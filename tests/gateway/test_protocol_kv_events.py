@@ -63,7 +63,7 @@ async def read(call: Any, max_batches: int) -> None:
         await call.read()
 
 
-async def refused(call: Any, num_batches: int = 1) -> grpc.aio.AioRpcError:
+async def rejected(call: Any, num_batches: int = 1) -> grpc.aio.AioRpcError:
     """Read up to `num_batches` batches of a call until it fails; return its error."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await read(call, num_batches)
@@ -130,7 +130,7 @@ async def test_a_snapshot_and_what_follows_it(served: ServedFront) -> None:
     call.cancel()
 
 
-async def test_an_engines_loss_clears_all_and_the_next_begins_anew(served: ServedFront) -> None:
+async def test_an_engines_loss_clears_all_and_the_next_begins_again(served: ServedFront) -> None:
     call = await followed(served)
     hear = served.port.cache_listeners[b"c"]
     hear(CacheUpdate(ticket=0, changes=(block(1),), part=ALL))
@@ -175,7 +175,7 @@ async def test_a_subscriber_that_does_not_read_is_disconnected(served: ServedFro
     hear(many)
     hear(many)
 
-    assert (await refused(call)).code() is CODE.RESOURCE_EXHAUSTED
+    assert (await rejected(call)).code() is CODE.RESOURCE_EXHAUSTED
     assert served.server.front.counters.num_cut_readers == 1
 
 
@@ -202,7 +202,7 @@ async def test_a_subscriber_that_blocks_a_write_is_disconnected(served: ServedFr
         await until(is_stuck_or_cut)
 
     assert writer.num_writes < 100
-    assert (await refused(call, num_batches=100_000)).code() is CODE.RESOURCE_EXHAUSTED
+    assert (await rejected(call, num_batches=100_000)).code() is CODE.RESOURCE_EXHAUSTED
 
 
 async def test_a_drain_ends_it(served: ServedFront) -> None:
@@ -210,25 +210,25 @@ async def test_a_drain_ends_it(served: ServedFront) -> None:
 
     served.server.front.begin_drain()
 
-    assert rich_error(await refused(call)).info.reason == "DRAINING"
-    assert rich_error(await refused(subscribe(served.channel))).info.reason == "DRAINING"
+    assert rich_error(await rejected(call)).info.reason == "DRAINING"
+    assert rich_error(await rejected(subscribe(served.channel))).info.reason == "DRAINING"
 
 
-async def test_what_is_refused(served: ServedFront) -> None:
+async def test_what_is_rejected(served: ServedFront) -> None:
     # Of an earlier stream nothing is kept: the gateway starts over.
-    assert (await refused(subscribe(served.channel, start=7))).code() is CODE.OUT_OF_RANGE
+    assert (await rejected(subscribe(served.channel, start=7))).code() is CODE.OUT_OF_RANGE
     calls = [subscribe(served.channel) for _ in range(MAX_STREAMS)]
     for call in calls:
         await call.initial_metadata()
-    assert (await refused(subscribe(served.channel))).code() is CODE.RESOURCE_EXHAUSTED
+    assert (await rejected(subscribe(served.channel))).code() is CODE.RESOURCE_EXHAUSTED
     for call in calls:
         call.cancel()
 
     served.port.go_down()
-    assert (await refused(subscribe(served.channel))).code() is CODE.UNAVAILABLE
+    assert (await rejected(subscribe(served.channel))).code() is CODE.UNAVAILABLE
 
 
-async def test_a_cache_of_which_nothing_is_known_says_so_at_once(text: ModelText) -> None:
+async def test_an_unknown_cache_is_reported_at_once(text: ModelText) -> None:
     for config, publishes_cache in (
         (QUIET, False),
         (FrontConfig(acceptance_delay_s=0.0, is_prefix_caching=False), True),
@@ -236,18 +236,18 @@ async def test_a_cache_of_which_nothing_is_known_says_so_at_once(text: ModelText
         async with serving(text, config, gateway=gateway, is_up=False) as served:
             served.port.publishes_cache = publishes_cache
             served.port.come_up()
-            error = await refused(subscribe(served.channel))
+            error = await rejected(subscribe(served.channel))
         assert error.code() is CODE.UNIMPLEMENTED
         assert rich_error(error).info.metadata["feature"] == "kv_events"
 
 
-async def test_a_tenant_hears_of_its_own_blocks_alone(text: ModelText, tmp_path: Path) -> None:
+async def test_a_tenant_receives_only_its_own_blocks(text: ModelText, tmp_path: Path) -> None:
     premises = Premises(tmp_path)
     security = premises.tokens()
     async with serving(text, QUIET, gateway=gateway, security=security, is_up=False) as served:
         served.port.publishes_cache = True
         served.port.come_up()
-        assert (await refused(subscribe(served.channel))).code() is CODE.UNAUTHENTICATED
+        assert (await rejected(subscribe(served.channel))).code() is CODE.UNAUTHENTICATED
 
         call = await followed(served, shared_salt("acme"), metadata=bearing(ACME))
 
@@ -259,7 +259,7 @@ async def test_a_tenant_hears_of_its_own_blocks_alone(text: ModelText, tmp_path:
         premises.policy_file.write_text(policy.replace(digest(ACME), digest("another")))
         security.poll()
         served.port.cache_listeners[shared_salt("acme")](NOTHING)
-        assert (await refused(call)).code() is CODE.UNAUTHENTICATED
+        assert (await rejected(call)).code() is CODE.UNAUTHENTICATED
 
 
 async def test_blocks_that_all_share_are_for_operators(text: ModelText, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ async def test_blocks_that_all_share_are_for_operators(text: ModelText, tmp_path
     async with serving(text, config, gateway=gateway, security=security, is_up=False) as served:
         served.port.publishes_cache = True
         served.port.come_up()
-        error = await refused(subscribe(served.channel, metadata=bearing(ACME)))
+        error = await rejected(subscribe(served.channel, metadata=bearing(ACME)))
         assert error.code() is CODE.PERMISSION_DENIED
     async with serving(text, config, gateway=gateway, is_up=False) as served:
         served.port.publishes_cache = True
@@ -355,7 +355,7 @@ async def test_the_stream_is_the_engines_cache(text: ModelText) -> None:
         call.cancel()
 
 
-async def test_other_tenants_blocks_are_not_told(text: ModelText) -> None:
+async def test_other_tenants_blocks_are_not_reported(text: ModelText) -> None:
     config = FrontConfig(acceptance_delay_s=0.0, tenant_metadata_key=TENANT_KEY)
     mine, theirs = ((TENANT_KEY, "mine"),), ((TENANT_KEY, "theirs"),)
     async with stepped(text, front=config, gateway=gateway) as service:

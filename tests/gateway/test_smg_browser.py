@@ -250,7 +250,7 @@ async def test_a_page_streams_tokens_and_stops_them(browser: Browser, origin: st
         visit = functools.partial(visited, browser, origin, made.url)
 
         done = await asyncio.to_thread(visit, str(NUM_TOKENS), IS_OVER)
-        refused = await asyncio.to_thread(visit, str(NUM_TOKENS), IS_OVER, "other")
+        rejected = await asyncio.to_thread(visit, str(NUM_TOKENS), IS_OVER, "other")
         stopped = await asyncio.to_thread(stop_under_way, visit)
         stats = await until_stats(operations, lambda stats: not model_of(stats).num_processing)
         assert model_of(stats).totals.num_completion_tokens < 900 + NUM_TOKENS
@@ -261,14 +261,16 @@ async def test_a_page_streams_tokens_and_stops_them(browser: Browser, origin: st
     # One for each step of the engine: nothing on the way waits for the end.
     assert int(output["data-chunks"] or 0) >= NUM_TOKENS // 2
     assert f"{NUM_TOKENS} tokens (length)" in done.text
-    assert refused.attributes("body")[0]["data-state"] == "failed"
-    assert "404" in refused.text
+    assert rejected.attributes("body")[0]["data-state"] == "failed"
+    assert "404" in rejected.text
     assert stopped.attributes("body")[0]["data-state"] == "stopped"
     assert 0 < int(stopped.by_id("output")["data-tokens"] or 0) < 900
 
 
 @pytest.mark.parametrize("model", STREAMS)
-def test_an_answer_is_whole_or_the_page_says_so(browser: Browser, origin: str, model: str) -> None:
+def test_an_answer_is_whole_or_the_page_reports_it(
+    browser: Browser, origin: str, model: str
+) -> None:
     left = visited(browser, origin, origin, str(NUM_TOKENS), IS_OVER, model)
 
     _, num_tokens = STREAMS[model]

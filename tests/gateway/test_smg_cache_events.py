@@ -63,7 +63,7 @@ async def test_the_gateway_goes_by_what_is_cached() -> None:
         assert made.num_lines("does not implement SubscribeKvEvents") == 0
 
 
-async def test_the_gateway_hears_of_every_loss_and_a_stream_survives_its_engine() -> None:
+async def test_the_gateway_receives_every_loss_and_a_stream_survives_its_engine() -> None:
     async with (
         started(*WORKER) as worker,
         gateway(worker.address, policy="cache_aware") as made,

@@ -79,7 +79,7 @@ async def read(stream: Any) -> tuple[dict[int, str], dict[int, str], Any]:
     return texts, reasons, usage
 
 
-async def test_chat_streams_what_the_worker_says_itself(house: House) -> None:
+async def test_chat_streams_the_text_of_the_worker(house: House) -> None:
     async with Client(house.workers[0].address) as direct:
         messages = [ChatMessage(role="user", content="What is a penstock?")]
         wanted = await direct.generate_once(messages, max_tokens=24, temperature=0.0)
@@ -194,7 +194,7 @@ def is_idle(stats: Any) -> bool:
     return not model_of(stats).num_processing and not model_of(stats).num_pending
 
 
-async def test_a_form_is_refused_where_the_executor_has_none(house: House) -> None:
+async def test_a_form_is_rejected_where_the_executor_has_none(house: House) -> None:
     """It is not ignored: the client gets an error that names it."""
     with pytest.raises(openai().APIStatusError) as caught:
         await house.openai.chat.completions.create(
@@ -205,7 +205,7 @@ async def test_a_form_is_refused_where_the_executor_has_none(house: House) -> No
     assert "json_schema" in str(caught.value)
 
 
-async def test_what_is_off_is_told_by_its_foreign_name(house: House) -> None:
+async def test_invalid_fields_are_reported_by_their_gateway_name(house: House) -> None:
     with pytest.raises(openai().BadRequestError) as caught:
         await house.openai.chat.completions.create(
             model="demo", messages=MESSAGES, max_tokens=8, stop="s" * 65

@@ -276,7 +276,7 @@ async def test_seeds_beyond_32_bits_are_clamped(house: House, path: str) -> None
         assert (await house.params(path, seed=seed))["seed"] == told
 
 
-async def test_an_openai_client_gets_what_its_json_schema_says(house: House) -> None:
+async def test_an_openai_client_gets_what_its_json_schema_specifies(house: House) -> None:
     form = {
         "type": "json_schema",
         "json_schema": {"name": "place", "strict": True, "schema": CITY},
@@ -320,7 +320,7 @@ async def test_other_forms(house: House, path: str, form: dict[str, Any], text: 
     [
         *((path, option) for path in (CHAT, TEXT) for option in (
             {"logit_bias": {"5": 100}},
-            {"logit_bias": {"99999999": 100}},  # which the worker would refuse
+            {"logit_bias": {"99999999": 100}},  # which the worker would reject
             {"prompt_logprobs": 2},
             {"truncate_prompt_tokens": 2},
             {"lora_path": "x"},
@@ -360,7 +360,7 @@ async def test_all_logprobs_cannot_be_asked_for(house: House, path: str) -> None
     assert (await house.post(path, max_tokens=2, **options)).status == 400
 
 
-async def test_who_asks_and_how_urgent_it_is_does_not_cross(house: House) -> None:
+async def test_tenant_and_priority_do_not_cross(house: House) -> None:
     headers = {"x-tenant": "acme", "authorization": "Bearer secret", "x-session-id": "s"}
     options: dict[str, Any] = {
         "priority": 9,
@@ -381,7 +381,7 @@ async def test_who_asks_and_how_urgent_it_is_does_not_cross(house: House) -> Non
     }
 
 
-async def test_images_are_refused_before_they_get_here(house: House) -> None:
+async def test_images_are_rejected_before_they_get_here(house: House) -> None:
     num_before = len(house.relay.to("Generate"))
     content = [
         {"type": "text", "text": "What is it?"},
@@ -394,7 +394,7 @@ async def test_images_are_refused_before_they_get_here(house: House) -> None:
     assert len(house.relay.to("Generate")) == num_before
 
 
-async def test_methods_that_are_not_there_are_told_to_the_client(house: House) -> None:
+async def test_missing_methods_are_reported_to_the_client(house: House) -> None:
     embedding = await house.post("/v1/embeddings", input="x")
     assert embedding.status == 501
     assert "embeddings is not supported by this service" in embedding.error["message"]
@@ -417,12 +417,12 @@ async def test_a_full_queue_is_429_without_a_hint(house: House) -> None:
         num_before = len(house.relay.to("Generate"))
         waiting = [asyncio.create_task(house.post(TEXT)) for _ in range(MAX_WAITING + 1)]
         done, rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        (refused,) = done
+        (rejected,) = done
         for stream in streams:
             await stream.close()
         served = [await task for task in rest]
 
-    assert refused.result().status == 429
-    assert "retry-after" not in refused.result().headers
+    assert rejected.result().status == 429
+    assert "retry-after" not in rejected.result().headers
     assert [one.status for one in served] == [200] * MAX_WAITING
     assert len(house.relay.to("Generate")) - num_before == MAX_WAITING + 5

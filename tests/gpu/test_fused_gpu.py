@@ -104,7 +104,7 @@ def test_a_model_that_computes_more_than_its_tree_is_served_by_its_modules(
 
 
 @pytest.mark.parametrize(("quantization", "kv_cache_dtype"), [("fp8", "auto"), ("none", "fp8")])
-def test_a_wrong_result_in_eight_bits_refuses_the_setting(
+def test_a_wrong_result_in_eight_bits_rejects_the_setting(
     quantization: str, kv_cache_dtype: str, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fused_loading: Any = pytest.importorskip("penstock.executor.torch.cuda.fused_loading")
@@ -127,7 +127,7 @@ def test_a_wrong_result_in_eight_bits_refuses_the_setting(
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("way", ALL_WAYS, ids=str)
-def test_the_fused_path_says_what_a_full_forward_says(
+def test_the_fused_path_equals_a_full_forward(
     way: Way, depth: int, name: str, folder: Path, naive: NaiveModel
 ) -> None:
     if name not in FUSED:
@@ -195,7 +195,7 @@ EIGHT_BIT = [("fp8", "auto"), ("int8", "auto"), ("none", "fp8"), ("fp8", "fp8")]
 
 
 @pytest.mark.parametrize(("quantization", "kv_cache_dtype"), EIGHT_BIT)
-def test_eight_bits_give_every_token_and_say_so(
+def test_eight_bits_give_every_token_and_are_reported(
     quantization: str, kv_cache_dtype: str, name: str, folder: Path
 ) -> None:
     specs = mixed_specs(hashed=True)

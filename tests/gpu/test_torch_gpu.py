@@ -55,7 +55,7 @@ def make_executor(path: Path, num_blocks: int = AMPLE_BLOCKS, dtype: str = "auto
 
 
 @pytest.mark.parametrize("way", ALL_WAYS, ids=str)
-def test_cuda_says_what_a_full_forward_says(way: Way, folder: Path, naive: NaiveModel) -> None:
+def test_cuda_equals_a_full_forward(way: Way, folder: Path, naive: NaiveModel) -> None:
     check_way(way, lambda blocks: make_executor(folder, blocks), naive)
 
 

@@ -18,7 +18,7 @@ from support import request_edits as edit
 IDS = (397, 401, 389, 383, 379, 373, 367, 359)
 """A prompt that no other client sends."""
 TAKEN = frozenset({"role", "unknown field"})
-"""Of the requests of `refused_requests`, those that a plain model accepts."""
+"""Of the requests of `rejected_requests`, those that a plain model accepts."""
 POISON, DEADLY = 349, 347
 """Tokens of a prompt: the first fails its request alone, the second kills the executor."""
 _PLACES = (
@@ -109,7 +109,7 @@ def ids_request(num_tokens: int, *more: int) -> pb.GenerateRequest:
     return message
 
 
-def refused_requests() -> dict[str, pb.GenerateRequest | bytes]:
+def rejected_requests() -> dict[str, pb.GenerateRequest | bytes]:
     """Return requests that are rejected, each with a canary in its invalid field; see `TAKEN`."""
     image = {"role": "user", "parts": [{"image": {"mime_type": WORDS["mime"]}}]}
     edits: dict[str, edit.Edit] = {

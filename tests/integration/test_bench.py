@@ -124,7 +124,7 @@ async def test_a_terminal_shows_where_the_load_is(service: Service) -> None:
         terminal.close()
 
 
-async def test_a_service_of_its_own(tmp_path: Path) -> None:
+async def test_a_separate_service(tmp_path: Path) -> None:
     done = await bench(
         *("--own-service", *SHORT, "--concurrency", 2, "--requests", 4),
         *("--json", tmp_path / "bench.json", "--", *simulated()),
@@ -134,7 +134,7 @@ async def test_a_service_of_its_own(tmp_path: Path) -> None:
     assert points_of(tmp_path / "bench.json")[0]["num_completed"] == 4
 
 
-async def test_a_service_of_its_own_that_does_not_start() -> None:
+async def test_a_separate_service_that_does_not_start() -> None:
     done = await bench("--own-service", "--rates", 1, "--", *simulated(), "--max-num-seqs", "0")
 
     assert done.code == 3
@@ -198,7 +198,7 @@ async def test_the_tenant_goes_with_every_call() -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_lengths_that_the_model_refuses_are_bad_usage(service: Service) -> None:
+async def test_lengths_that_the_model_rejects_are_bad_usage(service: Service) -> None:
     done = await bench(service.address, "--rates", 1, "--prompt-tokens", 2**20)
 
     assert done.code == 2, done.err
@@ -206,7 +206,7 @@ async def test_lengths_that_the_model_refuses_are_bad_usage(service: Service) ->
     assert len(done.err.splitlines()) == 1
 
 
-async def test_nobody_at_the_address_is_code_3() -> None:
+async def test_no_service_at_the_address_is_code_3() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         done = await bench(f"127.0.0.1:{taken.getsockname()[1]}", "--rates", 1)
@@ -242,7 +242,7 @@ async def under_load() -> AsyncGenerator[tuple[ScriptedServer, asyncio.subproces
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_an_interrupted_load_cancels_and_leaves_nobody(number: signal.Signals) -> None:
+async def test_an_interrupted_load_cancels_and_leaves_no_request(number: signal.Signals) -> None:
     async with under_load() as (server, process):
         workers = workers_of(process)
         assert len(workers) == 2
@@ -258,7 +258,7 @@ async def test_an_interrupted_load_cancels_and_leaves_nobody(number: signal.Sign
                 await call.cancelled.wait()
 
 
-async def test_a_process_of_the_load_that_dies_is_told() -> None:
+async def test_a_load_process_that_dies_is_reported() -> None:
     async with under_load() as (_, process):
         first, second = workers_of(process)
 

@@ -125,7 +125,7 @@ async def test_a_cached_engine_needs_no_builder(house: House) -> None:
     assert again.out == built.out
 
 
-async def test_without_a_builder_it_says_what_to_install(house: House) -> None:
+async def test_without_a_builder_it_states_what_to_install(house: House) -> None:
     result = await house.build(PATH="/nowhere")
 
     assert result.code == 2
@@ -134,7 +134,7 @@ async def test_without_a_builder_it_says_what_to_install(house: House) -> None:
     assert result.out == ""
 
 
-async def test_a_flag_the_builder_lacks_is_refused_by_name(house: House) -> None:
+async def test_a_flag_the_builder_lacks_is_rejected_by_name(house: House) -> None:
     result = await house.build("--max-num-tokens", "64", FAKE_BUILD_WITHOUT="max_num_tokens")
     other = await house.build("--option", "warp_drive=1")
 
@@ -215,7 +215,7 @@ async def test_a_killed_build_takes_its_builder_along_and_leaves_no_engine(house
     assert len(house.builds) == 2
 
 
-async def test_who_waits_is_told_for_whom_and_may_give_up(house: House) -> None:
+async def test_a_waiting_build_names_the_other_and_may_give_up(house: House) -> None:
     async with house.started(FAKE_BUILD="wait") as first:
         await until_said(first, b"building engine")
         second = await house.build("--wait-s", "0.1")
@@ -320,7 +320,7 @@ async def test_an_engine_is_one_already(house: House) -> None:
     assert result.out == f"{house.model}\n"
 
 
-async def test_an_unknown_folder_and_bad_settings_are_refused(house: House) -> None:
+async def test_an_unknown_folder_and_bad_settings_are_rejected(house: House) -> None:
     bad_size = await house.build("--max-batch-size", "0")
     bad_option = await house.build("--option", "gemm_plugin")
     own_option = await house.build("--option", "output_dir=/tmp")

@@ -75,8 +75,8 @@ async def test_case_15_ten_times_as_many_as_may_wait(text: ModelText, is_shown: 
             service.step()
         await service.until(lambda: len(burst.done) == num_rejected)
         assert service.num_steps == num_steps + (not is_shown)
-        assert len(burst.refused) == num_rejected
-        for error in burst.refused:
+        assert len(burst.rejected) == num_rejected
+        for error in burst.rejected:
             assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert error.info.reason == "QUEUE_FULL"
             assert error.retry_s is not None
@@ -94,10 +94,10 @@ async def test_case_15_room_is_used_as_soon_as_it_is_shown(text: ModelText) -> N
         _, shown = await filled(service, num_tokens=2)
         shown.queue_s = 1.5
         shown.turned()
-        refused = Calls()
-        refused.send(service, request())
-        await service.until(lambda: len(refused.done) == 1)
-        (error,) = refused.refused
+        rejected = Calls()
+        rejected.send(service, request())
+        await service.until(lambda: len(rejected.done) == 1)
+        (error,) = rejected.rejected
         assert error.retry_s is not None
         assert error.retry_s >= 1.5, "as long as the queue is, and a share of it more"
         while len(service.engine.queue) == MAX_WAITING:
@@ -108,7 +108,7 @@ async def test_case_15_room_is_used_as_soon_as_it_is_shown(text: ModelText) -> N
         for _ in range(num_free + 2):
             late.send(service, request(NUM_TOKENS))
         await service.until(lambda: len(late.done) == 2)
-        assert len(late.refused) == 2
+        assert len(late.rejected) == 2
         await service.until(lambda: len(late.done) == num_free + 2, steps=True)
         assert len(late.served) == num_free
 
@@ -127,13 +127,13 @@ async def test_case_16_huge_prompts_fill_the_queue(text: ModelText, is_shown: bo
         # The engine stays full until it has been asked.
         await service.until(lambda: huge.done() or service.server.num_live_requests == 3)
         await service.until(huge.done, steps=not is_shown)
-        (error,) = calls.refused
+        (error,) = calls.rejected
         assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert error.info.reason == "QUEUE_FULL"
         small = calls.send(service, request(NUM_TOKENS, range(400, 420)))
         await service.until(small.done, steps=True)
         assert len(calls.served[-1]) == NUM_TOKENS
-        assert len(calls.refused) == 1
+        assert len(calls.rejected) == 1
 
 
 async def test_case_17_health_during_a_burst(text: ModelText) -> None:
@@ -153,7 +153,7 @@ async def test_case_17_health_during_a_burst(text: ModelText) -> None:
             answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         await service.until(lambda: len(burst.done) == 9 * MAX_WAITING)
-        assert len(burst.refused) == 9 * MAX_WAITING
+        assert len(burst.rejected) == 9 * MAX_WAITING
         watching.cancel()
         assert told == [health_pb2.HealthCheckResponse.SERVING]
 
@@ -177,8 +177,8 @@ async def test_case_18_one_tenant_floods(text: ModelText) -> None:
         assert max(others) <= 1.5 * alone
         await service.until(lambda: len(flood.done) == len(flood.tasks), steps=True)
         assert len(flood.served) >= most_live
-        assert flood.refused
-        for error in flood.refused:
+        assert flood.rejected
+        for error in flood.rejected:
             assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert error.info.reason == "QUOTA_EXCEEDED"
             assert error.retry_s is not None
@@ -195,12 +195,12 @@ async def test_case_18_a_limit_per_minute_returns_a_retry_time(text: ModelText) 
         for _ in range(8):
             await _ended(service, calls.send(service, request(1), tenant="a"))
         assert len(calls.served) == 6
-        for error in calls.refused:
+        for error in calls.rejected:
             assert error.retry_s is not None
             assert 10.0 <= error.retry_s <= 12.5, "a sixth of a minute, and a share of it more"
         now_s += 9.0
         await _ended(service, calls.send(service, request(1), tenant="a"))
-        assert len(calls.refused) == 3, "too early"
+        assert len(calls.rejected) == 3, "too early"
         now_s += 1.0
         await _ended(service, calls.send(service, request(1), tenant="a"))
         assert len(calls.served) == 7
@@ -283,7 +283,7 @@ async def test_case_10_a_deadline_shorter_than_the_queue(
         late.scheduling.ttft_timeout.FromMilliseconds(5000)
         task = calls.send(service, late)
         await service.until(task.done, steps=True)
-        (error,) = calls.refused
+        (error,) = calls.rejected
         assert error.code is grpc.StatusCode.DEADLINE_EXCEEDED
         assert error.info.reason == "DEADLINE_UNREACHABLE"
         assert int(error.info.metadata["estimate_ms"]) > 5000

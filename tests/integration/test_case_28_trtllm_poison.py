@@ -27,7 +27,7 @@ from support.trtllm_engine import (
 )
 
 FAILED = FailureReason.EXECUTOR_REQUEST_FAILED
-REFUSED = FailureReason.CONSTRAINT_REJECTED
+REJECTED = FailureReason.CONSTRAINT_REJECTED
 END_ID = 2
 FAIL_TOKEN = 7
 BAD_FORMS = [
@@ -108,7 +108,7 @@ def test_case_28_a_form_that_cannot_be_compiled_fails_its_request_alone(
     house.submit(again, others[2], good)
     house.run_until_idle()
 
-    assert (house.failure(9), house.failure(11)) == (REFUSED, REFUSED)
+    assert (house.failure(9), house.failure(11)) == (REJECTED, REJECTED)
     assert house.tokens(9) == house.tokens(11) == []
     assert house.tokens(10) == Letters().encode("ab")
     check_others(house, others)
@@ -124,7 +124,7 @@ def test_case_28_a_hundred_bad_forms_in_a_row_do_not_restart_an_idle_engine(
         house.submit(replace(greedy_spec(key, [5, 6]), constraint=bad, stop_ids=(END_ID,)))
         house.run_until_idle()
 
-    assert {house.failure(key) for key in range(1, 101)} == {REFUSED}
+    assert {house.failure(key) for key in range(1, 101)} == {REJECTED}
     house.check_clean()
 
 
@@ -171,7 +171,7 @@ def test_case_28_a_form_that_would_end_the_engine_never_reaches_it(
     house.submit(*others, bad, good)
     house.run_free()
 
-    assert house.failure(9) is REFUSED
+    assert house.failure(9) is REJECTED
     assert sorted(house.submitted_keys) == [1, 2, 3, 10]
     assert house.tokens(10) == Letters().encode("ab")
     check_others(house, others)

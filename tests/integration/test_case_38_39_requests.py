@@ -168,7 +168,7 @@ async def served(text: ModelText) -> AsyncIterator[SteppedService]:
         yield served
 
 
-def test_case_39_any_request_is_served_or_refused(text: ModelText) -> None:
+def test_case_39_any_request_is_served_or_rejected(text: ModelText) -> None:
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
         served = runner.run(stack.enter_async_context(running(text)))

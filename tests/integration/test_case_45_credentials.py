@@ -178,7 +178,7 @@ async def test_case_45_a_token_is_for_its_tenant_alone(text: ModelText, premises
         await collect(call)
 
 
-async def test_case_45_refusals_carry_a_reason_and_no_secret(
+async def test_case_45_rejections_carry_a_reason_and_no_secret(
     text: ModelText, premises: Premises
 ) -> None:
     async with serving(text, security=premises.tokens()) as served:
@@ -197,7 +197,7 @@ async def test_case_45_refusals_carry_a_reason_and_no_secret(
 
 
 @pytest.mark.parametrize("token", [None, "wrong", MUTE])
-async def test_nothing_is_served_to_strangers(
+async def test_nothing_is_served_to_unauthenticated_callers(
     text: ModelText, premises: Premises, token: str | None
 ) -> None:
     wanted = C.PERMISSION_DENIED if token == MUTE else C.UNAUTHENTICATED
@@ -223,7 +223,7 @@ async def test_nothing_is_served_to_strangers(
         await operations.stop()
 
 
-async def test_operators_have_rights_of_their_own(premises: Premises) -> None:
+async def test_operators_have_their_own_rights(premises: Premises) -> None:
     security = premises.tokens()
     desk = FakeDesk()
     operations = OperationsServer(desk, "127.0.0.1", 0, security=security)
@@ -252,7 +252,7 @@ async def test_inspection_is_a_right(text: ModelText, premises: Premises) -> Non
 
 
 @pytest.mark.parametrize(("asked", "given"), [(100, 5), (5, 5), (4, 4), (-100, -100)])
-async def test_urgency_ends_where_the_tenants_policy_says(
+async def test_urgency_ends_where_the_tenants_policy_limits_it(
     text: ModelText, premises: Premises, asked: int, given: int
 ) -> None:
     async with serving(text, security=premises.tokens()) as served:
@@ -288,11 +288,11 @@ async def test_a_shared_call_does_not_outlive_its_token(
         again = request()
         again.request_id = "again"
         await call.write(pb.MultiplexRequest(submit=pb.MultiplexSubmit(key=2, generation=again)))
-        refused = None
-        while refused is None:
+        rejected = None
+        while rejected is None:
             response = await next_event(call)
-            refused = next((e for e in response.events if e.key == 2), None)
-        assert refused.error.code == C.UNAUTHENTICATED.value[0]
+            rejected = next((e for e in response.events if e.key == 2), None)
+        assert rejected.error.code == C.UNAUTHENTICATED.value[0]
         call.cancel()
 
 
@@ -359,9 +359,7 @@ def test_a_proxys_word_and_credentials_exclude_each_other(
         Security(premises.config(), is_behind_proxy=True)
 
 
-async def test_a_policy_says_what_tenants_of_a_proxy_may(
-    text: ModelText, premises: Premises
-) -> None:
+async def test_a_policy_limits_the_tenants_of_a_proxy(text: ModelText, premises: Premises) -> None:
     premises.policy_file.write_text(
         'version = 1\n[tenants.acme]\nmax_priority = 3\n[tenants.mute]\nrights = ["models"]\n'
     )

@@ -45,7 +45,7 @@ async def spawn_saying(folder: Path, words: bytes, end: str = WAIT) -> Child:
     )
 
 
-async def test_what_a_ready_child_says_of_itself(tmp_path: Path) -> None:
+async def test_the_startup_report_of_a_ready_child(tmp_path: Path) -> None:
     child = await spawn_saying(tmp_path, READY)
     try:
         assert await child.started() == {"num_blocks": 7}
@@ -74,7 +74,7 @@ async def test_a_child_that_makes_no_sense_has_failed_and_is_ended(
 
 
 @pytest.mark.parametrize("words", [b"", READY[:-1]])
-async def test_a_child_that_ends_before_its_frame_does_is_told_by_its_exit(
+async def test_a_child_that_ends_before_its_frame_does_is_reported_by_its_exit(
     tmp_path: Path, words: bytes
 ) -> None:
     child = await spawn_saying(tmp_path, words, end="sys.exit(5)")
@@ -94,7 +94,7 @@ async def test_its_end_is_seen_though_what_it_forked_holds_the_line_open(
     assert await child.ended() == 5  # hangs up, which ends the other one
 
 
-async def test_a_failure_is_told_in_the_childs_words(tmp_path: Path) -> None:
+async def test_a_failure_is_reported_with_the_childs_message(tmp_path: Path) -> None:
     words = FROM_CHILD.encode(StartFailed(message="no such model"))
     child = await spawn_saying(tmp_path, words, end="sys.exit(4)")
     with pytest.raises(ChildFailed, match=r"^no such model$"):

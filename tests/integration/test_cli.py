@@ -127,14 +127,14 @@ async def test_json_lines(server: ScriptedServer) -> None:
     assert result.err == ""
 
 
-async def test_a_refusal_is_one_line_with_status_reason_and_field(server: ScriptedServer) -> None:
-    async def refuse(call: ServedCall) -> None:
+async def test_a_rejection_is_one_line_with_status_reason_and_field(server: ScriptedServer) -> None:
+    async def reject(call: ServedCall) -> None:
         bad = error_details_pb2.BadRequest()
         bad.field_violations.add(field="sampling.top_p", description="must be in (0, 1]")
         code = grpc.StatusCode.INVALID_ARGUMENT
         await call.fail(code, "one bad field", error_info("INVALID_ARGUMENT"), bad)
 
-    server.scripts.append(refuse)
+    server.scripts.append(reject)
 
     result = await penstock(server, "generate", "Hi", "--top-p", "7")
 
@@ -161,12 +161,12 @@ async def test_a_failure_in_mid_stream_keeps_the_text(server: ScriptedServer) ->
     assert "Traceback" not in result.err
 
 
-async def test_a_full_queue_says_when_to_come_back(server: ScriptedServer) -> None:
-    async def refuse(call: ServedCall) -> None:
+async def test_a_full_queue_has_a_retry_time(server: ScriptedServer) -> None:
+    async def reject(call: ServedCall) -> None:
         code = grpc.StatusCode.RESOURCE_EXHAUSTED
         await call.fail(code, "full", error_info("QUEUE_FULL"), retry_info(90.0))
 
-    server.scripts.append(refuse)
+    server.scripts.append(reject)
 
     result = await penstock(server, "generate", "Hi", "--deadline", "60")
 
@@ -185,7 +185,7 @@ async def test_a_deadline_has_its_own_exit_code(server: ScriptedServer) -> None:
 
 
 @pytest.mark.parametrize("args", [("generate", "Hi"), ("health",), ("chat",)])
-async def test_nobody_there_has_its_own_exit_code(
+async def test_no_service_has_its_own_exit_code(
     server: ScriptedServer, args: tuple[str, ...]
 ) -> None:
     with socket.socket() as reserved:

@@ -41,10 +41,10 @@ async def test_chat_in_a_pipe_keeps_the_history(server: ScriptedServer) -> None:
 
 
 async def test_chat_in_a_pipe_ends_with_the_first_failure(server: ScriptedServer) -> None:
-    async def refuse(call: ServedCall) -> None:
+    async def reject(call: ServedCall) -> None:
         await call.fail(grpc.StatusCode.INTERNAL, "oh", error_info("INTERNAL"))
 
-    server.scripts.append(refuse)
+    server.scripts.append(reject)
 
     result = await penstock(server, "chat", stdin="Hi\nAnd then?\n")
 
@@ -97,10 +97,10 @@ async def said(terminal: Terminal, line: bytes, answer: bytes) -> None:
 async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(
     server: ScriptedServer, terminal: Terminal, chat: asyncio.subprocess.Process
 ) -> None:
-    async def refuse(call: ServedCall) -> None:
+    async def reject(call: ServedCall) -> None:
         await call.fail(grpc.StatusCode.INTERNAL, "oh", error_info("INTERNAL"))
 
-    server.scripts.extend([speak_and_wait, refuse, say_hello])
+    server.scripts.extend([speak_and_wait, reject, say_hello])
     await said(terminal, b"one", b"begun")
     chat.send_signal(signal.SIGINT)
     await terminal.wait_for(b"cancelled")
@@ -117,14 +117,14 @@ async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(
     ]
 
 
-async def test_chat_at_a_terminal_tells_the_way_out_of_a_full_context(
+async def test_chat_at_a_terminal_shows_how_to_leave_a_full_context(
     server: ScriptedServer, terminal: Terminal, chat: asyncio.subprocess.Process
 ) -> None:
-    async def refuse(call: ServedCall) -> None:
+    async def reject(call: ServedCall) -> None:
         code = grpc.StatusCode.INVALID_ARGUMENT
         await call.fail(code, "513 tokens", error_info("PROMPT_TOO_LONG"))
 
-    server.scripts.extend([refuse, say_hello, refuse])
+    server.scripts.extend([reject, say_hello, reject])
     await terminal.wait_for(b"/reset clears the chat, /quit exits")
     # /reset is not suggested if there is no dialogue to clear.
     await said(terminal, b"one", b"(PROMPT_TOO_LONG): 513 tokens\r\n")

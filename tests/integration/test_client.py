@@ -43,12 +43,12 @@ async def test_text_alone(face: Face) -> None:
     assert await face.text("Hi") == ["Hello, ", "world"]
 
 
-async def test_text_of_several_outputs_is_refused(face: Face) -> None:
+async def test_text_of_several_outputs_is_rejected(face: Face) -> None:
     with pytest.raises(ValueError, match=r"^n:"):
         await face.text("Hi", n=2)
 
 
-async def test_refusal_is_typed_and_not_tried_again(
+async def test_rejection_is_typed_and_not_tried_again(
     face: Face, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.append(failing(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT"))
@@ -61,7 +61,7 @@ async def test_refusal_is_typed_and_not_tried_again(
     assert time.slept_s == []
 
 
-async def test_tried_again_after_accepted_begins_anew(
+async def test_tried_again_after_accepted_begins_again(
     face: Face, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.append(failing(grpc.StatusCode.UNAVAILABLE, "ENGINE_DOWN", after=accept))

@@ -109,12 +109,12 @@ async def test_leaving_cancels_what_is_open(face: Face, server: ScriptedServer) 
 async def test_a_callback_that_fails_ends_the_batch(face: Face, server: ScriptedServer) -> None:
     server.scripts.extend([speak_and_wait] * 2)
 
-    def refuse(index: int, event: Event) -> None:
+    def reject(index: int, event: Event) -> None:
         if isinstance(event, Tokens):
             raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"):
-        await face.all_of(["a", "b"], max_concurrency=2, on_event=refuse)
+        await face.all_of(["a", "b"], max_concurrency=2, on_event=reject)
 
     for call in server.requests:
         await until(call.cancelled)
@@ -188,7 +188,7 @@ async def test_the_pool_bounds_a_batch(server: ScriptedServer, time: FakeTime) -
 
 
 @pytest.mark.parametrize("kind", [Client, SyncClient])
-def test_bad_batches_are_refused_at_once(kind: type[Client] | type[SyncClient]) -> None:
+def test_bad_batches_are_rejected_at_once(kind: type[Client] | type[SyncClient]) -> None:
     client = kind()
 
     with pytest.raises(ValueError, match=r"^max_concurrency:"):

@@ -37,10 +37,12 @@ async def error_of(face: Face, prompt: str) -> PenstockError | None:
     return None
 
 
-async def test_a_call_that_ends_under_writes_is_told_as_it_ended(server: ScriptedServer) -> None:
+async def test_a_call_that_ends_under_writes_is_reported_as_it_ended(
+    server: ScriptedServer,
+) -> None:
     """grpc.aio reports such a call as INTERNAL instead of with the server's status."""
     for _ in range(NUM_ROUNDS):
-        server.refusals.extend([(grpc.StatusCode.UNAUTHENTICATED, "who are you")] * NUM_REQUESTS)
+        server.rejections.extend([(grpc.StatusCode.UNAUTHENTICATED, "who are you")] * NUM_REQUESTS)
         settings = CallSettings(retry=NO_RETRY)
         face = AsyncFace(server.address, FakeTime(), settings=settings, multiplex=True)
 
@@ -49,7 +51,7 @@ async def test_a_call_that_ends_under_writes_is_told_as_it_ended(server: Scripte
 
         told = {str(error) for error in errors if not isinstance(error, Unauthenticated)}
         assert told == set()
-        server.refusals.clear()
+        server.rejections.clear()
         await face.close()
 
 
@@ -77,7 +79,9 @@ async def test_a_call_cancelled_each_time_counts_as_not_served(
         await face.events("Hi")
 
 
-async def test_a_call_cancelled_after_its_begin_is_told(face: Face, server: ScriptedServer) -> None:
+async def test_a_call_cancelled_after_its_begin_is_reported(
+    face: Face, server: ScriptedServer
+) -> None:
     server.scripts.append(failing(grpc.StatusCode.CANCELLED, "", after=accept_and_speak))
 
     with pytest.raises(CallCancelled):
@@ -88,7 +92,7 @@ async def test_a_shared_call_cancelled_on_its_way_is_tried_again(
     kind: Any, server: ScriptedServer, time: FakeTime
 ) -> None:
     face: Face = kind(server.address, time, multiplex=True)
-    server.refusals.append((grpc.StatusCode.CANCELLED, ""))
+    server.rejections.append((grpc.StatusCode.CANCELLED, ""))
 
     assert isinstance((await face.events("Hi"))[-1], Finished)
     assert time.slept_s == [0.5]

@@ -61,7 +61,7 @@ async def test_trace_and_metadata_reach_the_server(face: Face, server: ScriptedS
     assert metadata["authorization"] == "Bearer t"
 
 
-async def test_nobody_at_the_address(face: Face, time: FakeTime) -> None:
+async def test_no_service_at_the_address(face: Face, time: FakeTime) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
@@ -183,7 +183,7 @@ async def test_waiting_for_a_server_is_bounded(face: Face, server: ScriptedServe
         await face.call("wait_until_serving", deadline_s=0.2)
 
 
-async def test_a_closed_client_says_so(face: Face, server: ScriptedServer) -> None:
+async def test_a_closed_client_raises(face: Face, server: ScriptedServer) -> None:
     await face.close()
 
     with pytest.raises(RuntimeError, match="closed"):

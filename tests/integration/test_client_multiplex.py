@@ -98,7 +98,7 @@ async def test_an_error_is_that_of_one_request(face: Face, server: ScriptedServe
     assert len(await other) == 3
 
 
-async def test_refused_requests_are_tried_again(
+async def test_rejected_requests_are_tried_again(
     face: Face, server: ScriptedServer, time: FakeTime
 ) -> None:
     server.scripts.append(
@@ -202,7 +202,7 @@ async def test_a_lost_message_breaks_its_request_alone(face: Face, server: Scrip
     assert len(server.calls) == 1
 
 
-# The life of the Multiplex calls under both clients: lost, refused, old, drained, closed.
+# The life of the Multiplex calls under both clients: lost, rejected, old, drained, closed.
 
 
 async def test_a_draining_server_gets_a_new_call(face: Face, server: ScriptedServer) -> None:
@@ -253,14 +253,14 @@ async def accept_only(request: ServedRequest) -> None:
 
 
 async def test_a_server_without_multiplex_is_named(face: Face, server: ScriptedServer) -> None:
-    server.refusals.append((grpc.StatusCode.UNIMPLEMENTED, "Method not found!"))
+    server.rejections.append((grpc.StatusCode.UNIMPLEMENTED, "Method not found!"))
 
     with pytest.raises(Unimplemented, match="does not offer Multiplex"):
         await face.events("Hi")
 
 
-async def test_a_refused_call_is_told_as_it_is(face: Face, server: ScriptedServer) -> None:
-    server.refusals.append((grpc.StatusCode.UNAUTHENTICATED, "who are you"))
+async def test_a_rejected_call_has_its_own_status(face: Face, server: ScriptedServer) -> None:
+    server.rejections.append((grpc.StatusCode.UNAUTHENTICATED, "who are you"))
 
     with pytest.raises(Unauthenticated, match="who are you"):
         await face.events("Hi")
@@ -268,7 +268,9 @@ async def test_a_refused_call_is_told_as_it_is(face: Face, server: ScriptedServe
     assert await face.text("Hi") == ["Hello, ", "world"]
 
 
-async def test_an_event_for_nobody_breaks_the_call(face: Face, server: ScriptedServer) -> None:
+async def test_an_event_without_a_receiver_breaks_the_call(
+    face: Face, server: ScriptedServer
+) -> None:
     async def stray(request: ServedRequest) -> None:
         request.key = 77
         await request.accepted()
@@ -324,7 +326,7 @@ async def test_closing_may_wait(face: Face, server: ScriptedServer) -> None:
         await face.events("more")
 
 
-async def test_nobody_there_is_told_for_each(kind: Any, time: FakeTime) -> None:
+async def test_no_service_is_reported_for_each(kind: Any, time: FakeTime) -> None:
     async with scripted_server() as server:
         address = server.address
     face: Face = kind(address, time, multiplex=True)

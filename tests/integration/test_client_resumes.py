@@ -130,7 +130,7 @@ async def test_a_client_resumes_at_another_front(service: SteppedService, relay:
         assert sum(isinstance(event, Accepted) for event in events) == 1
 
 
-async def test_another_process_goes_on_from_a_point(service: SteppedService) -> None:
+async def test_another_process_continues_from_a_point(service: SteppedService) -> None:
     whole = await events_of(Client, service.address)
     point = ResumePoint(request_id="")
     events: list[Event] = []
@@ -170,7 +170,7 @@ async def test_another_process_goes_on_from_a_point(service: SteppedService) -> 
 
 
 @pytest.mark.parametrize("kind", [Client, SyncClient])
-async def test_whoever_leaves_cancels(service: SteppedService, kind: type) -> None:
+async def test_a_caller_that_leaves_cancels(service: SteppedService, kind: type) -> None:
     options = {**OPTIONS, "max_tokens": 400}
     if kind is Client:
         async with Client(service.address, resume_grace_s=30.0) as client:

@@ -46,7 +46,7 @@ async def face(request: pytest.FixtureRequest, service: Service) -> AsyncIterato
     await face.close()
 
 
-async def test_multiplexed_output_is_that_of_a_call_of_its_own(
+async def test_multiplexed_output_equals_that_of_a_single_call(
     face: Face, service: Service
 ) -> None:
     plain = type(face)(service.address, FakeTime())

@@ -137,7 +137,7 @@ def key(counter: int) -> int:
     return 1 << 32 | counter
 
 
-def test_the_board_tells_who_is_in_the_step_and_how_many_wait(board_fd: int) -> None:
+def test_the_board_shows_the_requests_of_the_step_and_how_many_wait(board_fd: int) -> None:
     bench = Bench(board_fd)
     bench.submit(1, 2, 3)
     bench.step()
@@ -152,7 +152,7 @@ def test_the_board_tells_who_is_in_the_step_and_how_many_wait(board_fd: int) -> 
     bench.close()
 
 
-def test_the_board_tells_how_busy_the_engine_is(board_fd: int) -> None:
+def test_the_board_shows_how_busy_the_engine_is(board_fd: int) -> None:
     bench = Bench(board_fd)
     bench.submit(1, 2, 3)
     bench.step()
@@ -199,7 +199,7 @@ def test_the_poison_is_answered_without_touching_the_engine(board_fd: int) -> No
     bench.close()
 
 
-def test_who_is_held_back_can_be_cancelled(board_fd: int) -> None:
+def test_a_request_that_is_held_back_can_be_cancelled(board_fd: int) -> None:
     bench = Bench(board_fd, *[SuspectedRequest(key=key(number)) for number in (1, 2)])
     bench.submit(1, 2, num_replays=1)
     bench.step()

@@ -87,7 +87,7 @@ def spec(max_tokens: int) -> RequestSpec:
     return RequestSpec(key=1 << 32 | 1, request_id="r", prompt_ids=prompt, max_tokens=max_tokens)
 
 
-async def test_it_serves_a_front_and_ends_when_told_to(path: Path) -> None:
+async def test_it_serves_a_front_and_ends_when_stopped(path: Path) -> None:
     async with engine(path, SIMULATED) as child, front(path) as (port, heard):
         facts = await asyncio.wait_for(child.started(), PATIENCE_S)
         assert facts["num_blocks"] == 1024
@@ -140,7 +140,7 @@ async def test_it_does_not_outlive_its_supervisor_while_a_step_hangs(path: Path)
     ],
     ids=["no model", "too much for the scheduler"],
 )
-async def test_it_says_in_one_line_why_it_cannot_start(
+async def test_one_line_states_why_it_cannot_start(
     path: Path, executor: ExecutorConfig, reason: str
 ) -> None:
     async with engine(path, executor) as child:
@@ -149,7 +149,7 @@ async def test_it_says_in_one_line_why_it_cannot_start(
         assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_CANNOT_START
 
 
-async def test_a_death_before_it_is_ready_is_told(path: Path) -> None:
+async def test_a_death_before_it_is_ready_is_reported(path: Path) -> None:
     async with engine(path, SIMULATED) as child:
         child.kill()
         with pytest.raises(ChildFailed, match="killed by signal 9 before it was ready"):

@@ -18,19 +18,19 @@ from support.fronts import INFO, RichError, ServedFront, collect, rich_error, se
 from support.generate_requests import text_request
 
 
-async def refused(served: ServedFront, message: pb.GenerateRequest) -> RichError:
+async def rejected(served: ServedFront, message: pb.GenerateRequest) -> RichError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await collect(served.stub.Generate(message))
     return rich_error(caught.value)
 
 
-async def test_what_an_executor_lacks_is_published_and_refused_by_name(text: ModelText) -> None:
+async def test_what_an_executor_lacks_is_published_and_rejected_by_name(text: ModelText) -> None:
     async with serving(text, is_up=False) as served:
         served.port.info = bare_info()
         served.port.come_up()
         message = text_request()
         message.sampling.seed = 0
-        error = await refused(served, message)
+        error = await rejected(served, message)
         assert error.code is grpc.StatusCode.UNIMPLEMENTED
         assert error.info.reason == "FEATURE_UNSUPPORTED"
         assert dict(error.info.metadata) == {"feature": "seed", "field": "sampling.seed"}
@@ -84,7 +84,7 @@ async def test_blocks_are_kept_by_the_scheduler_or_by_an_engine_that_can(
                 served.port.finish(spec.key)
                 await collect(call)
                 continue
-            error = await refused(served, message)
+            error = await rejected(served, message)
             assert error.info.reason == "FEATURE_UNSUPPORTED"
             assert dict(error.info.metadata) == {"feature": feature, "field": path}
 

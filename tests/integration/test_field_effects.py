@@ -79,7 +79,7 @@ def form(kind: ConstraintKind, *texts: str) -> Constraint:
 
 ANSWER = "<|im_start|>assistant\n<think>"
 CASES = [
-    Case("model", 'model: "other"', {"refused": "MODEL_NOT_FOUND"}),
+    Case("model", 'model: "other"', {"rejected": "MODEL_NOT_FOUND"}),
     Case("request_id", 'request_id: "mine"', {"request_id": "mine", "accepted.id": "mine"}),
     Case("resume_timeout", "resume_timeout { seconds: 5 }", {"is_kept": True}),
     Case(
@@ -337,7 +337,7 @@ CASES = [
     Case(
         "adapter.scale",
         'adapter { name: "poet" scale: 0.5 }',
-        {"refused": "FEATURE_UNSUPPORTED"},
+        {"rejected": "FEATURE_UNSUPPORTED"},
         before='adapter { name: "poet" scale: 1 }',
     ),
 ]
@@ -368,7 +368,7 @@ async def seen(served: ServedFront, words: str) -> Seen:
         submission.cancel()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await answer
-        return {"refused": rich_error(caught.value).info.reason}
+        return {"rejected": rich_error(caught.value).info.reason}
     specs = submission.result()
     async with asyncio.timeout(PATIENCE_S):
         for spec in specs:
@@ -431,7 +431,7 @@ def delivered(responses: list[pb.GenerateResponse]) -> Seen:
         records |= {(r.HasField("logprob"), len(r.top_logprobs)) for r in tokens.records}
         prompt_records |= {(r.HasField("logprob"), len(r.top_logprobs)) for r in prompt.records}
     return {
-        "refused": "",
+        "rejected": "",
         "accepted.id": accepted.request_id,
         "accepted.dropped": accepted.num_dropped_messages,
         "accepted.seed": accepted.seed,
@@ -450,7 +450,7 @@ def delivered(responses: list[pb.GenerateResponse]) -> Seen:
 async def test_a_field_has_its_effect_and_no_other(text: ModelText, case: Case) -> None:
     async with serving(text, CONFIG, clock=lambda: NOW_S) as served:
         before, after = await seen(served, case.before), await seen(served, case.after)
-    assert not before["refused"]
+    assert not before["rejected"]
     assert before["are_hashes_of_salt"]
     changed = {name: value for name, value in after.items() if value != before[name]}
     assert changed == case.effect

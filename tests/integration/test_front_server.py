@@ -61,14 +61,14 @@ async def test_health_follows_the_engine(served: ServedFront) -> None:
     watch.cancel()
 
 
-async def test_health_says_not_serving_before_the_engine_came(text: ModelText) -> None:
+async def test_health_is_not_serving_before_the_engine_came(text: ModelText) -> None:
     async with serving(text, is_up=False) as served:
         health = health_stub(served)
         response = await health.Check(health_pb2.HealthCheckRequest())
         assert response.status == NOT_SERVING
 
 
-async def test_drain_lets_live_requests_finish_and_refuses_new_ones(served: ServedFront) -> None:
+async def test_drain_lets_live_requests_finish_and_rejects_new_ones(served: ServedFront) -> None:
     health = health_stub(served)
     watch = health.Watch(health_pb2.HealthCheckRequest())
     call = served.stub.Generate(text_request())
@@ -94,7 +94,7 @@ async def test_drain_lets_live_requests_finish_and_refuses_new_ones(served: Serv
         await drain
 
 
-async def test_who_comes_when_the_last_has_gone_is_refused(served: ServedFront) -> None:
+async def test_a_request_after_the_last_has_gone_is_rejected(served: ServedFront) -> None:
     """It is rejected, not cancelled, as gRPC core does with calls that arrive during
     its shutdown.
     """

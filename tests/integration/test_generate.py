@@ -138,7 +138,7 @@ async def test_generate_once_answers_as_a_whole(served: ServedFront) -> None:
     assert response.accepted.model == "tiny"
 
 
-async def test_preemption_is_told_as_progress(served: ServedFront) -> None:
+async def test_preemption_is_reported_as_progress(served: ServedFront) -> None:
     call = served.stub.Generate(text_request("hello"))
     (spec,) = await served.port.next_submission()
     ids = served.encode("abc def")

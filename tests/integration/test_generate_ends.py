@@ -34,7 +34,7 @@ async def test_cancel_rpc_ends_the_stream_well_with_its_text(served: ServedFront
     assert await call.code() is grpc.StatusCode.OK
 
 
-async def test_cancel_finds_requests_of_other_fronts_or_says_not_found(
+async def test_cancel_finds_requests_of_other_fronts_or_returns_not_found(
     served: ServedFront,
 ) -> None:
     served.port.known_elsewhere["elsewhere"] = RequestState.PENDING
@@ -48,7 +48,7 @@ async def test_cancel_finds_requests_of_other_fronts_or_says_not_found(
     assert error.request_id == "nowhere"
 
 
-async def test_same_id_in_flight_is_refused_and_the_first_unharmed(served: ServedFront) -> None:
+async def test_same_id_in_flight_is_rejected_and_the_first_unharmed(served: ServedFront) -> None:
     first = served.stub.Generate(text_request("hello", request_id="same"))
     (spec,) = await served.port.next_submission()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -66,7 +66,7 @@ async def test_same_id_in_flight_is_refused_and_the_first_unharmed(served: Serve
     await collect(again)
 
 
-async def test_acceptance_is_told_after_a_while_without_news(text: ModelText) -> None:
+async def test_acceptance_is_sent_after_a_while_without_events(text: ModelText) -> None:
     async with serving(text, FrontConfig(acceptance_delay_s=0.001)) as served:
         call = served.stub.Generate(text_request("hello"))
         await served.port.next_submission()
@@ -77,7 +77,9 @@ async def test_acceptance_is_told_after_a_while_without_news(text: ModelText) ->
 
 
 @pytest.mark.parametrize("phase", ["queue", "prefill", "decode"])
-async def test_deadline_says_where_the_request_was(served: ServedFront, phase: str) -> None:
+async def test_a_deadline_error_has_the_state_of_the_request(
+    served: ServedFront, phase: str
+) -> None:
     message = text_request("hello")
     message.scheduling.total_timeout.FromSeconds(30)
     call = served.stub.Generate(message)
@@ -118,7 +120,9 @@ async def test_a_grpc_deadline_beyond_the_servers_limit_ends_there(text: ModelTe
         assert rich_error(caught.value).info.metadata["deadline"] == "server"
 
 
-async def test_lost_engine_ends_every_stream_without_replay_and_comes_back(text: ModelText) -> None:
+async def test_a_lost_engine_ends_every_stream_without_replay_and_is_replaced(
+    text: ModelText,
+) -> None:
     config = FrontConfig(acceptance_delay_s=0.0, max_replays=0)
     async with serving(text, config) as served:
         calls = [served.stub.Generate(text_request("hello")) for _ in range(3)]

@@ -96,7 +96,7 @@ def real(listener: socket.socket) -> Iterator[EngineLink]:
     thread.close()
 
 
-async def test_tokens_come_back_as_without_sockets(real: EngineLink, path: Path) -> None:
+async def test_tokens_are_returned_as_without_sockets(real: EngineLink, path: Path) -> None:
     async with front(path, 3) as (port, heard):
         assert (await heard.hellos.get()).executor == INFO
         port.submit((spec(3, 1, max_tokens=20),))
@@ -112,7 +112,7 @@ async def test_tokens_come_back_as_without_sockets(real: EngineLink, path: Path)
     assert len(over_socket[3 << 32 | 1]) == 20
 
 
-async def test_each_front_hears_only_of_its_own(real: EngineLink, path: Path) -> None:
+async def test_each_front_receives_only_its_own(real: EngineLink, path: Path) -> None:
     async with front(path, 1) as (port_1, heard_1), front(path, 2) as (port_2, heard_2):
         for counter in range(1, 9):
             port_1.submit((spec(1, counter),))
@@ -144,7 +144,7 @@ async def test_a_front_that_leaves_takes_its_requests_along(
     assert gone == {1 << 32 | 1, 1 << 32 | 2}
 
 
-async def test_the_loss_of_an_engine_is_told_once_and_the_next_one_greeted(
+async def test_the_loss_of_an_engine_is_reported_once_and_the_next_one_greeted(
     listener: socket.socket, path: Path
 ) -> None:
     first = run(listener, FakeEngine(), epoch=1)
@@ -169,7 +169,9 @@ async def test_the_loss_of_an_engine_is_told_once_and_the_next_one_greeted(
 
 def test_the_same_on_the_loop_that_fronts_run_on(listener: socket.socket, path: Path) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(test_the_loss_of_an_engine_is_told_once_and_the_next_one_greeted(listener, path))
+        runner.run(
+            test_the_loss_of_an_engine_is_reported_once_and_the_next_one_greeted(listener, path)
+        )
 
 
 async def test_a_pending_question_fails_with_the_engine(
@@ -262,7 +264,7 @@ async def test_a_front_that_breaks_the_protocol_is_dropped_alone(
         assert port.is_up
 
 
-async def test_a_front_that_comes_back_replaces_its_old_connection(
+async def test_a_front_that_reconnects_replaces_its_old_connection(
     engine: EngineLink, fake: FakeEngine, path: Path
 ) -> None:
     with raw_front(path, 1) as old:
@@ -328,7 +330,7 @@ async def test_a_slow_front_that_reads_again_gets_everything(
     assert set(fake.cancelled.queue) <= {1 << 32 | 5}
 
 
-async def test_nobody_cancels_the_requests_of_another_front(
+async def test_no_front_cancels_the_requests_of_another(
     engine: EngineLink, fake: FakeEngine, path: Path
 ) -> None:
     async with front(path, 1) as (port, _), front(path, 2) as (other, _):

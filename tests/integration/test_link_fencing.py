@@ -66,7 +66,7 @@ async def fronted(path: Path) -> AsyncGenerator[tuple[Engines, Recorder]]:
             await port.close()
 
 
-async def test_an_engine_that_wakes_up_after_its_successor_is_not_heard() -> None:
+async def test_an_engine_that_wakes_up_after_its_successor_is_ignored() -> None:
     with socket_path() as path:
         async with fronted(path) as (engines, recorder):
             async with engines.connected() as second:

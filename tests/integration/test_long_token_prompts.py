@@ -57,7 +57,7 @@ def submit(key: int, message: pb.GenerateRequest) -> pb.MultiplexRequest:
     return pb.MultiplexRequest(submit=pb.MultiplexSubmit(key=key, generation=message))
 
 
-async def refusal(served: ServedFront, message: pb.GenerateRequest) -> grpc.aio.AioRpcError:
+async def rejection(served: ServedFront, message: pb.GenerateRequest) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await served.stub.Generate(message, timeout=PATIENCE_S).read()
     return caught.value
@@ -91,19 +91,19 @@ async def test_unknown_ids_of_a_long_one_are_named(
     message = request([72] * 200)
     message.request_id = "mine"
     message.token_prompt.ids[150] = 10**6
-    error = rich_error(await refusal(served, message))
+    error = rich_error(await rejection(served, message))
     assert error.code is grpc.StatusCode.INVALID_ARGUMENT
     assert error.fields == ["token_prompt.ids[150]"]
     assert conversions.are_on_loop == [False]
 
 
 @pytest.mark.parametrize(("num_ids", "max_tokens"), [(512, 1), (600, 1), (500, 13)])
-async def test_what_cannot_fit_is_refused_unconverted(
+async def test_what_cannot_fit_is_rejected_unconverted(
     served: ServedFront, conversions: Conversions, num_ids: int, max_tokens: int
 ) -> None:
     message = request([72] * num_ids)
     message.stopping.max_tokens = max_tokens
-    error = rich_error(await refusal(served, message))
+    error = rich_error(await rejection(served, message))
     assert error.info.reason == "PROMPT_TOO_LONG"
     assert error.info.metadata["num_prompt_tokens"] == str(num_ids)
     assert conversions.are_on_loop == []

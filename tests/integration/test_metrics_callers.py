@@ -29,7 +29,7 @@ def house() -> Iterator[House]:
     made.server.close()
 
 
-def test_clients_that_only_hold_connections_keep_nobody_out(house: House) -> None:
+def test_clients_that_only_hold_connections_block_no_other(house: House) -> None:
     holders = [house.connect() for _ in range(MAX_SILENT - 1)]
     for holder in holders[::2]:  # the others send nothing
         holder.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
@@ -44,7 +44,7 @@ def test_clients_that_only_hold_connections_keep_nobody_out(house: House) -> Non
             holder.close()
 
 
-def test_of_too_many_that_say_nothing_the_oldest_goes(house: House) -> None:
+def test_of_too_many_silent_accounts_the_oldest_goes(house: House) -> None:
     holders = [house.connect() for _ in range(MAX_SILENT + 1)]
     try:
         assert holders[0].recv(1) == b""

@@ -126,7 +126,7 @@ def test_other_paths_are_not_found(house: House, path: str) -> None:
     assert house.ask(path)[0] == 404
 
 
-def test_methods_other_than_get_and_head_are_refused(house: House) -> None:
+def test_methods_other_than_get_and_head_are_rejected(house: House) -> None:
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         status, headers, _ = house.ask("/metrics", method)
         assert status == 405
@@ -143,7 +143,7 @@ def test_methods_other_than_get_and_head_are_refused(house: House) -> None:
         ("/?x=%3Cscript%3E", b"unknown parameter"),
     ],
 )
-def test_questions_without_meaning_are_refused(house: House, path: str, says: bytes) -> None:
+def test_questions_without_meaning_are_rejected(house: House, path: str, says: bytes) -> None:
     status, headers, body = house.ask(path)
     assert status == 400
     assert says in body
@@ -151,7 +151,7 @@ def test_questions_without_meaning_are_refused(house: House, path: str, says: by
 
 
 @pytest.mark.parametrize("error", [OperationsError("secret"), TimeoutError("secret")])
-def test_a_status_that_cannot_be_had_is_said_so(house: House, error: Exception) -> None:
+def test_a_missing_status_is_reported_as_missing(house: House, error: Exception) -> None:
     def fail() -> bytes:
         raise error
 
@@ -204,7 +204,7 @@ def test_noise_is_survived(house: House, noise: bytes) -> None:
     assert house.ask("/healthz")[0] == 200
 
 
-def test_a_port_in_use_is_said_when_the_server_is_made(house: House) -> None:
+def test_a_port_in_use_is_reported_when_the_server_is_made(house: House) -> None:
     with pytest.raises(OSError, match="in use"):
         MetricsServer(host="127.0.0.1", port=house.server.port, metrics=house.metrics, status=bytes)
 
@@ -219,7 +219,7 @@ def test_it_can_be_closed_before_it_began_and_twice() -> None:
         socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
 
 
-def test_scrapes_while_much_is_told_are_whole(house: House) -> None:
+def test_scrapes_during_many_records_are_whole(house: House) -> None:
     stop = threading.Event()
     rows = steps(*({"itl_s": 0.004, "num_itl": 3, "num_tokens": 3} for _ in range(16)))
 

@@ -40,7 +40,7 @@ def fetched(url: str) -> bytes:
     return body
 
 
-async def refused(channel: grpc.aio.Channel) -> None:
+async def rejected(channel: grpc.aio.Channel) -> None:
     """Send a request without a prompt, and check that it is rejected."""
     call = pb_grpc.GenerationServiceStub(channel).Generate(pb.GenerateRequest())
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -60,7 +60,7 @@ async def test_every_end_is_counted_once() -> None:
             one._call.cancel()
         late = Stream(channels[3], 6)
         await late.until_accepted()
-        await refused(channels[0])
+        await rejected(channels[0])
         assert await late.outcome() is grpc.StatusCode.OK
 
         samples = await scraped_until(service, lambda seen: total(seen, "requests_total") >= 12)
@@ -130,7 +130,7 @@ async def test_requests_that_leave_an_idle_engine_are_gone_from_its_gauges() -> 
         assert total(samples, "kv_cache_blocks") == value(samples, "kv_cache_total_blocks")
 
 
-async def test_a_crash_of_the_engine_is_a_wait_of_its_requests_and_counts_go_on() -> None:
+async def test_a_crash_of_the_engine_is_a_wait_of_its_requests_and_counts_continue() -> None:
     async with started(*simulated(), *ARGUMENTS) as service:
         async with service.channel() as channel:
             running = Stream(channel, 300)

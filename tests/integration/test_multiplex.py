@@ -73,7 +73,7 @@ async def submitted(served: ServedFront, num_requests: int) -> list[int]:
     return sorted([(await served.port.next_submission())[0].key for _ in range(num_requests)])
 
 
-async def test_many_requests_one_cancelled_one_refused_one_slow(served: ServedFront) -> None:
+async def test_many_requests_one_cancelled_one_rejected_one_slow(served: ServedFront) -> None:
     num_requests, num_tokens = 60, 30
     call, reader = await open_call(
         served, *(submit(key, credit=3 if key == 2 else None) for key in range(num_requests))
@@ -143,7 +143,7 @@ async def block_writer(served: ServedFront, key: int) -> None:
                 return
 
 
-async def test_a_reader_that_stalls_is_told_and_all_is_freed(text: ModelText) -> None:
+async def test_a_stalled_reader_is_reported_and_all_is_freed(text: ModelText) -> None:
     config = FrontConfig(max_reader_stall_s=0.2, max_backlog_tokens=10**9)
     async with serving(text, config, channel_options=SMALL_WINDOW) as served:
         _, reader = await open_call(served, submit(1), submit(2))

@@ -77,7 +77,7 @@ async def streaming(
     assert log.recorder.dropped_records == {}
 
 
-async def test_requests_that_end_well_or_are_refused(text: ModelText) -> None:
+async def test_requests_that_end_well_or_are_rejected(text: ModelText) -> None:
     async with streaming(text) as stream:
         await stream.run(await stream.begin(1))
         record = await stream.record(C.OK)

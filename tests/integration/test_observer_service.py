@@ -60,7 +60,7 @@ shared = pytest.mark.asyncio(loop_scope="module")
 
 
 @shared
-async def test_ports_are_told_after_the_line_that_says_ready(site: Site) -> None:
+async def test_ports_are_printed_after_the_ready_line(site: Site) -> None:
     service, _ = site
     await service.door("metrics")
     assert [line.split(" on ")[0] for line in service.stdout] == [
@@ -125,7 +125,7 @@ async def test_a_flight_record_comes_over_the_line_and_into_a_file(site: Site) -
     assert FlightReader(path).recording().totals == copy.recording().totals
 
 
-async def test_metrics_and_stats_tell_of_what_was_served() -> None:
+async def test_metrics_and_stats_contain_what_was_served() -> None:
     named = ("--tenant-metadata-key", "x-tenant", "--metrics-tenants", "atlas,borealis")
     async with (
         observed(*simulated(), *FRONT, *named) as (service, operations),
@@ -204,7 +204,7 @@ async def test_every_process_takes_a_log_level_and_so_do_those_that_follow() -> 
 
 
 @pytest.mark.parametrize("option", ["operations-port", "metrics-port"])
-async def test_a_port_that_is_taken_is_told_by_its_option(option: str) -> None:
+async def test_a_port_that_is_taken_is_reported_by_its_option(option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         async with launched(*simulated(), f"--{option}", str(port)) as service:
@@ -217,7 +217,7 @@ async def test_a_port_that_is_taken_is_told_by_its_option(option: str) -> None:
 
 
 @pytest.mark.parametrize("too_long", ["engine.sock", "observer.sock"])
-async def test_a_temporary_folder_with_too_long_a_path_is_told(
+async def test_a_temporary_folder_with_too_long_a_path_is_reported(
     too_long: str, tmp_path: Path
 ) -> None:
     # A Unix socket's path has 107 bytes at most: one more with the name of this socket.

@@ -107,7 +107,7 @@ async def test_each_call_of_operators_is_judged_once(
     assert judged == list(OPERATIONS_METHODS)
 
 
-async def test_a_policy_that_is_replaced_meanwhile_does_not_refuse_who_was_admitted(
+async def test_a_policy_that_is_replaced_meanwhile_does_not_reject_an_admitted_request(
     text: ModelText, premises: Premises, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     security = premises.tokens()
@@ -126,6 +126,6 @@ async def test_a_policy_that_is_replaced_meanwhile_does_not_refuse_who_was_admit
         assert spec.tenant == "acme"
         call.cancel()
         late = served.stub.Generate(request, metadata=bearing(ACME))
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
+        with pytest.raises(grpc.aio.AioRpcError) as rejected:
             await anext(aiter(late))
-        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert rejected.value.code() is grpc.StatusCode.PERMISSION_DENIED

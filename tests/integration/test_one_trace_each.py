@@ -302,9 +302,9 @@ async def drain(site: Site) -> None:
     calls = [call for style in STYLES for call in await site.running("drained", style, wanted, 1)]
     site.service.signal(signal.SIGTERM)
     await until_health(site.channel, HEALTH.NOT_SERVING)
-    refused = Expected("UNAVAILABLE", "DRAINING", PREPARED)
+    rejected = Expected("UNAVAILABLE", "DRAINING", PREPARED)
     for style in STYLES[:2]:
-        await site.ask("refused in a drain", style, greedy(), refused)
+        await site.ask("rejected in a drain", style, greedy(), rejected)
     assert [await call.outcome() for call in calls] == ["UNAVAILABLE"] * len(calls)
     assert await site.service.ended() == 0
 

@@ -219,7 +219,7 @@ async def test_arguments_that_cannot_be_sent(
 
 
 @pytest.mark.parametrize("kind", [AsyncOperator, SyncOperator])
-async def test_nobody_there_and_a_closed_client(kind: type[Face]) -> None:
+async def test_no_service_and_a_closed_client(kind: type[Face]) -> None:
     async with serving_desk() as operations:
         address = operations.address
     operator = kind(address, retry=NO_RETRY)
@@ -232,6 +232,6 @@ async def test_nobody_there_and_a_closed_client(kind: type[Face]) -> None:
 
 
 @pytest.mark.parametrize("kind", [OperationsClient, SyncOperationsClient])
-def test_a_bad_address_is_refused(kind: Any) -> None:
+def test_a_bad_address_is_rejected(kind: Any) -> None:
     with pytest.raises(ValueError, match=r"^address:"):
         kind("http://localhost")

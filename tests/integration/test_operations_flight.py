@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from penstock.server.front.errors import refuse
+from penstock.server.front.errors import request_error
 from penstock.server.rpc import operations_methods
 from penstock.v1 import operations_service_pb2 as pb
 from penstock.v1 import state_pb2
 from support.fronts import rich_error
-from support.operations_server import ServedDesk, refusal
+from support.operations_server import ServedDesk, rejection
 from support.patience import PATIENCE_S
 from support.reports import small_recording
 from support.snapshots import NOW_UNIX_S
@@ -62,7 +62,7 @@ RAW = pb.GetFlightRecordRequest(format=pb.FLIGHT_RECORD_FORMAT_RAW)
 MORE_THAN_IS_BUFFERED = bytes(32 << 20)
 
 
-async def test_readers_that_stall_keep_nobody_waiting(
+async def test_stalled_readers_block_no_other(
     operations: ServedDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("MAX_FLIGHT_WRITE_S", "MAX_FLIGHT_READ_S"):
@@ -87,7 +87,7 @@ async def test_readers_of_a_flight_record_are_limited(
     first = aiter(operations.stub.GetFlightRecord(RAW))
     await anext(first)
 
-    error = await refusal(operations.stub.GetFlightRecord(RAW))
+    error = await rejection(operations.stub.GetFlightRecord(RAW))
     assert (error.code, error.info.reason) == (
         grpc.StatusCode.FAILED_PRECONDITION,
         "NOT_POSSIBLE_NOW",
@@ -107,7 +107,7 @@ async def test_a_reader_that_does_not_read_is_cut(
     operations.desk.recording = MORE_THAN_IS_BUFFERED
     pieces = aiter(operations.stub.GetFlightRecord(RAW))
     cut = asyncio.Event()
-    monkeypatch.setattr(operations_methods, "refuse", told_when_called(refuse, cut))
+    monkeypatch.setattr(operations_methods, "request_error", told_when_called(request_error, cut))
     await anext(pieces)
     async with asyncio.timeout(PATIENCE_S):
         await cut.wait()
@@ -121,11 +121,11 @@ async def rest_of(pieces: AsyncIterator[pb.GetFlightRecordResponse]) -> list[byt
     return [piece.file_chunk async for piece in pieces]
 
 
-def told_when_called(refuse: Callable[..., Exception], event: asyncio.Event) -> Any:
-    """Return a function that sets `event` and calls `refuse`."""
+def told_when_called(request_error: Callable[..., Exception], event: asyncio.Event) -> Any:
+    """Return a function that sets `event` and calls `request_error`."""
 
-    def refusing(*args: Any) -> Exception:
+    def rejecting(*args: Any) -> Exception:
         event.set()
-        return refuse(*args)
+        return request_error(*args)
 
-    return refusing
+    return rejecting

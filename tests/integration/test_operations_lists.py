@@ -9,7 +9,7 @@ import grpc
 
 from penstock.v1 import operations_service_pb2 as pb
 from penstock.v1 import state_pb2, stats_pb2
-from support.operations_server import ServedDesk, refusal
+from support.operations_server import ServedDesk, rejection
 from support.snapshots import NOW_UNIX_S, numbered, request_view, waiting_view
 
 
@@ -76,7 +76,7 @@ async def test_pages_make_the_list_although_requests_come_and_go(operations: Ser
     assert len(seen) == len(set(seen)) == 252
 
 
-async def test_a_page_goes_on_by_name_when_the_clock_was_set(operations: ServedDesk) -> None:
+async def test_a_page_continues_by_name_when_the_clock_was_set(operations: ServedDesk) -> None:
     operations.desk.requests = numbered(4)
     first = await operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_size=2))
     operations.desk.requests = tuple(
@@ -89,17 +89,17 @@ async def test_a_page_goes_on_by_name_when_the_clock_was_set(operations: ServedD
     assert [request.request_id for request in rest.requests] == ["request-2", "request-3"]
 
 
-async def test_a_token_of_another_list_is_refused(operations: ServedDesk) -> None:
+async def test_a_token_of_another_list_is_rejected(operations: ServedDesk) -> None:
     operations.desk.requests = numbered(5)
     page = await operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_size=2))
     token = page.next_page_token
 
-    other = await refusal(
+    other = await rejection(
         operations.stub.ListLiveRequests(
             pb.ListLiveRequestsRequest(page_token=token, tenant="acme")
         )
     )
-    forged = await refusal(
+    forged = await rejection(
         operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_token="A" + token[1:]))
     )
     assert other.fields == forged.fields == ["page_token"]
@@ -117,13 +117,13 @@ async def test_one_request_is_found_by_id_and_tenant(operations: ServedDesk) -> 
     assert found.request.request_id == "request-3"
     found = await stub.GetLiveRequest(pb.GetLiveRequestRequest(request_id="same", tenant="b"))
     assert found.request.tenant == "b"
-    error = await refusal(stub.GetLiveRequest(pb.GetLiveRequestRequest(request_id="same")))
+    error = await rejection(stub.GetLiveRequest(pb.GetLiveRequestRequest(request_id="same")))
     assert (error.code, error.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ["tenant"])
     for missing in (
         pb.GetLiveRequestRequest(request_id="nobody"),
         pb.GetLiveRequestRequest(request_id="same", tenant="c"),
     ):
-        error = await refusal(stub.GetLiveRequest(missing))
+        error = await rejection(stub.GetLiveRequest(missing))
         assert (error.code, error.info.reason) == (
             grpc.StatusCode.NOT_FOUND,
             "REQUEST_NOT_FOUND",

@@ -18,7 +18,7 @@ from penstock.server.observe.operations.snapshot import OperationsError
 from penstock.server.rpc.operations_service import OperationsServer
 from penstock.v1 import model_pb2, state_pb2
 from penstock.v1 import operations_service_pb2 as pb
-from support.operations_server import FakeDesk, ServedDesk, refusal, serving_desk
+from support.operations_server import FakeDesk, ServedDesk, rejection, serving_desk
 from support.patience import PATIENCE_S
 from support.snapshots import MODEL, SNAPSHOT
 
@@ -61,7 +61,7 @@ async def test_where_a_model_stands(
     ],
 )
 async def test_a_model_that_is_not_there_is_not_found(operations: ServedDesk, call: Any) -> None:
-    error = await refusal(call(operations.stub))
+    error = await rejection(call(operations.stub))
 
     assert (error.code, error.info.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
     assert error.info.metadata["model"] == "other"
@@ -128,16 +128,16 @@ async def test_a_model_that_is_not_there_is_not_found(operations: ServedDesk, ca
     ],
 )
 async def test_bad_fields_are_named(operations: ServedDesk, call: Any, fields: list[str]) -> None:
-    error = await refusal(call(operations.stub))
+    error = await rejection(call(operations.stub))
 
     assert error.code is grpc.StatusCode.INVALID_ARGUMENT
     assert error.fields == fields
     assert operations.desk.told == []
 
 
-async def test_malformed_bytes_are_told_as_such(operations: ServedDesk) -> None:
+async def test_malformed_bytes_are_reported_as_such(operations: ServedDesk) -> None:
     path = "/penstock.v1.OperationsService/GetStats"
-    error = await refusal(cast("Any", operations.channel.unary_unary(path))(b"\xff\xff"))
+    error = await rejection(cast("Any", operations.channel.unary_unary(path))(b"\xff\xff"))
 
     assert (error.code, error.info.reason) == (
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -150,7 +150,7 @@ async def test_a_watch_is_let_go_when_the_server_stops(operations: ServedDesk) -
     async with asyncio.timeout(PATIENCE_S):
         await call.read()
         await operations.server.stop()
-    error = await refusal(call)
+    error = await rejection(call)
 
     assert (error.code, error.info.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
 
@@ -167,11 +167,11 @@ async def test_a_watch_is_let_go_when_the_server_stops(operations: ServedDesk) -
         lambda stub: stub.Profile(pb.ProfileRequest()),
     ],
 )
-async def test_what_cannot_be_had_now_is_said_with_its_reason(
+async def test_what_is_not_available_now_is_reported_with_its_reason(
     operations: ServedDesk, call: Any
 ) -> None:
     operations.desk.error = OperationsError("the engine does not respond")
-    error = await refusal(call(operations.stub))
+    error = await rejection(call(operations.stub))
 
     assert (error.code, error.info.reason) == (
         grpc.StatusCode.FAILED_PRECONDITION,
@@ -181,9 +181,9 @@ async def test_what_cannot_be_had_now_is_said_with_its_reason(
     assert error.pushback_ms is None
 
 
-async def test_a_fault_is_told_without_its_text(operations: ServedDesk) -> None:
+async def test_a_fault_is_reported_without_its_text(operations: ServedDesk) -> None:
     operations.desk.error = cast("Any", RuntimeError("a secret"))
-    error = await refusal(operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest()))
+    error = await rejection(operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest()))
 
     assert error.code is grpc.StatusCode.INTERNAL
     assert "secret" not in error.message

@@ -38,7 +38,9 @@ def penstock(capsys: pytest.CaptureFixture[str]) -> Command:
     return partial(called, capsys)
 
 
-def test_the_known_answer_is_found_and_told(penstock: Command, trace: Path, tmp_path: Path) -> None:
+def test_the_known_answer_is_found_and_reported(
+    penstock: Command, trace: Path, tmp_path: Path
+) -> None:
     report = tmp_path / "report"
 
     done = penstock("plan", "--trace", trace, *TARGET, *SERVER, "--report", report, "--no-png")

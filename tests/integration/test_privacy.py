@@ -88,9 +88,9 @@ async def serve_well(site: Site) -> None:
             assert await site.outcome(style, message) == "OK"
 
 
-async def refuse(site: Site) -> None:
+async def reject(site: Site) -> None:
     for style in STYLES:
-        for name, message in canaries.refused_requests().items():
+        for name, message in canaries.rejected_requests().items():
             if style == "Multiplex" and isinstance(message, bytes):
                 continue  # another message; see `break_the_protocol`
             if style == "GenerateOnce" and name == "unknown field":
@@ -222,7 +222,7 @@ def sought_in(site: Site) -> dict[str, bytes]:
 
 async def go_through_it(site: Site) -> None:
     await serve_well(site)
-    await refuse(site)
+    await reject(site)
     await break_the_protocol(site)
     await fail(site)
     await look(site)

@@ -44,7 +44,7 @@ def entry_for(process: "subprocess.Popen[bytes]") -> ProcessEntry:
     return entry
 
 
-def test_an_entry_tells_what_the_kernel_knows(sleeper: "subprocess.Popen[bytes]") -> None:
+def test_an_entry_contains_what_the_kernel_reports(sleeper: "subprocess.Popen[bytes]") -> None:
     entry = entry_for(sleeper)
     assert entry.name == "a) (b c"
     assert entry.parent_pid == os.getpid()
@@ -63,14 +63,14 @@ def test_the_environment_is_matched_whole(sleeper: "subprocess.Popen[bytes]") ->
 
 
 @pytest.mark.parametrize("has_descriptors", [True, False])
-def test_a_signal_reaches_the_process_it_is_for_and_its_end_is_told_once(
+def test_a_signal_reaches_its_process_and_its_end_is_reported_once(
     sleeper: "subprocess.Popen[bytes]", has_descriptors: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(pid: int) -> int:
+    def reject(pid: int) -> int:
         raise OSError("an old container")
 
     if not has_descriptors:
-        monkeypatch.setattr(os, "pidfd_open", refuse)
+        monkeypatch.setattr(os, "pidfd_open", reject)
     entry = entry_for(sleeper)
     assert not reap(sleeper.pid), "it lives"
     assert send_signal(entry, signal.SIGTERM)

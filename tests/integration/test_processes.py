@@ -48,7 +48,7 @@ async def test_a_signal_before_it_is_ready_ends_it() -> None:
         assert await service.ended() == 0
 
 
-async def refusal(*arguments: str) -> str:
+async def rejection(*arguments: str) -> str:
     """Return the one-line error of a service that cannot start."""
     async with launched(*arguments) as service:
         assert await service.ended() == 2
@@ -62,7 +62,7 @@ async def refusal(*arguments: str) -> str:
 async def test_a_second_service_does_not_share_the_port_and_a_next_one_may_have_it() -> None:
     port = str(reusable_port())
     async with started(*simulated(), "--port", port) as first:
-        told = await refusal(*simulated(), "--port", port)
+        told = await rejection(*simulated(), "--port", port)
         assert f"127.0.0.1:{port}" in told
         assert "in use" in told
         async with first.channel() as channel:
@@ -74,12 +74,12 @@ async def test_a_second_service_does_not_share_the_port_and_a_next_one_may_have_
 
 
 async def test_an_address_of_another_host_is_named() -> None:
-    assert "203.0.113.1" in await refusal(*simulated(), "--host", "203.0.113.1")
+    assert "203.0.113.1" in await rejection(*simulated(), "--host", "203.0.113.1")
 
 
-async def test_a_broken_model_is_refused_in_one_line(tmp_path: Path) -> None:
+async def test_a_broken_model_is_rejected_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert str(tmp_path) in await refusal("--model", str(tmp_path))
+    assert str(tmp_path) in await rejection("--model", str(tmp_path))
 
 
 async def test_settings_come_from_the_environment_and_arguments_win() -> None:
@@ -92,7 +92,7 @@ async def test_settings_come_from_the_environment_and_arguments_win() -> None:
         assert "WARNING engine" in await service.until_logged("no request can reach")
 
 
-async def test_a_misspelt_variable_is_told_even_when_the_start_fails() -> None:
+async def test_a_misspelt_variable_is_reported_even_when_the_start_fails() -> None:
     environment = {"PENSTOCK_MODLE": "x", "PENSTOCK_ADDRESS": "127.0.0.1:1"}
     async with launched("--model", "/no/such/folder", environment=environment) as service:
         assert await service.ended() == 2

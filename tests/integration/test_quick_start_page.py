@@ -47,7 +47,7 @@ def test_the_page_has_blocks_of_both_kinds() -> None:
     assert {block.language for block in TYPED} == {"sh", "python"}
 
 
-async def test_what_the_page_says_to_type_works(tmp_path: Path) -> None:
+async def test_the_commands_of_the_page_work(tmp_path: Path) -> None:
     async with started(*simulated()) as service:
         printed = {
             block.line: output

@@ -66,10 +66,10 @@ async def test_calls_pass_as_bytes_with_their_ends(service: ReplicaService, rela
         assert [message.sequence for message in read] == list(range(len(messages)))
         assert read[-1].HasField("finished")
 
-        (refused,) = [item async for item in relay.stream(METHODS["Generate"], b"\xff", ())]
-        assert isinstance(refused, Ending)
-        assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
-        details = dict(refused.trailers)["grpc-status-details-bin"]
+        (rejected,) = [item async for item in relay.stream(METHODS["Generate"], b"\xff", ())]
+        assert isinstance(rejected, Ending)
+        assert rejected.code is grpc.StatusCode.INVALID_ARGUMENT
+        details = dict(rejected.trailers)["grpc-status-details-bin"]
         assert isinstance(details, bytes)
         assert b"MALFORMED_REQUEST" in details
 
@@ -81,7 +81,7 @@ async def test_calls_pass_as_bytes_with_their_ends(service: ReplicaService, rela
         assert (await gauge.read()).num_pending == 0
 
 
-async def test_whoever_stops_reading_cancels(service: ReplicaService, relay: Relay) -> None:
+async def test_a_caller_that_stops_reading_cancels(service: ReplicaService, relay: Relay) -> None:
     data = greedy(1000, request_id="left").SerializeToString()
     async with contextlib.aclosing(relay.stream(METHODS["Generate"], data, ())) as items:
         async for item in items:
@@ -95,7 +95,7 @@ async def test_whoever_stops_reading_cancels(service: ReplicaService, relay: Rel
         await read_until_tokens(again)
 
 
-async def test_a_dialogue_ends_when_both_sides_have_said_all(relay: Relay) -> None:
+async def test_a_stream_ends_when_both_sides_have_sent_all(relay: Relay) -> None:
     async def said() -> AsyncIterator[bytes]:
         for key in (1, 2):
             yield submit(key, edit=_short).SerializeToString()
@@ -111,7 +111,7 @@ async def test_a_dialogue_ends_when_both_sides_have_said_all(relay: Relay) -> No
     assert ending.code is grpc.StatusCode.OK
 
 
-async def test_a_dialogue_whose_caller_breaks_off_is_cancelled(relay: Relay) -> None:
+async def test_a_stream_whose_caller_breaks_off_is_cancelled(relay: Relay) -> None:
     async def said() -> AsyncIterator[bytes]:
         yield submit(1, edit=_long).SerializeToString()
         raise ConnectionError("the caller is gone")
@@ -122,7 +122,7 @@ async def test_a_dialogue_whose_caller_breaks_off_is_cancelled(relay: Relay) -> 
     assert ending.code is grpc.StatusCode.CANCELLED
 
 
-def test_a_service_ends_when_it_is_told_to_and_is_missed_when_it_is_gone() -> None:
+def test_a_service_ends_when_it_must_and_is_missed_when_it_is_gone() -> None:
     service = ReplicaService(OPTIONS, start_timeout_s=PATIENCE_S)
     try:
         service.check()
@@ -133,7 +133,7 @@ def test_a_service_ends_when_it_is_told_to_and_is_missed_when_it_is_gone() -> No
         service.kill()
 
 
-def test_a_service_that_cannot_start_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_service_that_cannot_start_reports_it(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ReplicaServiceFailed, match="ended with 2"):
         ReplicaService(("--executor", "none"), start_timeout_s=PATIENCE_S)
     assert "--executor" in capfd.readouterr().err

@@ -58,7 +58,7 @@ async def test_trace_context_goes_in_and_out(text: ModelText, is_traced: bool) -
         (("tracestate", "a=1"),),
     ],
 )
-async def test_a_bad_context_begins_a_trace_and_fails_nobody(
+async def test_a_bad_context_begins_a_trace_and_fails_no_call(
     site: tuple[ServedFront, RecordLog], metadata: tuple[tuple[str, str], ...]
 ) -> None:
     served, log = site
@@ -72,7 +72,7 @@ async def test_a_bad_context_begins_a_trace_and_fails_nobody(
     assert any(trace.trace_id)
 
 
-async def test_a_refusal_names_its_trace_and_comes_before_any_header(text: ModelText) -> None:
+async def test_a_rejection_names_its_trace_and_comes_before_any_header(text: ModelText) -> None:
     async with logged(text, FrontConfig(acceptance_delay_s=60.0)) as (served, log):
         call = Call(served.channel, "Generate", text_request())
         served.port.fail(await submitted(served), FailureReason.QUEUE_FULL)
@@ -83,7 +83,7 @@ async def test_a_refusal_names_its_trace_and_comes_before_any_header(text: Model
         assert "x-trace-id" not in dict(await call.call.initial_metadata())
 
 
-async def test_a_reader_that_stalls_is_told_so_in_its_record(text: ModelText) -> None:
+async def test_a_stalled_reader_is_reported_in_its_record(text: ModelText) -> None:
     config = FrontConfig(acceptance_delay_s=0.0, max_backlog_tokens=64)
     async with logged(text, config, channel_options=SMALL_WINDOW) as (served, log):
         call = served.stub.Generate(text_request())
@@ -121,7 +121,7 @@ def content_of(record: RequestRecord) -> tuple[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("style", STYLES[:2])
-async def test_content_is_told_where_it_was_asked_for(text: ModelText, style: str) -> None:
+async def test_content_is_reported_where_it_was_asked_for(text: ModelText, style: str) -> None:
     config = FrontConfig(acceptance_delay_s=0.0, has_content=True)
     async with logged(text, config) as (served, log):
         message = text_request("x" * 400)
@@ -155,8 +155,8 @@ async def test_nothing_of_the_content_is_in_a_record_by_default(
     await call.outcome()
     record = await log.next()
     assert record.finish_reasons == ("STOP",)
-    refused = text_request("canaryprompt", model="canarymodel")
-    await Call(served.channel, "Generate", refused).outcome()
+    rejected = text_request("canaryprompt", model="canarymodel")
+    await Call(served.channel, "Generate", rejected).outcome()
     await log.next()
     # As text, and as the ids that it became.
     prompt_ids = served.encode("canaryprompt")

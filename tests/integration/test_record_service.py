@@ -107,7 +107,7 @@ async def test_a_service_can_be_played_again(tmp_path: Path) -> None:
         assert document["figures"]["prefix_hit_rate"] > 0.0
 
 
-async def test_a_folder_that_cannot_be_is_said_at_once(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_created_is_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     async with launched("--record", str(tmp_path / "file" / "below"), *simulated()) as service:

@@ -148,7 +148,9 @@ async def test_every_end_has_its_one_record(text: ModelText, style: str, name: s
 
 
 @pytest.mark.parametrize("style", STYLES[:2])
-async def test_a_good_end_is_told_in_full(site: tuple[ServedFront, RecordLog], style: str) -> None:
+async def test_a_good_end_is_reported_in_full(
+    site: tuple[ServedFront, RecordLog], style: str
+) -> None:
     served, log = site
     message = text_request("hello", request_id="r-1")
     message.sampling.temperature = 0.7
@@ -179,7 +181,7 @@ async def test_a_good_end_is_told_in_full(site: tuple[ServedFront, RecordLog], s
     assert len(record.trace.span_id) == 8
 
 
-async def test_a_refused_request_has_nothing_it_never_had(
+async def test_a_rejected_request_has_nothing_it_never_had(
     site: tuple[ServedFront, RecordLog],
 ) -> None:
     served, log = site

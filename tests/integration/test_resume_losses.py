@@ -12,7 +12,7 @@ import pytest
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.state import RequestState
 from penstock.server.front import attachments
-from penstock.server.front.errors import ErrorReason, refuse
+from penstock.server.front.errors import ErrorReason, request_error
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
@@ -135,7 +135,7 @@ async def test_many_that_ask_on_several_fronts_all_find_it(text: ModelText) -> N
                 assert rich_error(result).info.reason == "STREAM_SUPERSEDED"
 
 
-async def test_a_stream_that_comes_back_before_a_step_is_not_ended_as_taken_over(
+async def test_a_stream_that_is_resumed_before_a_step_is_not_ended_as_taken_over(
     text: ModelText,
 ) -> None:
     async with stepped(text) as first, another_front(first) as second:
@@ -234,7 +234,7 @@ async def test_others_have_their_turn_while_a_history_is_taken_in(
             assert outputs_of(responses) == outputs_of(whole)
 
 
-@pytest.mark.parametrize("meanwhile", ["nothing", "engine dies", "prompt is refused"])
+@pytest.mark.parametrize("meanwhile", ["nothing", "engine dies", "prompt is rejected"])
 async def test_a_cancel_while_the_prompt_is_tokenised_again_ends_it(
     text: ModelText, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
@@ -247,14 +247,14 @@ async def test_a_cancel_while_the_prompt_is_tokenised_again_ends_it(
         async def slowly(*args: Any, **options: Any) -> Any:
             is_tokenising.set()
             await may_go_on.wait()
-            if meanwhile == "prompt is refused":
-                raise refuse(ErrorReason.ENGINE_DOWN)
+            if meanwhile == "prompt is rejected":
+                raise request_error(ErrorReason.ENGINE_DOWN)
             return await tokenise(*args, **options)
 
         monkeypatch.setattr(second.front.prompts, "tokenise", slowly)
         call = second.stub.Resume(rest_after(told))
         await second.until(is_tokenising.is_set, steps=True)
-        if meanwhile != "prompt is refused":
+        if meanwhile != "prompt is rejected":
             cancelling = asyncio.ensure_future(second.front.cancel("r"))
             state = await second.result_of(cancelling)
             assert state is RequestState.PROCESSING
@@ -264,7 +264,7 @@ async def test_a_cancel_while_the_prompt_is_tokenised_again_ends_it(
         elif meanwhile == "engine dies":
             await site.replace_engine()
         may_go_on.set()
-        if meanwhile == "prompt is refused":
+        if meanwhile == "prompt is rejected":
             with pytest.raises(grpc.aio.AioRpcError):
                 await second.end_of(call)
             second.hear()
@@ -307,7 +307,7 @@ async def test_an_unkept_replay_has_its_way_in_the_engine_that_kept_it(text: Mod
         assert len(first.link.dispatcher.kept) == 0
 
 
-async def test_what_nobody_can_resume_does_not_run_for_nobody(text: ModelText) -> None:
+async def test_a_request_that_cannot_be_resumed_does_not_run_unread(text: ModelText) -> None:
     message = await one_of_two_ends(text)
     async with mortal_fronts(text) as site:
         first = site.fronts[0]

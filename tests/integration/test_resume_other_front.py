@@ -124,7 +124,7 @@ async def told_before_the_end(service: SteppedService, call: Any, num_messages: 
 
 @edits
 @pytest.mark.parametrize(("num_read", "num_more"), [(1, 0), (9, 3), (9, 100)])
-async def test_what_a_lost_front_had_goes_on(
+async def test_what_a_lost_front_had_continues(
     fronts: tuple[SteppedService, SteppedService], edit: Edit, num_read: int, num_more: int
 ) -> None:
     first, second = fronts

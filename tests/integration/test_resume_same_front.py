@@ -50,7 +50,7 @@ async def read_one(call: Any) -> Any:
     return await call.read()
 
 
-async def test_a_lost_stream_goes_on_where_it_was(service: SteppedService) -> None:
+async def test_a_lost_stream_continues_where_it_was(service: SteppedService) -> None:
     whole = await undisturbed(service, num_tokens=40)
     call = service.stub.Generate(resumable(num_tokens=40))
     first = await lose(service, call, 8)
@@ -73,7 +73,7 @@ async def test_the_rest_of_a_finished_result_begins_anywhere(service: SteppedSer
             assert outputs_of(responses) == outputs_of(whole)
 
 
-async def test_resume_goes_on_live(service: SteppedService) -> None:
+async def test_resume_continues_live(service: SteppedService) -> None:
     whole = await undisturbed(service, num_tokens=200)
     call = service.stub.Generate(resumable(num_tokens=200))
     first = await lose(service, call, 5)
@@ -194,7 +194,7 @@ async def test_a_sequence_near_the_end_of_its_field_is_named(service: SteppedSer
         assert (error.info.reason, error.fields) == ("INVALID_ARGUMENT", ["next_sequence"])
 
 
-async def test_what_nobody_comes_for_ends_with_its_grace(text: ModelText) -> None:
+async def test_a_stream_that_is_not_resumed_ends_with_its_grace(text: ModelText) -> None:
     clock = FakeClock(100.0)
     async with stepped(text, clock=clock) as service:
         call = service.stub.Generate(resumable(num_tokens=400, grace_s=5.0))
@@ -229,7 +229,7 @@ async def test_a_kept_result_expires(text: ModelText) -> None:
         assert (len(kept), kept.num_bytes) == (0, 0)
 
 
-async def test_cancel_while_nobody_reads(service: SteppedService) -> None:
+async def test_cancel_while_no_call_reads(service: SteppedService) -> None:
     call = service.stub.Generate(resumable(num_tokens=400))
     told = await lose(service, call, 4)
     answer = await service.stub.Cancel(pb.CancelRequest(request_id="r"))
@@ -256,7 +256,7 @@ async def test_without_the_option_a_call_takes_its_request_along(service: Steppe
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_what_is_too_large_to_be_kept_is_refused(text: ModelText) -> None:
+async def test_what_is_too_large_to_be_kept_is_rejected(text: ModelText) -> None:
     async with stepped(text, front=FrontConfig(max_resume_bytes=900)) as service:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await service.end_of(service.stub.Generate(resumable(prompt=[300] * 470)))
@@ -273,7 +273,7 @@ async def test_a_grace_out_of_bounds_is_named(service: SteppedService, grace_s: 
     assert "resume_timeout" in (caught.value.details() or "")
 
 
-async def test_a_resume_is_refused_if_the_service_does_not_offer_it(text: ModelText) -> None:
+async def test_a_resume_is_rejected_if_the_service_does_not_offer_it(text: ModelText) -> None:
     async with stepped(text, front=FrontConfig(max_resume_grace_s=0.0)) as service:
         for call in (
             service.stub.Generate(resumable()),
@@ -331,7 +331,7 @@ async def test_a_multiplexed_request_that_is_taken_over_ends_there(
     await service.until(lambda: not service.server.num_active_calls)
 
 
-async def test_a_drain_does_not_wait_for_what_nobody_reads(text: ModelText) -> None:
+async def test_a_drain_does_not_wait_for_unread_streams(text: ModelText) -> None:
     async with stepped(text) as service:
         await lose(service, service.stub.Generate(resumable(num_tokens=400)), 4)
         async with asyncio.timeout(30.0):

@@ -86,16 +86,16 @@ async def until_running(events: AsyncIterator[Event]) -> None:
     raise AssertionError("the stream ended early")
 
 
-async def test_a_total_deadline_below_the_shortest_answer_is_refused_at_once(
+async def test_a_total_deadline_below_the_shortest_answer_is_rejected_at_once(
     service: Service,
 ) -> None:
     async with client_of(service, "a") as client, asked(client) as running:
         await until_running(running)
         options = {"max_tokens": LONG, "ignore_eos": True, "total_timeout_s": 4.0}
-        error = await refused_for_its_deadline(client, **options)
+        error = await rejected_for_its_deadline(client, **options)
         # While step times are irregular, it might be in time later.
         while error.retry_after_s is not None:
-            error = await refused_for_its_deadline(client, **options)
+            error = await rejected_for_its_deadline(client, **options)
         assert error.deadline_s == 4.0
         assert error.estimate_s is not None
         assert error.estimate_s > 4.0
@@ -105,7 +105,7 @@ async def test_a_total_deadline_below_the_shortest_answer_is_refused_at_once(
 
 async def cancelled(client: Client, accepted: Accepted, events: AsyncIterator[Event]) -> None:
     """Cancel the request and read its stream to the end, so that it is in no queue."""
-    with contextlib.suppress(RequestNotFound):  # it has been refused
+    with contextlib.suppress(RequestNotFound):  # it has been rejected
         await client.cancel(accepted.request_id)
     await read_out(events)
 
@@ -115,7 +115,7 @@ async def read_out(events: AsyncIterator[Event]) -> None:
         pass
 
 
-async def refused_for_its_deadline(client: Client, **options: Any) -> DeadlineUnreachable:
+async def rejected_for_its_deadline(client: Client, **options: Any) -> DeadlineUnreachable:
     """Send requests until one is rejected for its deadline: while step times are irregular, nothing
     is predicted.
     """
@@ -153,12 +153,12 @@ async def test_a_request_that_waits_is_given_an_estimate(service: Service) -> No
         assert accepted.estimated_queue_s > 0
 
 
-async def test_a_first_token_that_would_come_too_late_is_refused_at_once(
+async def test_a_first_token_that_would_come_too_late_is_rejected_at_once(
     service: Service,
 ) -> None:
     async with client_of(service, "late") as client, asked(client) as running:
         await until_running(running)
-        error = await refused_for_its_deadline(client, max_tokens=5, ttft_timeout_s=2.0)
+        error = await rejected_for_its_deadline(client, max_tokens=5, ttft_timeout_s=2.0)
         assert error.metadata["deadline"] == "ttft"
         assert error.deadline_s == 2.0
         assert error.estimate_s is not None
@@ -166,7 +166,7 @@ async def test_a_first_token_that_would_come_too_late_is_refused_at_once(
         assert error.retry_after_s is not None
 
 
-async def test_a_tenant_over_its_part_of_the_queue_is_refused_and_the_others_are_not(
+async def test_a_tenant_over_its_part_of_the_queue_is_rejected_and_the_others_are_not(
     service: Service,
 ) -> None:
     async with (

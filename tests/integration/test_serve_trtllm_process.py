@@ -20,12 +20,12 @@ async def last_words(service: Service) -> str:
     """
     assert await service.ended() == 2
     assert service.stdout == []
-    refusals = [line for line in service.stderr if line.startswith("penstock serve: ")]
-    assert refusals == service.stderr[-1:]
-    return refusals[0]
+    rejections = [line for line in service.stderr if line.startswith("penstock serve: ")]
+    assert rejections == service.stderr[-1:]
+    return rejections[0]
 
 
-async def test_without_the_package_the_service_says_what_to_install() -> None:
+async def test_without_the_package_the_service_states_what_to_install() -> None:
     async with launched("--executor", "trtllm") as service:
         said = await last_words(service)
 

@@ -49,7 +49,7 @@ def test_a_trace_becomes_a_table_and_a_report(
     ]
 
 
-def test_json_says_what_was_simulated(simulate: Simulate, trace: Path) -> None:
+def test_json_contains_what_was_simulated(simulate: Simulate, trace: Path) -> None:
     cost = {"step_s": 1.0, "prefill_token_s": 0.0, "decode_slot_s": 0.0, "context_token_s": 0.0}
 
     done = simulate(

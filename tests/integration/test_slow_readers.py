@@ -114,7 +114,7 @@ async def test_one_write_that_takes_too_long_cuts_the_stream(
         assert rich_error(caught.value).info.reason == "READER_STALLED"
 
 
-async def test_end_that_nobody_takes_is_cut_as_well(text: ModelText) -> None:
+async def test_an_end_that_is_not_taken_is_cut_as_well(text: ModelText) -> None:
     clock = FakeClock(1000.0)
     config = FrontConfig(max_reader_stall_s=5.0, acceptance_delay_s=0.0)
     async with serving(text, config, channel_options=SMALL_WINDOW, clock=clock) as served:
@@ -129,7 +129,7 @@ async def test_end_that_nobody_takes_is_cut_as_well(text: ModelText) -> None:
         call.cancel()
 
 
-async def test_reader_that_comes_back_gets_everything_coalesced(text: ModelText) -> None:
+async def test_a_reader_that_returns_gets_everything_coalesced(text: ModelText) -> None:
     async with serving(text, channel_options=SMALL_WINDOW) as served:
         call = served.stub.Generate(request())
         key = await block_writer(served)

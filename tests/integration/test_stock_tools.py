@@ -74,7 +74,7 @@ async def test_the_block_does_what_it_shows(
         assert line in output, output
 
 
-def test_every_block_is_run_or_says_that_it_is_not() -> None:
+def test_every_block_is_run_or_states_that_it_is_not() -> None:
     before, heading, after = TEXT.partition("\n## Not run here\n")
     assert heading
     assert len(PAIRS) == before.count("```sh test\n") >= 15
@@ -100,7 +100,7 @@ def test_every_block_is_run_or_says_that_it_is_not() -> None:
         ("describe penstock.v1.TextPrompt '{}'", "describe takes no data"),
     ],
 )
-async def test_arguments_that_make_no_sense_are_told(words: str, told: str) -> None:
+async def test_invalid_arguments_are_reported(words: str, told: str) -> None:
     command = f"python clients/examples/reflect.py 127.0.0.1:1 {words}"
     code, output, errors = await run(command, with_programs())
     assert (code, output) == (2, "")
@@ -119,7 +119,7 @@ async def test_arguments_that_make_no_sense_are_told(words: str, told: str) -> N
         ("describe penstock.v1.TextPrompt.text", "not a service, a message or an enumeration"),
     ],
 )
-async def test_a_name_that_the_server_lacks_is_told(
+async def test_a_name_that_the_server_lacks_is_reported(
     words: str, told: str, environment: dict[str, str]
 ) -> None:
     command = f'python clients/examples/reflect.py "$ADDRESS" {words}'
@@ -190,9 +190,9 @@ async def test_tools_with_tls_and_a_token(tmp_path: Path) -> None:
                 'penstock health --address "$ADDRESS" --ca "$CA"',
             )
         ]
-    refused, listed, called, health = outcomes
-    assert refused[0] == 1
-    assert refused[2].startswith("UNAUTHENTICATED")
+    rejected, listed, called, health = outcomes
+    assert rejected[0] == 1
+    assert rejected[2].startswith("UNAUTHENTICATED")
     assert listed[0] == 0
     assert method in listed[1]
     assert called[0] == 0, called[2]

@@ -13,7 +13,7 @@ NUM_STREAMS = 16
 NUM_TOKENS = 400
 
 
-async def test_the_streams_of_the_other_front_go_on_to_their_end() -> None:
+async def test_the_streams_of_the_other_front_continue_to_their_end() -> None:
     async with (
         started(*simulated(), "--fronts", "2", "--front-hang-s", "0") as service,
         AsyncExitStack() as channels,

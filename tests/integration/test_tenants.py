@@ -70,7 +70,7 @@ async def test_tenants_have_their_own_ids_requests_and_blocks(served: ServedFron
         assert (await collect(call))[0].accepted.request_id == "r", "its own word for it"
 
 
-async def test_nobody_cancels_for_another(served: ServedFront) -> None:
+async def test_no_tenant_cancels_for_another(served: ServedFront) -> None:
     call = served.stub.Generate(request(), metadata=named("a"))
     (spec,) = await served.port.next_submission()
     for stranger in (named("b"), ()):
@@ -94,7 +94,7 @@ async def test_a_request_of_another_front_is_its_tenants_too(served: ServedFront
 
 
 @pytest.mark.parametrize("names", [("",), ("a", "b"), ("a", "a"), ("a,b",), ("x" * 129,)])
-async def test_what_is_no_name_is_refused_and_the_key_is_named(
+async def test_what_is_no_name_is_rejected_and_the_key_is_named(
     served: ServedFront, names: tuple[str, ...]
 ) -> None:
     once = pb.GenerateOnceRequest(generation=request())
@@ -111,7 +111,7 @@ async def test_what_is_no_name_is_refused_and_the_key_is_named(
     assert served.server.num_live_requests == 0
 
 
-async def test_without_a_key_everybody_is_one_tenant(text: ModelText) -> None:
+async def test_without_a_key_all_callers_are_one_tenant(text: ModelText) -> None:
     async with serving(text) as served:
         call = served.stub.Generate(request(), metadata=named("a", "b"))
         (spec,) = await served.port.next_submission()

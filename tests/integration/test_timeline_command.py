@@ -113,7 +113,7 @@ def test_pipes_and_the_last_steps(recording: Path, tmp_path: Path) -> None:
     assert b"steps" in alone.stdout
 
 
-def test_what_cannot_be_drawn_is_said(recording: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_drawn_is_reported(recording: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.bin"
     other.write_bytes(b"no recording")
     for arguments, code, reason in (
@@ -150,7 +150,7 @@ def test_it_is_replayed_and_cost_is_fitted_to_it(recording: Path) -> None:
     assert planned.returncode == 0, planned.stderr
 
 
-def test_a_recording_that_cannot_be_replayed_is_refused(recording: Path, tmp_path: Path) -> None:
+def test_a_recording_that_cannot_be_replayed_is_rejected(recording: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.bin"
     cut.write_bytes(recording.read_bytes()[:5000])
     for arguments, reason in (

@@ -42,7 +42,7 @@ def test_a_dead_collector(protocol: str, num_requests: int) -> None:
     check_all_accounted_for(outcome, num_requests)
 
 
-@pytest.mark.parametrize("mode", [Mode.HANGING, Mode.REFUSING, Mode.EXHAUSTED])
+@pytest.mark.parametrize("mode", [Mode.HANGING, Mode.REJECTING, Mode.EXHAUSTED])
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 def test_a_collector_that_takes_nothing(protocol: str, mode: Mode) -> None:
     opened = grpc_receiver(mode) if protocol == "grpc" else http_receiver(mode)
@@ -59,7 +59,7 @@ def test_a_collector_that_takes_nothing(protocol: str, mode: Mode) -> None:
     check_all_accounted_for(outcome, 600)
 
 
-def test_a_user_who_is_patient_is_cut_short_all_the_same() -> None:
+def test_a_patient_user_is_still_cut_short() -> None:
     with grpc_receiver(Mode.HANGING) as receiver:
         outcome = run_traced(
             {

@@ -30,7 +30,7 @@ def resource_of(receiver: Receiver) -> dict[str, object]:
     return first
 
 
-def test_without_a_word_it_is_otlp_over_grpc_from_penstock() -> None:
+def test_the_default_is_otlp_over_grpc_from_penstock() -> None:
     with grpc_receiver() as receiver:
         outcome = traced({"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint})
         assert len(receiver.spans()) == ALL_SPANS

@@ -19,7 +19,13 @@ from penstock.server.observe.spans import keys
 from penstock.server.observe.spans.export import start_tracing
 from support.otlp_receiver import Receiver, attributes_of, grpc_receiver
 from support.patience import PATIENCE_S
-from support.reports import GENERATE, preempted_record, refused_record, request_record, trace_parent
+from support.reports import (
+    GENERATE,
+    preempted_record,
+    rejected_record,
+    request_record,
+    trace_parent,
+)
 
 CLOSE_LIMIT_S = PATIENCE_S
 ON = TracingConfig(is_on=True)
@@ -130,7 +136,7 @@ def test_a_ratio_keeps_its_part_and_all_errors(
     for number in range(1, 401):
         trace = trace_parent(number, trace_id=dice.randbytes(16))
         is_error = number % 8 == 0
-        records.append(refused_record(13 if is_error else 3, "INTERNAL", trace=trace))
+        records.append(rejected_record(13 if is_error else 3, "INTERNAL", trace=trace))
     spans, counts = traced(receiver, records)
     kept = {root.trace_id for root in roots_of(spans)}
     errors = {record.trace.trace_id for record in records if record.code == 13}
@@ -151,7 +157,7 @@ def content_records() -> list[RequestRecord]:
     return [
         request_record(1, content=content, reason="CANARY text", finish_reasons=("CANARY said",)),
         preempted_record(content=content, trace=trace_parent(2)),
-        refused_record(13, "CANARY: prompt was ...", content=content, trace=trace_parent(3)),
+        rejected_record(13, "CANARY: prompt was ...", content=content, trace=trace_parent(3)),
         request_record(4, trace=trace_parent(4, trace_state="CANARY IS NO STATE")),
     ]
 

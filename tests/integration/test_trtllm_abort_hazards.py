@@ -17,7 +17,7 @@ from support.trtllm_engine import (
 )
 
 
-def test_an_active_request_says_that_it_was_cancelled_and_needs_no_grace(build: Houses) -> None:
+def test_an_active_request_reports_that_it_was_cancelled_and_needs_no_grace(build: Houses) -> None:
     house = build()
     house.submit(greedy_spec(1, max_tokens=40))
     house.round(3)
@@ -109,7 +109,7 @@ def test_every_request_is_aborted_at_most_once(build: Houses) -> None:
     assert house.control.shutdown_threads == ("trtllm shutdown",)
 
 
-def test_what_an_aborted_request_still_says_reaches_nobody(build: Houses) -> None:
+def test_late_responses_of_an_aborted_request_are_dropped(build: Houses) -> None:
     house = build(max_batch_size=1)
     first, second = greedy_spec(1, max_tokens=40), greedy_spec(2, max_tokens=5)
     house.submit(first, second)

@@ -71,7 +71,7 @@ def test_the_engine_never_holds_what_it_cannot_run_while_others_leave(build: Hou
 
 
 @pytest.mark.parametrize("num_over", [0, 1])
-def test_a_request_as_large_as_the_cache_runs_or_is_refused(build: Houses, num_over: int) -> None:
+def test_a_request_as_large_as_the_cache_runs_or_is_rejected(build: Houses, num_over: int) -> None:
     """The engine reserves pages for every token, also for the last one, which is never computed."""
     num_blocks = 4
     house = build(num_blocks=num_blocks)
@@ -110,7 +110,7 @@ def test_the_urgent_one_that_comes_last_goes_in_first(build: Houses) -> None:
     assert house.submitted_keys == [1, 2, 3, 4, 20, *range(5, 13)]
 
 
-def test_who_expires_while_waiting_never_reaches_the_engine(build: Houses) -> None:
+def test_a_request_that_expires_while_waiting_never_reaches_the_engine(build: Houses) -> None:
     house = build(max_batch_size=1)
     house.submit(greedy_spec(1, max_tokens=10))
     house.round(1)
@@ -131,7 +131,7 @@ def test_who_expires_while_waiting_never_reaches_the_engine(build: Houses) -> No
     assert list(house.control.aborted) == []
 
 
-def test_who_is_cancelled_while_waiting_never_reaches_the_engine(build: Houses) -> None:
+def test_a_request_cancelled_while_waiting_never_reaches_the_engine(build: Houses) -> None:
     house = build(max_batch_size=1)
     house.submit(*(greedy_spec(key, max_tokens=5) for key in (1, 2, 3)))
     house.round(2)
@@ -190,7 +190,7 @@ def test_after_an_abort_without_an_answer_the_next_goes_in_after_the_grace(build
 
 
 @pytest.mark.parametrize("has_first_left", [False, True])
-def test_who_is_cancelled_on_the_way_in_never_reaches_the_engine(
+def test_a_request_cancelled_on_the_way_in_never_reaches_the_engine(
     build: Houses, has_first_left: bool
 ) -> None:
     house = build(max_batch_size=1)

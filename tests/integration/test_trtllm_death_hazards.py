@@ -104,7 +104,7 @@ def test_silence_counts_from_the_last_word_about_anyone(build: Houses) -> None:
     assert len(house.tokens(1)) == 5
 
 
-def test_silence_counts_from_the_submission_when_nobody_was_inside(build: Houses) -> None:
+def test_silence_counts_from_the_submission_when_no_request_was_inside(build: Houses) -> None:
     house = build()
     house.clock.now_s += 50 * RESPONSE_TIMEOUT_S
     house.turn()
@@ -207,7 +207,7 @@ def test_an_error_of_another_kind_at_submission_is_death(
         house.engine.step()
 
 
-def test_a_cuda_error_in_a_result_is_death_whatever_the_health_says(
+def test_a_cuda_error_in_a_result_is_death_whatever_the_health_check_reports(
     build: Houses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house = build()

@@ -25,7 +25,7 @@ from support.trtllm_engine import (
 )
 
 
-def test_limits_are_what_the_engine_says_and_not_what_was_asked_for(
+def test_limits_are_those_of_the_engine_and_not_those_asked_for(
     build: Houses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def less(limits_of: Any, *arguments: Any) -> Any:
@@ -86,7 +86,7 @@ def test_an_engine_that_is_silent_when_asked_for_its_limits_does_not_start(build
     assert control.shutdown_threads == ("trtllm shutdown",)
 
 
-def test_an_engine_that_cannot_be_built_says_why(build: Houses) -> None:
+def test_an_engine_that_cannot_be_built_states_why(build: Houses) -> None:
     with pytest.raises(RuntimeError, match="CUDA out of memory"):
         build(fake={"build_error": "CUDA out of memory"})
 
@@ -112,7 +112,7 @@ def test_statistics_that_ended_are_read_again_after_the_next_submission(build: H
 
 
 @pytest.mark.parametrize("gap_s", [1.0, 1.99, 3.0])
-def test_a_submission_just_before_the_statistics_end_is_not_the_last_one_heard_of(
+def test_a_submission_just_before_the_statistics_end_is_not_the_last_one_seen(
     build: Houses, gap_s: float
 ) -> None:
     """The submission restarts an iterator that has not ended yet; the iterator's end must not stop
@@ -194,7 +194,7 @@ def test_drift_is_counted_and_fails_nothing(build: Houses, num_missing: int) -> 
     house.check_clean()
 
 
-def test_what_the_engine_found_in_its_cache_is_told_in_place_of_what_was_foreseen(
+def test_what_the_engine_found_in_its_cache_replaces_the_prediction(
     build: Houses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house = build()

@@ -119,7 +119,7 @@ def test_max_tokens_is_never_clipped_in_silence(build: Houses) -> None:
     assert house.submitted_keys == [1]
 
 
-def test_a_resumed_request_is_told_what_it_may_still_generate(build: Houses) -> None:
+def test_a_resumed_request_is_limited_to_what_it_may_still_generate(build: Houses) -> None:
     house = build(num_blocks=12, max_batch_size=3, policy=CapacityPolicy.MAX_UTILIZATION)
     specs = [greedy_spec(key, 8, max_tokens=16) for key in (1, 2, 3)]
     house.submit(*specs)
@@ -178,7 +178,7 @@ def test_a_request_error_in_the_middle_of_the_output_ends_it_there(build: Houses
     house.check_clean()
 
 
-def test_an_error_that_is_everyones_fails_who_ran_and_nobody_else(build: Houses) -> None:
+def test_a_general_error_fails_the_running_requests_and_no_others(build: Houses) -> None:
     house = build(max_batch_size=2)
     house.submit(*(greedy_spec(key, max_tokens=6) for key in (1, 2, 3)))
     house.round(2)
@@ -212,12 +212,12 @@ def test_an_error_at_submission_ends_that_request_alone(
         "TypeError": TypeError,
     }
 
-    def refuse(generate: Any, llm: Any, **arguments: Any) -> Any:
+    def reject(generate: Any, llm: Any, **arguments: Any) -> Any:
         if arguments["inputs"][0] == 100:
             raise errors[kind](text)
         return generate(llm, **arguments)
 
-    wrapped(monkeypatch, type(house.llm), "generate_async", refuse)
+    wrapped(monkeypatch, type(house.llm), "generate_async", reject)
     house.submit(greedy_spec(1), greedy_spec(2))
     house.run_until_idle()
 
@@ -226,7 +226,7 @@ def test_an_error_at_submission_ends_that_request_alone(
     house.check_clean()
 
 
-def test_a_stop_by_text_aborts_what_would_go_on(build: Houses) -> None:
+def test_a_stop_by_text_aborts_a_request_that_would_continue(build: Houses) -> None:
     house = build()
     house.submit(greedy_spec(1, max_tokens=50))
     house.round(4)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.executor.trtllm.refusals import is_refusal
+from penstock.executor.trtllm.error_texts import is_invalid_request
 from penstock.executor.trtllm.response_queue import Response
 from penstock.executor.trtllm.submitted_request import SubmittedRequest
 from penstock.executor.trtllm.watchdog import Watchdog
@@ -58,7 +58,7 @@ def test_a_service_without_requests_is_owed_nothing(watchdog: Watchdog) -> None:
     assert watchdog.check(1000.0 + TIMEOUT_S - 1.5) == []
 
 
-def test_requests_refused_on_our_side_say_nothing_for_the_engine(watchdog: Watchdog) -> None:
+def test_requests_rejected_on_our_side_are_no_sign_of_the_engine(watchdog: Watchdog) -> None:
     hanging = request_of(1)
     watchdog.watch([hanging], 0.0)
     for turn in range(1, 4):
@@ -71,7 +71,7 @@ def test_requests_refused_on_our_side_say_nothing_for_the_engine(watchdog: Watch
         watchdog.check(TIMEOUT_S + 0.1)
 
 
-def test_a_request_that_is_forgotten_among_others_is_told_once(watchdog: Watchdog) -> None:
+def test_a_request_that_is_forgotten_among_others_is_reported_once(watchdog: Watchdog) -> None:
     forgotten, served = request_of(1), request_of(2)
     watchdog.watch([forgotten, served], 0.0)
     lost: list[SubmittedRequest] = []
@@ -90,8 +90,8 @@ def test_an_engine_that_fails_everyone_is_dead(watchdog: Watchdog) -> None:
     watchdog.on_responses(faults[:2], 1.0)
     watchdog.on_responses([Response(failing[5], [1])], 1.0)
     watchdog.on_responses(faults[2:4], 1.0)
-    refusal = Response(failing[5], is_last=True, failure="no such id", is_refusal=True)
-    watchdog.on_responses([refusal], 1.0)
+    rejection = Response(failing[5], is_last=True, failure="no such id", is_rejected=True)
+    watchdog.on_responses([rejection], 1.0)
     assert watchdog.check(1.0) == []
 
     watchdog.on_responses(faults[4:5], 1.0)
@@ -110,8 +110,8 @@ def test_an_engine_that_fails_everyone_is_dead(watchdog: Watchdog) -> None:
         "regex engine crashed",
     ],
 )
-def test_faults_of_the_engine_are_not_told_as_the_clients(message: str) -> None:
-    assert not is_refusal(message)
+def test_faults_of_the_engine_are_not_reported_as_the_clients(message: str) -> None:
+    assert not is_invalid_request(message)
 
 
 class TestOverTheEngine:
@@ -154,13 +154,13 @@ def test_slow_checks_of_constraints_are_not_silence_of_an_engine(watchdog: Watch
         bad = request_of(turn + 1)
         watchdog.watch([bad], begun_s)
         assert watchdog.check(begun_s + 5.0) == []
-        refusal = Response(
+        rejection = Response(
             bad,
             is_last=True,
             failure="no",
-            is_refusal=True,
+            is_rejected=True,
             is_of_constraint=True,
             is_own=True,
         )
-        watchdog.on_responses([refusal], begun_s + 5.0)
+        watchdog.on_responses([rejection], begun_s + 5.0)
         assert watchdog.check(begun_s + 6.0) == []

@@ -72,8 +72,8 @@ async def test_the_tenant_with_the_most_waiting_gives_way_across_fronts(
         await service.until(lambda: len(flood.done) == 6)
 
         assert live_of(service) == {"": 8, "hog": MAX_WAITING - 6, "a": 3, "b": 3}
-        assert not quiet.refused
-        assert {error.code for error in flood.refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert not quiet.rejected
+        assert {error.code for error in flood.rejected} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         flood.send(service, request(), "hog")
         await service.until(lambda: len(flood.done) == 7)
         assert live_of(service) == {"": 8, "hog": MAX_WAITING - 6, "a": 3, "b": 3}

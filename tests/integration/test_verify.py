@@ -333,7 +333,7 @@ async def test_against_nothing_it_could_not_run() -> None:
         (("--address", "a b"), "address: must be"),
     ],
 )
-async def test_bad_usage_is_told(args: tuple[str, ...], told: str) -> None:
+async def test_bad_usage_is_reported(args: tuple[str, ...], told: str) -> None:
     result = await verify(*args)
 
     assert result.code == 2

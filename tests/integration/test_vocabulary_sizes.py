@@ -81,7 +81,7 @@ async def collected(served: ServedFront, message: pb.GenerateRequest) -> list[pb
     ("is_chat", "path"), [(False, "text_prompt.text"), (True, "chat_prompt.messages")]
 )
 @pytest.mark.parametrize("share", [1.0, 0.5])
-async def test_a_prompt_that_the_model_cannot_take_is_refused_by_its_field(
+async def test_a_prompt_that_the_model_cannot_take_is_rejected_by_its_field(
     house: House, is_chat: bool, path: str, share: float
 ) -> None:
     vocab_size = int(await house.highest_id(is_chat=is_chat) * share)

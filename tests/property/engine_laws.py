@@ -183,7 +183,7 @@ def _check_unreachable(
     is_company = sum(one.spec.request_id == spec.request_id for one in machine.history) > 1
     was_alone = output.was_alone and not is_company and end.at_s <= spec.arrival_s
     if was_alone and end.chance is None:
-        assert is_late_alone(machine, output), "refused, but alone it is in time"
+        assert is_late_alone(machine, output), "rejected, but alone it is in time"
 
 
 def is_late_alone(machine: EngineMachine, output: Output) -> bool:
@@ -391,13 +391,13 @@ def check_waits(machine: EngineMachine, events: StepEvents, num_batches: int) ->
     first_keys = {change.key for change in events.changes}
     for end in events.ends:
         output, is_running = machine.outputs[end.key], end.key in running
-        was_refused = (
+        was_rejected = (
             isinstance(end, Failed)
             and output.is_new
             and (output.spec.leader_key or output.spec.key) not in first_keys
         )
         assert (end.stay is not None) is is_running
-        assert (end.wait is not None) is not (is_running or was_refused)
+        assert (end.wait is not None) is not (is_running or was_rejected)
         if end.stay is not None:
             _check_stay(machine, output, end.stay, len(machine.executor.batches))
         if end.wait is not None:

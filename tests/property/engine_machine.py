@@ -388,10 +388,10 @@ class EngineMachine(RuleBasedStateMachine):
         elif key in self.engine.requests:
             self.call("submit", (self.outputs[key].spec,))
             ends = self.engine.events.ends
-            (refusal,) = (end for end in ends if end.key == key)
-            assert isinstance(refusal, Failed)
-            assert refusal.reason is FailureReason.REQUEST_ID_IN_USE
-            ends.remove(refusal)
+            (rejection,) = (end for end in ends if end.key == key)
+            assert isinstance(rejection, Failed)
+            assert rejection.reason is FailureReason.REQUEST_ID_IN_USE
+            ends.remove(rejection)
 
     def cancel(self, key: int, reason: FinishReason | None) -> None:
         """Cancel one output with a reason; without one, all outputs of the request."""

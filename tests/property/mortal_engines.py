@@ -39,16 +39,16 @@ class Death:
 
 @dataclass
 class Told:
-    """The messages of one request's stream. `refused`: the reason if it failed, otherwise ""."""
+    """The messages of one request's stream. `rejected`: the reason if it failed, otherwise ""."""
 
     messages: list[pb.GenerateResponse] = field(default_factory=list[pb.GenerateResponse])
-    refused: str = ""
+    rejected: str = ""
 
     def check_order(self) -> None:
         """Check that sequence numbers have no gap, that the acceptance comes first, and the end, if
         it did not fail, last.
         """
-        if self.refused:
+        if self.rejected:
             assert [one.sequence for one in self.messages] == list(range(len(self.messages)))
             assert self.messages[0].HasField("accepted")
         else:
@@ -74,7 +74,7 @@ class Told:
         finished = self.messages[-1].finished
         usage = (finished.usage.num_prompt_tokens, finished.usage.num_completion_tokens)
         ends = [str(end) for end in finished.outputs]
-        return (self.texts(), records, num_tokens, ends, usage, self.refused)
+        return (self.texts(), records, num_tokens, ends, usage, self.rejected)
 
     def _pieces(self) -> Iterator[tuple[int, Any]]:
         for message in self.messages:
@@ -167,8 +167,8 @@ class MortalService:
             for data in encoder.encode(batch):
                 told.messages.append(pb.GenerateResponse.FromString(data))
             if request.stream.is_drained:
-                refusal = request.stream.refusal
-                told.refused = "" if refusal is None else refusal.reason.value
+                failure = request.stream.failure
+                told.rejected = "" if failure is None else failure.reason.value
                 self.front.release(request)
                 del self._told[request]
 

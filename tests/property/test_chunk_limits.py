@@ -76,7 +76,7 @@ def run(
 
 
 @given(steps)
-def test_any_split_says_the_same(script: list[object]) -> None:
+def test_any_split_gives_the_same(script: list[object]) -> None:
     limits = ChunkLimits(min_tokens=MIN_TOKENS, max_delay_s=MAX_DELAY_S)
     messages = run(script, limits, FakeTimers())
     assert [message.sequence for message in messages] == list(range(len(messages)))

@@ -81,7 +81,7 @@ def test_special_tokens_give_text_when_asked_for(ids: list[int], cuts: list[int]
 
 
 @given(text=TEXT, cuts=CUTS)
-def test_byte_level_text_comes_back(text: str, cuts: list[int]) -> None:
+def test_byte_level_text_is_returned(text: str, cuts: list[int]) -> None:
     ids = byte_level().encode(text, add_special_tokens=False).ids
     assert streamed(Detokenizer(byte_level()), ids, cuts) == byte_level().decode(ids)
 
@@ -99,7 +99,7 @@ def test_byte_fallback_stream_equals_decode_of_well_formed_ids(
 
 
 @given(text=TEXT, keep=st.integers(0, 60), cuts=CUTS)
-def test_byte_fallback_text_comes_back_even_if_cut(text: str, keep: int, cuts: list[int]) -> None:
+def test_byte_fallback_text_is_returned_even_if_cut(text: str, keep: int, cuts: list[int]) -> None:
     ids = byte_fallback().encode(text, add_special_tokens=False).ids[:keep]
     runs = byte_runs(byte_fallback(), ids)
     text = streamed(Detokenizer(byte_fallback()), ids, cuts)

@@ -170,11 +170,11 @@ SABOTAGES = [
     Sabotage("output is the reference", Transitions, "preempt", losing_a_token),
     Sabotage("queued once", Engine, "submit_at", queued_twice),
     Sabotage("queued at all", Engine, "submit_at", never_queued),
-    Sabotage("a refusal is told what is likely", DeadlinePredictor, "_late", untold),
+    Sabotage("a rejection reports what is likely", DeadlinePredictor, "_late", untold),
     # Time.
     Sabotage("who is late ends", WaitingQueue, "due", always([])),
     Sabotage("nobody is overslept", Transitions, "next_expiry_s", always(NO_TIME)),
-    Sabotage("in time alone, not refused", DeadlinePredictor, "_machine", pessimistic),
+    Sabotage("in time alone, not rejected", DeadlinePredictor, "_machine", pessimistic),
     Sabotage("never is never", deadline_predictor, "retry_after_s", always(NO_TIME)),
     # Explanations.
     Sabotage("who passed is counted", WaitClock, "_note_passed", without),

@@ -68,7 +68,7 @@ def test_counters_of_backlogged_tenants_stay_together(
     burst=st.sampled_from([0.0, 20.0, 1000.0]),
     ratio=st.sampled_from([1.5, 2.0, NO_TIME]),
 )
-def test_who_comes_and_goes_keeps_a_burst_and_no_more(
+def test_a_tenant_that_comes_and_goes_keeps_a_burst_and_no_more(
     rounds: list[tuple[str, int, int, int]], burst: float, ratio: float
 ) -> None:
     engine, _ = make_engine(
@@ -194,7 +194,7 @@ def turn(engine: Engine, clock: FakeClock, stalled: Stalled, stride: int) -> Non
     stride=st.integers(1, 4),
     patience_s=st.sampled_from([NO_TIME, 1000.0]),
 )
-def test_who_waits_long_enough_is_admitted_in_bounded_turns(
+def test_a_request_that_waits_long_enough_is_admitted_in_bounded_turns(
     flood: list[tuple[int, str, int]], priority: int, stride: int, patience_s: float
 ) -> None:
     aging_s = 5.0

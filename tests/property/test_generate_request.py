@@ -23,7 +23,7 @@ from support.fronts import INFO
 from support.request_draws import requests
 
 LIMITS = Limits.of(FrontConfig(max_prompt_bytes=200), INFO)
-REFUSALS = {
+REJECTIONS = {
     ErrorReason.INVALID_ARGUMENT,
     ErrorReason.PROMPT_TOO_LONG,
     ErrorReason.FEATURE_UNSUPPORTED,
@@ -41,13 +41,13 @@ def outcome(data: bytes) -> GenerationSpec | RequestError:
 
 
 @given(message=requests())
-def test_any_message_is_read_or_refused(message: GenerateRequest) -> None:
+def test_any_message_is_read_or_rejected(message: GenerateRequest) -> None:
     if message.WhichOneof("prompt") is None:
         message.text_prompt.text = "hello"
     generation = outcome(message.SerializeToString())
     if isinstance(generation, RequestError):
-        assert generation.reason in REFUSALS
-        abort = abort_of(generation.refusal)
+        assert generation.reason in REJECTIONS
+        abort = abort_of(generation.failure)
         assert len(abort.message.encode()) <= 1024
         return
     params = generation.sampling.params
@@ -71,10 +71,10 @@ def test_any_message_is_read_or_refused(message: GenerateRequest) -> None:
 
 
 @given(data=st.binary(max_size=60))
-def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+def test_any_bytes_are_read_or_rejected(data: bytes) -> None:
     result = outcome(data)
     if isinstance(result, RequestError):
-        assert result.reason in REFUSALS | {ErrorReason.MALFORMED_REQUEST}
+        assert result.reason in REJECTIONS | {ErrorReason.MALFORMED_REQUEST}
 
 
 @given(message=requests(), data=st.data())
@@ -89,7 +89,7 @@ def test_mutated_bytes_are_parsed_or_malformed(
         encoded = encoded[:cut] if data.draw(st.booleans()) else encoded
     result = outcome(bytes(encoded))
     if isinstance(result, RequestError):
-        assert result.reason in REFUSALS | {ErrorReason.MALFORMED_REQUEST}
+        assert result.reason in REJECTIONS | {ErrorReason.MALFORMED_REQUEST}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_mutated_bytes_are_parsed_or_malformed(
 def test_string_that_is_not_utf8_is_named(data: bytes, path: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse(GenerateRequest, data)
-    assert [violation.path for violation in caught.value.refusal.violations] == [path]
+    assert [violation.path for violation in caught.value.failure.violations] == [path]
 
 
 def test_search_for_what_is_wrong_is_bounded() -> None:
@@ -116,7 +116,7 @@ def test_search_for_what_is_wrong_is_bounded() -> None:
     with pytest.raises(RequestError) as caught:
         parse(GenerateRequest, data)
     assert caught.value.reason is ErrorReason.MALFORMED_REQUEST
-    assert caught.value.refusal.violations == (), "it stopped before the end"
+    assert caught.value.failure.violations == (), "it stopped before the end"
 
 
 def test_unknown_fields_are_counted_at_any_depth() -> None:

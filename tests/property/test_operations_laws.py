@@ -69,7 +69,7 @@ def test_pages_together_are_the_list(places: list[Place], size: int) -> None:
 
 
 @given(PLACES.filter(bool), st.data())
-def test_a_page_goes_on_although_its_last_entry_has_gone(
+def test_a_page_continues_although_its_last_entry_has_gone(
     places: list[Place], data: st.DataObject
 ) -> None:
     names = {place[1:]: place for place in places}
@@ -104,7 +104,7 @@ def test_no_text_is_taken_for_a_token(token: str) -> None:
         "{}",
     ],
 )
-def test_a_token_of_somebody_who_knows_the_checksum_is_refused(body: str) -> None:
+def test_a_forged_token_with_a_valid_checksum_is_rejected(body: str) -> None:
     packed = body.replace("{names}", '"a","b"').encode()
     token = base64.urlsafe_b64encode(zlib.crc32(packed).to_bytes(4) + packed).decode()
     with pytest.raises(BadPageToken):

@@ -171,7 +171,7 @@ async def play(
             limit = step if isinstance(step, int) else None
             seen.append(take(stream, limit, is_short=is_short))
         seen.append((is_woken, stream.num_backlog_tokens, stream.is_drained, stream.is_cut))
-        seen.append((request.state, request.live_keys, stream.refusal))
+        seen.append((request.state, request.live_keys, stream.failure))
     seen.append(take(stream, None, is_short=is_short))
     front.release(request)
     seen.append((port.cancelled, front.counters))
@@ -194,7 +194,7 @@ def check_both_ways(text: ModelText, generation: GenerationSpec, script: Script)
 @example(generation_of(1), [*OPENING, TAKE, PLAIN, News("finished", 0)])
 @example(generation_of(1), [*OPENING, TAKE, PLAIN, CUT])
 @example(generation_of(1), [*OPENING, TAKE, PLAIN, News("preempted", 0), 0])
-def test_both_ways_tell_the_same(
+def test_both_ways_return_the_same(
     text: ModelText, generation: GenerationSpec, script: Script
 ) -> None:
     assert check_both_ways(text, generation, script) > 0

@@ -116,7 +116,7 @@ def test_the_accounts_are_two_buckets(
         st.tuples(gaps_s, st.integers(1, 400), st.integers(0, 300)), min_size=1, max_size=60
     ),
 )
-def test_who_comes_back_when_told_is_let_in(
+def test_a_request_that_waits_its_retry_time_is_admitted(
     requests: int | None,
     tokens: int | None,
     start_s: float,
@@ -130,7 +130,7 @@ def test_who_comes_back_when_told_is_let_in(
         breach = accounts.breach_of("a", prompt, 1, now)
         if breach is not None:
             assert breach.retry_after_s is not None
-            # Not a moment too late either: shortly before, it is still refused.
+            # Not a moment too late either: shortly before, it is still rejected.
             early_s = now + 0.99 * breach.retry_after_s
             if 0.01 * breach.retry_after_s > MARGIN:
                 assert accounts.breach_of("a", prompt, 1, early_s) is not None
@@ -144,7 +144,7 @@ def test_who_comes_back_when_told_is_let_in(
         st.tuples(st.sampled_from("abcdefgh"), gaps_s, st.integers(1, 400)), max_size=80
     )
 )
-def test_a_tenant_without_a_quota_is_never_refused(
+def test_a_tenant_without_a_quota_is_never_rejected(
     arrivals: list[tuple[str, float, int]],
 ) -> None:
     tight = TenantQuota(max_num_live=1, max_requests_per_minute=1, max_tokens_per_minute=1)
@@ -205,9 +205,9 @@ def test_never_more_live_than_a_tenant_may_have(most: int) -> None:
         engine.submit((make_spec(key, 3, tenant="a"),))
     engine.submit((make_spec(9, 3, tenant="b"),))
     ends = engine.step().ends
-    refused = [end for end in ends if isinstance(end, Failed)]
-    assert [end.key for end in refused] == list(range(most + 1, 9))
-    for end in refused:
+    rejected = [end for end in ends if isinstance(end, Failed)]
+    assert [end.key for end in rejected] == list(range(most + 1, 9))
+    for end in rejected:
         assert end.reason is FailureReason.TENANT_OVER_QUOTA
         assert end.breach is not None
         assert (end.breach.kind, end.breach.limit) == (QuotaKind.NUM_LIVE, most)

@@ -167,7 +167,7 @@ fewer = settings(max_examples=settings().max_examples // 2)
     [Death(number, number % 3) for number in range(6)],
     0,
 )
-def test_deaths_change_nothing_that_clients_are_told(
+def test_deaths_change_nothing_that_clients_receive(
     text: ModelText,
     house: House,
     asked: list[GenerationSpec],
@@ -177,7 +177,7 @@ def test_deaths_change_nothing_that_clients_are_told(
     undisturbed = run(text, house, asked, [], turns_between)
     disturbed = run(text, house, asked, dying, turns_between)
     for one, other in zip(undisturbed, disturbed, strict=True):
-        assert not one.refused
+        assert not one.rejected
         assert other.content() == one.content()
 
 
@@ -189,9 +189,9 @@ def test_beyond_the_budget_streams_end_after_a_prefix(
     undisturbed = run(text, House(), asked, [], 0)
     disturbed = run(text, House(), asked, dying, 0, max_replays)
     for one, other in zip(undisturbed, disturbed, strict=True):
-        if not other.refused:
+        if not other.rejected:
             assert other.content() == one.content()
             continue
-        assert other.refused == "ENGINE_DOWN"
+        assert other.rejected == "ENGINE_DOWN"
         for index, text_told in other.texts().items():
             assert one.texts().get(index, "").startswith(text_told)

@@ -72,7 +72,7 @@ async def test_greedy_and_seeded_outputs_are_what_they_would_have_been(text: Mod
     undisturbed = await play(MortalService(text, make_executor, scheduler), ASKED, [])
     disturbed = await play(MortalService(text, make_executor, scheduler), ASKED, DEATHS)
     for one, other in zip(undisturbed, disturbed, strict=True):
-        assert not one.refused
+        assert not one.rejected
         assert other.content() == one.content()
     # The requests have different outputs, so none can be mistaken for another.
     assert len({str(one.content()) for one in undisturbed}) == len(ASKED)

@@ -39,7 +39,7 @@ def test_coefficients_stay_finite_and_not_negative(
             num_context_tokens=context,
         )
 
-        # A CostModel refuses any other coefficient.
+        # A CostModel rejects any other coefficient.
         assert astuple(fit.model) == (
             fit.step_s,
             fit.prefill_token_s,

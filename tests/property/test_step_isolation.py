@@ -140,7 +140,7 @@ def test_a_step_that_is_too_large_is_run_in_parts_that_fit(batch: Batch, room: i
 
 
 @given(batches())
-def test_an_error_that_passes_costs_nobody_anything(batch: Batch) -> None:
+def test_an_error_that_passes_costs_no_request_anything(batch: Batch) -> None:
     device = Device(passing_errors=1)
 
     result = run_apart(batch, device.run, device.recover)

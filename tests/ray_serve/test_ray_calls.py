@@ -70,21 +70,21 @@ async def test_what_the_client_does_passes(cluster: RayCluster, multiplex: bool)
         assert isinstance(events[0], pc.Accepted)
         assert isinstance(events[-1], pc.Finished)
         assert [model.name for model in await client.list_models()] == ["demo"]
-        with pytest.raises(pc.InvalidArgument) as refused:
+        with pytest.raises(pc.InvalidArgument) as rejected:
             await client.generate_once("hello", temperature=-1.0)
-    assert [each.field for each in refused.value.field_violations] == ["sampling.temperature"]
+    assert [each.field for each in rejected.value.field_violations] == ["sampling.temperature"]
 
 
-async def test_bytes_that_are_no_message_are_refused_by_the_service(cluster: RayCluster) -> None:
+async def test_bytes_that_are_no_message_are_rejected_by_the_service(cluster: RayCluster) -> None:
     cluster.deploy(*ROOMY, **SPREAD)
 
     async with cluster.channel() as channel:
         generate: Any = channel.unary_stream("/penstock.v1.GenerationService/Generate")
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
+        with pytest.raises(grpc.aio.AioRpcError) as rejected:
             await generate(b"\xff\xff\xff").read()
 
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert refused.value.details() == "the bytes cannot be parsed as the expected message"
+    assert rejected.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert rejected.value.details() == "the bytes cannot be parsed as the expected message"
 
 
 async def test_a_client_that_leaves_stops_the_work(cluster: RayCluster) -> None:
@@ -112,16 +112,16 @@ async def test_a_request_is_cancelled_by_id_wherever_it_is(cluster: RayCluster) 
         assert reasons == [state_pb2.FINISH_REASON_CANCELLED]
 
 
-async def test_a_full_queue_refuses_with_what_the_service_says(cluster: RayCluster) -> None:
+async def test_a_full_queue_rejects_with_the_reason_of_the_service(cluster: RayCluster) -> None:
     cluster.deploy(*TIGHT, **SPREAD)
 
     async with cluster.channel() as channel:
         calls = [stub(channel).Generate(greedy(100)) for _ in range(12)]
         ends = await asyncio.gather(*(read_to_end(call) for call in calls))
 
-    refused = [end for end in ends if end is not None]
-    assert 0 < len(refused) < 12
-    for end in refused:
+    rejected = [end for end in ends if end is not None]
+    assert 0 < len(rejected) < 12
+    for end in rejected:
         assert end.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         told: dict[str, Any] = dict(end.trailing_metadata() or ())
         assert b"QUEUE_FULL" in told["grpc-status-details-bin"]
@@ -152,7 +152,7 @@ async def test_a_deadline_of_the_call_ends_the_work(cluster: RayCluster) -> None
         await until_counted(replicas, num_cancelled, 1, before)
 
 
-async def test_a_trace_goes_on_in_the_service(cluster: RayCluster) -> None:
+async def test_a_trace_continues_in_the_service(cluster: RayCluster) -> None:
     with grpc_receiver() as receiver:
         cluster.deploy(*ROOMY, "--otlp-endpoint", receiver.endpoint, num_replicas=1)
         async with cluster.channel() as channel:

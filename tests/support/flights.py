@@ -158,8 +158,8 @@ def play(flown: Flown, seed: int, num_requests: int = 60) -> Flown:
 def parsed(pieces: Any) -> dict[str, Any]:
     """Parse a timeline's JSON; raise AssertionError for constants that are not JSON (NaN)."""
 
-    def refuse(name: str) -> Any:
+    def reject(name: str) -> Any:
         raise AssertionError(f"{name} is not JSON")
 
-    document: dict[str, Any] = json.loads(b"".join(pieces), parse_constant=refuse)
+    document: dict[str, Any] = json.loads(b"".join(pieces), parse_constant=reject)
     return document

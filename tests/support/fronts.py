@@ -202,7 +202,7 @@ class ScriptedPort:
 
 
 @contextlib.contextmanager
-def refused(reason: ErrorReason) -> Generator[pytest.ExceptionInfo[RequestError]]:
+def rejected(reason: ErrorReason) -> Generator[pytest.ExceptionInfo[RequestError]]:
     """Check that the block raises RequestError with this reason."""
     with pytest.raises(RequestError) as caught:
         yield caught

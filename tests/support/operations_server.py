@@ -107,7 +107,7 @@ async def serving_desk(desk: FakeDesk | None = None, port: int = 0) -> AsyncGene
         await server.stop()
 
 
-async def refusal(call: Any) -> RichError:
+async def rejection(call: Any) -> RichError:
     """Return the error of a call; for a stream, of reading its next message."""
     ended = call.read() if hasattr(call, "read") else call
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -35,7 +35,7 @@ class Mode(enum.Enum):
     """How the collector behaves."""
 
     OK = "ok"
-    REFUSING = "refusing"
+    REJECTING = "rejecting"
     """Returns UNAVAILABLE, or 503."""
     EXHAUSTED = "exhausted"
     """Returns RESOURCE_EXHAUSTED, or 429."""
@@ -186,7 +186,7 @@ class _Service(TraceServiceServicer):
     ) -> ExportTraceServiceResponse:
         pairs = {str(key): str(value) for key, value in context.invocation_metadata()}
         mode = self._receiver.take(request.SerializeToString(), pairs)
-        if mode is Mode.REFUSING:
+        if mode is Mode.REJECTING:
             context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
         if mode is Mode.EXHAUSTED:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too much")
@@ -201,7 +201,7 @@ class _HttpHandler(BaseHTTPRequestHandler):
         payload = self.rfile.read(int(self.headers["content-length"]))
         pairs = {key.lower(): value for key, value in self.headers.items()} | {"path": self.path}
         mode = self.told.take(payload, pairs)
-        status = {Mode.REFUSING: 503, Mode.EXHAUSTED: 429}.get(mode, 200)
+        status = {Mode.REJECTING: 503, Mode.EXHAUSTED: 429}.get(mode, 200)
         body = ExportTraceServiceResponse().SerializeToString()
         self.send_response(status)
         self.send_header("content-type", "application/x-protobuf")

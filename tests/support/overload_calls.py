@@ -46,7 +46,7 @@ class Calls:
         return [task for task in self.tasks if task.done()]
 
     @property
-    def refused(self) -> list[RichError]:
+    def rejected(self) -> list[RichError]:
         return [rich_error(error) for error in self.errors]
 
     @property

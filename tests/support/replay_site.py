@@ -93,7 +93,7 @@ async def end_of(request: LiveRequest) -> list[StreamEvent]:
     return events
 
 
-async def refusal_of(request: LiveRequest) -> RequestError:
+async def rejection_of(request: LiveRequest) -> RequestError:
     with pytest.raises(RequestError) as caught:
         await end_of(request)
     return caught.value

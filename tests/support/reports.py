@@ -132,7 +132,7 @@ def request_record(number: int = 1, **changes: Any) -> RequestRecord:
     )
 
 
-def refused_record(code: int, reason: str, **changes: Any) -> RequestRecord:
+def rejected_record(code: int, reason: str, **changes: Any) -> RequestRecord:
     """Return the record of a request that was rejected during its preparation."""
     told: dict[str, Any] = {
         "code": code,

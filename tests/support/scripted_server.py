@@ -226,7 +226,7 @@ class ScriptedServer(_Servicer):
 
     `requests`: those of Generate, GenerateOnce and Multiplex, in order of arrival; `arrived`: the
     same without GenerateOnce, which returns the responses in `once`. `calls`: the Multiplex calls;
-    for each entry of `refusals` one is rejected. Setting `cut` aborts an open one.
+    for each entry of `rejections` one is rejected. Setting `cut` aborts an open one.
     """
 
     def __init__(self) -> None:
@@ -235,7 +235,7 @@ class ScriptedServer(_Servicer):
         self.requests: list[Any] = []
         self.once: deque[pb.GenerateOnceResponse | tuple[grpc.StatusCode, str]] = deque()
         self.calls: list[ServedMultiplex] = []
-        self.refusals: deque[tuple[grpc.StatusCode, str]] = deque()
+        self.rejections: deque[tuple[grpc.StatusCode, str]] = deque()
         self.cut = asyncio.Event()
         self.cancelled_ids: list[str] = []
         self.health = health.aio.HealthServicer()
@@ -250,8 +250,8 @@ class ScriptedServer(_Servicer):
             raise
 
     async def Multiplex(self, requests: Any, context: Any) -> None:
-        if self.refusals:
-            await context.abort(*self.refusals.popleft())
+        if self.rejections:
+            await context.abort(*self.rejections.popleft())
         call = ServedMultiplex(context)
         self.calls.append(call)
         tasks: set[asyncio.Future[None]] = set()

@@ -91,14 +91,14 @@ class TokenLogprobs:
 class SlotFailure:
     """A request that failed; the rest of the batch is valid.
 
-    `detail` is for the server log only and must not contain client data. `is_refusal`: the executor
-    does not support an option of the request, which is a client error; `is_of_constraint`: the
-    unsupported option is the constraint.
+    `detail` is for the server log only and must not contain client data. `is_rejected`: the
+    executor does not support an option of the request, which is a client error; `is_of_constraint`:
+    the unsupported option is the constraint.
     """
 
     slot: int
     detail: str
-    is_refusal: bool = False
+    is_rejected: bool = False
     is_of_constraint: bool = False
 
 

@@ -258,7 +258,7 @@ def _answered_slots(result: StepResult) -> list[int]:
 
 
 def _reason_of(failure: SlotFailure) -> FailureReason:
-    if not failure.is_refusal:
+    if not failure.is_rejected:
         return FailureReason.EXECUTOR_REQUEST_FAILED
     if failure.is_of_constraint:
         return FailureReason.CONSTRAINT_REJECTED

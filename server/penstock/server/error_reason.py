@@ -38,7 +38,7 @@ class ErrorReason(enum.StrEnum):
     NOT_POSSIBLE_NOW = "NOT_POSSIBLE_NOW"
 
 
-REFUSALS = frozenset(
+REJECTIONS = frozenset(
     {
         ErrorReason.INVALID_ARGUMENT,
         ErrorReason.PROMPT_TOO_LONG,

@@ -50,7 +50,7 @@ def test_a_setting_that_does_not_fit_is_named(
 
 
 @pytest.mark.parametrize("metadata", [{"x-tenant": "a"}, "x-tenant", (("x-tenant",),)])
-def test_metadata_that_is_no_sequence_of_pairs_is_refused(metadata: Any) -> None:
+def test_metadata_that_is_no_sequence_of_pairs_is_rejected(metadata: Any) -> None:
     with pytest.raises(TypeError, match="metadata: must be pairs of key and value"):
         Client(ADDRESS, metadata=metadata)
 
@@ -63,7 +63,7 @@ def test_metadata_that_is_no_sequence_of_pairs_is_refused(metadata: Any) -> None
         ("5", "must be a number, not str"),
     ],
 )
-def test_a_grace_period_that_is_no_time_is_refused(grace_s: Any, rule: str) -> None:
+def test_a_grace_period_that_is_no_time_is_rejected(grace_s: Any, rule: str) -> None:
     for kind in (Client, SyncClient):
         with pytest.raises((TypeError, ValueError), match=f"^resume_grace_s: {rule}$"):
             kind(ADDRESS, resume_grace_s=grace_s)
@@ -113,7 +113,7 @@ async def test_an_invalid_option_of_a_batch_is_not_an_error_of_one_request() -> 
             client.generate_many(["a"], max_concurrency=1, **options)
 
 
-def test_an_address_that_is_no_text_is_refused() -> None:
+def test_an_address_that_is_no_text_is_rejected() -> None:
     with pytest.raises(TypeError, match="address: must be str, not int"):
         OperationsClient(50052)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 

@@ -81,7 +81,7 @@ def test_an_echo_in_pieces_is_one_prompt() -> None:
     assert prompt.text == "To be"
 
 
-def test_a_second_accepted_begins_anew() -> None:
+def test_a_second_accepted_begins_again() -> None:
     builder = built(accepted("first"), tokens("lost"), accepted("second"), tokens("b"), finished())
 
     assert builder.result().text == "b"

@@ -65,7 +65,7 @@ def test_no_token_crosses_a_network_in_plain_text(target: str, is_fine: bool) ->
         check_token("t", ("127.0.0.1:1", target), is_encrypted=False)
 
 
-def test_clients_refuse_a_token_in_plain_text(tmp_path: Path) -> None:
+def test_clients_reject_a_token_in_plain_text(tmp_path: Path) -> None:
     for kind in KINDS:
         with pytest.raises(ValueError, match="plain text"):
             kind("penstock.test", token="t")

@@ -44,7 +44,7 @@ def test_accepted() -> None:
     )
 
 
-def test_progress_tells_next_in_queue_from_not_known() -> None:
+def test_progress_distinguishes_next_in_queue_from_not_known() -> None:
     message = pb.RequestProgress(
         state=pb.RequestState.REQUEST_STATE_PENDING,
         queue_position=0,
@@ -72,7 +72,7 @@ def test_progress_tells_next_in_queue_from_not_known() -> None:
     assert unknown.queue_position is None
 
 
-def test_records_tell_an_unset_logprob_from_zero() -> None:
+def test_records_distinguish_an_unset_logprob_from_zero() -> None:
     message = pb.TokenDelta(output_index=2, text="x", num_tokens=2)
     message.records.add(id=7)
     message.records.add(id=8, logprob=0.0, rank=1, top_logprobs=[pb.TopLogprob(id=8, logprob=-0.5)])

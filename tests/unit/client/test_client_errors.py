@@ -58,7 +58,7 @@ def test_every_reason_has_its_class_under_its_status(status: str, reason: str) -
     assert same_name or type(error) is not by_status
 
 
-def test_reason_of_another_status_is_not_believed() -> None:
+def test_reason_of_another_status_is_not_accepted() -> None:
     error = error_of(Failure(code=grpc.StatusCode.INTERNAL, message="m", reason="QUEUE_FULL"))
 
     assert type(error) is Internal
@@ -118,7 +118,7 @@ def test_text_names_retry_time_estimate_and_request() -> None:
     )
 
 
-def test_text_names_a_reason_that_says_no_more_than_the_status_once() -> None:
+def test_text_names_a_reason_that_repeats_the_status_once() -> None:
     code = grpc.StatusCode.INVALID_ARGUMENT
     failure = Failure(code=code, message="bad request", reason="INVALID_ARGUMENT")
     assert str(error_of(failure)) == "INVALID_ARGUMENT: bad request"
@@ -181,7 +181,7 @@ def test_longer_of_retry_info_and_pushback_counts(
     assert not error.failure.is_retry_forbidden
 
 
-def test_a_refused_deadline_tells_what_it_would_have_taken() -> None:
+def test_a_rejected_deadline_has_an_estimate() -> None:
     code = grpc.StatusCode.DEADLINE_EXCEEDED
     info = error_info("DEADLINE_UNREACHABLE", deadline_ms="500", estimate_ms="2250")
     error = error_from_call(
@@ -201,7 +201,7 @@ def test_an_estimate_that_is_none_is_not_made_up(told: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("value", ["-1", "soon"])
-def test_negative_or_unreadable_pushback_refuses_retries(value: str) -> None:
+def test_negative_or_unreadable_pushback_rejects_retries(value: str) -> None:
     call = failed_call(grpc.StatusCode.UNAVAILABLE, "m", ("grpc-retry-pushback-ms", value))
 
     assert error_from_call(call).failure.is_retry_forbidden

@@ -120,7 +120,7 @@ def test_a_request_that_was_left_may_end_once() -> None:
         calls.receive(finished(lane.key))
 
 
-def test_whoever_still_reads_a_request_that_was_left_is_told() -> None:
+def test_the_reader_of_an_abandoned_request_gets_an_error() -> None:
     calls = lanes()
     woken: list[bool] = []
     lane, _ = submit(calls, wake=lambda: woken.append(True))
@@ -132,7 +132,7 @@ def test_whoever_still_reads_a_request_that_was_left_is_told() -> None:
         lane.take()
 
 
-def test_an_end_of_the_call_is_told_with_each_request_id() -> None:
+def test_an_end_of_the_call_is_reported_with_each_request_id() -> None:
     calls = lanes()
     named, _ = submit(calls)
     unnamed, _ = submit(calls)
@@ -209,7 +209,7 @@ def test_details_of_a_status_are_read_as_those_of_a_call() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 99])
-def test_codes_that_mean_nothing_are_unknown(code: int) -> None:
+def test_unknown_codes_are_unknown(code: int) -> None:
     error = error_from_status(Status(code=code, message="?"))
 
     assert type(error) is PenstockError

@@ -112,7 +112,7 @@ def test_keywords_are_exactly_the_fields_of_the_groups() -> None:
     assert set(EVERYTHING) == set(GenerationOptions.__annotations__)
 
 
-def test_every_field_of_the_contract_can_be_said() -> None:
+def test_every_field_of_the_contract_can_be_sent() -> None:
     prompts: list[Any] = [
         TextPrompt(text="t", add_special_tokens=False),
         TokenPrompt(ids=(1,)),
@@ -159,7 +159,7 @@ def test_values_arrive_in_their_fields() -> None:
     assert message.adapter.scale == 0.5
 
 
-def test_what_is_not_said_is_not_set() -> None:
+def test_what_is_not_specified_is_not_set() -> None:
     assert encode("hi") == pb.GenerateRequest(text_prompt=pb.TextPrompt(text="hi"))
 
 
@@ -193,7 +193,7 @@ def test_an_empty_text_is_sent_for_the_server_to_judge() -> None:
 
 
 @pytest.mark.parametrize("prompt", [[1, "a"], [True], [1.5], [ChatMessage("user", "x"), 1]])
-def test_mixed_prompts_are_refused(prompt: Any) -> None:
+def test_mixed_prompts_are_rejected(prompt: Any) -> None:
     with pytest.raises(TypeError, match=r"^prompt:"):
         encode(prompt)
 
@@ -224,7 +224,7 @@ def test_an_empty_sequence_is_no_prompt() -> None:
         ({"request_id": 7}, "request_id"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_path(options: dict[str, Any], path: str) -> None:
+def test_what_does_not_fit_is_rejected_by_path(options: dict[str, Any], path: str) -> None:
     with pytest.raises(ValueError, match=f"^{path}: "):
         encode("hi", **options)
 
@@ -263,7 +263,7 @@ def test_token_ids_that_do_not_fit_name_their_place() -> None:
         encode([1, -1])
 
 
-def test_an_unknown_option_is_refused() -> None:
+def test_an_unknown_option_is_rejected() -> None:
     with pytest.raises(TypeError, match=r"^temprature: no such option; did you mean temperature\?"):
         encode("hi", temprature=1.0)
 

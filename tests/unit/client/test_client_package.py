@@ -78,7 +78,7 @@ def test_a_host_alone_means_the_default_port(address: str, target: str) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", [Client, SyncClient])
-def test_what_is_no_address_is_refused(
+def test_what_is_no_address_is_rejected(
     kind: type[Client] | type[SyncClient], address: str, complaint: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^address: .*{complaint}"):

@@ -112,7 +112,7 @@ def test_when_all_fail_calls_are_spread() -> None:
         (client_closed(), "", False),
     ],
 )
-def test_silence_is_a_deadline_without_a_word(
+def test_silence_is_a_deadline_without_final_message(
     error: PenstockError, request_id: str, is_silent: bool
 ) -> None:
     assert is_unanswered(error, request_id) is is_silent
@@ -151,7 +151,7 @@ def test_the_backlog_is_bounded_and_served_in_order() -> None:
     assert admission.num_open == 0
 
 
-def test_nobody_overtakes_who_waits() -> None:
+def test_no_request_overtakes_a_waiting_one() -> None:
     admission: Admission[str] = Admission(PoolConfig(max_concurrent_calls=2))
     assert admission.try_enter()
     assert admission.try_enter()

@@ -46,14 +46,14 @@ def test_only_a_loss_is_made_good(kind: type[PenstockError], is_resumed: bool) -
     assert (delay_s is not None) is account.is_under_way is is_resumed
 
 
-def test_who_was_never_accepted_has_nothing_to_resume() -> None:
+def test_a_request_that_was_never_accepted_has_nothing_to_resume() -> None:
     account, _ = recovery()
     assert account.delay_after(failed(Unavailable), request_id="", next_sequence=0) is None
     account, _ = recovery(grace_s=0.0)
     assert account.delay_after(failed(Unavailable), request_id="r", next_sequence=4) is None
 
 
-def test_delays_grow_until_the_grace_is_over_and_begin_anew_with_the_next_loss() -> None:
+def test_delays_grow_until_the_grace_is_over_and_begin_again_with_the_next_loss() -> None:
     account, clock = recovery(grace_s=2.0)
     delays: list[float] = []
     error = failed(Unavailable)
@@ -66,7 +66,7 @@ def test_delays_grow_until_the_grace_is_over_and_begin_anew_with_the_next_loss()
     assert account.delay_after(error, request_id="r", next_sequence=5) == delays[0]
 
 
-def test_the_server_says_how_long_to_wait() -> None:
+def test_the_server_sets_how_long_to_wait() -> None:
     account, _ = recovery()
     error = failed(Draining, retry_after_s=3.0)
     assert account.delay_after(error, request_id="r", next_sequence=4) == 3.0
@@ -106,7 +106,7 @@ def test_without_an_engine_to_ask_over_it_is_tried_again_within_the_grace() -> N
     assert account.delay_after(down, request_id="r", next_sequence=4) is None
 
 
-def test_a_stream_that_went_on_and_lost_its_engines_is_told_so() -> None:
+def test_a_stream_that_continued_and_lost_its_engines_receives_the_reason() -> None:
     account, _ = recovery()
     account.delay_after(failed(Unavailable), request_id="r", next_sequence=4)
     assert account.delay_after(failed(EngineDown), request_id="r", next_sequence=9) is None

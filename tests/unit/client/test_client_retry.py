@@ -189,7 +189,7 @@ def test_no_retry_means_none() -> None:
 
 
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, math.inf, math.nan])
-def test_bad_deadline_is_refused(deadline_s: float) -> None:
+def test_bad_deadline_is_rejected(deadline_s: float) -> None:
     with pytest.raises(ValueError, match=r"^deadline_s:"):
         open_attempts(FakeClock(100.0), deadline_s=deadline_s)
 

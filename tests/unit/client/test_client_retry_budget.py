@@ -30,7 +30,7 @@ def test_never_more_than_the_reserve_and_the_share(
     assert num_retries <= reserve + share * num_calls + 1e-6
 
 
-def test_a_service_that_refuses_everything_is_offered_a_fifth_more() -> None:
+def test_a_service_that_rejects_everything_is_offered_a_fifth_more() -> None:
     budget = RetryBudget(reserve=0)
     num_retries = 0
     for _ in range(1000):

@@ -28,7 +28,7 @@ DIALOGUE = [ChatMessage(role="user", content="Hi"), ChatMessage(role="user", con
         ("Hi", {"constraint": RegexConstraint(pattern=HALF)}, "constraint.regex.pattern"),
     ],
 )
-def test_a_request_with_half_a_pair_is_refused_by_its_field(
+def test_a_request_with_half_a_pair_is_rejected_by_its_field(
     prompt: Any, options: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(ValueError, match="is not valid UTF-8") as caught:
@@ -39,7 +39,7 @@ def test_a_request_with_half_a_pair_is_refused_by_its_field(
 
 
 @pytest.mark.parametrize("value", [HALF, "x\n", "é"])
-def test_a_trace_that_cannot_be_a_header_is_refused(value: str) -> None:
+def test_a_trace_that_cannot_be_a_header_is_rejected(value: str) -> None:
     with pytest.raises(ValueError, match=r"^traceparent: must be printable ASCII"):
         TraceContext(traceparent=value)
     with pytest.raises(ValueError, match=r"^tracestate: must be printable ASCII"):

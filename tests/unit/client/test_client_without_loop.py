@@ -27,7 +27,7 @@ async def failing() -> None:
     raise KeyError("gone")
 
 
-def test_results_and_errors_come_back() -> None:
+def test_results_and_errors_are_returned() -> None:
     assert run(joined()) == "abc"
     with pytest.raises(KeyError):
         run(failing())

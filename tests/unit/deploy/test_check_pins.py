@@ -52,11 +52,11 @@ def test_everything_is_constrained_but_grpc_and_what_pip_cannot_name() -> None:
         ({k: v for k, v in IMAGE.items() if k != "grpcio"}, "grpcio 1.62.3 is gone"),
     ],
 )
-def test_every_other_change_is_told(after: dict[str, str], change: str) -> None:
+def test_every_other_change_is_reported(after: dict[str, str], change: str) -> None:
     assert check_pins.changes(IMAGE, after) == [change]
 
 
-def test_only_new_complaints_are_told() -> None:
+def test_only_new_complaints_are_reported() -> None:
     old = "opencv 4.9 requires numpy<2, but you have numpy 2.1.3."
     new = "onnx 1.18.0 requires protobuf<6, but you have protobuf 6.33.2."
 
@@ -85,10 +85,10 @@ def write_pins(folder: Path, after: dict[str, str]) -> None:
 def test_compare_fails_the_build_by_its_exit_code(tmp_path: Path) -> None:
     write_pins(tmp_path, IMAGE | {"protobuf": "7.36.2"})
 
-    refused = run("compare", str(tmp_path))
+    rejected = run("compare", str(tmp_path))
 
-    assert refused.returncode == 1
-    assert refused.stderr == (
+    assert rejected.returncode == 1
+    assert rejected.stderr == (
         "the install changed what the image brings: protobuf 6.33.2 became 7.36.2\n"
     )
 

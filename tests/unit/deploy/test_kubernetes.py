@@ -179,14 +179,14 @@ def test_services_of_these_names_leave_no_setting_behind(builds: Builds) -> None
     assert merge_settings({}, made) == merge_settings({}, {})
 
 
-def test_the_policy_lets_nobody_in_until_it_is_filled() -> None:
+def test_the_policy_admits_no_caller_until_it_is_filled() -> None:
     text = the(build("base"), "ConfigMap", "penstock-policy")["data"]["policy.toml"]
     policy = parse_policy(text, FOLDER)
     assert policy.has_credentials
     assert all(int.from_bytes(token.digest) < 10 for token in policy.tokens)
 
 
-def test_behind_a_gateway_nobody_needs_a_credential_and_only_it_gets_in() -> None:
+def test_behind_a_gateway_no_caller_needs_a_credential_and_only_it_gets_in() -> None:
     manifests = build_with("gateway")
     text = the(manifests, "ConfigMap", "penstock-policy")["data"]["policy.toml"]
     assert not parse_policy(text, FOLDER).has_credentials
@@ -198,7 +198,7 @@ def test_behind_a_gateway_nobody_needs_a_credential_and_only_it_gets_in() -> Non
     assert "penstock-client" not in str(asked)
 
 
-def test_only_the_trial_and_the_gateway_let_strangers_call(builds: Builds) -> None:
+def test_only_the_trial_and_the_gateway_serve_unauthenticated_callers(builds: Builds) -> None:
     open_ones = {
         name
         for name, manifests in builds.items()

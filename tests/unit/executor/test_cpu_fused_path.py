@@ -141,7 +141,7 @@ def test_a_width_that_cannot_be_packed_is_found_while_the_modules_have_their_wei
     assert not isinstance(raised.value, WeightsTaken)
 
 
-def test_kernels_in_plain_torch_say_what_a_full_forward_says(tmp_path: Path) -> None:
+def test_kernels_in_plain_torch_equal_a_full_forward(tmp_path: Path) -> None:
     folder = save_tiny_model("qwen3", tmp_path)
 
     def build(num_blocks: int) -> TorchExecutor:

@@ -120,7 +120,7 @@ def test_a_row_that_is_not_finite_spoils_itself_alone(instructions: str, bad: fl
     assert not out[6].any()
 
 
-def test_heads_that_8_bits_do_not_fit_are_refused() -> None:
+def test_heads_that_8_bits_do_not_fit_are_rejected() -> None:
     if SETS == [PLAIN]:
         pytest.skip("no compiled kernels here")
     pages = torch.zeros(2, 2, 1, 16, 40 + 4, dtype=torch.int8)

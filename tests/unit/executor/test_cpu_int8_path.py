@@ -99,7 +99,7 @@ def test_the_demo_model_in_8_bits_is_close_to_itself_in_float32() -> None:
 
 
 @pytest.mark.skipif(not load().is_native, reason="no compiled kernels here")
-def test_8_bits_take_the_memory_that_they_say() -> None:
+def test_8_bits_take_the_reported_memory() -> None:
     # As many blocks as the bytes hold, not as the slots could fill.
     config = replace(demo("none", "auto"), num_blocks=None, kv_cache_bytes=1 << 20)
     wide = create_torch_executor(config).info
@@ -116,7 +116,7 @@ def test_8_bits_take_the_memory_that_they_say() -> None:
 
 
 @pytest.mark.parametrize("setting", ["quantization", "kv_cache_dtype"])
-def test_a_model_that_its_modules_serve_is_refused_in_8_bits(setting: str, tmp_path: Path) -> None:
+def test_a_model_that_its_modules_serve_is_rejected_in_8_bits(setting: str, tmp_path: Path) -> None:
     config = ExecutorConfig(model_path=save_tiny_model("gemma2", tmp_path), num_blocks=8)
     asked: dict[str, Any] = {setting: "int8"}
     config = replace(config, **asked)

@@ -228,7 +228,7 @@ def test_small_operators_agree_with_torch(size: int, dtype: torch.dtype, instruc
 @each_set
 @each_dtype
 @pytest.mark.parametrize("size", [3, 77, 5000])
-def test_the_greatest_logit_is_found_and_a_bad_row_told(
+def test_the_greatest_logit_is_found_and_a_bad_row_reported(
     size: int, dtype: torch.dtype, instructions: str
 ) -> None:
     nan, inf = float("nan"), float("inf")
@@ -250,7 +250,7 @@ def test_the_greatest_logit_is_found_and_a_bad_row_told(
     assert is_finite.tolist() == [True] * 5 + [False] * 4
 
 
-def test_the_environment_chooses_and_an_impossible_choice_is_refused(
+def test_the_environment_chooses_and_an_impossible_choice_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(KERNELS_VARIABLE, PLAIN)

@@ -169,7 +169,7 @@ def seeded(key: int, seed: int) -> RequestSpec:
     return make_spec(key, prompt, max_tokens=30, block_size=16, sampling=sampling)
 
 
-def test_a_seed_says_the_same_alone_and_in_company() -> None:
+def test_a_seed_gives_the_same_alone_and_in_a_batch() -> None:
     engine = engine_of(max_num_seqs=8, budget=64)
     together = [seeded(key, seed=key % 4) for key in range(1, 9)]
     for one in together:

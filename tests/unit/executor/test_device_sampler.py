@@ -174,7 +174,7 @@ def test_stop_ids_are_barred_until_min_tokens() -> None:
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(), SamplingParams(top_p=0.5)])
-def test_a_poisoned_row_is_told_apart(poison: float, sampling: SamplingParams) -> None:
+def test_a_poisoned_row_is_identified(poison: float, sampling: SamplingParams) -> None:
     bad = np.random.default_rng(0).normal(0, 3, VOCAB).astype(np.float32)
     bad[77] = poison
     nothing = np.full(VOCAB, -np.inf, dtype=np.float32)
@@ -225,8 +225,8 @@ def test_masked_rows_take_none_but_allowed_tokens() -> None:
     assert sampled.tokens[-1] == cases[-1].expected()
 
 
-def test_a_request_beyond_the_tables_is_refused() -> None:
+def test_a_request_beyond_the_tables_is_rejected() -> None:
     seated = Seated([Case(replace(GREEDY, num_logprobs=129)), Case(GREEDY)])
     sampler = OnDevice(seated).sampler
 
-    assert [bool(sampler.refusal(request)) for request in seated.batch.admitted] == [True, False]
+    assert [bool(sampler.rejection(request)) for request in seated.batch.admitted] == [True, False]

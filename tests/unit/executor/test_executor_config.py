@@ -147,7 +147,7 @@ def test_bad_json_names_the_field(data: dict[str, Any], message: str) -> None:
         ("pipeline_depth", 3),
     ],
 )
-def test_executor_config_refuses_by_field(field: str, value: object) -> None:
+def test_executor_config_rejects_by_field(field: str, value: object) -> None:
     values: dict[str, Any] = {"kind": ExecutorKind.SIMULATED, field: value}
 
     with pytest.raises(ValueError, match=f"^{field} must be"):
@@ -162,7 +162,7 @@ def test_executor_config_refuses_by_field(field: str, value: object) -> None:
         ("pipeline_depth", 2, "pipeline_depth must be 1 for the torch executor on a CPU, not 2"),
     ],
 )
-def test_what_no_cpu_computes_is_refused_before_a_model_is_read(
+def test_what_no_cpu_computes_is_rejected_before_a_model_is_read(
     field: str, value: object, message: str
 ) -> None:
     values: dict[str, Any] = {"model_path": Path("/m"), field: value}
@@ -203,7 +203,7 @@ SLOW = {"kind": FaultKind.SLOW_STEP}
         (Fault, {**SLOW, "at_step": 1, "exit_code": 256}, "exit_code must be in"),
     ],
 )
-def test_what_is_simulated_is_refused_by_field(
+def test_what_is_simulated_is_rejected_by_field(
     owner: Any, values: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
@@ -267,7 +267,7 @@ def test_resolve_model_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["", "no/such/folder"])
-def test_resolve_model_says_what_is_missing(name: str) -> None:
+def test_resolve_model_reports_what_is_missing(name: str) -> None:
     with pytest.raises(ModelNotFound, match="not found") as caught:
         resolve_model(name)
 

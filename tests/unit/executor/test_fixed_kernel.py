@@ -72,6 +72,6 @@ class SpecialisedKernel:
         return lambda *_: self
 
 
-def test_an_integer_that_is_compiled_in_is_refused() -> None:
+def test_an_integer_that_is_compiled_in_is_rejected() -> None:
     with pytest.raises(TypeError, match="count must be do_not_specialize"):
         FixedKernel(SpecialisedKernel()).launch((1, 1, 1), (torch.ones(32),), 16)

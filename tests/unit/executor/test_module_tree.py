@@ -43,7 +43,7 @@ def test_a_window_is_read_from_what_the_layer_asks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "reason"), [("gemma2", "cap"), ("gemma3", "other than SiLU")])
-def test_a_foreign_tree_is_refused_by_what_is_foreign(
+def test_a_foreign_tree_is_rejected_by_what_is_foreign(
     name: str, reason: str, tmp_path: Path
 ) -> None:
     model = load(name, tmp_path)
@@ -52,7 +52,7 @@ def test_a_foreign_tree_is_refused_by_what_is_foreign(
         read_module_tree(model)
 
 
-def test_a_parameter_without_a_place_refuses_the_model(tmp_path: Path) -> None:
+def test_a_parameter_without_a_place_rejects_the_model(tmp_path: Path) -> None:
     model = load("llama", tmp_path)
     attention = model.module.get_submodule("model.layers.1.self_attn")
     attention.register_parameter("sinks", torch.nn.Parameter(torch.zeros(4)))

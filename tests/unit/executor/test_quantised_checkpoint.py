@@ -429,7 +429,7 @@ def test_an_invalid_scale_is_named(value: float, folder: Path) -> None:
     ],
     ids=lambda settings: str(settings.get("quant_method")),
 )
-def test_another_method_is_refused_by_its_name(settings: dict[str, Any], folder: Path) -> None:
+def test_another_method_is_rejected_by_its_name(settings: dict[str, Any], folder: Path) -> None:
     change_config(folder, quantization_config=settings)
 
     named = f"quant_method {settings.get('quant_method')}: compressed-tensors and modelopt alone"
@@ -444,7 +444,7 @@ def test_another_method_is_refused_by_its_name(settings: dict[str, Any], folder:
         ("pre_quant_scale", "scales of inputs are not read"),
     ],
 )
-def test_other_tensors_of_a_quantised_weight_are_refused(
+def test_other_tensors_of_a_quantised_weight_are_rejected(
     name: str, reason: str, folder: Path
 ) -> None:
     store_quantised(folder, is_channelwise=True)
@@ -457,7 +457,7 @@ def test_other_tensors_of_a_quantised_weight_are_refused(
         load_model(folder, device="cpu", dtype="float32")
 
 
-def test_another_algorithm_of_modelopt_is_refused(folder: Path) -> None:
+def test_another_algorithm_of_modelopt_is_rejected(folder: Path) -> None:
     (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
 
     with pytest.raises(UnsupportedModel, match="NVFP4"):

@@ -172,7 +172,7 @@ def test_logprobs_come_when_asked() -> None:
         (lambda hand: hand.admit(spec_of(2, 1), 0) or hand.launch(), "assigned twice"),
     ],
 )
-def test_strict_device_refuses_a_wrong_batch(spoil: Any, message: str) -> None:
+def test_strict_device_rejects_a_wrong_batch(spoil: Any, message: str) -> None:
     hand = Hand(build())
     hand.admit(spec_of(1, 5, 6, 7), 0)
     hand.step((0, 0, 3))
@@ -327,7 +327,7 @@ def test_extra_tokens_stay_within_the_blocks() -> None:
     assert len(hand.step((0, 0, 3)).tokens) == 2
 
 
-def test_the_step_already_launched_tells_the_failure_again() -> None:
+def test_the_step_already_launched_reports_the_failure_again() -> None:
     hand = Hand(build(Fault(kind=FaultKind.REQUEST_FAILS, at_step=1), depth=2))
     hand.admit(spec_of(1, 5, 6, 7), 0)
 
@@ -337,7 +337,7 @@ def test_the_step_already_launched_tells_the_failure_again() -> None:
     assert [[f.slot for f in hand.collect().failures] for _ in range(2)] == [[0], [0]]
 
 
-def test_calls_out_of_turn_are_refused() -> None:
+def test_calls_out_of_turn_are_rejected() -> None:
     hand = Hand(build())
     hand.admit(spec_of(1, 5, 6, 7), 0)
     with pytest.raises(RuntimeError, match="no step is launched"):

@@ -119,13 +119,13 @@ def test_limits_come_from_the_model_folder(tmp_path: Path) -> None:
     assert (info.vocab_size, info.max_seq_len, info.num_blocks) == (77, 123, 5)
 
 
-def test_a_cache_of_no_block_is_refused() -> None:
+def test_a_cache_of_no_block_is_rejected() -> None:
     with pytest.raises(ValueError, match="kv_cache_mib must be at least one block"):
         SimulatedExecutor(ExecutorConfig(kind=ExecutorKind.SIMULATED, kv_cache_bytes=1))
 
 
 @pytest.mark.parametrize("kind", [FaultKind.EXTRA_TOKENS, FaultKind.NO_TOKENS])
-def test_other_counts_than_one_are_refused_where_steps_overlap(kind: FaultKind) -> None:
+def test_other_counts_than_one_are_rejected_where_steps_overlap(kind: FaultKind) -> None:
     with pytest.raises(ValueError, match="pipeline_depth must be 1"):
         build(Fault(kind=kind, at_step=1), depth=2)
 

@@ -53,7 +53,7 @@ def test_the_seed_counts_only_when_sampling() -> None:
     assert sampled[0][0] == simulated_token(ids(1, 2), 2, VOCAB, seed=1)
 
 
-def test_a_replayed_request_goes_on_as_its_first_life() -> None:
+def test_a_replayed_request_continues_as_before() -> None:
     whole = simulated_output(spec_of(ids(1, 2, 3)), VOCAB)
     replayed = spec_of(np.concatenate((ids(1, 2, 3), whole[:5])), num_replayed=5)
 

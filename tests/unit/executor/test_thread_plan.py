@@ -84,7 +84,7 @@ def two_threads() -> Generator[Any]:
         (0, 1 << 20, 50.0, 1),
     ],
 )
-def test_a_small_layer_is_computed_by_one_thread_and_the_others_come_back(
+def test_a_small_layer_is_computed_by_one_thread_and_the_others_return(
     multiplications: int, num_bytes: int, barrier_us: float, expected: int, two_threads: Any
 ) -> None:
     from penstock.executor.torch.cpu.step_threads import StepThreads
@@ -96,7 +96,7 @@ def test_a_small_layer_is_computed_by_one_thread_and_the_others_come_back(
     assert two_threads.get_num_threads() == 2
 
 
-def test_threads_come_back_when_a_neighbour_has_gone(two_threads: Any) -> None:
+def test_threads_are_used_again_when_a_neighbour_has_gone(two_threads: Any) -> None:
     from penstock.executor.torch.cpu.step_threads import StepThreads
 
     now, measured = 0.0, [50.0, 50.0]

@@ -7,7 +7,7 @@ import pytest
 from models.check import check_architecture
 
 EXACT = ("llama", "gpt_oss", "gemma2", "qwen2", "gpt2", "opt")
-REFUSED = {
+REJECTED = {
     "bart": "position_ids",
     "roberta": "positions from 0",
     "falcon": "attention interface",
@@ -26,13 +26,13 @@ def test_the_engine_computes_what_the_model_computes_alone(model_type: str) -> N
     assert verdict.largest_error < 1e-3
 
 
-@pytest.mark.parametrize("model_type", REFUSED)
-def test_a_refusal_names_the_type_and_the_reason(model_type: str) -> None:
+@pytest.mark.parametrize("model_type", REJECTED)
+def test_a_rejection_names_the_type_and_the_reason(model_type: str) -> None:
     verdict = check_architecture(model_type)
 
     assert verdict.outcome == "rejected"
     assert model_type in verdict.detail
-    assert REFUSED[model_type] in verdict.detail
+    assert REJECTED[model_type] in verdict.detail
 
 
 def test_a_hidden_window_bounds_the_length() -> None:

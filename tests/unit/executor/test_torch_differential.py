@@ -66,7 +66,7 @@ def make_executor(
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("by", PATHS)
-def test_llama_says_what_a_full_forward_says(
+def test_llama_equals_a_full_forward(
     by: PathName, way: Way, folder: Folder, naive: Callable[[str], NaiveModel]
 ) -> None:
     check_way(way, lambda blocks: make_executor(folder("llama"), blocks, by), naive("llama"))
@@ -76,14 +76,14 @@ def test_llama_says_what_a_full_forward_says(
     "way", [pytest.param(ALL_WAYS[0], marks=pytest.mark.nightly), ALL_WAYS[-1]], ids=str
 )
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "llama"])
-def test_architecture_says_what_a_full_forward_says(
+def test_architecture_equals_a_full_forward(
     name: str, way: Way, folder: Folder, naive: Callable[[str], NaiveModel]
 ) -> None:
     check_way(way, lambda blocks: make_executor(folder(name), blocks), naive(name))
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_architecture_by_the_fused_path_says_what_a_full_forward_says(
+def test_architecture_by_the_fused_path_equals_a_full_forward(
     name: str, folder: Folder, naive: Callable[[str], NaiveModel]
 ) -> None:
     way = ALL_WAYS[-1]

@@ -132,7 +132,7 @@ def overflowing(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("is_cancelled", [False, True], ids=["runs on", "cancelled"])
 @pytest.mark.parametrize("by", PATHS)
-def test_a_value_that_overflows_in_a_middle_chunk_harms_nobody_else(
+def test_a_value_that_overflows_in_a_middle_chunk_harms_no_other(
     by: PathName, is_cancelled: bool, overflowing: Path
 ) -> None:
     engine = make_engine(overflowing, budget=32, by=by)
@@ -193,7 +193,7 @@ def test_what_any_block_held_before_reaches_no_request(
     ],
     ids=str,
 )
-def test_what_the_front_should_have_refused_fails_alone(
+def test_what_the_front_should_have_rejected_fails_alone(
     wrong: SamplingParams, folder: Path, naive: NaiveModel
 ) -> None:
     engine = make_engine(folder)
@@ -316,7 +316,7 @@ def test_poison_shows_when_it_is_computed_token_by_token(folder: Path) -> None:
     assert isinstance(end, Failed)
 
 
-def test_info_tells_what_was_built(folder: Path) -> None:
+def test_info_shows_what_was_built(folder: Path) -> None:
     info = TorchExecutor(
         ExecutorConfig(model_path=folder, max_num_seqs=3, max_seq_len=100_000, block_size=32)
     ).info
@@ -344,12 +344,12 @@ def test_blocks_follow_from_bytes(folder: Path) -> None:
     assert TorchExecutor(config).info.num_blocks == 10
 
 
-def test_bytes_for_less_than_a_block_are_refused(folder: Path) -> None:
+def test_bytes_for_less_than_a_block_are_rejected(folder: Path) -> None:
     with pytest.raises(ValueError, match="kv_cache_mib must hold a block"):
         TorchExecutor(ExecutorConfig(model_path=folder, kv_cache_bytes=100))
 
 
-def test_a_depth_of_two_is_refused(folder: Path) -> None:
+def test_a_depth_of_two_is_rejected(folder: Path) -> None:
     with pytest.raises(ValueError, match="pipeline_depth"):
         TorchExecutor(ExecutorConfig(model_path=folder, device="cuda", pipeline_depth=2))
 
@@ -378,7 +378,7 @@ def test_a_model_that_breaks_kills_the_executor(folder: Path) -> None:
         engine.step()
 
 
-def test_what_it_took_of_the_machine_is_told(folder: Path) -> None:
+def test_the_resources_of_the_machine_are_reported(folder: Path) -> None:
     executor = TorchExecutor(ExecutorConfig(model_path=folder, num_blocks=8))
 
     told = executor.info.resources

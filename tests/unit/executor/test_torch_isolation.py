@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch import executor as executor_module
+from penstock.executor.torch import computed_step
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.logit_edits import LogitEdits
 from penstock.executor.torch.sampler import Sampled, sample
@@ -75,7 +75,7 @@ def wrong(naive: NaiveModel, specs: list[RequestSpec], said: dict[int, list[int]
     ids=["ample plain", "scarce prefix"],
 )
 @pytest.mark.parametrize(("by", "at_output"), [("eager", 0), ("fused", 1), ("fused", 9)])
-def test_whoever_makes_the_step_raise_fails_alone(
+def test_a_request_that_makes_the_step_raise_fails_alone(
     by: PathName, at_output: int, hashed: bool, num_blocks: int, folder: Path, naive: NaiveModel
 ) -> None:
     executor = build(folder, num_blocks, by)
@@ -225,7 +225,7 @@ def test_the_probe_takes_every_way_and_touches_no_block_of_requests(
         seen.append(sample(logits, arrays, slots, positions, rules))
         return seen[-1]
 
-    monkeypatch.setattr(executor_module, "sample", watched)
+    monkeypatch.setattr(computed_step, "sample", watched)
     executor = build(folder, num_blocks=8, by=by)
 
     with torch.inference_mode():

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from penstock.executor.torch.architecture import read_architecture
-from penstock.executor.torch.attention_interface import refuse_unknown
+from penstock.executor.torch.attention_interface import reject_unknown
 from penstock.executor.torch.errors import ModelLoadError, UnsupportedModel
 from penstock.executor.torch.kv_pages import HeadShape
 from penstock.executor.torch.load_probe import probe_model
@@ -52,7 +52,7 @@ def test_dtype_can_be_chosen(folder: Path) -> None:
     assert load_model(folder, device="cpu", dtype="bfloat16").dtype == torch.bfloat16
 
 
-def test_weights_that_are_not_finite_are_said_to_be(folder: Path) -> None:
+def test_weights_that_are_not_finite_are_reported(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.1.mlp.down_proj.weight"][3, 4] = torch.nan
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -77,9 +77,9 @@ def test_a_folder_without_weights_is_named(folder: Path) -> None:
 def test_an_unknown_architecture_is_named(folder: Path) -> None:
     edit_config(folder, model_type="nobody_knows_this", architectures=["Nobody"])
 
-    with pytest.raises(ModelLoadError, match="nobody_knows_this") as refusal:
+    with pytest.raises(ModelLoadError, match="nobody_knows_this") as rejection:
         load(folder)
-    assert "pip install" not in str(refusal.value)
+    assert "pip install" not in str(rejection.value)
 
 
 def test_broken_weights_are_named(folder: Path) -> None:
@@ -127,7 +127,7 @@ def test_an_absent_device_is_named(folder: Path) -> None:
         ("rope_scaling", {"type": "dynamic", "factor": 2.0}, "whole batch"),
     ],
 )
-def test_a_configuration_that_paging_would_get_wrong_is_refused(
+def test_a_configuration_that_paging_would_get_wrong_is_rejected(
     field: str, value: object, words: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=words):
@@ -142,7 +142,7 @@ def test_longrope_is_served_up_to_its_original_length() -> None:
     assert read_architecture(SimpleNamespace(**SANE)).max_seq_len == 512
 
 
-def test_a_layer_that_hides_its_window_is_refused(
+def test_a_layer_that_hides_its_window_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save_tiny_model("mistral_window", tmp_path)
@@ -152,14 +152,14 @@ def test_a_layer_that_hides_its_window_is_refused(
         load(folder)
 
 
-def test_unknown_attention_arguments_are_refused_unless_they_ask_for_nothing() -> None:
-    refuse_unknown("Attention", {"position_ids": object(), "use_cache": False, "strange": None})
+def test_unknown_attention_arguments_are_rejected_unless_they_ask_for_nothing() -> None:
+    reject_unknown("Attention", {"position_ids": object(), "use_cache": False, "strange": None})
 
     with pytest.raises(UnsupportedModel, match="strange"):
-        refuse_unknown("Attention", {"position_ids": object(), "strange": 1})
+        reject_unknown("Attention", {"position_ids": object(), "strange": 1})
 
 
-def test_layers_that_bypass_the_interface_are_refused(tmp_path: Path) -> None:
+def test_layers_that_bypass_the_interface_are_rejected(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = transformers.GPTNeoXJapaneseConfig(
         vocab_size=64,
@@ -231,7 +231,7 @@ def restart_in_chunks(hidden: Tensor, positions: Tensor) -> Tensor:
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_model_whose_tokens_feel_their_neighbours_is_refused(
+def test_a_model_whose_tokens_depend_on_their_neighbours_is_rejected(
     leak: Leak, words: str, dtype: str, folder: Path
 ) -> None:
     model = load_model(folder, device="cpu", dtype=dtype)
@@ -252,7 +252,7 @@ def test_a_model_whose_tokens_feel_their_neighbours_is_refused(
         probe_model(model.module, model.architecture, model.dtype)
 
 
-def test_positions_that_begin_elsewhere_are_refused(folder: Path) -> None:
+def test_positions_that_begin_elsewhere_are_rejected(folder: Path) -> None:
     model = load(folder)
     inner: Any = model.module.get_submodule("model")
 
@@ -339,7 +339,7 @@ def test_what_is_there_already_is_not_moved(caplog: pytest.LogCaptureFixture) ->
     assert not caplog.records
 
 
-def test_a_cuda_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuda_device_that_is_not_there_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
 

@@ -10,6 +10,7 @@ import torch
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch import num_blocks as num_blocks_module
+from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS
 from penstock.executor.torch.loading import load_model
 from penstock.executor.torch.num_blocks import available_bytes, num_device_blocks, num_host_blocks
 from penstock.executor.torch.resources import describe_resources
@@ -19,13 +20,16 @@ MIB = 1 << 20
 
 
 def blocks(free_mib: int, step_mib: int = 0, max_seq_len: int = 100_000, **fields: Any) -> int:
+    """Return the number of blocks of one MiB if `free_mib` are free next to the health probe's
+    blocks and the margin of 1 GiB.
+    """
     config = ExecutorConfig(model_path=Path("/m"), device="cuda", **fields)
     return num_device_blocks(
         config,
         bytes_each=MIB,
         max_seq_len=max_seq_len,
-        free_bytes=free_mib * MIB,
-        reserved_bytes=step_mib * MIB,
+        free_bytes=(free_mib + NUM_PROBE_BLOCKS + 1024) * MIB,
+        step_bytes=step_mib * MIB,
     )
 
 
@@ -67,14 +71,14 @@ def test_what_was_asked_for_is_what_is_taken() -> None:
         (
             {"num_blocks": 900},
             r"^num_blocks asks for 0.9 GiB of pages; 0.8 GiB are free on cuda"
-            r" next to the weights and 0.2 GiB reserved for steps$",
+            r" next to the weights and 1.2 GiB reserved for steps$",
         ),
         ({"kv_cache_bytes": 900 * MIB}, r"^kv_cache_mib asks for 0.9 GiB of pages; 0.8 GiB"),
         ({"kv_cache_bytes": 5}, r"^kv_cache_mib leaves no room for a block of 1048576 bytes"),
         ({"kv_memory_fraction": 0.001}, r"^kv_memory_fraction leaves no room for a block"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_its_setting(fields: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_rejected_by_its_setting(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         blocks(1000, 200, **fields)
 
@@ -87,7 +91,7 @@ def test_what_does_not_fit_is_refused_by_its_setting(fields: dict[str, Any], mes
         ({"kv_cache_bytes": 901 * MIB}, "kv_cache_mib asks for 0.9 GiB"),
     ],
 )
-def test_pages_that_the_machine_does_not_hold_are_refused_by_their_setting(
+def test_pages_that_the_machine_does_not_hold_are_rejected_by_their_setting(
     fields: dict[str, Any], asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(num_blocks_module, "available_bytes", lambda: 900 * MIB)
@@ -155,7 +159,7 @@ def test_a_system_that_reports_none_has_no_bound(tmp_path: Path) -> None:
     assert available_bytes(tmp_path / "none", tmp_path / "none", tmp_path) is None
 
 
-def test_eight_bits_are_told_beside_what_they_take(tmp_path: Path) -> None:
+def test_eight_bits_are_reported_with_what_they_take(tmp_path: Path) -> None:
     model = load_model(save_tiny_model("llama", tmp_path), device="cpu", dtype="float32")
 
     plain = describe_resources(model, page_bytes=1 << 20, path="fused", num_weight_bytes=3 << 20)

@@ -130,13 +130,13 @@ def test_logprobs_and_ranks_are_of_the_whole_distribution() -> None:
         assert sampled.logprobs.ranks[row] == (logprobs > logprobs[token]).sum() + 1
 
 
-def test_nobody_asked_for_logprobs() -> None:
+def test_no_logprobs_were_asked_for() -> None:
     assert run([Case(GREEDY), Case(SamplingParams())]).logprobs is None
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(), SamplingParams(top_p=0.5)])
-def test_a_poisoned_row_is_told_apart(poison: float, sampling: SamplingParams) -> None:
+def test_a_poisoned_row_is_identified(poison: float, sampling: SamplingParams) -> None:
     bad = np.random.default_rng(0).normal(0, 3, VOCAB).astype(np.float32)
     bad[77] = poison
     good = [Case(replace(sampling, seed=1), seed=1), Case(replace(sampling, seed=2), seed=2)]
@@ -147,7 +147,7 @@ def test_a_poisoned_row_is_told_apart(poison: float, sampling: SamplingParams) -
     assert sampled.tokens[[0, 2]].tolist() == [case.expected() for case in good]
 
 
-def test_all_tokens_barred_is_told_apart() -> None:
+def test_all_tokens_barred_is_distinguished() -> None:
     nothing = np.full(VOCAB, -np.inf, dtype=np.float32)
 
     assert run([Case(GREEDY), Case(GREEDY, logits=nothing)]).is_good.tolist() == [True, False]

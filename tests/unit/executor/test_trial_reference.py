@@ -43,7 +43,7 @@ def test_the_bound_is_what_the_number_format_explains(
     assert re.search(fault or "^$", told)
 
 
-def test_logits_that_are_not_finite_are_said_to_be() -> None:
+def test_logits_that_are_not_finite_are_reported() -> None:
     reference = TrialReference(logits=EXACT, rounding=0.03, dtype=torch.bfloat16)
     found = EXACT.clone()
     found[3, 3] = torch.nan

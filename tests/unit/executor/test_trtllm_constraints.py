@@ -112,7 +112,7 @@ async def test_a_tenant_has_one_check_at_a_time(check: ConstraintCheck) -> None:
     assert await asyncio.gather(*flood, other) == [""] * 21
 
 
-async def test_who_is_cancelled_while_waiting_gives_its_place_up(check: ConstraintCheck) -> None:
+async def test_a_request_cancelled_while_waiting_gives_its_place_up(check: ConstraintCheck) -> None:
     first = asked(check, "a", "a0")
     await begun(1)
     waiting = asked(check, "a", "a1")
@@ -169,7 +169,7 @@ def fault(checks: CheckProcesses, text: str) -> str:
     return checks.fault(Constraint(kind=ConstraintKind.GRAMMAR, texts=(text,)))
 
 
-def test_a_constraint_that_takes_the_process_along_is_refused_and_others_are_checked(
+def test_a_constraint_that_takes_the_process_along_is_rejected_and_others_are_checked(
     checks: CheckProcesses,
 ) -> None:
     assert fault(checks, 'root ::= "a"') == ""

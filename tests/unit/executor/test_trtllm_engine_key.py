@@ -99,7 +99,7 @@ def test_a_header_length_of_nonsense_reads_no_more_than_the_file(folder: Path) -
     assert len(digest(folder)) == 20
 
 
-def test_the_cache_is_where_the_desktop_rules_say() -> None:
+def test_the_cache_is_where_the_desktop_rules_specify() -> None:
     assert default_cache_folder({"XDG_CACHE_HOME": "/c"}) == Path("/c/penstock/engines")
     # A relative path is to be ignored.
     home = Path.home() / ".cache" / "penstock" / "engines"
@@ -113,7 +113,7 @@ def write_tool(folder: Path, body: str) -> None:
     tool.chmod(0o755)
 
 
-def test_gpus_are_read_as_nvidia_smi_tells_them(
+def test_gpus_are_read_as_nvidia_smi_reports_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tool(

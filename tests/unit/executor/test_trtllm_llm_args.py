@@ -251,7 +251,7 @@ def test_later_versions_call_the_guessing_model_by_another_name(model: Path) -> 
     assert made["speculative_config"].speculative_model == "/draft"
 
 
-def test_what_the_version_lacks_is_left_out_if_nobody_asked(model: Path) -> None:
+def test_what_the_version_lacks_is_left_out_if_not_asked_for(model: Path) -> None:
     package = without(load_package(), "sampler_type", "attn_backend", "cuda_graph_config")
 
     made = arguments(model, package)
@@ -269,7 +269,9 @@ def test_what_the_version_lacks_is_left_out_if_nobody_asked(model: Path) -> None
         ("speculative_config", EAGLE),
     ],
 )
-def test_what_the_version_lacks_is_refused_if_asked_for(model: Path, name: str, value: Any) -> None:
+def test_what_the_version_lacks_is_rejected_if_asked_for(
+    model: Path, name: str, value: Any
+) -> None:
     package = without(load_package(), name)
 
     with pytest.raises(ValueError, match=rf"^{name} cannot be set: tensorrt_llm 1\.2\.0 does not"):
@@ -277,12 +279,12 @@ def test_what_the_version_lacks_is_refused_if_asked_for(model: Path, name: str, 
 
 
 @pytest.mark.parametrize("name", ["max_batch_size", "max_num_tokens", "enable_iter_perf_stats"])
-def test_what_cannot_be_done_without_is_refused_even_by_default(model: Path, name: str) -> None:
+def test_what_cannot_be_done_without_is_rejected_even_by_default(model: Path, name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} cannot be set"):
         arguments(model, without(load_package(), name))
 
 
-def test_a_field_that_a_class_lacks_is_refused_only_if_asked_for(model: Path) -> None:
+def test_a_field_that_a_class_lacks_is_rejected_only_if_asked_for(model: Path) -> None:
     class KvCacheConfig:
         def __init__(
             self,
@@ -304,7 +306,7 @@ def test_a_field_that_a_class_lacks_is_refused_only_if_asked_for(model: Path) ->
         arguments(model, package, kv_cache_config={"tokens_per_block": 64})
 
 
-def test_a_class_that_the_version_lacks_is_refused_by_name(model: Path, tmp_path: Path) -> None:
+def test_a_class_that_the_version_lacks_is_rejected_by_name(model: Path, tmp_path: Path) -> None:
     package = with_classes(load_package(), LoraConfig=None)
     settings = lora(adapter_folder(tmp_path / "a"))
 
@@ -313,7 +315,7 @@ def test_a_class_that_the_version_lacks_is_refused_by_name(model: Path, tmp_path
         arguments(model, package, lora_config=settings)
 
 
-def test_a_policy_that_the_version_lacks_is_refused_by_name(model: Path) -> None:
+def test_a_policy_that_the_version_lacks_is_rejected_by_name(model: Path) -> None:
     class ContextChunkingPolicy:
         FIRST_COME_FIRST_SERVED = 0
 

@@ -65,7 +65,7 @@ def test_a_checkpoint_may_quantise_its_cache_alone(tmp_path: Path) -> None:
     assert folder.quantisation == Quantisation(algorithm="NO_QUANT", kv_cache="FP8")
 
 
-def test_modelopt_files_that_say_nothing_quantise_nothing(tmp_path: Path) -> None:
+def test_modelopt_files_without_an_algorithm_quantise_nothing(tmp_path: Path) -> None:
     assert recognise(modelopt_folder(tmp_path, None)).kind is ModelKind.HUGGING_FACE
 
 
@@ -134,7 +134,7 @@ def test_a_checkpoint_has_to_be_built(tmp_path: Path) -> None:
     assert (folder.tensor_parallel_size, folder.pipeline_parallel_size) == (1, 1)
 
 
-def test_an_engine_tells_what_it_was_built_for(tmp_path: Path) -> None:
+def test_an_engine_reports_what_it_was_built_for(tmp_path: Path) -> None:
     folder = recognise(engine_folder(tmp_path, tp_size=2))
 
     assert folder.kind is ModelKind.ENGINE
@@ -146,7 +146,7 @@ def test_an_engine_tells_what_it_was_built_for(tmp_path: Path) -> None:
     assert "built by TensorRT-LLM 1.2.0" in folder.explanation
 
 
-def test_an_engine_without_version_says_so(tmp_path: Path) -> None:
+def test_an_engine_without_version_is_shown_without_it(tmp_path: Path) -> None:
     assert "of unknown version" in recognise(engine_folder(tmp_path, version=None)).explanation
 
 

@@ -103,7 +103,7 @@ def test_another_line_is_warned_of_and_used(
 
 @pytest.mark.usefixtures("fake_trtllm")
 @pytest.mark.parametrize("chosen", [None, "0"])
-def test_usage_is_not_reported_to_the_vendor_unless_the_operator_says_so(
+def test_usage_is_not_reported_to_the_vendor_unless_the_operator_sets_it(
     monkeypatch: pytest.MonkeyPatch, chosen: str | None
 ) -> None:
     monkeypatch.setenv("TRTLLM_NO_USAGE_STATS", chosen or "")
@@ -117,7 +117,7 @@ def test_usage_is_not_reported_to_the_vendor_unless_the_operator_says_so(
 @pytest.mark.parametrize(
     ("version", "is_later"), [("1.2.1", False), ("1.3.0rc2", True), ("2.0", True), ("what", False)]
 )
-def test_what_comes_after_the_recorded_line_is_told_by_its_number(
+def test_what_comes_after_the_recorded_line_is_reported_by_its_number(
     version: str, is_later: bool
 ) -> None:
     assert recording_package(version=version).is_later is is_later
@@ -139,7 +139,7 @@ def test_without_the_package_extra_and_container_are_named() -> None:
         "import libnvinfer_that_is_not_there",
     ],
 )
-def test_a_package_that_cannot_be_loaded_says_why(
+def test_a_package_that_cannot_be_loaded_states_why(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(tmp_path, monkeypatch, source)
@@ -150,7 +150,7 @@ def test_a_package_that_cannot_be_loaded_says_why(
 
 @pytest.mark.usefixtures("fake_trtllm")
 @pytest.mark.parametrize("name", ["RequestError", "TorchLlmArgs", "KvCacheRetentionConfig"])
-def test_a_version_that_lacks_a_name_is_refused_naming_both(
+def test_a_version_that_lacks_a_name_is_rejected_naming_both(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(importlib.import_module("tensorrt_llm.llmapi"), name)
@@ -160,7 +160,7 @@ def test_a_version_that_lacks_a_name_is_refused_naming_both(
 
 
 @pytest.mark.usefixtures("fake_trtllm")
-def test_a_class_that_is_nowhere_is_refused_by_name() -> None:
+def test_a_class_that_is_nowhere_is_rejected_by_name() -> None:
     with pytest.raises(ExecutorUnavailable, match=r"tensorrt_llm 1\.2\.0 has no FluxConfig"):
         load_package().named("FluxConfig")
 

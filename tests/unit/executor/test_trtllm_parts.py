@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from penstock.executor.trtllm.block_account import BlockAccount
+from penstock.executor.trtllm.error_texts import is_fatal, is_invalid_request
 from penstock.executor.trtllm.page_audit import PageAudit
-from penstock.executor.trtllm.refusals import is_fatal, is_refusal
 from penstock.executor.trtllm.response_queue import Response, ResponseQueue
 from penstock.executor.trtllm.results import result_of
 from penstock.executor.trtllm.submitted_request import SubmittedRequest
@@ -180,7 +180,7 @@ async def test_one_wake_up_carries_a_whole_turn(responses: ResponseQueue) -> Non
     assert responses.take() == []
 
 
-async def test_death_is_told_at_once_and_for_good(responses: ResponseQueue) -> None:
+async def test_death_is_reported_at_once_and_stays(responses: ResponseQueue) -> None:
     responses.die(RuntimeError("first"))
     responses.die(RuntimeError("second"))
 
@@ -190,7 +190,7 @@ async def test_death_is_told_at_once_and_for_good(responses: ResponseQueue) -> N
             responses.take()
 
 
-async def test_a_closed_hand_over_takes_and_tells_nothing() -> None:
+async def test_a_closed_hand_over_accepts_and_returns_nothing() -> None:
     responses = ResponseQueue()
     responses.close()
     responses.close()
@@ -235,7 +235,7 @@ def test_what_comes_for_a_slot_that_was_given_back_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("reason", "expected"), [("stop", FinishReason.STOP), ("length", FinishReason.LENGTH)]
 )
-def test_ends_are_told(reason: str, expected: FinishReason) -> None:
+def test_ends_are_reported(reason: str, expected: FinishReason) -> None:
     (end,) = result_of(
         [Response(request_of(slot=2), is_last=True, finish_reason=reason, stop_id=9)]
     ).ends
@@ -244,13 +244,13 @@ def test_ends_are_told(reason: str, expected: FinishReason) -> None:
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "timeout", "not_finished", ""])
-def test_an_end_that_nobody_asked_for_is_a_failure(reason: str) -> None:
+def test_an_unrequested_end_is_a_failure(reason: str) -> None:
     result = result_of([Response(request_of(slot=2), [4], is_last=True, finish_reason=reason)])
 
     assert len(result.slots) == 0
     (failure,) = result.failures
     assert failure.slot == 2
-    assert not failure.is_refusal
+    assert not failure.is_rejected
     assert reason in failure.detail
 
 
@@ -263,19 +263,19 @@ def test_a_failure_takes_the_tokens_of_its_step_along_and_keeps_its_words(
     result = result_of(
         [
             Response(failing, [4]),
-            Response(failing, is_last=True, failure="x" * 9000, is_refusal=True),
+            Response(failing, is_last=True, failure="x" * 9000, is_rejected=True),
         ]
     )
 
     assert len(result.slots) == 0
     (failure,) = result.failures
-    assert failure.is_refusal
+    assert failure.is_rejected
     assert failure.detail == "the engine rejected it"
     # They may quote the prompt.
     assert "xxx" not in caplog.text
 
 
-def test_logprobs_stand_beside_the_tokens_of_those_who_asked() -> None:
+def test_logprobs_are_next_to_the_tokens_of_requests_that_asked() -> None:
     silent = Response(request_of(1, slot=0), [5])
     asking = Response(
         request_of(2, slot=1, num_logprobs=2),
@@ -350,8 +350,8 @@ def test_missing_logprobs_fail_the_request_that_asked(logprobs: Any) -> None:
         ("mpi: failed to compile the grammar", False),
     ],
 )
-def test_the_engines_words_tell_whose_fault_it_was(message: str, expected: bool) -> None:
-    assert is_refusal(message) is expected
+def test_the_engines_messages_show_the_cause(message: str, expected: bool) -> None:
+    assert is_invalid_request(message) is expected
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_words_of_the_request_itself_are_not_the_engines() -> None:
     form = '{"type": "internal forward kernel CUDA device-side assert"}'
     text = f"Guided decoding error: Unsupported type {form}"
 
-    assert is_refusal(text, form)
+    assert is_invalid_request(text, form)
     assert not is_fatal(text, form)
     assert is_fatal(f"{text}: an illegal memory access was encountered", form)
-    assert not is_refusal(f"{text}: an illegal memory access, cublasSgemm", form)
+    assert not is_invalid_request(f"{text}: an illegal memory access, cublasSgemm", form)

@@ -33,24 +33,24 @@ def one_adapter(path: Path) -> dict[str, Any]:
     return {"name": path.name, "path": str(path), "id": len(path.name)}
 
 
-def test_a_plain_model_passes_without_a_word(tmp_path: Path) -> None:
+def test_a_plain_model_passes_silently(tmp_path: Path) -> None:
     assert notices(hugging_face_folder(tmp_path)) == ""
 
 
-def test_what_cannot_be_served_is_refused_with_its_explanation(tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_rejected_with_its_explanation(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="run `penstock build`"):
         notices(checkpoint_folder(tmp_path))
     with pytest.raises(ValueError, match="is not a folder"):
         notices(tmp_path / "none")
 
 
-def test_what_the_backend_may_not_read_is_told(tmp_path: Path) -> None:
+def test_what_the_backend_may_not_read_is_reported(tmp_path: Path) -> None:
     folder = hugging_face_folder(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4})
 
     assert "loading will most likely fail" in notices(folder)
 
 
-def test_lengths_that_do_not_fit_are_told(tmp_path: Path) -> None:
+def test_lengths_that_do_not_fit_are_reported(tmp_path: Path) -> None:
     folder = hugging_face_folder(tmp_path)
 
     assert "max_seq_len is 5000, beyond the 4096" in notices(folder, max_seq_len=5000)
@@ -60,7 +60,7 @@ def test_lengths_that_do_not_fit_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("visible", "num"), [("0,1", 2), ("", 0), ("GPU-abc", 1)])
-def test_more_gpus_than_are_visible_are_refused(tmp_path: Path, visible: str, num: int) -> None:
+def test_more_gpus_than_are_visible_are_rejected(tmp_path: Path, visible: str, num: int) -> None:
     values = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
     folder = hugging_face_folder(tmp_path)
 
@@ -93,7 +93,7 @@ def test_an_engine_holds_to_its_sizes(tmp_path: Path, values: dict[str, Any], me
         notices(folder, **{**fitting, **values})
 
 
-def test_an_engine_is_refused_where_its_backend_is_gone(
+def test_an_engine_is_rejected_where_its_backend_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "site" / "tensorrt_llm"
@@ -111,7 +111,7 @@ def test_an_engine_is_refused_where_its_backend_is_gone(
     assert notices(folder, **ENGINE_SIZES) == ""
 
 
-def test_an_engine_of_another_version_is_told(
+def test_an_engine_of_another_version_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "1.2.1")
@@ -164,7 +164,7 @@ def test_a_model_without_a_length_needs_one_in_the_settings(tmp_path: Path, leng
 
 
 @pytest.mark.parametrize("length", [1, 2**31])
-def test_a_length_that_cannot_be_one_is_refused(tmp_path: Path, length: int) -> None:
+def test_a_length_that_cannot_be_one_is_rejected(tmp_path: Path, length: int) -> None:
     folder = hugging_face_folder(tmp_path, max_position_embeddings=length)
 
     with pytest.raises(ValueError, match=f"^max_seq_len must be given: .* a length of {length}"):
@@ -172,14 +172,14 @@ def test_a_length_that_cannot_be_one_is_refused(tmp_path: Path, length: int) -> 
 
 
 @pytest.mark.parametrize("size", [None, 0, -5, "32000", 2**31])
-def test_a_model_must_tell_its_vocabulary(tmp_path: Path, size: Any) -> None:
+def test_a_model_must_have_a_vocabulary_size(tmp_path: Path, size: Any) -> None:
     folder = hugging_face_folder(tmp_path, vocab_size=size)
 
     with pytest.raises(ValueError, match=r"config.json gives .*vocab_size$"):
         notices(folder)
 
 
-def test_an_adapter_nested_too_deep_is_refused(tmp_path: Path) -> None:
+def test_an_adapter_nested_too_deep_is_rejected(tmp_path: Path) -> None:
     path = adapter_folder(tmp_path / "a")
     (path / "adapter_config.json").write_text("[" * 99_999)
 

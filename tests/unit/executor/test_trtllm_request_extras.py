@@ -59,20 +59,20 @@ def test_a_choice_is_a_regex_that_matches_its_texts(texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", ConstraintKind)
-def test_a_form_is_refused_without_a_backend(kind: ConstraintKind) -> None:
+def test_a_form_is_rejected_without_a_backend(kind: ConstraintKind) -> None:
     with pytest.raises(ValueError, match="constraint"):
         arguments(constrained(kind, "a"), engine=mapping(TrtllmConfig()))
 
 
 @pytest.mark.parametrize("kind", [ConstraintKind.GRAMMAR, ConstraintKind.REGEX])
-def test_what_nothing_can_check_is_refused_with_llguidance(kind: ConstraintKind) -> None:
+def test_what_nothing_can_check_is_rejected_with_llguidance(kind: ConstraintKind) -> None:
     engine = mapping(TrtllmConfig(guided_decoding_backend=GuidedDecodingBackend.LLGUIDANCE))
     with pytest.raises(ValueError, match="constraint"):
         arguments(constrained(kind, 'root ::= "a"'), engine=engine)
     arguments(constrained(ConstraintKind.CHOICE, "a", "b"), engine=engine)
 
 
-def test_a_form_is_not_begun_anew_in_the_middle() -> None:
+def test_a_constraint_is_not_begun_again_in_the_middle() -> None:
     with pytest.raises(NotResumable, match="constraint"):
         arguments(constrained(ConstraintKind.REGEX, "a+"), [8])
 
@@ -103,14 +103,14 @@ def test_salts_differ_exactly_where_ours_do(first: bytes, second: bytes) -> None
     assert (salts[0] == salts[1]) is (first == second)
 
 
-def test_who_shares_nothing_has_a_salt_that_nobody_has_twice() -> None:
+def test_an_unshared_request_has_a_unique_salt() -> None:
     engine, asked = mapping(), spec(hash_salt=b"", key=0xAB)
     salts = [arguments(asked, engine=engine)["cache_salt"] for _ in range(3)]
     assert len(set(salts)) == 3
     assert not any(re.fullmatch("[0-9a-f]*", salt) for salt in salts)
 
 
-def test_reuse_without_salts_is_refused_at_the_start() -> None:
+def test_reuse_without_salts_is_rejected_at_the_start() -> None:
     package = recording_package(generate_arguments=GENERATE_ARGUMENTS - {"cache_salt"})
     with pytest.raises(ValueError, match="cache_salt"):
         mapping(package=package)
@@ -133,7 +133,7 @@ def test_an_adapter_goes_by_name() -> None:
 
 
 @pytest.mark.parametrize("missing", ["lora_request", "streaming"])
-def test_a_version_without_an_argument_that_is_needed_is_refused(missing: str) -> None:
+def test_a_version_without_an_argument_that_is_needed_is_rejected(missing: str) -> None:
     package = recording_package(generate_arguments=GENERATE_ARGUMENTS - {missing})
     with pytest.raises(ValueError, match=missing):
         mapping(package=package)
@@ -164,25 +164,25 @@ def test_retention_holds_for_the_prompt_and_the_output(
     assert config["decode_duration_ms"] == duration
 
 
-def test_retention_means_nothing_without_reuse() -> None:
+def test_retention_has_no_effect_without_reuse() -> None:
     engine = mapping(replace(FULL, kv_cache_config=NO_REUSE))
     with pytest.raises(ValueError, match="retention"):
         arguments(spec(retention=CacheRetention()), engine=engine)
 
 
 @pytest.mark.parametrize(("ours", "engines"), [(-100, 0.0), (0, 0.5), (100, 1.0)])
-def test_priority_is_told_to_versions_that_take_it(ours: int, engines: float) -> None:
+def test_priority_is_passed_to_versions_that_take_it(ours: int, engines: float) -> None:
     newer = mapping(package=recording_package(generate_arguments=GENERATE_ARGUMENTS | {"priority"}))
     assert arguments(spec(priority=ours), engine=newer)["priority"] == engines
     assert "priority" not in arguments(spec(priority=ours))
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB])
-def test_a_token_outside_the_vocabulary_is_refused_by_place(token: int) -> None:
+def test_a_token_outside_the_vocabulary_is_rejected_by_place(token: int) -> None:
     with pytest.raises(ValueError, match=re.escape("prompt_ids[1]")):
         arguments(spec([5, token]))
 
 
-def test_no_tokens_are_refused() -> None:
+def test_no_tokens_are_rejected() -> None:
     with pytest.raises(ValueError, match="prompt_ids"):
         mapping().arguments(spec(), np.zeros(0, dtype=np.int32))

@@ -37,7 +37,7 @@ needs_torch = pytest.mark.skipif(
 # The arguments of every request.
 
 
-def test_a_plain_request_is_told_this_and_nothing_else() -> None:
+def test_a_plain_request_passes_these_arguments_and_no_others() -> None:
     told = arguments(spec(hash_salt=b"\xff\x00a", stop_ids=(2,)))
     made = told.pop("sampling_params")
     assert told == {"inputs": [5, 6, 7], "streaming": True, "cache_salt": "ff0061"}
@@ -124,7 +124,7 @@ def test_the_total_never_changes_whatever_came_before(
     assert made.arguments.get("min_tokens", 0) == max(0, min_tokens - num_generated)
 
 
-def test_nothing_left_to_generate_is_refused() -> None:
+def test_nothing_left_to_generate_is_rejected() -> None:
     with pytest.raises(ValueError, match="max_tokens"):
         arguments(spec(max_tokens=2), [8, 9])
 
@@ -146,7 +146,7 @@ def test_the_models_own_end_is_the_end_id_and_the_others_are_stop_ids() -> None:
     assert (made["end_id"], made["stop_token_ids"], made["ignore_eos"]) == (2, [30, 31], False)
 
 
-def test_while_min_tokens_is_ahead_only_the_end_id_is_told() -> None:
+def test_while_min_tokens_is_ahead_only_the_end_id_is_passed() -> None:
     asked = spec(stop_ids=(30, 2), min_tokens=2)
     assert "stop_token_ids" not in params(asked, [9])
     assert params(asked, [9])["end_id"] == 2
@@ -169,7 +169,7 @@ def test_stop_strings_never_reach_the_engine() -> None:
         ("frequency_penalty", 0.25, 0.0),
     ],
 )
-def test_a_penalty_is_told_when_it_does_something(name: str, value: float, off: float) -> None:
+def test_a_penalty_is_passed_when_it_has_an_effect(name: str, value: float, off: float) -> None:
     assert name not in params(sampled(**{name: off}))
     assert params(sampled(**{name: value}))[name] == value
     with pytest.raises(ValueError, match=name):
@@ -184,14 +184,14 @@ def test_presence_and_frequency_leave_the_prompt_out_but_not_earlier_output() ->
     assert "prompt_ignore_length" not in params(sampled(repetition_penalty=1.5))
 
 
-def test_a_version_without_prompt_ignore_length_is_not_told_it() -> None:
+def test_a_version_without_prompt_ignore_length_does_not_receive_it() -> None:
     package = recording_package(sampling_fields=SAMPLING_FIELDS - {"prompt_ignore_length"})
     made = params(sampled(presence_penalty=1.0), engine=mapping(package=package))
     assert made["presence_penalty"] == 1.0
     assert "prompt_ignore_length" not in made
 
 
-def test_min_tokens_is_refused_where_it_would_bar_nothing() -> None:
+def test_min_tokens_is_rejected_where_it_would_bar_nothing() -> None:
     asked = spec(min_tokens=1, stop_ids=(2,))
     with pytest.raises(ValueError, match="min_tokens"):
         arguments(asked, engine=mapping(TrtllmConfig()))
@@ -204,7 +204,7 @@ def test_without_stop_ids_there_is_nothing_to_bar() -> None:
     assert "min_tokens" not in told["sampling_params"].arguments
 
 
-def test_min_p_is_told_where_it_is_honoured_and_refused_elsewhere() -> None:
+def test_min_p_is_passed_where_it_is_honoured_and_rejected_elsewhere() -> None:
     assert "min_p" not in params(sampled(min_p=0.0))
     assert params(sampled(min_p=0.1))["min_p"] == 0.1
     vouched = TrtllmConfig(sampler_honours=(SamplerPromise.MIN_P,))
@@ -235,7 +235,7 @@ def test_later_versions_never_get_a_top_p_next_to_one(
     assert params(sampled(top_p=asked), engine=engine)["top_p"] == passed
 
 
-def test_prompt_logprobs_are_refused() -> None:
+def test_prompt_logprobs_are_rejected() -> None:
     with pytest.raises(ValueError, match="num_prompt_logprobs"):
         arguments(sampled(num_prompt_logprobs=0))
 
@@ -251,6 +251,6 @@ def test_a_logit_bias_is_a_dense_float32_tensor() -> None:
 
 @needs_torch
 @pytest.mark.parametrize("token_id", [-1, VOCAB])
-def test_a_bias_for_no_token_is_refused(token_id: int) -> None:
+def test_a_bias_for_no_token_is_rejected(token_id: int) -> None:
     with pytest.raises(ValueError, match="logit_bias"):
         arguments(sampled(logit_bias=((token_id, 1.0),)))

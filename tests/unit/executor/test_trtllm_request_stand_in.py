@@ -73,7 +73,7 @@ def test_retention_is_made_of_the_classes_that_the_engine_knows(tmp_path: Path) 
     assert (prompt.priority, prompt.duration_ms) == (80, timedelta(seconds=60))
 
 
-def test_an_adapter_without_its_folder_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_an_adapter_without_its_folder_is_rejected_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="lora_path"):
         engine(tmp_path / "gone")
 

@@ -128,6 +128,6 @@ def test_prompt_logprobs_are_never_offered() -> None:
     assert everything == set(Feature) - {Feature.PROMPT_LOGPROBS}
 
 
-def test_an_engine_built_ahead_tells_no_log_probabilities() -> None:
+def test_an_engine_built_ahead_returns_no_log_probabilities() -> None:
     package = replace(recording_package(), runs_engines=True)
     assert offered_features(TrtllmConfig(), package) == PLAIN - {Feature.LOGPROBS}

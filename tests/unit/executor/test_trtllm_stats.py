@@ -19,7 +19,7 @@ from support.patience import PATIENCE_S
 @pytest.mark.parametrize(
     "stats", [{}, {"kvCacheStats": None}, {"kvCacheStats": {"maxNumBlocks": 0}}]
 )
-def test_statistics_without_a_cache_tell_nothing(stats: dict[str, Any]) -> None:
+def test_statistics_without_a_cache_report_nothing(stats: dict[str, Any]) -> None:
     assert read_stats(stats) is None
 
 

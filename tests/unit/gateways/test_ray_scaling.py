@@ -42,7 +42,7 @@ def test_waits_bring_replicas_and_empty_batches_let_them_go(
     assert wanted(waits_s, busy) == num
 
 
-def test_nobody_is_asked_for_while_others_are_on_their_way() -> None:
+def test_no_prompt_is_asked_for_while_others_are_on_their_way() -> None:
     assert wanted([9.0, 9.0], [1.0, 1.0], planned=3) == 3
 
 
@@ -50,7 +50,7 @@ def test_replicas_that_are_not_there_yet_can_be_let_go() -> None:
     assert wanted([0.0, 0.0], [0.1, 0.1], planned=4) == 1
 
 
-def test_nothing_changes_while_one_has_not_told_anything() -> None:
+def test_nothing_changes_while_one_has_not_reported() -> None:
     assert wanted([9.0], [1.0, 1.0]) == 2
     assert wanted([], [0.0, 0.0, 0.0]) == 3
 

@@ -23,7 +23,7 @@ def config() -> dict[str, Any]:
     return read
 
 
-def test_the_config_file_says_what_is_understood() -> None:
+def test_the_config_file_lists_what_is_understood() -> None:
     (application,) = config()["applications"]
     settings = settings_of(application["args"])
     (deployment,) = application["deployments"]
@@ -76,7 +76,7 @@ def test_ports_and_addresses_are_the_replicas_own() -> None:
             Settings(serve_options=(option, "1"))
 
 
-def test_one_front_unless_it_is_said() -> None:
+def test_one_front_by_default() -> None:
     assert command_line(()).count("--fronts") == 1
     assert command_line(("--fronts", "2")).count("--fronts") == 1
     assert command_line(("--fronts=2",)).count("--fronts") == 0

@@ -75,7 +75,7 @@ def test_a_retention_falls_back_to_the_default_when_its_time_is_up(priority: int
     assert evicted(pool, [a, b, c]) == [a, b, c], "as old as it was"
 
 
-def test_of_several_wishes_the_highest_counts_and_no_low_one_beside_others() -> None:
+def test_of_several_priorities_the_highest_counts() -> None:
     pool = pool_of(4)
     blocks = named(pool, 4)
     for twice in range(2):

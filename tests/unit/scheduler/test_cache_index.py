@@ -32,7 +32,7 @@ def stored(watch: CacheWatch) -> list[bytes]:
     ]
 
 
-def test_a_watch_is_told_of_its_salt_alone() -> None:
+def test_a_watch_receives_only_its_salt() -> None:
     cache_index = CacheIndex(BLOCK)
     mine, theirs = cache_index.watch(b"mine"), cache_index.watch(b"theirs")
     digests, tokens = chain(b"mine", 3)
@@ -45,7 +45,7 @@ def test_a_watch_is_told_of_its_salt_alone() -> None:
     assert cache_index.watch(b"theirs").num_blocks == 0
 
 
-def test_a_block_is_told_with_its_parent_and_its_tokens() -> None:
+def test_a_block_is_reported_with_its_parent_and_its_tokens() -> None:
     cache_index = CacheIndex(BLOCK)
     watch = cache_index.watch(b"s")
     digests, tokens = chain(b"s", 2)
@@ -75,7 +75,7 @@ def test_a_snapshot_is_of_when_the_watch_began() -> None:
     assert stored(watch) == [b"lost " + digest for digest in digests[2:]]
 
 
-def test_changes_that_nobody_takes_are_bounded() -> None:
+def test_changes_that_are_not_taken_are_bounded() -> None:
     cache_index = CacheIndex(BLOCK, max_num_changes=3)
     watch = cache_index.watch(b"s")
     digests, tokens = chain(b"s", 4)
@@ -89,7 +89,7 @@ def test_changes_that_nobody_takes_are_bounded() -> None:
     assert watch.take_changes() == []
 
 
-def test_what_nobody_watches_any_more_gathers_nothing() -> None:
+def test_an_unwatched_index_gathers_nothing() -> None:
     cache_index = CacheIndex(BLOCK)
     watch = cache_index.watch(b"s")
     cache_index.unwatch(watch)
@@ -149,7 +149,7 @@ def test_no_cache_index_exists_unless_enabled() -> None:
     assert engine.cache.pool.cache_index is None
 
 
-def test_a_cache_of_somebody_elses_cannot_be_told() -> None:
+def test_a_cache_that_the_engine_does_not_own_is_not_reported() -> None:
     engine, _ = make_self_paced()
 
     with pytest.raises(ValueError, match="its own cache"):

@@ -33,7 +33,7 @@ def decode_alone(site: FixedCostSite) -> None:
     site.run()
 
 
-def test_an_answer_that_is_probably_too_long_is_refused_and_told_its_chance() -> None:
+def test_an_answer_that_is_probably_too_long_is_rejected_with_its_chance() -> None:
     site = site_with(200)
     assert site.submit(1, 100, max_tokens=500, deadline_s=1.0) is None
     site.step()
@@ -60,7 +60,7 @@ def test_a_short_limit_is_certain_whatever_was_learned() -> None:
     assert isinstance(site.ends[1], Completed)
 
 
-def test_before_outputs_have_ended_nobody_is_refused() -> None:
+def test_before_outputs_have_ended_no_request_is_rejected() -> None:
     site = FixedCostSite(min_deadline_chance=0.1, is_settled=False)
     assert site.submit(1, 100, max_tokens=500, deadline_s=1.0) is not None
 
@@ -88,7 +88,7 @@ def test_a_running_output_of_certain_length_ends_when_it_must_be_late() -> None:
     assert failure.at_s < begun_s + 2.5
 
 
-def test_an_output_of_certain_length_says_nothing_of_others() -> None:
+def test_an_output_of_certain_length_is_no_sample_for_others() -> None:
     site = FixedCostSite(min_deadline_chance=0.1, num_seqs=32)
     for key in range(1, 33):
         site.submit(key, 1, max_tokens=20, min_tokens=20, stop_ids=(95,))
@@ -159,7 +159,7 @@ def test_a_new_tenant_is_not_judged_by_the_lengths_of_another() -> None:
     assert site.submit(1, 1, tenant="last", min_tokens=400, **options) is None, "that is certain"
 
 
-def test_the_allowance_of_a_new_tenant_comes_back() -> None:
+def test_the_allowance_of_a_new_tenant_is_refilled() -> None:
     exploration = Exploration()
     assert sum(exploration.takes_new("a", 15, 5.0) for _ in range(100)) == 16
     assert 4 <= sum(exploration.takes_new("a", 15, 25.0) for _ in range(100)) <= 5
@@ -190,7 +190,7 @@ def test_all_outputs_of_a_new_tenants_request_are_judged_alike() -> None:
     assert all(request.is_new for request in site.engine.requests.values())
 
 
-def test_what_runs_and_has_only_its_limit_to_end_it_says_nothing_of_lengths() -> None:
+def test_a_running_request_with_only_its_limit_is_no_sample_of_lengths() -> None:
     site = site_with(10, num=20, num_seqs=64, min_deadline_chance=0.5)
     for key in range(1, 61):
         site.submit(key, 1, max_tokens=400, stop_ids=())
@@ -199,7 +199,7 @@ def test_what_runs_and_has_only_its_limit_to_end_it_says_nothing_of_lengths() ->
     assert site.submit(99, 1, max_tokens=500, deadline_s=0.5) is not None
 
 
-def test_a_queue_that_stands_takes_nobody_who_would_lose_by_waiting() -> None:
+def test_a_standing_queue_admits_no_request_that_would_be_late() -> None:
     """A burst may wait. If a queue is permanent, the next request is rejected at once."""
     for is_standing in (False, True):
         site = FixedCostSite(num_seqs=1, min_deadline_chance=0.1)
@@ -270,7 +270,7 @@ def test_a_slowdown_under_steady_load_stays() -> None:
     assert slowdown.factor(320.0) < 1.3
 
 
-def test_a_slowdown_tells_when_it_has_faded() -> None:
+def test_a_slowdown_is_reported_until_it_has_faded() -> None:
     slowdown = Slowdown()
     slowdown.note(1_000_000, taken_s=20.0, predicted_s=10.0, now=0.0)
     wait_s = slowdown.seconds_until(1.5, 0.0)
@@ -407,7 +407,7 @@ def test_a_step_that_leaves_decodes_out_is_time_without_a_token() -> None:
     assert time.under_load(RunningLoad(), 40.0) == pytest.approx(0.2, rel=0.05)
 
 
-def test_a_queue_stands_by_the_time_in_which_somebody_waits() -> None:
+def test_a_standing_queue_is_detected_by_its_waiting_time() -> None:
     queues, line = StandingQueues(), (0, "a")
     assert queues.share(line) == 0.0
     queues.note_arrival(line, 0.0, finds_queue=False)

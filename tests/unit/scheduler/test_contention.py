@@ -23,7 +23,7 @@ def flooded(num_prompts: int = 4, **options: Any) -> FixedCostSite:
 
 
 @pytest.mark.parametrize("num_prompts", [4, 40])
-def test_a_light_tenant_is_not_refused_for_the_prompts_and_the_queue_of_others(
+def test_a_light_tenant_is_not_rejected_for_the_prompts_and_the_queue_of_others(
     num_prompts: int,
 ) -> None:
     site = flooded(num_prompts)
@@ -38,7 +38,7 @@ def test_a_light_tenant_is_not_refused_for_the_prompts_and_the_queue_of_others(
     assert told.estimated_queue_s < 0.1
 
 
-def test_a_request_of_the_flooding_tenant_is_refused() -> None:
+def test_a_request_of_the_flooding_tenant_is_rejected() -> None:
     site = flooded()
     site.submit(100, 300, max_tokens=1, tenant="flood", ttft_deadline_s=0.5)
     site.step()

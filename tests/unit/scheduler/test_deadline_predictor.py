@@ -12,7 +12,7 @@ from support.core import make_spec
 from unit.scheduler.fixed_cost_site import FixedCostSite
 
 
-def test_a_first_token_that_cannot_be_there_in_time_is_refused_at_once() -> None:
+def test_a_first_token_that_cannot_be_there_in_time_is_rejected_at_once() -> None:
     site = FixedCostSite()
     begun_s = site.clock()
     site.submit(1, 100, ttft_deadline_s=0.1)
@@ -26,7 +26,7 @@ def test_a_first_token_that_cannot_be_there_in_time_is_refused_at_once() -> None
     assert 1 not in site.queued
 
 
-def test_a_first_token_that_can_just_be_there_is_not_refused() -> None:
+def test_a_first_token_that_can_just_be_there_is_not_rejected() -> None:
     site = FixedCostSite()
     site.submit(1, 100, ttft_deadline_s=0.12)
     site.run()
@@ -56,14 +56,12 @@ def test_waiting_requests_ahead_delay_the_prediction(order: SchedulingOrder) -> 
     site.submit(10, 100, ttft_deadline_s=5.0)
     site.run()
     # In the fair order it would precede requests with later deadlines.
-    is_refused = isinstance(site.ends[9], Failed)
-    assert is_refused is (order is SchedulingOrder.FCFS)
+    is_rejected = isinstance(site.ends[9], Failed)
+    assert is_rejected is (order is SchedulingOrder.FCFS)
     assert isinstance(site.ends[10], Completed)
 
 
-def test_who_is_refused_is_told_to_come_back_when_the_queue_is_shorter_by_what_was_lacking() -> (
-    None
-):
+def test_a_rejected_request_has_the_time_when_the_queue_is_short_enough() -> None:
     site = FixedCostSite(num_seqs=1, order=SchedulingOrder.FCFS)
     for key in range(1, 21):
         site.submit(key, 100, max_tokens=1)
@@ -75,7 +73,7 @@ def test_who_is_refused_is_told_to_come_back_when_the_queue_is_shorter_by_what_w
     assert failure.estimate_s == pytest.approx(21 * 0.11, rel=0.2)
 
 
-def test_in_the_queue_one_is_dropped_the_moment_it_becomes_hopeless() -> None:
+def test_a_queued_request_is_dropped_when_it_is_predicted_late() -> None:
     site = FixedCostSite(num_seqs=1)
     for _ in range(1000):
         site.engine.completion.lengths.observe(5)
@@ -94,7 +92,7 @@ def test_in_the_queue_one_is_dropped_the_moment_it_becomes_hopeless() -> None:
     assert isinstance(site.ends[1], Completed)
 
 
-def test_no_compute_is_spent_on_one_who_would_be_late_beside_those_who_run() -> None:
+def test_no_compute_is_spent_on_a_request_predicted_late_in_the_batch() -> None:
     site = FixedCostSite(num_seqs=2)
     site.submit(1, 1000, max_tokens=2)
     site.step()
@@ -105,7 +103,7 @@ def test_no_compute_is_spent_on_one_who_would_be_late_beside_those_who_run() -> 
     assert 2 not in site.admitted
 
 
-def test_nothing_is_foretold_while_the_cost_is_not_known() -> None:
+def test_nothing_is_predicted_while_the_cost_is_not_known() -> None:
     site = FixedCostSite(known_cost=None, is_settled=False)
     site.submit(1, 100, ttft_deadline_s=0.05)
     site.run()
@@ -138,14 +136,14 @@ def test_without_foresight_a_deadline_counts_when_it_passes() -> None:
     assert 1 in site.admitted
 
 
-def test_a_time_limit_is_no_failure_and_not_foretold() -> None:
+def test_a_time_limit_is_no_failure_and_not_predicted() -> None:
     site = FixedCostSite()
     site.submit(1, 300, time_limit_s=0.15)
     site.run()
     assert site.ends[1].reason is FinishReason.TIME_LIMIT
 
 
-def test_a_prefix_that_somebody_may_be_computing_counts_as_found() -> None:
+def test_a_prefix_that_another_request_may_compute_counts_as_found() -> None:
     site = FixedCostSite(num_seqs=2)
     site.submit(1, 1000, hashed=True, max_tokens=1)
     site.step()
@@ -157,7 +155,7 @@ def test_a_prefix_that_somebody_may_be_computing_counts_as_found() -> None:
     assert 3 not in site.queued
 
 
-def test_a_full_queue_tells_when_to_come_back() -> None:
+def test_a_full_queue_returns_a_retry_time() -> None:
     site = FixedCostSite(num_seqs=1, max_num_waiting=2)
     site.submit(1, 100, max_tokens=50)
     site.step()
@@ -172,7 +170,7 @@ def test_a_full_queue_tells_when_to_come_back() -> None:
     assert 0.1 <= failure.retry_after_s < failure.estimate_s
 
 
-def test_who_is_accepted_is_told_its_place_and_its_wait() -> None:
+def test_an_accepted_request_has_its_position_and_its_wait() -> None:
     site = FixedCostSite(num_seqs=1, order=SchedulingOrder.FCFS)
     for key in range(1, 5):
         site.submit(key, 100, max_tokens=1)
@@ -185,14 +183,14 @@ def test_who_is_accepted_is_told_its_place_and_its_wait() -> None:
     assert waits_s[3] == pytest.approx(0.33, rel=0.2)
 
 
-def test_a_deadline_that_has_passed_at_submission_is_told_as_such() -> None:
+def test_a_deadline_that_has_passed_at_submission_is_reported_as_such() -> None:
     site = FixedCostSite()
     site.submit(1, 10, deadline_s=0.0)
     site.step()
     assert site.failure(1).reason is FailureReason.DEADLINE_EXCEEDED
 
 
-def test_all_outputs_of_a_request_are_refused_with_their_leader() -> None:
+def test_all_outputs_of_a_request_are_rejected_with_their_leader() -> None:
     site = FixedCostSite()
     now = site.clock()
     leader = make_spec(1, prompt=[1] * 100, ttft_deadline_s=now + 0.05, arrival_s=now)

@@ -24,16 +24,16 @@ def forgive(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
         monkeypatch.setattr(StepFit, kind, property(lambda _: StepError(bias=-error)))
 
 
-@pytest.mark.parametrize(("error", "is_refused"), [(0.0, True), (0.5, False)])
+@pytest.mark.parametrize(("error", "is_rejected"), [(0.0, True), (0.5, False)])
 def test_on_arrival_the_predicted_wait_is_reduced_by_the_known_error(
-    error: float, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+    error: float, is_rejected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = FixedCostSite(num_seqs=1, order=SchedulingOrder.FCFS)
     forgive(monkeypatch, error)
     for key in range(1, 11):
         site.submit(key, 100, max_tokens=1)
     # Ten times 110 ms ahead of it, or as little as half of that.
-    assert (site.submit(20, 100, ttft_deadline_s=0.9) is None) is is_refused
+    assert (site.submit(20, 100, ttft_deadline_s=0.9) is None) is is_rejected
     assert site.submit(21, 100, ttft_deadline_s=0.4) is None
 
 
@@ -129,16 +129,16 @@ def crowd(site: FixedCostSite) -> None:
         site.submit(key, 100, max_tokens=1, tenant="others")
 
 
-@pytest.mark.parametrize(("patience_s", "is_refused"), [(0.15, True), (0.3, False)])
+@pytest.mark.parametrize(("patience_s", "is_rejected"), [(0.15, True), (0.3, False)])
 def test_on_arrival_the_prediction_includes_turns_of_other_tenants(
-    patience_s: float, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+    patience_s: float, is_rejected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = FixedCostSite(num_seqs=1)
     forgive(monkeypatch, 0.0)
     crowd(site)
     request = site.submit(9, 100, max_tokens=1, tenant="own", ttft_deadline_s=patience_s)
     site.step()
-    assert (request is None) is is_refused
+    assert (request is None) is is_rejected
     if request is None:
         end = site.ends[9]
         assert isinstance(end, Failed)
@@ -167,7 +167,7 @@ def test_the_estimate_in_a_rejection_includes_turns_of_other_tenants(
 # Prefixes.
 
 
-def test_a_prefix_that_somebody_may_compute_still_counts_when_asked_again(
+def test_a_prefix_that_another_request_may_compute_still_counts_when_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site = FixedCostSite(num_seqs=1)
@@ -188,7 +188,7 @@ def test_a_prefix_that_somebody_may_compute_still_counts_when_asked_again(
     assert site.ends[3].reason is FailureReason.TTFT_DEADLINE_EXCEEDED
 
 
-def test_a_request_whose_prefix_nobody_computes_is_dropped_when_it_must_be_late(
+def test_a_request_with_an_uncomputed_prefix_is_dropped_when_it_must_be_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site = FixedCostSite(num_seqs=1)
@@ -205,9 +205,9 @@ def test_a_request_whose_prefix_nobody_computes_is_dropped_when_it_must_be_late(
     assert end.at_s == pytest.approx(due_s - 0.44, abs=0.02)
 
 
-@pytest.mark.parametrize(("num_logprobs", "is_refused"), [(-1, False), (0, True)])
+@pytest.mark.parametrize(("num_logprobs", "is_rejected"), [(-1, False), (0, True)])
 def test_a_cached_prefix_is_taken_off_the_prompt(
-    num_logprobs: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+    num_logprobs: int, is_rejected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = FixedCostSite(num_seqs=1)
     forgive(monkeypatch, 0.0)
@@ -219,12 +219,12 @@ def test_a_cached_prefix_is_taken_off_the_prompt(
     sampling = SamplingParams(num_prompt_logprobs=num_logprobs)
     request = site.request(3, 402, hashed=True, ttft_deadline_s=0.4, sampling=sampling)
     matched = site.engine.cache.match(request)
-    assert len(matched) == (0 if is_refused else 20)
+    assert len(matched) == (0 if is_rejected else 20)
     rejection = site.engine.predictor.check_at_admission(request, matched, site.clock())
-    assert (rejection is not None) is is_refused
+    assert (rejection is not None) is is_rejected
     waiting = site.submit(3, 402, hashed=True, sampling=sampling)
     assert waiting is not None
-    assert waiting.num_uncached_tokens == (402 if is_refused else 2)
+    assert waiting.num_uncached_tokens == (402 if is_rejected else 2)
 
 
 @pytest.mark.parametrize("is_hashed", [False, True])

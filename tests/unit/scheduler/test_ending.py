@@ -104,7 +104,7 @@ def test_the_first_token_meets_the_ttft_deadline_for_good() -> None:
         (make_spec(1, ttft_deadline_s=-1.0), FailureReason.TTFT_DEADLINE_EXCEEDED),
     ],
 )
-def test_refusals_at_the_door(spec: object, expected: FailureReason) -> None:
+def test_rejections_at_admission(spec: object, expected: FailureReason) -> None:
     engine, executor = make_engine(num_blocks=12)
     engine.submit((spec,))  # type: ignore[arg-type]
     assert reason(engine, 1) is expected
@@ -129,11 +129,11 @@ def test_the_queue_is_bounded_by_requests_and_by_tokens() -> None:
     pair = tuple(make_spec(k, [1], request_id="pair", leader_key=k - 5) for k in (5, 6))
     engine.submit(pair)
     told = run_until_idle(engine)
-    refused = {k for k, end in ends(told).items() if end.reason is FailureReason.QUEUE_FULL}
-    assert refused == {2, 5, 6}
+    rejected = {k for k, end in ends(told).items() if end.reason is FailureReason.QUEUE_FULL}
+    assert rejected == {2, 5, 6}
 
 
-def test_an_id_in_flight_is_refused_and_the_first_is_unharmed() -> None:
+def test_an_id_in_flight_is_rejected_and_the_first_is_unharmed() -> None:
     engine, _ = make_engine()
     engine.submit((make_spec(1, request_id="same"),))
     engine.submit((make_spec(2, request_id="same"),))
@@ -148,7 +148,7 @@ def test_an_id_in_flight_is_refused_and_the_first_is_unharmed() -> None:
     assert reason(engine, 3) is FinishReason.LENGTH
 
 
-def test_siblings_are_all_taken_or_all_refused() -> None:
+def test_siblings_are_all_taken_or_all_rejected() -> None:
     engine, _ = make_engine()
     twins = tuple(make_spec(1, [1, 2], request_id="twins") for _ in range(2))
     engine.submit(twins)
@@ -275,7 +275,7 @@ def test_what_earlier_steps_computed_is_kept_while_another_is_under_way() -> Non
     assert executor.released == [0]
 
 
-def test_an_executor_hears_of_a_release_though_nothing_follows() -> None:
+def test_an_executor_is_notified_of_a_release_though_nothing_follows() -> None:
     engine, executor = make_engine()
     engine.submit((make_spec(1, 3, max_tokens=9),))
     engine.step()
@@ -322,7 +322,7 @@ def test_executor_death_comes_through_and_close_closes() -> None:
     assert executor.is_closed
 
 
-def test_an_idle_engine_tells_nothing() -> None:
+def test_an_idle_engine_reports_nothing() -> None:
     engine, executor = make_engine()
     assert not engine.has_work
     assert engine.step().is_empty

@@ -59,7 +59,7 @@ def test_output_weighs_more_than_prompt_and_a_cached_prefix_nothing() -> None:
     assert service("b") - service("a") == pytest.approx(1 + 2), "lifted to a, then 8 of 9 cached"
 
 
-def test_nobody_saves_up_service_while_away() -> None:
+def test_no_tenant_saves_up_service_while_away() -> None:
     engine, _ = one_slot()
     submit_all(engine, "busy", range(1, 9))
     for _ in range(20):
@@ -129,7 +129,7 @@ def test_small_requests_pass_a_huge_one_but_only_so_many() -> None:
     assert order == [3, 4, 5, 2, 6, 7, 8, 9, 10, 11]
 
 
-def test_nobody_passes_a_huge_one_after_its_time() -> None:
+def test_no_request_passes_a_huge_one_after_its_time() -> None:
     clock = FakeClock()
     engine, _ = make_engine(
         clock=clock,

@@ -206,7 +206,7 @@ def test_expected_prefill_and_decode_share_the_machine() -> None:
     assert outlook.total_s == pytest.approx(outlook.queue_s + outlook.prefill_s + outlook.decode_s)
 
 
-def test_hopeless_when_not_even_the_machine_alone_would_do() -> None:
+def test_predicted_late_when_not_even_the_machine_alone_suffices() -> None:
     want = Demand(num_prefill_tokens=50, min_output_tokens=11)
     decode_s = 10 * (1.0 + 0.1 + 0.05)
 
@@ -218,7 +218,7 @@ def test_hopeless_when_not_even_the_machine_alone_would_do() -> None:
     ) == pytest.approx(48.45)
 
 
-def test_hopeless_is_what_the_door_would_refuse() -> None:
+def test_predicted_late_is_what_admission_would_reject() -> None:
     want = Demand(num_prefill_tokens=250, min_output_tokens=3)
     deadlines = {"ttft_deadline_s": 20.0, "deadline_s": 21.0}
     moment_s = latest_admission_s(MACHINE, want, **deadlines)

@@ -53,7 +53,7 @@ def test_the_context_of_the_chunk_counts() -> None:
     assert step.predicted_step_s == pytest.approx(0.0488)
 
 
-def test_nobody_decodes_so_nobody_waits() -> None:
+def test_no_request_decodes_so_no_request_waits() -> None:
     paced = pacer()
     budget(paced, 100)
 
@@ -61,7 +61,7 @@ def test_nobody_decodes_so_nobody_waits() -> None:
     assert budget(paced, 100).num_prefill_tokens == 288
 
 
-def test_prefill_never_stalls_and_the_excess_is_told() -> None:
+def test_prefill_never_stalls_and_the_excess_is_reported() -> None:
     step = budget(pacer(min_prefill_tokens=32), 800)
 
     assert step.num_prefill_tokens == 32
@@ -355,14 +355,14 @@ def test_without_trust_the_batch_goes_back_to_its_maximum() -> None:
     assert limits[-1] == 1024
 
 
-def test_an_idle_machine_says_nothing_about_the_batch() -> None:
+def test_an_idle_machine_predicts_nothing_about_the_batch() -> None:
     limits = settle(BatchLimit(TARGET_S, max_num_seqs=64), 100, num_decodes=0)
 
     assert limits == [64] * 100
 
 
 @pytest.mark.parametrize("target_s", [0.0, -1.0, float("nan"), float("inf")])
-def test_refuses_a_target_that_is_none(target_s: float) -> None:
+def test_rejects_a_target_that_is_none(target_s: float) -> None:
     with pytest.raises(ValueError, match="target_itl_s"):
         pacer(target_s)
     with pytest.raises(ValueError, match="target_itl_s"):

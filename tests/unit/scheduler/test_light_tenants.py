@@ -63,7 +63,7 @@ def test_a_flood_gives_a_slot_to_a_light_tenant_and_loses_nothing_but_time(depth
     )
 
 
-def test_blocks_come_from_the_one_who_loses_least_of_those_that_free_enough() -> None:
+def test_blocks_come_from_the_request_that_loses_least_and_frees_enough() -> None:
     engine, _ = build(num_blocks=20, max_num_batched_tokens=64)
     submit(engine, "flood", [1], prompt=24, max_tokens=8)
     submit(engine, "flood", [2], prompt=12, max_tokens=8)
@@ -75,7 +75,7 @@ def test_blocks_come_from_the_one_who_loses_least_of_those_that_free_enough() ->
     assert changed([told], Admitted) == [11]
 
 
-def test_nobody_is_thrown_out_when_it_would_not_suffice() -> None:
+def test_no_request_is_preempted_when_it_would_not_suffice() -> None:
     engine, _ = build(num_blocks=20, max_num_batched_tokens=64)
     submit(engine, "flood", [1, 2], prompt=28, max_tokens=8)
     submit(engine, "flood", [3], prompt=12, max_tokens=8, priority=1)
@@ -91,7 +91,7 @@ def test_nobody_is_thrown_out_when_it_would_not_suffice() -> None:
     "options",
     [{"yield_ratio": NO_TIME}, {"admission_policy": AdmissionPolicy.GUARANTEED_NO_EVICT}],
 )
-def test_who_is_in_stays_in_where_that_is_asked_for(options: dict[str, Any]) -> None:
+def test_a_running_request_keeps_its_slot_where_that_is_asked_for(options: dict[str, Any]) -> None:
     engine, _ = flooded(**options)
     submit(engine, "quiet", [11], prompt=3, max_tokens=2)
     told = run_until_idle(engine)
@@ -216,7 +216,7 @@ def test_a_tenant_of_few_large_requests_gets_its_second_one() -> None:
 
 
 @pytest.mark.parametrize(("crowd", "is_light"), [(("a",), True), (("a", "b"), False)])
-def test_where_nobody_holds_most_of_all_a_light_tenant_holds_less(
+def test_where_no_tenant_holds_most_a_tenant_under_its_share_holds_less(
     crowd: tuple[str, ...], is_light: bool
 ) -> None:
     engine, _ = build(max_num_seqs=32, max_num_batched_tokens=256)

@@ -36,7 +36,7 @@ def positions(engine: Engine) -> dict[int, int | None]:
     }
 
 
-def test_who_runs_and_who_waits() -> None:
+def test_running_and_waiting_requests() -> None:
     engine = busy()
     spec = replace(make_spec(2, 6, tenant="b", deadline_s=50.0), trace_id=bytes(16))
     engine.submit((spec,))
@@ -97,7 +97,7 @@ def test_positions_are_those_in_which_they_are_let_in(order: SchedulingOrder) ->
     assert changed(run_until_idle(engine), Admitted) == sorted(told, key=lambda key: told[key] or 0)
 
 
-def test_who_is_not_next_for_a_reason_of_its_own_has_no_position() -> None:
+def test_a_request_with_its_own_reason_to_wait_has_no_position() -> None:
     engine = busy(max_num_running_per_tenant=1)
     engine.submit((make_spec(2, 5, tenant="a"),))
     leader = make_spec(3, 8, tenant="b")
@@ -105,7 +105,9 @@ def test_who_is_not_next_for_a_reason_of_its_own_has_no_position() -> None:
     assert positions(engine) == {2: None, 3: 0, 4: None}
 
 
-def test_behind_the_first_thousand_nobody_has_a_position(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_behind_the_first_thousand_no_request_has_a_position(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(live_view, "MAX_POSITIONS", 2)
     engine = busy()
     for key in (2, 3, 4, 5):
@@ -113,6 +115,6 @@ def test_behind_the_first_thousand_nobody_has_a_position(monkeypatch: pytest.Mon
     assert positions(engine) == {2: 0, 3: 1, 4: None, 5: None}
 
 
-def test_an_idle_engine_shows_nobody() -> None:
+def test_an_idle_engine_shows_no_request() -> None:
     engine, _ = make_engine()
     assert engine.look() == ()

@@ -48,7 +48,7 @@ def test_expected_lengths_equal_real_ones_on_average(mean: int, limits: tuple[in
     assert lengths.mean_tokens == pytest.approx(mean, rel=0.15)
 
 
-def test_where_nobody_ends_by_itself_every_limit_is_reached() -> None:
+def test_where_no_request_ends_by_itself_every_limit_is_reached() -> None:
     lengths = OutputLengths(10.0, memory=64)
     for _ in range(1000):
         lengths.observe(400, is_cut=True)

@@ -32,55 +32,55 @@ def engine_with(
     return engine, clock
 
 
-def refusal(engine: Engine, spec: RequestSpec) -> Failed | None:
+def rejection(engine: Engine, spec: RequestSpec) -> Failed | None:
     """Run a request to its end; return its failure, None if it succeeded."""
     engine.submit((spec,))
     ends = [end for events in run_until_idle(engine) for end in events.ends]
-    refused = [end for end in ends if isinstance(end, Failed)]
-    return refused[0] if refused else None
+    rejected = [end for end in ends if isinstance(end, Failed)]
+    return rejected[0] if rejected else None
 
 
 @pytest.mark.parametrize("name", FIELDS)
 @pytest.mark.parametrize("limit", [0, -1, MAX_QUOTA + 1, 1.5, True, "6"])
-def test_a_limit_that_is_none_is_refused_by_name(name: str, limit: object) -> None:
+def test_a_limit_that_is_none_is_rejected_by_name(name: str, limit: object) -> None:
     given: dict[str, object] = {name: limit}
     with pytest.raises(ValueError, match=name):
-        TenantQuota(**given)  # type: ignore[arg-type]  # what is refused is the point
+        TenantQuota(**given)  # type: ignore[arg-type]  # what is rejected is the point
 
 
 @pytest.mark.parametrize("order", list(SchedulingOrder))
 def test_prompts_and_outputs_are_paid_for_in_any_order(order: SchedulingOrder) -> None:
     engine, clock = engine_with(TenantQuota(max_tokens_per_minute=60), order)
-    assert refusal(engine, make_spec(1, 20, max_tokens=30)) is None
+    assert rejection(engine, make_spec(1, 20, max_tokens=30)) is None
     # 50 of 60 are used: 10 fit, 11 do not, and a second brings one.
-    refused = refusal(engine, make_spec(2, 11, max_tokens=1))
-    assert refused is not None
-    assert refused.reason is FailureReason.TENANT_OVER_QUOTA
-    assert refused.breach == QuotaBreach(
-        kind=QuotaKind.TOKENS_PER_MINUTE, limit=60, retry_after_s=refused.retry_after_s
+    rejected = rejection(engine, make_spec(2, 11, max_tokens=1))
+    assert rejected is not None
+    assert rejected.reason is FailureReason.TENANT_OVER_QUOTA
+    assert rejected.breach == QuotaBreach(
+        kind=QuotaKind.TOKENS_PER_MINUTE, limit=60, retry_after_s=rejected.retry_after_s
     )
-    assert refused.retry_after_s == pytest.approx(1.0)
+    assert rejected.retry_after_s == pytest.approx(1.0)
     clock.now_s += 1.0
-    assert refusal(engine, make_spec(3, 11, max_tokens=1)) is None
+    assert rejection(engine, make_spec(3, 11, max_tokens=1)) is None
 
 
 def test_output_may_make_a_debt_and_it_is_paid_first() -> None:
     engine, clock = engine_with(TenantQuota(max_tokens_per_minute=10))
-    assert refusal(engine, make_spec(1, 5, max_tokens=25)) is None
-    refused = refusal(engine, make_spec(2, 1, max_tokens=1))
-    assert refused is not None
-    assert refused.retry_after_s == pytest.approx(21 * 6.0), "20 of debt, and one to spend"
+    assert rejection(engine, make_spec(1, 5, max_tokens=25)) is None
+    rejected = rejection(engine, make_spec(2, 1, max_tokens=1))
+    assert rejected is not None
+    assert rejected.retry_after_s == pytest.approx(21 * 6.0), "20 of debt, and one to spend"
     clock.now_s += 21 * 6.0
-    assert refusal(engine, make_spec(3, 1, max_tokens=1)) is None
+    assert rejection(engine, make_spec(3, 1, max_tokens=1)) is None
 
 
 def test_a_prompt_of_more_than_a_minute_waits_for_a_whole_one() -> None:
     engine, clock = engine_with(TenantQuota(max_tokens_per_minute=10))
-    assert refusal(engine, make_spec(1, 30, max_tokens=1)) is None
+    assert rejection(engine, make_spec(1, 30, max_tokens=1)) is None
     clock.now_s += 60.0
-    assert refusal(engine, make_spec(2, 30, max_tokens=1)) is not None
+    assert rejection(engine, make_spec(2, 30, max_tokens=1)) is not None
     clock.now_s += 2 * 60.0 + 6.0
-    assert refusal(engine, make_spec(3, 30, max_tokens=1)) is None
+    assert rejection(engine, make_spec(3, 30, max_tokens=1)) is None
 
 
 def test_a_replay_is_let_in_and_costs_nothing_again() -> None:
@@ -117,10 +117,10 @@ def test_each_output_of_a_request_counts() -> None:
     assert num_live_of(engine.quotas, "") == 2
     run_until_idle(engine)
     assert num_live_of(engine.quotas, "") == 0
-    refused = refusal(engine, make_spec(4, 4))
-    assert refused is not None, "two outputs were the requests of this minute"
+    rejected = rejection(engine, make_spec(4, 4))
+    assert rejected is not None, "two outputs were the requests of this minute"
     clock.now_s += 30.0
-    assert refusal(engine, make_spec(5, 4)) is None
+    assert rejection(engine, make_spec(5, 4)) is None
 
 
 def test_two_outputs_do_not_fit_where_one_more_may_live() -> None:
@@ -139,12 +139,12 @@ def test_two_outputs_do_not_fit_where_one_more_may_live() -> None:
     ]
 
 
-def test_who_is_refused_for_another_reason_pays_nothing() -> None:
+def test_a_request_rejected_for_another_reason_pays_nothing() -> None:
     engine, _ = engine_with(TenantQuota(max_requests_per_minute=1))
-    too_long = refusal(engine, make_spec(1, 60, max_tokens=60))
+    too_long = rejection(engine, make_spec(1, 60, max_tokens=60))
     assert too_long is not None
     assert too_long.reason is FailureReason.PROMPT_TOO_LONG
-    assert refusal(engine, make_spec(2, 3)) is None
+    assert rejection(engine, make_spec(2, 3)) is None
 
 
 def outputs_of(tenant: str, keys: range, num_prompt: int) -> tuple[RequestSpec, ...]:
@@ -202,10 +202,10 @@ def test_a_request_that_its_caller_ends_in_the_queue_is_paid_for(is_cancelled: b
         clock.now_s += 5.0
     engine.step()
     assert not engine.requests
-    assert refusal(engine, make_spec(2, 3)) is not None
+    assert rejection(engine, make_spec(2, 3)) is not None
 
 
-def test_of_two_limits_the_longer_wait_is_told() -> None:
+def test_of_two_limits_the_longer_wait_is_reported() -> None:
     quota = TenantQuota(max_requests_per_minute=2, max_tokens_per_minute=60)
     accounts = QuotaAccounts({}, quota)
     for key in (1, 2):
@@ -229,7 +229,7 @@ def test_a_smaller_limit_is_no_debt_and_a_lifted_one_frees_at_once() -> None:
     assert accounts.breach_of("a", 10**6, 1, 0.0) is None
 
 
-def test_accounts_that_say_nothing_are_forgotten() -> None:
+def test_empty_accounts_are_forgotten() -> None:
     accounts = QuotaAccounts({}, TenantQuota(max_requests_per_minute=1))
     for key in range(1, 1001):
         now = 100.0 * key
@@ -238,7 +238,7 @@ def test_accounts_that_say_nothing_are_forgotten() -> None:
     assert len(accounts) <= 3
 
 
-def test_weights_change_for_those_who_wait_already() -> None:
+def test_weights_change_for_requests_that_wait_already() -> None:
     engine, _ = engine_with(NO_QUOTA)
     for key in range(1, 40):
         engine.submit((make_spec(key, 4, tenant="ab"[key % 2]),))

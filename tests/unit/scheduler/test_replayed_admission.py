@@ -23,7 +23,7 @@ def engine(clock: FakeClock, **settings: Any) -> Engine:
     return make_engine(clock=clock, max_num_seqs=1, max_num_batched_tokens=2048, **settings)[0]
 
 
-def refusals(one: Engine) -> dict[int, FailureReason]:
+def rejections(one: Engine) -> dict[int, FailureReason]:
     return {end.key: end.reason for end in one.step().ends if isinstance(end, Failed)}
 
 
@@ -42,7 +42,7 @@ def test_bounds_of_the_queue_do_not_hold_for_replays(
     for key in range(1, 5):
         one.submit((spec(key),))
     one.submit((spec(9, num_replays=1),))
-    told = refusals(one)
+    told = rejections(one)
     assert set(told.values()) == {reason}
     assert 9 not in told
 
@@ -52,20 +52,20 @@ def test_a_deadline_that_has_passed_ends_a_replay() -> None:
     clock.now_s = 10.0
     one = engine(clock)
     one.submit((spec(1, num_replays=3, deadline_s=9.0),))
-    assert refusals(one) == {1: FailureReason.DEADLINE_EXCEEDED}
+    assert rejections(one) == {1: FailureReason.DEADLINE_EXCEEDED}
 
 
-def test_an_id_in_use_and_a_size_that_never_fits_are_refused_for_replays() -> None:
+def test_an_id_in_use_and_a_size_that_never_fits_are_rejected_for_replays() -> None:
     one = engine(FakeClock())
     one.submit((spec(1),))
     one.submit((spec(2, num_replays=1, request_id="request-1"),))
     one.submit((spec(3, num_replays=1, max_tokens=1000),))
-    assert refusals(one) == {
+    assert rejections(one) == {
         2: FailureReason.REQUEST_ID_IN_USE,
         3: FailureReason.PROMPT_TOO_LONG,
     }
 
 
-def test_a_negative_number_of_replays_is_refused() -> None:
+def test_a_negative_number_of_replays_is_rejected() -> None:
     with pytest.raises(ValueError, match="num_replays"):
         spec(1, num_replays=-1)

@@ -20,7 +20,7 @@ from support.core import make_spec
         ({"stop_ids": tuple(range(MAX_STOP_IDS + 1))}, "stop_ids"),
     ],
 )
-def test_a_spec_refuses_what_would_hurt_the_batch(kwargs: dict[str, object], field: str) -> None:
+def test_a_spec_rejects_what_would_hurt_the_batch(kwargs: dict[str, object], field: str) -> None:
     with pytest.raises(ValueError, match=field):
         make_spec(**({"key": 1} | kwargs))  # type: ignore[arg-type]
 

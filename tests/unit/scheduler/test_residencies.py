@@ -59,7 +59,7 @@ def test_a_prompt_that_is_not_answered_is_one_chunk() -> None:
     engine.close()
 
 
-def test_who_is_asked_again_took_a_step_more() -> None:
+def test_a_request_that_is_asked_again_took_a_step_more() -> None:
     stays = Residencies(1)
     stays.begin(0)
     stays.note_step(1, ())

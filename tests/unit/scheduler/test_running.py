@@ -26,7 +26,7 @@ def test_the_lowest_free_slot_is_taken_and_columns_stay_short() -> None:
     assert len(running) == 2
 
 
-def test_prefills_go_on_in_order_of_seniority_not_of_slot() -> None:
+def test_prefills_continue_in_order_of_seniority_not_of_slot() -> None:
     # A chunk that was granted must not lose its blocks to a later one of the same step.
     running = make_running()
     junior, urgent, senior = (

@@ -207,7 +207,7 @@ def test_nothing_is_launched_beyond_the_last_token() -> None:
     assert len(executor.batches) == 3
 
 
-def test_a_replayed_request_goes_on_where_it_was() -> None:
+def test_a_replayed_request_continues_where_it_was() -> None:
     engine, executor = make_engine(token=lambda _slot, position: position)
     engine.submit((make_spec(1, [50, 51, 2, 3], num_replayed=2, max_tokens=4),))
     told = run_until_idle(engine)
@@ -216,7 +216,7 @@ def test_a_replayed_request_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_preempted_request_recomputes_and_goes_on(depth: int) -> None:
+def test_a_preempted_request_recomputes_and_continues(depth: int) -> None:
     engine, executor = make_engine(
         token=lambda _slot, position: position,
         num_blocks=4,
@@ -261,7 +261,7 @@ def test_a_reservation_to_the_end_never_preempts() -> None:
     assert len(ends(told)) == 6
 
 
-def test_admission_leaves_a_watermark_unless_nobody_runs() -> None:
+def test_admission_leaves_a_watermark_unless_the_engine_is_idle() -> None:
     engine, executor = make_engine(
         num_blocks=16, max_num_seqs=4, max_num_batched_tokens=64, watermark=0.25
     )

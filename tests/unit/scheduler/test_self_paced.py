@@ -121,7 +121,7 @@ def test_what_has_arrived_makes_room_in_the_same_step() -> None:
     engine.close()
 
 
-def test_the_last_release_is_told_and_leaves_no_work(pair: Pair) -> None:
+def test_the_last_release_is_passed_on_and_leaves_no_work(pair: Pair) -> None:
     engine, executor = pair
     engine.submit((make_spec(1, 4, max_tokens=1),))
     engine.step()
@@ -167,7 +167,7 @@ def test_siblings_wait_for_the_leaders_first_token(pair: Pair) -> None:
     assert executor.admitted == [1, 2]
 
 
-def test_the_executor_tells_what_it_found_in_its_cache(pair: Pair) -> None:
+def test_the_executor_reports_what_it_found_in_its_cache(pair: Pair) -> None:
     engine, executor = pair
     engine.submit((make_spec(1, 6),))
     engine.step()
@@ -216,11 +216,11 @@ def test_the_schedulers_own_finding_wins_over_the_executors_word(pair: Pair) -> 
     ("flags", "reason"),
     [
         ({}, FailureReason.EXECUTOR_REQUEST_FAILED),
-        ({"is_refusal": True}, FailureReason.EXECUTOR_REJECTED),
-        ({"is_refusal": True, "is_of_constraint": True}, FailureReason.CONSTRAINT_REJECTED),
+        ({"is_rejected": True}, FailureReason.EXECUTOR_REJECTED),
+        ({"is_rejected": True, "is_of_constraint": True}, FailureReason.CONSTRAINT_REJECTED),
     ],
 )
-def test_a_failure_says_whose_fault_it_is(
+def test_a_failure_states_its_cause(
     pair: Pair, flags: dict[str, bool], reason: FailureReason
 ) -> None:
     engine, executor = pair
@@ -309,7 +309,7 @@ def test_a_request_is_let_in_by_its_whole_size_whatever_can_be_reused() -> None:
     engine.close()
 
 
-def test_pages_before_a_step_are_told_too(pair: Pair) -> None:
+def test_pages_before_a_step_are_reported_too(pair: Pair) -> None:
     engine, executor = pair
     engine.submit((make_spec(1, 9),))
     engine.step()
@@ -340,7 +340,7 @@ def test_preemption_takes_a_request_out_and_brings_it_back_with_its_output() -> 
     engine.close()
 
 
-def test_pages_in_use_are_told_with_every_step(pair: Pair) -> None:
+def test_pages_in_use_are_reported_with_every_step(pair: Pair) -> None:
     engine, executor = pair
     engine.submit((make_spec(1, 9, max_tokens=1),))
     engine.step()

@@ -169,7 +169,7 @@ def test_a_session_keeps_so_many_tokens_of_its_head() -> None:
     assert len(blocks_of(engine.cache.pool.sessions, ("", "a", SALT))) == 2
 
 
-def test_tenants_and_salts_have_sessions_of_their_own() -> None:
+def test_tenants_and_salts_have_their_own_sessions() -> None:
     specs = (
         turn(1),
         replace(turn(2), tenant="x"),

@@ -213,7 +213,7 @@ def test_follows_a_price_that_drifts() -> None:
     assert fit.prefill_token_s == pytest.approx(3e-4, rel=0.1)
 
 
-def test_coefficients_stay_above_zero_when_noise_says_otherwise() -> None:
+def test_coefficients_stay_above_zero_under_noise() -> None:
     truth = CostModel(step_s=0.01, prefill_token_s=1e-4, decode_slot_s=0.0, context_token_s=0.0)
     fit = StepFit()
 
@@ -313,13 +313,13 @@ def test_an_empty_step_is_the_price_of_a_step() -> None:
 
 
 @pytest.mark.parametrize("measured_s", [-1.0, math.nan, math.inf])
-def test_refuses_a_time_that_is_none(measured_s: float) -> None:
+def test_rejects_a_time_that_is_none(measured_s: float) -> None:
     with pytest.raises(ValueError, match="measured_s must be finite"):
         feed(StepFit(), (0, 1, 1), measured_s)
 
 
 @pytest.mark.parametrize("step", [(-1, 1, 1), (1, -1, 1), (1, 1, -1)])
-def test_refuses_counts_below_zero(step: Features) -> None:
+def test_rejects_counts_below_zero(step: Features) -> None:
     with pytest.raises(ValueError, match="must not be negative"):
         feed(StepFit(), step, 0.01)
 

@@ -58,7 +58,7 @@ def noted(**settings: Any) -> tuple[Engine, list[StepNote], NullExecutor]:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_every_step_with_rows_is_told_once_and_in_order(depth: int) -> None:
+def test_every_step_with_rows_is_reported_once_and_in_order(depth: int) -> None:
     engine, notes, executor = noted(pipeline_depth=depth)
     for key in (1, 2, 3):
         engine.submit((make_spec(key, 10, max_tokens=4),))
@@ -120,7 +120,7 @@ def test_what_an_executor_computes_at_its_launch_is_its_own_time() -> None:
     assert note.collected_s - note.launched_s > 100.0
 
 
-def test_a_listener_is_told_in_the_order_of_what_happens() -> None:
+def test_a_listener_is_notified_in_order() -> None:
     listener = Notes()
     engine, executor = make_engine(listener=listener)
     specs = (make_spec(1, 3, max_tokens=1),)

@@ -81,7 +81,7 @@ def test_of_several_a_tenant_keeps_one() -> None:
 
 
 @pytest.mark.parametrize(("num_done", "found"), [(MAX_TRIES - 1, [99]), (MAX_TRIES, [])])
-def test_those_who_may_not_give_way_count_among_those_looked_at(
+def test_requests_that_cannot_be_preempted_count_among_those_examined(
     num_done: int, found: list[int]
 ) -> None:
     assert victims._MAX_TRIES == MAX_TRIES
@@ -107,7 +107,9 @@ def test_a_step_looks_at_few_however_many_run(monkeypatch: pytest.MonkeyPatch) -
     assert len(looked_at) == MAX_TRIES
 
 
-def test_who_was_looked_at_in_vain_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_was_examined_in_vain_is_not_examined_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine, _ = build()
     # No one frees enough, so those that free most come first, round for round.
     run(

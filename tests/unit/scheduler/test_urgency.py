@@ -72,7 +72,7 @@ def test_others_have_their_share_in_one_step_of_the_stride() -> None:
     assert all(any(had_some[at : at + 3]) for at in range(len(had_some) - 2))
 
 
-def test_who_would_be_late_behind_those_due_earlier_is_not_let_in() -> None:
+def test_a_request_predicted_late_behind_earlier_deadlines_is_not_admitted() -> None:
     site = site_of()
     for key in (1, 2):
         site.submit(key, LONG, max_tokens=1, ttft_deadline_s=0.9)

@@ -83,7 +83,7 @@ def rounded(wait: Wait) -> Wait:
     return wait._replace(**{name: round(getattr(wait, name), 6) for name in names})
 
 
-def test_a_queued_request_is_told_why_the_queue_waits() -> None:
+def test_a_queued_request_has_the_reason_why_the_queue_waits() -> None:
     site = Site(max_num_seqs=1)
     site.submit(1, max_tokens=9)
     site.submit(2)
@@ -99,7 +99,7 @@ def test_a_queued_request_is_told_why_the_queue_waits() -> None:
     ]
 
 
-def test_who_is_let_in_at_once_waits_for_the_next_step_alone() -> None:
+def test_a_request_admitted_at_once_waits_only_for_the_next_step() -> None:
     site = Site()
     site.submit(1)
     site.clock.now_s += 0.25
@@ -178,7 +178,7 @@ def test_a_higher_class_is_no_matter_of_fairness() -> None:
 
 
 @pytest.mark.parametrize("order", SchedulingOrder)
-def test_those_who_came_later_and_went_before_are_counted(order: SchedulingOrder) -> None:
+def test_requests_that_came_later_and_went_before_are_counted(order: SchedulingOrder) -> None:
     site = Site(max_num_seqs=1, order=order)
     site.submit(1)
     site.submit(2)
@@ -233,7 +233,7 @@ def pass_deadline(site: Site) -> None:
         ({"time_limit_s": 104.0}, pass_deadline, 6.0),
     ],
 )
-def test_whoever_leaves_the_queue_is_told_why_it_waited(
+def test_a_request_that_leaves_the_queue_reports_why_it_waited(
     options: dict[str, Any], end: Callable[[Site], None], waited_s: float
 ) -> None:
     site = Site(max_num_seqs=1)
@@ -248,7 +248,7 @@ def test_whoever_leaves_the_queue_is_told_why_it_waited(
     assert rounded(told.wait or Wait()) == Wait(slots_s=waited_s)
 
 
-def test_whoever_ends_in_the_batch_tells_of_the_stay_alone() -> None:
+def test_a_request_that_ends_in_the_batch_reports_only_its_residency() -> None:
     site = Site()
     site.submit(1, max_tokens=2)
     site.run()
@@ -258,7 +258,7 @@ def test_whoever_ends_in_the_batch_tells_of_the_stay_alone() -> None:
     assert end.stay is not None
 
 
-def test_the_refused_did_not_wait() -> None:
+def test_the_rejected_did_not_wait() -> None:
     site = Site(max_num_waiting=1, max_num_seqs=1)
     site.submit(1, 3, max_tokens=60 * BLOCK_SIZE)
     site.submit(2)

@@ -54,7 +54,7 @@ def test_a_follower_that_ends_while_it_waits_for_its_leader_stays_away() -> None
     assert drain(queue) == [3]
 
 
-def test_a_request_is_due_at_its_time_and_told_once() -> None:
+def test_a_request_is_due_at_its_time_and_returned_once() -> None:
     queue = make_queue()
     soon, later, never = (waiting(make_spec(key), key) for key in (1, 2, 3))
     soon.recheck_s, later.recheck_s = 5.0, 7.0
@@ -95,7 +95,7 @@ def test_requests_due_at_one_time_come_in_order_of_arrival(is_asked: bool) -> No
     assert queue.due(5.0) == [first, second, third]
 
 
-def test_who_left_is_not_due() -> None:
+def test_a_request_that_left_is_not_due() -> None:
     queue = make_queue()
     request = waiting(make_spec(1), 0)
     request.recheck_s = 5.0

@@ -36,7 +36,7 @@ def test_in_arrival_order_all_of_the_class_and_above_go_first() -> None:
     assert ahead.num_blocks == 5
 
 
-def test_of_ones_own_those_go_first_who_are_due_earlier() -> None:
+def test_within_a_tenant_the_earliest_deadline_goes_first() -> None:
     sums = make_sums()
     sums.add(waiting(1, 10, tenant="a"), 2.0)
     sums.add(waiting(2, 20, tenant="a"), 9.0)
@@ -66,7 +66,7 @@ def test_other_tenants_get_their_share_of_the_time_that_ones_own_takes() -> None
     assert ahead.num_requests == 2
 
 
-def test_who_weighs_more_waits_for_less_of_the_others() -> None:
+def test_a_greater_weight_waits_for_less_of_the_others() -> None:
     sums = make_sums()
     sums.add(waiting(1, 600, tenant="b"), NO_TIME)
 
@@ -96,7 +96,7 @@ def test_others_are_served_no_more_than_they_have_waiting() -> None:
     ),
     st.sampled_from(list(SchedulingOrder)),
 )
-def test_sums_follow_whoever_comes_and_goes(
+def test_sums_follow_arrivals_and_departures(
     plays: list[tuple[str, int, int, float, bool]], order: SchedulingOrder
 ) -> None:
     sums = make_sums(order)

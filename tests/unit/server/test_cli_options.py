@@ -156,7 +156,7 @@ def test_another_value_of_the_tls_variable_is_no_plain_text(
     assert str(raised.value) == f"PENSTOCK_TLS must be one of on, off, not {text!r}"
 
 
-def test_a_refused_deadline_says_what_it_takes_and_when_to_come_back() -> None:
+def test_a_rejected_deadline_has_an_estimate_and_a_retry_time() -> None:
     error = error_of(
         Failure(
             code=grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -173,7 +173,7 @@ def test_a_refused_deadline_says_what_it_takes_and_when_to_come_back() -> None:
     )
 
 
-def test_what_is_not_known_is_not_said() -> None:
+def test_what_is_not_known_is_not_printed() -> None:
     error = error_of(Failure(code=grpc.StatusCode.UNAVAILABLE, message="gone"))
     assert describe_error(error) == "UNAVAILABLE: gone"
 
@@ -211,7 +211,7 @@ def test_what_is_not_known_is_not_said() -> None:
         ("Tls handshake failed (TSI_PROTOCOL_FAILURE)", "only one side uses TLS"),
     ],
 )
-def test_where_no_service_answers_the_line_says_what_to_look_for(said: str, hint: str) -> None:
+def test_where_no_service_answers_the_line_states_what_to_look_for(said: str, hint: str) -> None:
     failure = Failure(code=grpc.StatusCode.UNAVAILABLE, message=said, address="127.0.0.1:7")
     assert describe_error(error_of(failure)).startswith(hint)
 

@@ -49,7 +49,7 @@ def test_an_exception_that_was_never_raised_is_not_attributed_to_the_executor() 
         (5000, 63, [("1024", "5000"), ("1008 tokens", "1024")]),
     ],
 )
-def test_limits_below_what_was_asked_for_are_told(
+def test_limits_below_what_was_asked_for_are_reported(
     asked: int | None,
     num_blocks: int,
     numbers: list[tuple[str, str]],

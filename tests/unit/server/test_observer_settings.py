@@ -50,7 +50,7 @@ def test_what_kubernetes_makes_up_for_services_of_these_names_is_no_setting() ->
 
 @pytest.mark.parametrize("value", ["-1", "65536", "on", "", "1.5", "²"])
 @pytest.mark.parametrize("option", ["operations-port", "metrics-port"])
-def test_what_is_no_port_is_told_by_its_option(option: str, value: str) -> None:
+def test_an_invalid_port_is_reported_by_its_option(option: str, value: str) -> None:
     with pytest.raises(BadSetting, match=f"{option} must be in 0..65535 or off, not"):
         observer_of(f"--{option}={value}")
 
@@ -123,7 +123,7 @@ def test_every_setting_of_traces() -> None:
         (("--flight-folder", "/proc/nowhere/at/all"), {}, "flight-folder: "),
     ],
 )
-def test_what_makes_no_sense_is_told_by_its_option(
+def test_invalid_values_are_reported_by_their_option(
     arguments: tuple[str, ...], environment: dict[str, str], why: str
 ) -> None:
     with pytest.raises(BadSetting, match=why):
@@ -131,7 +131,7 @@ def test_what_makes_no_sense_is_told_by_its_option(
 
 
 @pytest.mark.parametrize("arguments", [("--otlp-endpoint", "http://c"), ()])
-def test_a_bad_number_of_opentelemetry_is_told_at_once_if_there_are_traces(
+def test_a_bad_number_of_opentelemetry_is_reported_at_once_if_there_are_traces(
     arguments: tuple[str, ...],
 ) -> None:
     bad = {"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "many"}
@@ -171,7 +171,7 @@ def test_an_observer_is_launched_with_all_it_needs() -> None:
 BEHIND_A_PROXY = ("--tenant-metadata-key", "x-tenant")
 
 
-def test_tenants_that_metrics_tell_apart_are_named() -> None:
+def test_tenants_that_metrics_distinguish_are_named() -> None:
     assert observer_of().metrics_tenants == ()
     config = observer_of(*BEHIND_A_PROXY, "--metrics-tenants", "atlas, borealis")
     assert config.metrics_tenants == ("atlas", "borealis")
@@ -205,8 +205,6 @@ def test_tenants_that_metrics_tell_apart_are_named() -> None:
         ),
     ],
 )
-def test_tenants_of_metrics_that_make_no_sense_are_told(
-    arguments: tuple[str, ...], message: str
-) -> None:
+def test_invalid_tenants_of_metrics_are_reported(arguments: tuple[str, ...], message: str) -> None:
     with pytest.raises(BadSetting, match=message):
         observer_of(*arguments)

@@ -37,7 +37,7 @@ def test_limits_come_from_flags_and_variables() -> None:
 
 @pytest.mark.parametrize("field", ["engine_hang_s", "front_hang_s"])
 @pytest.mark.parametrize("limit_s", [-1.0, 0.5, float("nan"), float("inf")])
-def test_limits_that_make_no_sense_are_refused_by_name(field: str, limit_s: float) -> None:
+def test_limits_that_make_no_sense_are_rejected_by_name(field: str, limit_s: float) -> None:
     values: Any = {field: limit_s}
     with pytest.raises(ValueError, match=field):
         replace(config(), **values)
@@ -45,7 +45,7 @@ def test_limits_that_make_no_sense_are_refused_by_name(field: str, limit_s: floa
         build_config(merge_settings({"executor": "simulated", field: limit_s}, {}))
 
 
-def test_an_engine_is_told_whom_it_is_to_be_careful_with() -> None:
+def test_an_engine_receives_the_suspected_requests() -> None:
     launch = EngineLaunch(
         server=config(),
         socket_path=Path("/s"),
@@ -97,7 +97,7 @@ def test_the_gateway_is_set_by_flag_or_variable() -> None:
         check_launches(config)
 
 
-def test_an_unknown_gateway_is_refused_by_name() -> None:
+def test_an_unknown_gateway_is_rejected_by_name() -> None:
     with pytest.raises(BadSetting, match="PENSTOCK_GATEWAY must be one of none, smg"):
         configured(PENSTOCK_GATEWAY="vllm")
 
@@ -111,7 +111,7 @@ def test_without_its_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("installed")
-def test_what_the_gateway_cannot_show_is_told(
+def test_what_the_gateway_cannot_show_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     premises = Premises(tmp_path)
@@ -130,7 +130,7 @@ def test_what_the_gateway_cannot_show_is_told(
 
 
 @pytest.mark.usefixtures("installed")
-def test_fronts_that_the_gateway_would_never_reach_are_told(
+def test_fronts_that_the_gateway_would_never_reach_are_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):

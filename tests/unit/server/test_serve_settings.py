@@ -64,7 +64,7 @@ def test_a_record_is_for_its_owner_alone(tmp_path: Path) -> None:
     assert serve_config().record_path is None
 
 
-def test_what_sessions_may_keep_reaches_the_engine_and_who_shares_the_fronts() -> None:
+def test_session_limits_reach_the_engine_and_fronts_share_them() -> None:
     config = serve_config(
         *("--session-ttl-s", "20", "--session-retention-level", "77"),
         *("--max-session-share", "0.125", "--max-session-tokens", "640"),
@@ -185,7 +185,7 @@ def test_every_option_reaches_its_setting(tmp_path: Path) -> None:
         (["--max-num-seqs", "16", "--max-num-batched-tokens", "512"], 16, 512),
     ],
 )
-def test_a_gpu_has_slots_and_a_budget_of_its_own(
+def test_a_gpu_has_its_own_slots_and_budget(
     arguments: list[str], num_seqs: int, budget: int
 ) -> None:
     config = serve_config("--device", "cuda", "--kv-memory-fraction", "0.5", *arguments)
@@ -390,18 +390,18 @@ def test_a_bad_variable_is_named_with_what_it_must_be(name: str, value: str, wan
         (["--simulated-config", '{"pace": "immediate"}'], SimulatedPace.IMMEDIATE),
     ],
 )
-def test_simulated_steps_take_their_time_unless_told_otherwise(
+def test_simulated_steps_take_their_time_by_default(
     arguments: list[str], pace: SimulatedPace
 ) -> None:
     assert serve_config("--executor", "simulated", *arguments).executor.simulated.pace is pace
 
 
-def test_settings_of_another_executor_are_refused() -> None:
+def test_settings_of_another_executor_are_rejected() -> None:
     with pytest.raises(BadSetting, match="simulated-config has no effect with the torch executor"):
         serve_config("--simulated-config", "{}")
 
 
-def test_a_budget_below_one_token_per_slot_is_refused() -> None:
+def test_a_budget_below_one_token_per_slot_is_rejected() -> None:
     with pytest.raises(BadSetting, match=r"batched-tokens must .* --max-num-seqs \(40\), not 32"):
         serve_config("--max-num-batched-tokens", "32", "--max-num-seqs", "40")
     serve_config("--max-num-batched-tokens", "40", "--max-num-seqs", "40")

@@ -194,7 +194,7 @@ def test_a_broken_file_is_named(model: Path, tmp_path: Path, suffix: str, kind: 
         ("a.toml", "dtype = 'auto'\ndtype = 'auto'", "a.toml is not valid TOML: "),
     ],
 )
-def test_a_file_that_no_person_meant_is_refused(
+def test_a_file_that_no_person_meant_is_rejected(
     model: Path, tmp_path: Path, name: str, content: str, message: str
 ) -> None:
     path = tmp_path / name
@@ -203,7 +203,7 @@ def test_a_file_that_no_person_meant_is_refused(
         configured(model, "--trtllm-config", str(path))
 
 
-def test_a_model_nested_too_deep_is_refused_in_one_line(model: Path) -> None:
+def test_a_model_nested_too_deep_is_rejected_in_one_line(model: Path) -> None:
     (model / "config.json").write_text('{"a": ' + "[" * 99_999)
     with pytest.raises(BadSetting, match=r"cannot be read: config.json is nested too deep$"):
         configured(model)
@@ -232,7 +232,7 @@ REPLACED = {
 
 
 @pytest.mark.parametrize("flag", REPLACED)
-def test_a_flag_that_has_a_name_of_its_own_there_is_refused_with_it(model: Path, flag: str) -> None:
+def test_a_flag_that_has_its_own_name_there_is_rejected_with_it(model: Path, flag: str) -> None:
     value, key = REPLACED[flag]
     message = f"is set for the trtllm executor by {re.escape(key)} in --trtllm-config$"
 
@@ -260,12 +260,12 @@ MEANINGLESS = {
 
 
 @pytest.mark.parametrize(("flag", "value"), list(MEANINGLESS.items()))
-def test_a_flag_without_meaning_is_refused(model: Path, flag: str, value: str) -> None:
+def test_a_flag_without_meaning_is_rejected(model: Path, flag: str, value: str) -> None:
     with pytest.raises(BadSetting, match=f"^--{flag} has no effect with the trtllm executor: "):
         configured(model, f"--{flag}", value)
 
 
-def test_every_setting_of_executors_is_refused_or_has_a_meaning(model: Path) -> None:
+def test_every_setting_of_executors_is_rejected_or_has_a_meaning(model: Path) -> None:
     groups = ("executor", "batching", "cache")
     names = {option.flag for option in SETTINGS if option.setting.group in groups}
     has_meaning = {
@@ -280,7 +280,7 @@ def test_every_setting_of_executors_is_refused_or_has_a_meaning(model: Path) -> 
         configured(model, "--simulated-config", "{}")
 
 
-def test_the_section_means_nothing_to_other_executors() -> None:
+def test_the_section_has_no_effect_with_other_executors() -> None:
     with pytest.raises(BadSetting, match="trtllm-config has no effect with the simulated executor"):
         serve_config("--executor", "simulated", "--trtllm-config", "{}")
 
@@ -338,7 +338,7 @@ def test_an_engine_is_served_with_the_tokenizer_of_its_model(model: Path, tmp_pa
 
 
 @pytest.mark.parametrize("missing", ["tokenizer.json", "config.json"])
-def test_a_tokenizer_folder_without_its_files_is_refused_for_every_executor(
+def test_a_tokenizer_folder_without_its_files_is_rejected_for_every_executor(
     model: Path, missing: str
 ) -> None:
     (model / missing).unlink()

@@ -100,7 +100,7 @@ def test_a_wrong_key_is_named_with_its_file(file: Path, text: str, message: str)
         configured(file, text)
 
 
-def test_a_file_that_is_no_toml_is_refused(file: Path) -> None:
+def test_a_file_that_is_no_toml_is_rejected(file: Path) -> None:
     with pytest.raises(BadSetting, match=f"--config: {file} is not valid TOML"):
         configured(file, "[network")
     with pytest.raises(BadSetting, match=r"--config: nowhere\.toml cannot be read: No such file"):
@@ -200,7 +200,7 @@ def test_a_key_without_a_declaration_is_no_page() -> None:
         (Setting(at_least=1), None, ""),
     ],
 )
-def test_bounds_are_said_in_full(setting: Setting, value: object, fault: str) -> None:
+def test_bounds_are_stated_in_full(setting: Setting, value: object, fault: str) -> None:
     assert setting.fault(value) == fault
 
 

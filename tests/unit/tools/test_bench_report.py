@@ -73,7 +73,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_rate_is_a_run_with_prompts_of_its_own() -> None:
+def test_each_rate_is_a_run_with_its_own_prompts() -> None:
     made = plans("--rates", "1,2.5", "--arrivals", "constant", "--target-itl-ms", 50)
 
     assert [(one.arrivals, one.rate_per_s) for one in made] == [
@@ -149,7 +149,7 @@ def test_a_trace_lends_its_lengths_to_a_rate(trace: Path) -> None:
         (("localhost", "more", "--rates", 1), "more: options of serve require --own-service"),
     ],
 )
-def test_bad_usage_is_told_by_its_flag(
+def test_bad_usage_is_reported_by_its_flag(
     trace: Path, arguments: tuple[object, ...], message: str
 ) -> None:
     with pytest.raises((UsageError, BadSetting)) as told:
@@ -163,7 +163,7 @@ def test_a_model_that_hides_its_vocabulary_cannot_be_asked() -> None:
         plans("--rates", 1, vocab_size=None)
 
 
-def test_another_machine_is_refused_unless_it_is_meant() -> None:
+def test_another_machine_is_rejected_unless_it_is_meant() -> None:
     args = parsed("--rates", 1)
     with pytest.raises((UsageError, BadSetting), match="--allow-remote"):
         sender_of(args, "gpu.example.org:50051")

@@ -127,7 +127,7 @@ def test_a_life_with_a_part_missing_is_not_sound(left_out: int) -> None:
     assert run.complaint.startswith("states seen: ")
 
 
-def test_a_failure_is_told() -> None:
+def test_a_failure_is_reported() -> None:
     run = play(make_run(), whole_life()[:4])
 
     run.on_error(error(), 0.5)

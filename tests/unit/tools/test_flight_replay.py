@@ -85,7 +85,7 @@ def test_a_live_request_is_replayed_with_its_output_so_far(tmp_path: Path) -> No
     assert trace.requests[0].arrival_s == 0.0
 
 
-def test_load_that_was_turned_away_is_load(tmp_path: Path) -> None:
+def test_rejected_load_is_load(tmp_path: Path) -> None:
     flown = Flown(num_steps=256)
     flown.submit(1, 40, 10)
     flown.submit(2, 40, 20)
@@ -104,7 +104,7 @@ def test_load_that_was_turned_away_is_load(tmp_path: Path) -> None:
     assert trace.num_left_out == 2
 
 
-def test_what_cannot_be_replayed_says_why(tmp_path: Path) -> None:
+def test_what_cannot_be_replayed_states_why(tmp_path: Path) -> None:
     fd = create_memory(64, "t")
     FlightWriter(fd, make_facts(is_self_paced=True))
     path = dump(fd, tmp_path, "test")

@@ -88,7 +88,7 @@ class Server:
             self.num_open -= 1
 
 
-class Refusing(Server):
+class Rejecting(Server):
     """A server that rejects every second request."""
 
     async def generate(
@@ -96,11 +96,11 @@ class Refusing(Server):
     ) -> AsyncGenerator[Event, None]:
         async for event in super().generate(request, token_ids):
             if request.index % 2:
-                raise refusal()
+                raise rejection()
             yield event
 
 
-def refusal() -> PenstockError:
+def rejection() -> PenstockError:
     return QueueFull(
         Failure(
             code=grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -196,14 +196,14 @@ def test_a_closed_loop_stops_with_its_number_of_requests() -> None:
 
 
 def test_a_closed_loop_pauses_after_a_failure() -> None:
-    driver = drive(closed(concurrency=1, duration_s=10.0), Refusing())
+    driver = drive(closed(concurrency=1, duration_s=10.0), Rejecting())
 
     # 10 ms and 10 ms, and 50 ms for the failure; without a pause it would be a thousand.
     assert driver.num_sent == pytest.approx(2 * 10.0 / 0.07, abs=3)
 
 
 def test_failures_are_counted_by_status_and_reason() -> None:
-    driver = drive(plan(rate_per_s=10.0, duration_s=1.0), Refusing())
+    driver = drive(plan(rate_per_s=10.0, duration_s=1.0), Rejecting())
 
     assert driver.recorder.errors == {("RESOURCE_EXHAUSTED", "QUEUE_FULL"): 5}
     assert (driver.recorder.num_completed, driver.num_failed, driver.num_ended) == (5, 5, 10)

@@ -117,7 +117,7 @@ def test_good_is_a_first_token_in_time_and_nearly_all_gaps() -> None:
     assert recorder.num_good == 2
 
 
-def test_an_output_that_is_not_what_was_asked_for_is_told() -> None:
+def test_an_output_that_is_not_what_was_asked_for_is_reported() -> None:
     recorder = LoadRecorder.of(plan())
     for num_sent, reason in (
         (2, FinishReason.LENGTH),
@@ -190,7 +190,7 @@ def test_a_replayed_trace_ends_with_its_last_request() -> None:
     assert merged_run(made, [done(recorder)]).window_s == 0.5
 
 
-def test_a_client_that_spoils_its_figures_says_so() -> None:
+def test_a_client_that_distorts_its_figures_is_reported() -> None:
     honest, late = LoadRecorder.of(plan()), LoadRecorder.of(plan())
     served(honest, 0.0, 0.5, sent_s=0.01)
     served(late, 0.0, 0.5, sent_s=0.2)

@@ -105,7 +105,7 @@ def test_prompts_are_exact_within_the_vocabulary_and_differ() -> None:
     )
 
 
-def test_prompts_share_what_their_trace_says_they_share() -> None:
+def test_prompts_share_what_their_trace_specifies() -> None:
     rows = tuple(
         row(0.0, 10, prefix_ids=ids, prefix_block_tokens=4, tenant=tenant)
         for ids, tenant in (((1, 2, 3), ""), ((1, 2, 9), ""), ((1, 2, 3), "other"))
@@ -150,7 +150,7 @@ def test_lengths_keep_to_their_distribution() -> None:
         ("lognormal:30:1:20", "mean_tokens must be in 1 .. max_tokens"),
     ],
 )
-def test_bad_lengths_are_told(text: str, message: str) -> None:
+def test_bad_lengths_are_reported(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_lengths(text)
 

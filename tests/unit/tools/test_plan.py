@@ -122,7 +122,7 @@ def test_what_an_idle_replica_misses_is_not_simulated(tmp_path: Path) -> None:
     assert found["lower_bound"]["misses"] == ["p99 TTFT", "p99 ITL"]
 
 
-def test_who_watches_is_told_of_every_simulation() -> None:
+def test_the_callback_receives_every_simulation() -> None:
     tried: list[tuple[str, bool]] = []
     running: set[str] = set()
     make_plan(
@@ -143,7 +143,7 @@ def test_the_guess_counts_work_and_nothing_is_concluded_from_it() -> None:
     assert guessed_replicas(WINDOW, candidate("idle", 0.0).replica) == 1
 
 
-def test_a_report_answers_and_says_what_is_not_in_it(tmp_path: Path) -> None:
+def test_a_report_is_served_and_states_what_is_not_in_it(tmp_path: Path) -> None:
     plan = planned(candidate("slow", 1.0, 2.5))
 
     charts = write_plan_report(plan, tmp_path)

@@ -187,7 +187,7 @@ def test_a_cancelled_request_bounds_no_gap() -> None:
     assert lower_bound(trace, run.config.replica, target).misses == ()
 
 
-def test_who_never_gets_a_token_has_missed_everything() -> None:
+def test_a_request_without_a_token_has_missed_everything() -> None:
     trace = [asks(0.0, 20), msgspec.structs.replace(asks(0.1, 3), deadline_s=0.5)]
     target = PlanTarget(ttft_p99_s=100.0, itl_p99_s=2.0)
 
@@ -206,7 +206,7 @@ def test_time_outside_the_engine_counts_to_ttft() -> None:
     assert not judge(run_of([asks(0.0)], target, front_s=0.3), target).meets
 
 
-def test_a_run_that_counted_against_another_target_is_refused() -> None:
+def test_a_run_that_counted_against_another_target_is_rejected() -> None:
     target = PlanTarget(ttft_p99_s=2.0, itl_p99_s=2.0)
 
     with pytest.raises(ValueError, match="another target"):
@@ -222,7 +222,7 @@ def test_targets_that_make_no_sense_are_named(fields: dict[str, float]) -> None:
         PlanTarget(**{"ttft_p99_s": 1.0, "itl_p99_s": 1.0, **fields})
 
 
-def test_a_candidate_is_the_base_but_for_what_it_says() -> None:
+def test_a_candidate_is_the_base_with_its_own_changes() -> None:
     (found,) = candidates_from_json(
         [
             {

@@ -149,7 +149,7 @@ async def test_lengths_fit_the_context() -> None:
     assert max(subject().token_prompt(1000, seed="x")) < 100
 
 
-def test_checks_have_names_of_their_own_and_real_features() -> None:
+def test_checks_have_unique_names_and_real_features() -> None:
     from penstock.v1 import model_pb2
 
     names = [check.name for check in ALL_CHECKS]
@@ -214,7 +214,7 @@ async def test_an_engine_that_lives_changes_nothing() -> None:
     assert [result.reason for result in results] == ["good", "good"]
 
 
-async def test_a_death_is_waited_out_and_told_once() -> None:
+async def test_a_death_is_waited_out_and_reported_once() -> None:
     first, second = await watched(7.0, None, None, None, 9.0, 9.0)
 
     assert first.outcome is CheckOutcome.FAIL
@@ -223,7 +223,7 @@ async def test_a_death_is_waited_out_and_told_once() -> None:
     assert second.outcome is CheckOutcome.PASS
 
 
-async def test_an_engine_that_does_not_come_back_is_not_waited_for_twice() -> None:
+async def test_an_engine_that_does_not_return_is_not_waited_for_twice() -> None:
     first, second, third = await watched(7.0, None, num_checks=3)
 
     assert "no engine served again within" in first.reason

@@ -77,7 +77,7 @@ def _attention(  # noqa: PLR0913 - transformers calls it so
     or a module that the executor does not support.
     """
     name = type(module).__name__
-    refuse_unknown(name, others)
+    reject_unknown(name, others)
     if attention_mask is not None or dropout != 0.0:
         raise UnsupportedModel(f"{name} passes attention_mask or dropout")
     if getattr(module, "is_causal", True) is False:
@@ -105,7 +105,7 @@ def _attention(  # noqa: PLR0913 - transformers calls it so
     return out.unsqueeze(0), None
 
 
-def refuse_unknown(name: str, arguments: Mapping[str, object]) -> None:
+def reject_unknown(name: str, arguments: Mapping[str, object]) -> None:
     """Raise UnsupportedModel for an unknown argument that is not None, because it may change the
     result.
     """

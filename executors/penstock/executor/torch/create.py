@@ -33,7 +33,7 @@ def create_torch_executor(config: ExecutorConfig) -> Executor:
         config = replace(config, device=str(model.device))
         return _fused_on_cuda(config, model)
     except NotFused as reason:
-        _refuse_eight_bit(config, reason)
+        _reject_eight_bit(config, reason)
         logger.warning("the eager path serves this model: %s", reason)
         is_whole = not isinstance(reason, WeightsTaken)
     # Outside the `except` block, so that the exception, whose frames hold the attempt's tensors, is
@@ -41,7 +41,7 @@ def create_torch_executor(config: ExecutorConfig) -> Executor:
     return TorchExecutor(config, model if is_whole else None)
 
 
-def _refuse_eight_bit(config: ExecutorConfig, reason: NotFused) -> None:
+def _reject_eight_bit(config: ExecutorConfig, reason: NotFused) -> None:
     """Raise UnsupportedModel if 8-bit settings are given, which only the fused path supports.
     `reason`: why this path does not serve the model.
     """

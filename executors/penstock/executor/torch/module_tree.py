@@ -92,7 +92,7 @@ def read_module_tree(model: LoadedModel) -> DecoderTree:
         _read_layer(layer, scoring)
         for layer, scoring in zip(decoder.layers, model.scorings, strict=True)
     )
-    _refuse_rest(module, layers)
+    _reject_rest(module, layers)
     rotary = _take(decoder, "rotary_emb", nn.Module)
     num_out = sum(linear.out_features for linear in layers[0].qkv)
     num_heads = num_out // shape.head_dim - 2 * shape.num_heads
@@ -171,7 +171,7 @@ def _norm_weight(owner: Any, name: str) -> Tensor:
     return weight
 
 
-def _refuse_rest(module: nn.Module, layers: Iterable[LayerTree]) -> None:
+def _reject_rest(module: nn.Module, layers: Iterable[LayerTree]) -> None:
     """Raise NotFused for a model with parameters that the fused step would not use."""
     decoder: Any = module.get_submodule("model")
     known = {id(decoder.embed_tokens.weight), id(module.get_submodule("lm_head").weight)}

@@ -16,20 +16,20 @@ from penstock.scheduler.request import Request, SamplingParams
 
 class SlotRules:
     """Per-slot rules, kept from admission to release. `bias`: token ids and values by slot.
-    `refusals`: by slot, why a request cannot run.
+    `rejections`: by slot, why a request cannot run.
     """
 
     def __init__(self, *, vocab_size: int, num_embeddings: int) -> None:
         self._vocab_size = vocab_size
         self._num_embeddings = num_embeddings
         self.bias: dict[int, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
-        self.refusals: dict[int, str] = {}
+        self.rejections: dict[int, str] = {}
 
     def follow(self, batch: Batch) -> None:
         """Apply the releases and admissions of a batch."""
         for slot in batch.released:
             self.bias.pop(slot, None)
-            self.refusals.pop(slot, None)
+            self.rejections.pop(slot, None)
         for request in batch.admitted:
             if request.slot >= 0:
                 self._admit(request)
@@ -37,15 +37,15 @@ class SlotRules:
     def _admit(self, request: Request) -> None:
         slot, sampling = request.slot, request.spec.sampling
         self.bias.pop(slot, None)
-        self.refusals.pop(slot, None)
-        refusal = self._refusal(request)
-        if refusal:
-            self.refusals[slot] = refusal
+        self.rejections.pop(slot, None)
+        rejection = self._rejection(request)
+        if rejection:
+            self.rejections[slot] = rejection
         elif sampling.logit_bias:
             ids, values = zip(*sampling.logit_bias, strict=True)
             self.bias[slot] = (np.array(ids, dtype=np.int64), np.array(values, dtype=np.float32))
 
-    def _refusal(self, request: Request) -> str:
+    def _rejection(self, request: Request) -> str:
         tokens, sampling = request.tokens, request.spec.sampling
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._num_embeddings:
             return "prompt_ids: a token is outside the vocabulary"
@@ -54,10 +54,10 @@ class SlotRules:
                 return f"logit_bias: token {token} is outside the vocabulary"
             if math.isnan(value) or value == math.inf:
                 return f"logit_bias: {value} for token {token}"
-        return _sampling_refusal(sampling)
+        return _sampling_rejection(sampling)
 
 
-def _sampling_refusal(sampling: SamplingParams) -> str:
+def _sampling_rejection(sampling: SamplingParams) -> str:
     """Return why a sampling parameter gives no valid distribution, or an empty string."""
     checks = (
         ("temperature", 0.0 <= sampling.temperature < math.inf),

@@ -19,7 +19,7 @@ from penstock.scheduler.request import Constraint, ConstraintKind
 
 # xgrammar reads an ECMAScript dialect and llguidance Rust's. All other characters are literals in
 # both, and neither accepts a backslash before every character. No groups: older versions of
-# xgrammar refuse non-capturing groups.
+# xgrammar reject non-capturing groups.
 _ESCAPES: Final = str.maketrans({char: f"\\{char}" for char in "\\^$.|?*+()[]{}"})
 
 logger = logging.getLogger(__name__)

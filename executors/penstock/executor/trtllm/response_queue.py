@@ -36,7 +36,7 @@ class Response:
         num_cached: Prompt tokens that the engine found in its cache; -1 except in the request's
             first response.
         failure: Why this request failed; empty if it did not.
-        is_refusal: Whether it failed because the request is invalid.
+        is_rejected: Whether it failed because the request is invalid.
         is_of_constraint: Whether it failed because its constraint is invalid.
         is_own: Whether the response was created by this executor, not by the engine.
     """
@@ -49,7 +49,7 @@ class Response:
     finish_reason: str = ""
     stop_id: int = -1
     failure: str = ""
-    is_refusal: bool = False
+    is_rejected: bool = False
     is_of_constraint: bool = False
     is_own: bool = False
 

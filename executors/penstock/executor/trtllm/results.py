@@ -82,7 +82,7 @@ def _failure_of(response: Response) -> SlotFailure | None:
                 "foreign_text": detail[:_MAX_WORDS_CHARS],
             },
         )
-        detail = "the engine rejected it" if response.is_refusal else "the engine failed it"
+        detail = "the engine rejected it" if response.is_rejected else "the engine failed it"
     if response.is_last and not detail and response.finish_reason not in _FINISH_REASONS:
         detail = f"the engine ended it: {response.finish_reason or 'no reason'}"
     if not detail and response.submitted.num_logprobs >= 0:
@@ -92,7 +92,7 @@ def _failure_of(response: Response) -> SlotFailure | None:
     return SlotFailure(
         slot=response.submitted.slot,
         detail=detail,
-        is_refusal=response.is_refusal,
+        is_rejected=response.is_rejected,
         is_of_constraint=response.is_of_constraint,
     )
 

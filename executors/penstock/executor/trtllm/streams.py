@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.executor.trtllm.api import CompletionOutput, Llm, Logprob, RequestOutput
-from penstock.executor.trtllm.refusals import is_constraint_refusal, is_fatal, is_refusal
+from penstock.executor.trtllm.error_texts import is_fatal, is_invalid_constraint, is_invalid_request
 from penstock.executor.trtllm.request_mapping import NotResumable
 from penstock.executor.trtllm.response_queue import Response, ResponseQueue
 from penstock.executor.trtllm.submitted_request import SubmittedRequest
@@ -115,16 +115,16 @@ class Streams:
             arguments = self.make_arguments(submitted)
         except ValueError as error:
             is_good = isinstance(error, NotResumable)
-            self._put(_refused(submitted, str(error), is_refusal=not is_good))
+            self._put(_rejected(submitted, str(error), is_rejected=not is_good))
             return
         stream = _OutputStream(submitted)
         if submitted.spec.constraint is not None and self.constraint_fault is not None:
             checking = self.constraint_fault
             following = self._follow_checked(stream, arguments, checking)
         else:
-            refused = self._hand_over(stream, arguments)
-            if refused is not None:
-                self._put(refused)
+            rejected = self._hand_over(stream, arguments)
+            if rejected is not None:
+                self._put(rejected)
                 return
             following = self._follow(stream)
         self._streams[submitted] = stream
@@ -144,8 +144,8 @@ class Streams:
             text, quoted = str(error), _quotable(stream)
             if is_fatal(text, quoted):
                 raise ExecutorDied(f"the engine is lost: {_first_line(text)}") from error
-            is_clients = not isinstance(error, TypeError) and is_refusal(text, quoted)
-            return _refused(stream.submitted, text, is_refusal=is_clients)
+            is_clients = not isinstance(error, TypeError) and is_invalid_request(text, quoted)
+            return _rejected(stream.submitted, text, is_rejected=is_clients)
         self.on_submit()
         return None
 
@@ -176,13 +176,13 @@ class Streams:
         """
         submitted = stream.submitted
         assert submitted.spec.constraint is not None
-        last: Response | None = _refused(
-            submitted, "aborted before it was submitted", is_refusal=False
+        last: Response | None = _rejected(
+            submitted, "aborted before it was submitted", is_rejected=False
         )
         try:
             fault = await fault_of(submitted.spec.constraint, submitted.spec.tenant)
             if fault:
-                last = _refused(submitted, fault, is_refusal=True, is_of_constraint=True)
+                last = _rejected(submitted, fault, is_rejected=True, is_of_constraint=True)
             elif not stream.is_aborted:
                 last = self._hand_over(stream, arguments)
         except asyncio.CancelledError:
@@ -229,8 +229,8 @@ class Streams:
             stream.submitted,
             is_last=True,
             failure=text,
-            is_refusal=is_early and is_refusal(text, quoted),
-            is_of_constraint=is_early and is_constraint_refusal(text, quoted),
+            is_rejected=is_early and is_invalid_request(text, quoted),
+            is_of_constraint=is_early and is_invalid_constraint(text, quoted),
         )
 
     def _is_alive_after(self, error: Exception) -> bool:
@@ -278,8 +278,8 @@ class Streams:
         self.responses.put(response, self.loop)
 
 
-def _refused(
-    submitted: SubmittedRequest, failure: str, *, is_refusal: bool, is_of_constraint: bool = False
+def _rejected(
+    submitted: SubmittedRequest, failure: str, *, is_rejected: bool, is_of_constraint: bool = False
 ) -> Response:
     """Return the only response of a request that was not submitted or that the engine rejected at
     submission.
@@ -288,7 +288,7 @@ def _refused(
         submitted,
         is_last=True,
         failure=failure,
-        is_refusal=is_refusal,
+        is_rejected=is_rejected,
         is_of_constraint=is_of_constraint,
         is_own=True,
     )

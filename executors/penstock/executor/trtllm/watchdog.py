@@ -61,7 +61,7 @@ class Watchdog:
                 self._silent_since_s[response.submitted] = now_s
             if response.tokens:
                 self._num_failures_in_row = 0
-            elif response.failure and not response.is_refusal:
+            elif response.failure and not response.is_rejected:
                 self._num_failures_in_row += 1
 
     def check(self, now_s: float) -> list[SubmittedRequest]:

@@ -18,7 +18,12 @@ import numpy as np
 from smg_grpc_proto.generated import common_pb2 as common
 
 from penstock.scheduler.cache_index import CacheChange, CachedBlock
-from penstock.server.front.errors import ErrorReason, RequestError, refuse, refuse_feature
+from penstock.server.front.errors import (
+    ErrorReason,
+    RequestError,
+    request_error,
+    unsupported_feature,
+)
 from penstock.server.front.event_router import STALLED
 from penstock.server.front.front import Front
 from penstock.server.front.submission import shared_salt
@@ -139,14 +144,18 @@ class KvEvents:
         front.current_limits()
         hello = front.hello
         if hello is None:
-            raise refuse(ErrorReason.ENGINE_DOWN)
+            raise request_error(ErrorReason.ENGINE_DOWN)
         is_known = hello.publishes_cache and front.config.is_prefix_caching
         if port is None or not is_known:
-            raise refuse_feature("kv_events")
+            raise unsupported_feature("kv_events")
         if message.start_sequence_number:
-            raise refuse(ErrorReason.SEQUENCE_UNAVAILABLE, first_sequence="0", next_sequence="0")
+            raise request_error(
+                ErrorReason.SEQUENCE_UNAVAILABLE, first_sequence="0", next_sequence="0"
+            )
         if self._num_streams >= MAX_STREAMS:
-            raise refuse(ErrorReason.QUEUE_FULL, "the maximum number of cache streams is open")
+            raise request_error(
+                ErrorReason.QUEUE_FULL, "the maximum number of cache streams is open"
+            )
         stream = _Subscription(
             front, KvBatches(self._wall_clock), max_backlog=2 * hello.executor.num_blocks
         )
@@ -208,10 +217,10 @@ class _Subscription:
         except asyncio.CancelledError:
             # The peer has disconnected, or it did not read and the stream was closed during the
             # write.
-            if ready.was_cut_off() and ready.refusal is not None:
-                raise RequestError(ready.refusal) from None
+            if ready.was_cut_off() and ready.failure is not None:
+                raise RequestError(ready.failure) from None
             raise
-        raise refuse(ErrorReason.DRAINING)
+        raise request_error(ErrorReason.DRAINING)
 
 
 def _size_of(update: CacheUpdate | None) -> int:

@@ -10,11 +10,11 @@ from typing import Final
 
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-from penstock.server.front.errors import refuse_feature, refuse_field
+from penstock.server.front.errors import invalid_field, unsupported_feature
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import options_pb2
 
-REFUSED_FIELDS: Final[Mapping[str, str]] = {
+UNSUPPORTED_FIELDS: Final[Mapping[str, str]] = {
     "kv_transfer_params": "kv_transfer",
     "kv_transfer_params_json": "kv_transfer",
     "mm_inputs": "images",
@@ -32,7 +32,7 @@ _UINT64: Final = (1 << 64) - 1
 def own_request(message: vllm.GenerateRequest) -> pb.GenerateRequest:
     """Convert a gateway's request to Penstock's message. Raises RequestError: FEATURE_UNSUPPORTED,
     INVALID_ARGUMENT."""
-    _refuse_unknown_ways(message)
+    _reject_unsupported(message)
     own = pb.GenerateRequest()
     if message.request_id:
         own.request_id = message.request_id
@@ -42,7 +42,7 @@ def own_request(message: vllm.GenerateRequest) -> pb.GenerateRequest:
         case "text":
             own.text_prompt.text = message.text
         case _:
-            raise refuse_field("input", "one of tokenized and text is required")
+            raise invalid_field("input", "one of tokenized and text is required")
     params = message.sampling_params
     _map_sampling(params, own)
     _map_stopping(params, own)
@@ -56,16 +56,16 @@ def own_request(message: vllm.GenerateRequest) -> pb.GenerateRequest:
     return own
 
 
-def _refuse_unknown_ways(message: vllm.GenerateRequest) -> None:
+def _reject_unsupported(message: vllm.GenerateRequest) -> None:
     present = {field.name for field, _ in message.ListFields()}
     present |= {
         f"sampling_params.{field.name}" for field, _ in message.sampling_params.ListFields()
     }
-    for path, feature in REFUSED_FIELDS.items():
+    for path, feature in UNSUPPORTED_FIELDS.items():
         if path in present:
-            raise refuse_feature(feature, path)
+            raise unsupported_feature(feature, path)
     if message.data_parallel_rank != 0:
-        raise refuse_field("data_parallel_rank", "must be 0 or unset: there is one rank")
+        raise invalid_field("data_parallel_rank", "must be 0 or unset: there is one rank")
 
 
 def _map_sampling(params: vllm.SamplingParams, own: pb.GenerateRequest) -> None:
@@ -91,7 +91,7 @@ def _map_sampling(params: vllm.SamplingParams, own: pb.GenerateRequest) -> None:
     for token_id, bias in sorted(params.logit_bias.items()):
         if token_id < 0:
             path = f"sampling_params.logit_bias[{token_id}].key"
-            raise refuse_field(path, "token ids are 0 or more")
+            raise invalid_field(path, "token ids are 0 or more")
         sampling.logit_bias.add(token_id=token_id, bias=bias)
 
 
@@ -114,7 +114,7 @@ def _map_output(params: vllm.SamplingParams, own: pb.GenerateRequest) -> None:
             continue
         value: int = getattr(params, name)
         if value < 0:
-            raise refuse_field(f"sampling_params.{name}", "must be 0 or more")
+            raise invalid_field(f"sampling_params.{name}", "must be 0 or more")
         setattr(own.output, name, value)
 
 

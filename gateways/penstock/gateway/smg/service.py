@@ -36,12 +36,12 @@ from penstock.gateway.smg.worker_info import (
 from penstock.server.front.accounts import RequestAccount
 from penstock.server.front.errors import (
     ErrorReason,
+    Failure,
     FieldViolation,
-    Refusal,
     RequestError,
-    refuse,
-    refuse_feature,
-    refuse_field,
+    invalid_field,
+    request_error,
+    unsupported_feature,
 )
 from penstock.server.front.front import Front
 from penstock.server.link.board import BoardView
@@ -145,7 +145,7 @@ class VllmEngineService:
             ),
         }
         for method, feature in MISSING_METHODS.items():
-            methods[method] = wrapper.unary(method, _refusing(feature))
+            methods[method] = wrapper.unary(method, _rejecting(feature))
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
@@ -169,7 +169,7 @@ class VllmEngineService:
             if encoder.usage is not None:
                 self._loads.note(encoder.usage)
         except RequestError as error:
-            raise RequestError(with_foreign_paths(error.refusal, bias_ids)) from None
+            raise RequestError(with_foreign_paths(error.failure, bias_ids)) from None
         finally:
             if request is not None:
                 self._front.release(request)
@@ -223,7 +223,7 @@ class VllmEngineService:
         del context
         message = parse(vllm.GetLoadsRequest, data)
         if message.dp_rank != 0:
-            raise refuse_field("dp_rank", "must be 0 or unset: there is one rank")
+            raise invalid_field("dp_rank", "must be 0 or unset: there is one rank")
         response = vllm.GetLoadsResponse(
             timestamp=datetime.fromtimestamp(self._wall_clock(), UTC).isoformat(),
             version=SERVER_TYPE,
@@ -254,20 +254,20 @@ class VllmEngineService:
         self._front.current_limits()
         hello = self._front.hello
         if hello is None:
-            raise refuse(ErrorReason.ENGINE_DOWN)
+            raise request_error(ErrorReason.ENGINE_DOWN)
         return hello
 
 
-def _refusing(feature: str) -> Callable[[bytes, Context], Any]:
-    async def refuse_call(data: bytes, context: Context) -> bytes:
+def _rejecting(feature: str) -> Callable[[bytes, Context], Any]:
+    async def reject_call(data: bytes, context: Context) -> bytes:
         del data, context
-        raise refuse_feature(feature)
+        raise unsupported_feature(feature)
 
-    return refuse_call
+    return reject_call
 
 
-def with_foreign_paths(refusal: Refusal, bias_ids: Sequence[int] = ()) -> Refusal:
-    """Return the same refusal (the error with which a request fails) with the gateway's field
+def with_foreign_paths(failure: Failure, bias_ids: Sequence[int] = ()) -> Failure:
+    """Return the same failure with the gateway's field
     names.
 
     `bias_ids` has the token ids of `logit_bias`, in order.
@@ -276,12 +276,12 @@ def with_foreign_paths(refusal: Refusal, bias_ids: Sequence[int] = ()) -> Refusa
         FieldViolation(
             path=foreign_path(violation.path, bias_ids), description=violation.description
         )
-        for violation in refusal.violations
+        for violation in failure.violations
     )
-    metadata = refusal.metadata
+    metadata = failure.metadata
     if "field" in metadata:
         metadata = {**metadata, "field": foreign_path(metadata["field"], bias_ids)}
-    return dataclasses.replace(refusal, violations=violations, metadata=metadata)
+    return dataclasses.replace(failure, violations=violations, metadata=metadata)
 
 
 def foreign_path(path: str, bias_ids: Sequence[int] = ()) -> str:

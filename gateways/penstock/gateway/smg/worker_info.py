@@ -18,7 +18,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from penstock.gateway.smg.loads import EngineLoad
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.server.front.errors import ErrorReason, refuse
+from penstock.server.front.errors import ErrorReason, request_error
 from penstock.server.front.limits import Limits
 from penstock.server.text.model_files import ModelFiles
 
@@ -134,4 +134,4 @@ def make_bundle(folder: Path) -> TokenizerBundle:
 
 
 def _too_large() -> Exception:
-    return refuse(ErrorReason.NOT_POSSIBLE_NOW, "the tokenizer is too large to be sent")
+    return request_error(ErrorReason.NOT_POSSIBLE_NOW, "the tokenizer is too large to be sent")

@@ -54,7 +54,7 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
     _add(group, _SERVER_NAME, str, "NAME", name_help)
 
 
-def refuse_connection_options(args: argparse.Namespace, reason: str) -> None:
+def reject_connection_options(args: argparse.Namespace, reason: str) -> None:
     """Raise UsageError if a connection option was passed as a flag. Options whose environment
     variable is set are not checked."""
     for name in (*_NAMES, "tls"):

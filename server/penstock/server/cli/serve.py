@@ -212,7 +212,7 @@ def _files(sources: "Sources") -> dict[str, Any]:
     write access is reported at the start. Raises ValueError if a folder is not writable, or if a
     setting has no effect."""
     if "record" not in sources:
-        sources.refuse(["record_max_mib"], f"requires {sources.spell('record')}")
+        sources.reject(["record_max_mib"], f"requires {sources.spell('record')}")
     paths: dict[str, Any] = {}
     for name, field in (("record", "record_path"), ("flight_folder", "observer.flight.folder")):
         if name in sources:

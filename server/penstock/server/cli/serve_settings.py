@@ -142,18 +142,18 @@ def check_scheduling(sources: Sources, *, is_caching: bool) -> None:
     """Raise ValueError for a setting that is invalid or would have no effect. `is_caching`: whether
     the executor caches prefixes."""
     if sources.get("order") is SchedulingOrder.FCFS:
-        sources.refuse(_FAIR_ONLY, "has no effect with the order fcfs")
+        sources.reject(_FAIR_ONLY, "has no effect with the order fcfs")
     if not (is_caching and sources.value("prefix_caching")):
-        sources.refuse(_CACHE_ONLY, "requires prefix caching")
+        sources.reject(_CACHE_ONLY, "requires prefix caching")
     if not sources.value("deadline_admission"):
-        sources.refuse(["min_deadline_chance"], "requires --deadline-admission on")
+        sources.reject(["min_deadline_chance"], "requires --deadline-admission on")
     if "policy_file" in sources:
-        sources.refuse(
+        sources.reject(
             ["tenant_weights"], "cannot be combined with --policy-file, which has the weights"
         )
-        sources.refuse(_QUOTAS, "cannot be combined with --policy-file, which has the limits")
+        sources.reject(_QUOTAS, "cannot be combined with --policy-file, which has the limits")
     if "tenant_metadata_key" not in sources:
-        sources.refuse(
+        sources.reject(
             ["tenant_weights"],
             "requires --tenant-metadata-key: without it there is only one tenant",
         )
@@ -172,14 +172,14 @@ def executor_settings(sources: Sources) -> dict[str, Any]:
     """
     kind, device = sources.value("executor"), sources.value("device")
     budget, num_seqs = sources.get("max_num_batched_tokens"), sources.get("max_num_seqs")
-    sources.refuse(["trtllm_config"], f"has no effect with the {kind} executor")
+    sources.reject(["trtllm_config"], f"has no effect with the {kind} executor")
     derived: dict[str, Any] = {}
     if "threads" in sources:
         _check_threads(sources.spell("threads"), sources.get("threads"))
     elif kind is ExecutorKind.TORCH:
         _check_threads(NUM_THREADS_VARIABLE, num_threads_of(sources.environment) or 1)
     if kind is not ExecutorKind.SIMULATED:
-        sources.refuse(["simulated_config"], f"has no effect with the {kind} executor")
+        sources.reject(["simulated_config"], f"has no effect with the {kind} executor")
     elif "simulated_config" not in sources:
         # Simulated steps take real time, so that the latencies of the service are realistic.
         derived["executor.simulated"] = SimulatedConfig(pace=SimulatedPace.REAL_TIME)
@@ -191,7 +191,7 @@ def executor_settings(sources: Sources) -> dict[str, Any]:
             budget = max(usual.max_num_batched_tokens, num_seqs)
         derived["executor.max_num_seqs"] = num_seqs
     else:
-        sources.refuse(["kv_memory_fraction"], "requires a GPU; without one set --kv-cache-mib")
+        sources.reject(["kv_memory_fraction"], "requires a GPU; without one set --kv-cache-mib")
     sizes = [sources.spell(name) for name in _CACHE_SIZES if name in sources]
     if len(sizes) > 1:
         raise BadSetting(f"{' and '.join(sizes)} exclude each other: set one of them")
@@ -220,10 +220,10 @@ def trtllm_settings(
     the TensorRT-LLM section.
     """
     for name, key in _KEYS.items():
-        sources.refuse([name], f"is set for the trtllm executor by {key} in --trtllm-config")
+        sources.reject([name], f"is set for the trtllm executor by {key} in --trtllm-config")
     for name, reason in _MEANINGLESS.items():
-        sources.refuse([name], f"has no effect with the trtllm executor: {reason}")
-    sources.refuse(["simulated_config"], "has no effect with the trtllm executor")
+        sources.reject([name], f"has no effect with the trtllm executor: {reason}")
+    sources.reject(["simulated_config"], "has no effect with the trtllm executor")
     config: TrtllmConfig = sources.get("trtllm_config", TrtllmConfig())
     caching, reuse = sources.get("prefix_caching"), config.kv_cache_config.enable_block_reuse
     if caching is not None and caching is not reuse:
@@ -257,11 +257,11 @@ def observer_settings(sources: Sources) -> dict[str, Any]:
         behind = port + offset if 0 < port <= MAX_PORT - offset else 0
         ports[name] = sources.get(name) if name in sources else behind
     if not any(port is not None for port in ports.values()):
-        sources.refuse(["operations_host"], "requires a port")
+        sources.reject(["operations_host"], "requires a port")
     if ports["metrics_port"] is None:
-        sources.refuse(["metrics_tenants"], "requires --metrics-port")
+        sources.reject(["metrics_tenants"], "requires --metrics-port")
     if "tenant_metadata_key" not in sources and "policy_file" not in sources:
-        sources.refuse(
+        sources.reject(
             ["metrics_tenants"],
             "requires --tenant-metadata-key or --policy-file: without one there is only one tenant",
         )
@@ -284,7 +284,7 @@ def _has_traces(sources: Sources) -> bool:
         return False
     exporter = environment.get(_EXPORTER_VARIABLE, "").strip().lower()
     if exporter == "none":
-        sources.refuse(["otlp_endpoint"], f"has no effect while {_EXPORTER_VARIABLE} is none")
+        sources.reject(["otlp_endpoint"], f"has no effect while {_EXPORTER_VARIABLE} is none")
     is_on = exporter != "none" and (
         bool(exporter)
         or "otlp_endpoint" in sources
@@ -293,7 +293,7 @@ def _has_traces(sources: Sources) -> bool:
     if is_on:
         _check_numbers(environment)
     else:
-        sources.refuse(
+        sources.reject(
             ["trace_slow_ttft_s", "trace_slow_s", "trace_content"],
             "requires traces: set --otlp-endpoint or OTEL_EXPORTER_OTLP_ENDPOINT",
         )

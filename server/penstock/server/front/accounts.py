@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from penstock.scheduler.events import Admitted, Completed, Failed
 from penstock.scheduler.request import NO_TIME
-from penstock.server.front.errors import Refusal
+from penstock.server.front.errors import Failure
 from penstock.server.front.live_output import captured_prompt
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.phases import PREPARE
@@ -63,7 +63,7 @@ class RequestAccount:
         call_timeout_s: Timeout of the call on arrival, in seconds; infinite without one.
         ceilings: The maximum priorities of its tenant.
         live: The request in the front; None until the front has opened it.
-        refusal: The error returned to the caller; None while there is none.
+        failure: The error returned to the caller; None while there is none.
         shared: The writer that sends the messages of this request together with those of other
             requests; None otherwise.
         shared_stalls: `WatchedWrite.stalls` of the shared writer at the arrival of this request.
@@ -84,7 +84,7 @@ class RequestAccount:
     request_id: str = ""
     options: RequestOptions = _NO_OPTIONS
     live: LiveRequest | None = None
-    refusal: Refusal | None = None
+    failure: Failure | None = None
     shared: WatchedWrite | None = None
     shared_stalls: tuple[float, int] = (0.0, 0)
     num_messages: int = 0

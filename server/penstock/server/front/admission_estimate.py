@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from penstock.server.front.errors import ErrorReason, Refusal, RequestError, refuse_field
+from penstock.server.front.errors import ErrorReason, Failure, RequestError, invalid_field
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.link.board import BoardView
 from penstock.server.link.frames import EngineHello
@@ -96,7 +96,9 @@ class AdmissionEstimate:
             return
         most = hello.max_num_waiting
         if num_requests > most:
-            raise refuse_field("sampling.num_outputs", f"is more than the queue has places, {most}")
+            raise invalid_field(
+                "sampling.num_outputs", f"is more than the queue has places, {most}"
+            )
         self._forget_seen(self._show.num_beats)
         queue = self._show.queue
         if queue.epoch != hello.epoch:
@@ -116,7 +118,7 @@ class AdmissionEstimate:
         self.num_rejected += 1
         # A retry before the queue is processed would find it full again.
         queue_s = queue.estimated_queue_s
-        raise RequestError(Refusal(reason=ErrorReason.QUEUE_FULL, retry_after_s=queue_s or None))
+        raise RequestError(Failure(reason=ErrorReason.QUEUE_FULL, retry_after_s=queue_s or None))
 
     def _may_displace(
         self, tenant: str, priority: int, num_requests: int, max_num_waiting: int

@@ -19,7 +19,7 @@ import numpy as np
 
 from penstock.scheduler.events import StepEvents
 from penstock.scheduler.request import FinishReason
-from penstock.server.front.errors import ErrorReason, RequestError, refuse
+from penstock.server.front.errors import ErrorReason, RequestError, request_error
 from penstock.server.front.events import Accepted, Finished, PromptPiece, StreamEvent, TokensPiece
 from penstock.server.front.front import Front
 from penstock.server.front.generation import GenerationSpec
@@ -83,11 +83,11 @@ class Attachments:
                 case RequestError() as error:
                     raise error
                 case Attached(failure=AttachFailure.NOT_FOUND):
-                    raise refuse(ErrorReason.REQUEST_NOT_FOUND)
+                    raise request_error(ErrorReason.REQUEST_NOT_FOUND)
                 case Attached(failure=AttachFailure.LOST):
-                    raise refuse_sequence()
+                    raise sequence_unavailable()
                 case _ if front.clock() >= due_s:
-                    raise refuse(
+                    raise request_error(
                         ErrorReason.ENGINE_DOWN,
                         "not settled after an engine restart; try again",
                     )
@@ -163,7 +163,7 @@ class Attachments:
             port = front.port
             here = front.table.get(request_id, tenant)
             if here is not None and here.generation.resumption is None:
-                raise refuse(ErrorReason.REQUEST_NOT_FOUND)
+                raise request_error(ErrorReason.REQUEST_NOT_FOUND)
             is_ready = here is None or here.is_at_engine
             if here is not None and here.stream.is_closed:
                 # If a stream exists, the engine has it. A stream that is being attached here is not
@@ -174,7 +174,7 @@ class Attachments:
                 return port
             if front.is_draining or not front.replays.are_on or front.clock() >= due_s:
                 front.current_limits()
-                raise refuse(ErrorReason.ENGINE_DOWN)
+                raise request_error(ErrorReason.ENGINE_DOWN)
             if port is not None and not front.is_engine_up:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_POLL_INTERVAL_S):
@@ -300,8 +300,8 @@ def _parts_of(events: StepEvents) -> Iterator[StepEvents]:
 
 def _raise_if_over(request: LiveRequest) -> None:
     """Raise RequestError if the request was cancelled, or if another front has attached it."""
-    if request.stream.refusal is not None:
-        raise RequestError(request.stream.refusal)
+    if request.stream.failure is not None:
+        raise RequestError(request.stream.failure)
 
 
 @dataclass(slots=True, eq=False)
@@ -344,7 +344,7 @@ class Received:
                 self.closed.discard(event.output_index)
                 return True
             case Finished() if any(num_left > 0 for num_left in self.tokens.values()):
-                raise refuse_sequence()
+                raise sequence_unavailable()
             case _:
                 return True
 
@@ -363,16 +363,16 @@ def received(generation: GenerationSpec, next_sequence: int, num_tokens: Sequenc
     if (output.echo or output.num_prompt_logprobs >= 0) and not any(num_tokens):
         fits = fits and next_sequence <= 1
     if not fits:
-        raise refuse_sequence()
+        raise sequence_unavailable()
     counts = dict(enumerate(num_tokens))
     begun = {index for index, count in counts.items() if count}
     return Received(next_sequence > 0, next_sequence > 0 and bool(begun), counts, begun)
 
 
-def refuse_sequence() -> RequestError:
+def sequence_unavailable() -> RequestError:
     """Return the error for a position from which a stream cannot continue, or for a stream that is
     no longer kept."""
-    return refuse(ErrorReason.SEQUENCE_UNAVAILABLE, first_sequence="0", next_sequence="0")
+    return request_error(ErrorReason.SEQUENCE_UNAVAILABLE, first_sequence="0", next_sequence="0")
 
 
 def _ended_by_itself(live: LiveRequest, index: int) -> bool:

@@ -74,7 +74,7 @@ class QuotaViolation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class Failure:
     """The details of a failed call that are returned to the caller, whether the request was
     rejected or had started.
 
@@ -94,37 +94,37 @@ class Refusal:
     quota: QuotaViolation | None = None
 
 
-ENGINE_DOWN = Refusal(reason=ErrorReason.ENGINE_DOWN)
-INTERNAL = Refusal(reason=ErrorReason.INTERNAL)
+ENGINE_DOWN = Failure(reason=ErrorReason.ENGINE_DOWN)
+INTERNAL = Failure(reason=ErrorReason.INTERNAL)
 
 
 class RequestError(Exception):
-    """A call failed with an error reason of the API. Carries a `Refusal`."""
+    """A call failed with an error reason of the API. Carries a `Failure`."""
 
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.reason.value)
-        self.refusal = refusal
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.reason.value)
+        self.failure = failure
 
     @property
     def reason(self) -> ErrorReason:
         """The error reason."""
-        return self.refusal.reason
+        return self.failure.reason
 
 
-def refuse(reason: ErrorReason, message: str = "", **metadata: str) -> RequestError:
+def request_error(reason: ErrorReason, message: str = "", **metadata: str) -> RequestError:
     """Return the error for `reason`, with the `metadata` that the API defines for it."""
-    return RequestError(Refusal(reason=reason, message=message, metadata=metadata))
+    return RequestError(Failure(reason=reason, message=message, metadata=metadata))
 
 
-def refuse_field(
+def invalid_field(
     path: str, description: str, reason: ErrorReason = ErrorReason.INVALID_ARGUMENT, **metadata: str
 ) -> RequestError:
     """Return the error for one invalid field."""
     violation = FieldViolation(path=path, description=description)
-    return RequestError(Refusal(reason=reason, metadata=metadata, violations=(violation,)))
+    return RequestError(Failure(reason=reason, metadata=metadata, violations=(violation,)))
 
 
-def refuse_feature(
+def unsupported_feature(
     feature: str, path: str = "", executor: str = "", cause: str = ""
 ) -> RequestError:
     """Return the error for an unsupported feature. Features are named as in ModelFeatures.
@@ -138,7 +138,7 @@ def refuse_feature(
         f"is not supported by {lacking}; GetModel (penstock models --json) lists what is"
     )
     return RequestError(
-        Refusal(
+        Failure(
             reason=ErrorReason.FEATURE_UNSUPPORTED,
             message=f"{path}: {cause}" if path else f"{feature} {cause}",
             metadata={"feature": feature, "field": path} if path else {"feature": feature},
@@ -146,20 +146,20 @@ def refuse_feature(
     )
 
 
-def refuse_quota(tenant: str, breach: QuotaBreach) -> RequestError:
+def quota_exceeded(tenant: str, breach: QuotaBreach) -> RequestError:
     """Return the error for a tenant that exceeds a quota."""
     setting, counted = _QUOTAS[breach.kind]
-    return refuse_limit(tenant, setting, breach.limit, counted, breach.retry_after_s)
+    return limit_exceeded(tenant, setting, breach.limit, counted, breach.retry_after_s)
 
 
-def refuse_limit(
+def limit_exceeded(
     tenant: str, setting: str, limit: int, counted: str, retry_after_s: float | None
 ) -> RequestError:
     """Return the error for a tenant that exceeds the `limit` of a setting. `counted` is what it
     limits, in the plural."""
     whose = f'tenant "{tenant}"' if tenant else "all requests without a tenant"
     return RequestError(
-        Refusal(
+        Failure(
             reason=ErrorReason.QUOTA_EXCEEDED,
             message=f"{whose}: at most {limit} {counted}",
             retry_after_s=retry_after_s,
@@ -171,18 +171,18 @@ def refuse_limit(
     )
 
 
-def refusal_for(
+def failure_for(
     end: Failed, generation: GenerationSpec, *, phases: PhaseClock, deadline_kind: str, tenant: str
-) -> Refusal:
+) -> Failure:
     """Return the error details for a request that the engine ended with `end`.
 
     `deadline_kind` is what sets the earliest deadline: `total` (a field of the request), `grpc`
     (the call) or `server` (the settings).
     """
     reason = _REASONS[end.reason]
-    over_quota: Refusal | None = None
+    over_quota: Failure | None = None
     if reason is ErrorReason.QUOTA_EXCEEDED and end.breach is not None:
-        over_quota = refuse_quota(tenant, end.breach).refusal
+        over_quota = quota_exceeded(tenant, end.breach).failure
     metadata: dict[str, str] = {}
     if reason in _OF_TIME:
         metadata = {
@@ -201,7 +201,7 @@ def refusal_for(
         metadata["estimate_ms"] = str(estimate_ms)
     if end.chance is not None:
         metadata["chance"] = f"{end.chance:.3f}"
-    return Refusal(
+    return Failure(
         reason=reason,
         message="" if over_quota is None else over_quota.message,
         metadata=metadata,

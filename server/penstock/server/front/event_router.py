@@ -14,14 +14,14 @@ from typing import Any
 
 from penstock.scheduler.events import Admitted, Completed, Failed, Preempted, Queued, StepEvents
 from penstock.scheduler.request import FinishReason
-from penstock.server.front.errors import INTERNAL, ErrorReason, Refusal
+from penstock.server.front.errors import INTERNAL, ErrorReason, Failure
 from penstock.server.front.events import LogprobRows
 from penstock.server.front.live_request import LiveRequest, OwnOutput
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.watched_write import SharedWriter
 
 logger = logging.getLogger(__name__)
-STALLED = Refusal(reason=ErrorReason.READER_STALLED)
+STALLED = Failure(reason=ErrorReason.READER_STALLED)
 LOG_INTERVAL_S = 1.0
 
 

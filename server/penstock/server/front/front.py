@@ -21,7 +21,7 @@ from penstock.scheduler.state import RequestState
 from penstock.server.front.accounts import Accounts, RequestAccount
 from penstock.server.front.admission_estimate import AdmissionEstimate
 from penstock.server.front.config import FrontConfig
-from penstock.server.front.errors import ErrorReason, Refusal, refuse, refuse_field
+from penstock.server.front.errors import ErrorReason, Failure, invalid_field, request_error
 from penstock.server.front.event_router import EventRouter, FrontCounters
 from penstock.server.front.generation import GenerationSpec
 from penstock.server.front.kept_requests import KeptResults, result_of, submit
@@ -41,7 +41,7 @@ from penstock.server.tenants import NO_TENANT, engine_request_id, new_request_id
 from penstock.server.text.model_text import ModelText
 
 logger = logging.getLogger(__name__)
-_SUPERSEDED: Final = Refusal(reason=ErrorReason.STREAM_SUPERSEDED)
+_SUPERSEDED: Final = Failure(reason=ErrorReason.STREAM_SUPERSEDED)
 _SEED_BITS = 53
 """Number of bits of a random seed, which JavaScript must be able to represent exactly."""
 
@@ -144,9 +144,9 @@ class Front:
     def current_limits(self) -> Limits:
         """Return the current limits. Raises RequestError if the front accepts no requests now."""
         if self.is_draining:
-            raise refuse(ErrorReason.DRAINING)
+            raise request_error(ErrorReason.DRAINING)
         if self.limits is None or not self.is_engine_up:
-            raise refuse(ErrorReason.ENGINE_DOWN)
+            raise request_error(ErrorReason.ENGINE_DOWN)
         return self.limits
 
     async def open(
@@ -176,13 +176,13 @@ class Front:
         """
         self.current_limits()
         if times.call_deadline_s <= self.clock():
-            raise refuse(
+            raise request_error(
                 ErrorReason.DEADLINE_EXCEEDED, state="PENDING", phase="queue", deadline="grpc"
             )
         kept = generation.resumption
         max_bytes = self.config.max_resume_bytes
         if kept is not None and len(kept.message) > max_bytes:
-            raise refuse_field(
+            raise invalid_field(
                 "resume_timeout", f"must not be set: the request has more than {max_bytes} bytes"
             )
         self.admission.check(
@@ -209,7 +209,7 @@ class Front:
         if request.stream.is_closed:
             return
         if self.is_draining:
-            raise refuse(ErrorReason.DRAINING)
+            raise request_error(ErrorReason.DRAINING)
         await self._submit(request, times)
 
     def release(self, request: LiveRequest) -> None:
@@ -299,15 +299,15 @@ class Front:
             # still takes effect.
             request.is_cancelled = True
         if self.port is None:
-            raise refuse(ErrorReason.ENGINE_DOWN)
+            raise request_error(ErrorReason.ENGINE_DOWN)
         try:
             known = await self.port.cancel_by_id(engine_request_id(tenant, request_id))
         except EngineUnavailable:
             if request is not None:
                 return request.state
-            raise refuse(ErrorReason.ENGINE_DOWN) from None
+            raise request_error(ErrorReason.ENGINE_DOWN) from None
         if known is None:
-            raise refuse(ErrorReason.REQUEST_NOT_FOUND)
+            raise request_error(ErrorReason.REQUEST_NOT_FOUND)
         return known
 
     def cancel_here(self, request: LiveRequest) -> RequestState:
@@ -386,16 +386,16 @@ class Front:
         """End the requests that wait for an engine, because no further engine will be started."""
         self.replays.give_up()
 
-    def fail_all(self, refusal: Refusal) -> None:
-        """End every live request with the error `refusal`."""
+    def fail_all(self, failure: Failure) -> None:
+        """End every live request with the error `failure`."""
         now_s = self.clock()
         for request in self.table:
-            request.fail(refusal, now_s)
+            request.fail(failure, now_s)
 
-    def leave_resumable(self, refusal: Refusal) -> None:
+    def leave_resumable(self, failure: Failure) -> None:
         """Detach resumable requests before this front stops; the engine keeps them.
 
-        Their readers receive the error `refusal`.
+        Their readers receive the error `failure`.
         """
         left = [
             request
@@ -403,7 +403,7 @@ class Front:
             if request.generation.resumption is not None and request.is_at_engine
         ]
         for request in left:
-            request.fail(refusal, self.clock())
+            request.fail(failure, self.clock())
             self._remove(request)
         if left and self.port is not None:
             self.port.detach(tuple(engine_request_id(one.tenant, one.request_id) for one in left))
@@ -417,7 +417,7 @@ class Front:
         """Return the limits of the connected engine, or of the last engine if replays are enabled.
         Raises RequestError (ENGINE_DOWN) if there is none."""
         if self.limits is None or not (self.is_engine_up or self.replays.are_on):
-            raise refuse(ErrorReason.ENGINE_DOWN)
+            raise request_error(ErrorReason.ENGINE_DOWN)
         return self.limits
 
     async def _submit(
@@ -468,13 +468,13 @@ class Front:
 
     def _send(self, request: LiveRequest) -> None:
         if self.port is None:
-            raise refuse(ErrorReason.ENGINE_DOWN)
+            raise request_error(ErrorReason.ENGINE_DOWN)
         self.table.add_outputs(request)
         try:
             submit(self.port, request, request.specs)
         except EngineUnavailable:
             if not self.replays.are_on:
-                raise refuse(ErrorReason.ENGINE_DOWN) from None
+                raise request_error(ErrorReason.ENGINE_DOWN) from None
             # The engine was lost while the request was prepared; the next engine will receive the
             # request.
             self.replays.suspend(request)

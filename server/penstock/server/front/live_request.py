@@ -11,7 +11,7 @@ from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.events import Admitted, Completed, Failed, Preempted, PrefixFound, Queued
 from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
-from penstock.server.front.errors import ENGINE_DOWN, Refusal, refusal_for
+from penstock.server.front.errors import ENGINE_DOWN, Failure, failure_for
 from penstock.server.front.events import (
     Accepted,
     Finished,
@@ -163,7 +163,7 @@ class LiveRequest:
         """The state; COMPLETED or ERROR once the stream is closed."""
         if not self.stream.is_closed:
             return self.phases.state
-        return RequestState.COMPLETED if self.stream.refusal is None else RequestState.ERROR
+        return RequestState.COMPLETED if self.stream.failure is None else RequestState.ERROR
 
     def is_unread_since(self, since_s: float) -> bool:
         """Return True if the stream ended before `since_s`, unless `is_catching_up`."""
@@ -336,7 +336,7 @@ class LiveRequest:
         output.is_live = output.is_plain = False
         submission = self._submission
         self.fail(
-            refusal_for(
+            failure_for(
                 end,
                 self.generation,
                 phases=self.phases,
@@ -346,10 +346,10 @@ class LiveRequest:
             end.at_s,
         )
 
-    def fail(self, refusal: Refusal, now_s: float) -> None:
+    def fail(self, failure: Failure, now_s: float) -> None:
         """End the request with an error, unless it has ended, and wake the writer."""
         self.phases.stop(now_s)
-        self.stream.fail(refusal)
+        self.stream.fail(failure)
         self.stream.wake()
 
     def suspend(self, now_s: float) -> None:

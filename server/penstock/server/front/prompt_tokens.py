@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from penstock.scheduler.quotas import NO_QUOTA, TenantQuota, charged, minute_breach
 from penstock.server.front.errors import (
     RequestError,
-    refuse_feature,
-    refuse_field,
-    refuse_limit,
-    refuse_quota,
+    invalid_field,
+    limit_exceeded,
+    quota_exceeded,
+    unsupported_feature,
 )
 from penstock.server.front.generation import (
     ChatInput,
@@ -40,7 +40,7 @@ from penstock.server.front.submission import (
     TokenisedPrompt,
     check_prompt_fits,
     hash_prompt,
-    refuse_prompt,
+    prompt_too_long,
 )
 from penstock.server.text.errors import (
     BadTemplateArgument,
@@ -113,7 +113,7 @@ class TextQuotas:
         full_s = account.requests_full_s, account.tokens_full_s
         breach = minute_breach(quota, 1, max(num_tokens, 1), full_s, now_s)
         if breach is not None:
-            raise refuse_quota(tenant, breach)
+            raise quota_exceeded(tenant, breach)
         self._add(tenant, 1, num_tokens)
 
     def settle(self, tenant: str, num_tokens: int) -> None:
@@ -146,9 +146,9 @@ class TextQuotas:
         return account
 
 
-def refuse_waiting_text(tenant: str, error: TooMuchText) -> RequestError:
+def too_much_waiting_text(tenant: str, error: TooMuchText) -> RequestError:
     """Return the error for a tenant with too much text that waits to be tokenised."""
-    return refuse_limit(
+    return limit_exceeded(
         tenant,
         "max_text_bytes_per_tenant",
         error.max_bytes,
@@ -203,7 +203,7 @@ class Prompts:
         least = self._least(prompt)
         is_window = isinstance(prompt, ChatInput) and prompt.window_tokens is not None
         if least > limits.max_context_prompt_tokens and not is_window:
-            raise refuse_prompt(path, least, limits, qualifier="at least ")
+            raise prompt_too_long(path, least, limits, qualifier="at least ")
         if not is_replay:
             self.quotas.charge(tenant, least)
 
@@ -219,11 +219,11 @@ class Prompts:
             )
         except TooMuchText as error:
             self.quotas.take_back(tenant, least)
-            raise refuse_waiting_text(tenant, error) from None
+            raise too_much_waiting_text(tenant, error) from None
         except TooManyTokens as error:
-            raise refuse_prompt(path, error.num_tokens, limits, qualifier="at least ") from None
+            raise prompt_too_long(path, error.num_tokens, limits, qualifier="at least ") from None
         except TextError as error:
-            raise _refuse_text(error, path) from error
+            raise _text_error(error, path) from error
         _check_embedded(encoded.ids, path, limits)
         return encoded
 
@@ -282,7 +282,7 @@ class Prompts:
             )
         except TooMuchText as error:
             self.quotas.take_back(tenant, ids.num_tokens)
-            raise refuse_waiting_text(tenant, error) from None
+            raise too_much_waiting_text(tenant, error) from None
         return read.text
 
     async def on_thread(self, task: Callable[[], T], *, num_tokens: int, tenant: str) -> T:
@@ -371,25 +371,25 @@ class Prompts:
         return self._text.tokenizer.min_num_tokens(num_bytes)
 
 
-def _refuse_text(error: TextError, path: str) -> RequestError:
+def _text_error(error: TextError, path: str) -> RequestError:
     """Return the error for an invalid text. `path` is the field of the text in the request."""
     match error:
         case ChatTemplateMissing():
-            return refuse_feature("chat_prompt", path, cause=str(error))
+            return unsupported_feature("chat_prompt", path, cause=str(error))
         case ToolsUnsupported():
-            return refuse_feature("tools", _TOOLS_PATH, cause=str(error))
+            return unsupported_feature("tools", _TOOLS_PATH, cause=str(error))
         case BadTemplateArgument():
-            return refuse_field(_ARGUMENTS_PATH, str(error))
+            return invalid_field(_ARGUMENTS_PATH, str(error))
         case WindowTooSmall():
-            return refuse_field(WINDOW_PATH, str(error))
+            return invalid_field(WINDOW_PATH, str(error))
         case _:
-            return refuse_field(path, str(error))
+            return invalid_field(path, str(error))
 
 
 def _check_embedded(ids: NDArray[np.int32], path: str, limits: Limits) -> None:
     """Raise RequestError if a token of the prompt is outside the model's vocabulary."""
     highest = int(ids.max(initial=-1))
     if highest >= limits.vocab_size:
-        raise refuse_field(
+        raise invalid_field(
             path, f"becomes token {highest}, the model has tokens below {limits.vocab_size}"
         )

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from penstock.server.front.errors import ErrorReason, refuse
+from penstock.server.front.errors import ErrorReason, request_error
 from penstock.server.front.live_request import LiveRequest, OwnOutput
 from penstock.server.observe.frames import FrontView
 
@@ -92,13 +92,13 @@ class RequestTable:
         the tenant's share of it is full."""
         tenant = request.tenant
         if (tenant, request.request_id) in self._by_id:
-            raise refuse(ErrorReason.REQUEST_ID_IN_USE)
+            raise request_error(ErrorReason.REQUEST_ID_IN_USE)
         limit = f"max_live_requests is {self._max_live_requests}"
         if self.is_full:
-            raise refuse(ErrorReason.QUEUE_FULL, f"the front is full: {limit}")
+            raise request_error(ErrorReason.QUEUE_FULL, f"the front is full: {limit}")
         if self._num_of_tenant[tenant] >= self._max_of_tenant:
             part = f"{self._max_of_tenant} of them, unread ones included, are of one tenant"
-            raise refuse(ErrorReason.QUEUE_FULL, f"the front is full: {limit}, and {part}")
+            raise request_error(ErrorReason.QUEUE_FULL, f"the front is full: {limit}, and {part}")
         self._num_of_tenant[tenant] += 1
         self._by_id[tenant, request.request_id] = request
 

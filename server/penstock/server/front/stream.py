@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from penstock.server.front.errors import Refusal, RequestError
+from penstock.server.front.errors import Failure, RequestError
 from penstock.server.front.events import IdRecords, PromptPiece, StreamEvent, TokensPiece
 from penstock.server.front.generation import WHOLE_BACKLOG, ChunkLimits
 from penstock.server.front.watched_write import WatchedWrite
@@ -166,10 +166,10 @@ class TokenStream(WatchedWrite):
 
     __slots__ = (
         "_events",
+        "_failure",
         "_has_prompt",
         "_hold",
         "_on_ready",
-        "_refusal",
         "_text",
         "_waiter",
         "is_closed",
@@ -185,7 +185,7 @@ class TokenStream(WatchedWrite):
         self._has_prompt = False
         self._waiter: asyncio.Future[None] | None = None
         self._on_ready: Callable[[], None] | None = None
-        self._refusal: Refusal | None = None
+        self._failure: Failure | None = None
         self.is_closed = False
         self._hold: ChunkHold | None = None
         if chunks.is_holding:
@@ -204,9 +204,9 @@ class TokenStream(WatchedWrite):
         return bool(self._events) or self._text is not None
 
     @property
-    def refusal(self) -> Refusal | None:
+    def failure(self) -> Failure | None:
         """The error with which the stream failed; None if it has not failed."""
-        return self._refusal
+        return self._failure
 
     def attach(self, on_ready: Callable[[], None]) -> None:
         """Call `on_ready` instead of waking `take`, because the stream shares its writer with other
@@ -269,14 +269,14 @@ class TokenStream(WatchedWrite):
         if self._hold is not None:
             self._hold.stop()
 
-    def fail(self, refusal: Refusal) -> None:
+    def fail(self, failure: Failure) -> None:
         """End the stream with an error. The backlog can still be taken; after it `take` raises the
         error."""
         if not self.is_closed:
-            self._refusal = refusal
+            self._failure = failure
             self.close()
 
-    def cut(self, refusal: Refusal) -> None:
+    def cut(self, failure: Failure) -> None:
         """Disconnect the reader: drop the backlog and interrupt a blocked write.
 
         Also works on a closed stream whose end was not taken. The writer task is cancelled;
@@ -285,7 +285,7 @@ class TokenStream(WatchedWrite):
         if self.is_cut:
             return
         self.is_cut = True
-        self._refusal = refusal
+        self._failure = failure
         self._events.clear()
         self._text = None
         self.num_backlog_tokens = 0
@@ -311,8 +311,8 @@ class TokenStream(WatchedWrite):
         Returns an empty list at the end of the stream. Raises RequestError if the stream failed.
         """
         while not (events := self.take_due()):
-            if self._refusal is not None:
-                raise RequestError(self._refusal)
+            if self._failure is not None:
+                raise RequestError(self._failure)
             if self.is_closed:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()

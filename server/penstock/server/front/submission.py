@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from penstock.scheduler.block_hash import chain_root, hash_blocks
 from penstock.scheduler.executor import Feature
 from penstock.scheduler.request import NO_TIME, RequestSpec, SamplingParams
-from penstock.server.front.errors import ErrorReason, RequestError, refuse_field
+from penstock.server.front.errors import ErrorReason, RequestError, invalid_field
 from penstock.server.front.generation import GenerationSpec
 from penstock.server.front.limits import Limits
 from penstock.server.tenants import engine_request_id
@@ -67,12 +67,14 @@ def output_seed(seed: int, output_index: int) -> int:
     return int.from_bytes(blake2b(data, digest_size=8, person=b"penstock-seed").digest(), "little")
 
 
-def refuse_prompt(path: str, num_tokens: int, limits: Limits, qualifier: str = "") -> RequestError:
+def prompt_too_long(
+    path: str, num_tokens: int, limits: Limits, qualifier: str = ""
+) -> RequestError:
     """Return the error for a prompt that exceeds the maximum length.
 
     `qualifier` is "at least " if `num_tokens` is a lower bound.
     """
-    return refuse_field(
+    return invalid_field(
         path,
         f"has {qualifier}{num_tokens} tokens, a prompt may have {limits.max_prompt_tokens}",
         ErrorReason.PROMPT_TOO_LONG,
@@ -89,16 +91,16 @@ def check_prompt_fits(generation: GenerationSpec, num_prompt_tokens: int, limits
     above `max_tokens`.
     """
     if num_prompt_tokens < 1:
-        raise refuse_field(generation.prompt_path, "has no tokens")
+        raise invalid_field(generation.prompt_path, "has no tokens")
     asked = generation.stopping.max_tokens
     max_total = limits.max_context_tokens
     room = max_total - num_prompt_tokens
     # If no output token fits after the prompt, the prompt is too long; otherwise max_tokens is too
     # large.
     if room < 1 or num_prompt_tokens > limits.max_context_prompt_tokens:
-        raise refuse_prompt(generation.prompt_path, num_prompt_tokens, limits)
+        raise prompt_too_long(generation.prompt_path, num_prompt_tokens, limits)
     if asked is not None and asked > room:
-        raise refuse_field(
+        raise invalid_field(
             "stopping.max_tokens",
             f"must be at most {room} after a prompt of {num_prompt_tokens} tokens, not {asked}",
             ErrorReason.PROMPT_TOO_LONG,
@@ -108,7 +110,7 @@ def check_prompt_fits(generation: GenerationSpec, num_prompt_tokens: int, limits
     room = limits.max_total_tokens - num_prompt_tokens
     if room < 1 or (asked is not None and asked > room):
         needed = limits.num_blocks_for(num_prompt_tokens + (asked or 1))
-        raise refuse_field(
+        raise invalid_field(
             generation.prompt_path if room < 1 else "stopping.max_tokens",
             f"would not fit the KV cache of {limits.num_blocks} blocks even if it were alone",
             ErrorReason.EXCEEDS_KV_CACHE,
@@ -117,7 +119,7 @@ def check_prompt_fits(generation: GenerationSpec, num_prompt_tokens: int, limits
         )
     max_tokens = asked if asked is not None else min(limits.default_max_tokens, room)
     if generation.stopping.min_tokens > max_tokens:
-        raise refuse_field("stopping.min_tokens", f"must be at most max_tokens, {max_tokens}")
+        raise invalid_field("stopping.min_tokens", f"must be at most max_tokens, {max_tokens}")
     return max_tokens
 
 

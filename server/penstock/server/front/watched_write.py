@@ -10,7 +10,7 @@ import asyncio
 from typing import Final, Generic, TypeVar
 
 from penstock.scheduler.request import NO_TIME
-from penstock.server.front.errors import Refusal, RequestError
+from penstock.server.front.errors import Failure, RequestError
 
 STALL_S: Final = 0.05
 """A write that takes longer is counted as blocked by its reader."""
@@ -93,23 +93,23 @@ class SharedWriter(WatchedWrite, Generic[S]):
     most once until the writer takes it.
     """
 
-    __slots__ = ("_ready", "_refusal", "_waiter")
+    __slots__ = ("_failure", "_ready", "_waiter")
 
     def __init__(self) -> None:
         super().__init__()
         self._ready: list[S] = []
         self._waiter: asyncio.Future[None] | None = None
-        self._refusal: Refusal | None = None
+        self._failure: Failure | None = None
 
     @property
     def is_cut(self) -> bool:
         """True after `cut` was called."""
-        return self._refusal is not None
+        return self._failure is not None
 
     @property
-    def refusal(self) -> Refusal | None:
+    def failure(self) -> Failure | None:
         """The error with which the writer was closed; None before."""
-        return self._refusal
+        return self._failure
 
     def mark(self, source: S) -> None:
         """Queue `source`, because it has data to write, and wake the writer."""
@@ -125,10 +125,10 @@ class SharedWriter(WatchedWrite, Generic[S]):
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def cut(self, refusal: Refusal) -> None:
-        """Close the writer with the error `refusal`; interrupts a blocked write."""
-        if self._refusal is None:
-            self._refusal = refusal
+    def cut(self, failure: Failure) -> None:
+        """Close the writer with the error `failure`; interrupts a blocked write."""
+        if self._failure is None:
+            self._failure = failure
             self.break_off()
             self.wake()
 
@@ -138,13 +138,13 @@ class SharedWriter(WatchedWrite, Generic[S]):
         Waits while there are none; after `wake` the list may be empty. Raises RequestError after
         `cut`.
         """
-        if not self._ready and self._refusal is None:
+        if not self._ready and self._failure is None:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        if self._refusal is not None:
-            raise RequestError(self._refusal)
+        if self._failure is not None:
+            raise RequestError(self._failure)
         ready, self._ready = self._ready, []
         return ready

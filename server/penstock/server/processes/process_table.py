@@ -45,8 +45,8 @@ def become_subreaper() -> bool:
 
     This applies to descendants in any session or process group.
     """
-    refusal: int = ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    return refusal == 0
+    error_code: int = ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    return error_code == 0
 
 
 def entry_of(pid: int) -> ProcessEntry | None:

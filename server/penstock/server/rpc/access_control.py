@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from penstock.server.front.errors import ErrorReason, RequestError, refuse, refuse_field
+from penstock.server.front.errors import ErrorReason, RequestError, invalid_field, request_error
 from penstock.server.rpc.handlers import Context
 from penstock.server.security.authenticator import NotListed, Unknown
 from penstock.server.security.rights import ANONYMOUS, Caller, Right
@@ -96,10 +96,10 @@ class AccessControl:
             caller = self._identify(context)
         except Unknown as error:
             logger.info("caller rejected: %s (%s)", error, context.peer())
-            raise refuse(ErrorReason.UNAUTHENTICATED) from None
+            raise request_error(ErrorReason.UNAUTHENTICATED) from None
         except NotListed as error:
             logger.info("caller rejected: %s (%s)", error, context.peer())
-            raise refuse(ErrorReason.PERMISSION_DENIED) from None
+            raise request_error(ErrorReason.PERMISSION_DENIED) from None
         require(right, caller, context)
         return caller
 
@@ -111,7 +111,7 @@ class AccessControl:
         """
         caller = self.authorize(context, right)
         if caller.tenant != tenant:
-            raise refuse(ErrorReason.UNAUTHENTICATED)
+            raise request_error(ErrorReason.UNAUTHENTICATED)
         return caller
 
     def _identify(self, context: Context) -> Caller:
@@ -133,7 +133,7 @@ def require(right: Right, caller: Caller, context: Context) -> None:
     if right not in caller.rights:
         logger.info("tenant %s lacks the right %s (%s)", caller.tenant, right.value, context.peer())
         lacks = f"the tenant lacks the right {right.value}"
-        raise refuse(ErrorReason.PERMISSION_DENIED, lacks)
+        raise request_error(ErrorReason.PERMISSION_DENIED, lacks)
 
 
 def authorizations_of(context: Context) -> list[str]:
@@ -171,14 +171,14 @@ def _tenant_of(context: Context, key: str) -> str:
     if not values:
         return NO_TENANT
     if len(values) > 1:
-        raise _refuse_metadata(key, f"occurs {len(values)} times, must occur once")
+        raise _invalid_metadata(key, f"occurs {len(values)} times, must occur once")
     value = values[0]
     name = value if isinstance(value, str) else value.decode("latin-1")
     fault = tenant_fault(name)
     if fault is not None:
-        raise _refuse_metadata(key, fault)
+        raise _invalid_metadata(key, fault)
     return name
 
 
-def _refuse_metadata(key: str, description: str) -> RequestError:
-    return refuse_field(f"metadata[{key}]", description)
+def _invalid_metadata(key: str, description: str) -> RequestError:
+    return invalid_field(f"metadata[{key}]", description)

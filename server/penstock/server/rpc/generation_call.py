@@ -13,7 +13,7 @@ from typing import Protocol
 from penstock.scheduler.request import NO_TIME
 from penstock.server.front import events
 from penstock.server.front.accounts import RequestAccount
-from penstock.server.front.errors import Refusal, RequestError
+from penstock.server.front.errors import Failure, RequestError
 from penstock.server.front.front import Front
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.submission import CallTimes
@@ -37,16 +37,16 @@ async def open_request(
     message: pb.GenerateRequest,
     times: CallTimes,
     account: RequestAccount,
-    refusal: Refusal | None = None,
+    failure: Failure | None = None,
 ) -> LiveRequest:
     """Validate the message and open its request. The caller must pass the request to
     `Front.release`.
 
     Counts its unknown fields and lowered priorities. Raises RequestError if the request is
-    rejected, or with `refusal` (the error found while the message was parsed) if it is not None.
+    rejected, or with `failure` (the error found while the message was parsed) if it is not None.
     """
-    if refusal is not None:
-        raise RequestError(refusal)
+    if failure is not None:
+        raise RequestError(failure)
     generation = read_generation(
         message,
         front.current_limits(),
@@ -81,6 +81,6 @@ async def deliver(front: Front, request: LiveRequest, encoder: Encoder, context:
                 stream.end_write(clock())
     except asyncio.CancelledError:
         # The client has disconnected, or it stalled and the stream was closed during the write.
-        if stream.was_cut_off() and stream.refusal is not None:
-            raise RequestError(stream.refusal) from None
+        if stream.was_cut_off() and stream.failure is not None:
+            raise RequestError(stream.failure) from None
         raise

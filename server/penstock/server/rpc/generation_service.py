@@ -15,7 +15,7 @@ import grpc
 from penstock.server.front import events
 from penstock.server.front.accounts import RequestAccount
 from penstock.server.front.attachments import Attachments, Received, received
-from penstock.server.front.errors import RequestError, refuse_feature
+from penstock.server.front.errors import RequestError, unsupported_feature
 from penstock.server.front.front import Front
 from penstock.server.front.generation import GenerationSpec
 from penstock.server.front.live_request import LiveRequest
@@ -94,10 +94,10 @@ class GenerationService:
     async def generate(self, data: bytes, context: Context, account: RequestAccount) -> None:
         """Stream the outputs of one request."""
         times = begin_call(context, account)
-        message, refusal = parse_request(pb.GenerateRequest, data)
+        message, failure = parse_request(pb.GenerateRequest, data)
         del data
         self._accounts.describe(account, message, is_stream=True)
-        request = await open_request(self._front, message, times, account, refusal)
+        request = await open_request(self._front, message, times, account, failure)
         try:
             encoder = encoder_for(
                 request.generation.output.chunks, self._front.config, self._front.text.token_bytes
@@ -109,13 +109,13 @@ class GenerationService:
     async def generate_once(self, data: bytes, context: Context, account: RequestAccount) -> bytes:
         """Return all outputs of one request in one message."""
         times = begin_call(context, account)
-        once, refusal = parse_request(pb.GenerateOnceRequest, data)
+        once, failure = parse_request(pb.GenerateOnceRequest, data)
         message = once.generation
         del data
         self._accounts.describe(account, message, is_stream=False)
         check_no_chunks(message)
         check_not_resumable(message)
-        request = await open_request(self._front, message, times, account, refusal)
+        request = await open_request(self._front, message, times, account, failure)
         # A backlog that is not yet encoded here does not mean that the client is slow.
         request.is_catching_up = True
         encoder = OnceEncoder(self._front.text.token_bytes)
@@ -143,7 +143,7 @@ class GenerationService:
         try:
             state = await self._front.cancel(message.request_id, caller.tenant)
         except RequestError as error:
-            raise CallFailed(error.refusal, message.request_id) from None
+            raise CallFailed(error.failure, message.request_id) from None
         response = pb.CancelResponse(state=state_pb2.RequestState.ValueType(state.value))
         return response.SerializeToString()
 
@@ -190,7 +190,7 @@ class ResumeService:
         the id of the request, for other errors."""
         front = self._front
         if not front.config.max_resume_grace_s:
-            raise refuse_feature("resume")
+            raise unsupported_feature("resume")
         message = parse(pb.ResumeRequest, data)
         violations = Violations()
         check_request_id("request_id", message.request_id, violations)
@@ -211,7 +211,7 @@ class ResumeService:
             finally:
                 front.release(request)
         except RequestError as error:
-            raise CallFailed(error.refusal, valid_request_id(message)) from None
+            raise CallFailed(error.failure, valid_request_id(message)) from None
 
     async def _deliver(
         self,

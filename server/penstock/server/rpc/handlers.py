@@ -1,6 +1,6 @@
 """The wrapper around all handlers: converts exceptions to gRPC statuses.
 
-RequestError and CallFailed become the status of their refusal (the details of an error), and
+RequestError and CallFailed become the status of their `Failure`, and
 unexpected exceptions become INTERNAL. Counts active calls. Handlers take and return bytes, so that
 Penstock itself reports malformed messages. CancelledError always propagates: a client that
 disconnects is not an error, and a call whose CancelledError is suppressed leaks.
@@ -29,7 +29,7 @@ import grpc.aio
 from google.rpc.status_pb2 import Status
 
 from penstock.server.front.accounts import Outcome, RequestAccount
-from penstock.server.front.errors import INTERNAL, ErrorReason, Refusal, RequestError
+from penstock.server.front.errors import INTERNAL, ErrorReason, Failure, RequestError
 from penstock.server.front.front import Front
 from penstock.server.observe.request_record import RequestOptions
 from penstock.server.observe.trace_context import (
@@ -79,17 +79,17 @@ class AdmittedCall:
     caller: Caller
 
 
-Arrived = AdmittedCall | Refusal
-"""The message of a call, or the refusal of its caller."""
+Arrived = AdmittedCall | Failure
+"""The message of a call, or the failure if its caller is rejected."""
 
 
 class CallFailed(Exception):
     """A call failed because of an error with another call's request, whose `request_id` is reported
     in RequestInfo."""
 
-    def __init__(self, refusal: Refusal, request_id: str) -> None:
-        super().__init__(refusal.reason.value)
-        self.refusal = refusal
+    def __init__(self, failure: Failure, request_id: str) -> None:
+        super().__init__(failure.reason.value)
+        self.failure = failure
         self.request_id = request_id
 
 
@@ -163,7 +163,7 @@ class CallAccounts:
 class HandlerWrapper:
     """Wraps methods in handlers. `on_internal_error` is called for each internal error.
 
-    `retry_after_s` is the default retry delay of refusals. `random` returns a uniform random number
+    `retry_after_s` is the default retry delay of failures. `random` returns a uniform random number
     in [0, 1).
     """
 
@@ -243,15 +243,15 @@ class HandlerWrapper:
         it."""
         await self._idle.wait()
 
-    def status(self, refusal: Refusal, request_id: str) -> Status:
+    def status(self, failure: Failure, request_id: str) -> Status:
         """Return the status of a failed request of a Multiplex call, with a randomised retry
         delay."""
-        return status_of(refusal, request_id=request_id, retry_after_s=self._retry_delay_s(refusal))
+        return status_of(failure, request_id=request_id, retry_after_s=self._retry_delay_s(failure))
 
     def internal_error(
         self, method: str, error: Exception, *, request_id: str = "", trace_id: bytes = b""
-    ) -> Refusal:
-        """Count and log an internal error, with the known ids of its request; return the refusal to
+    ) -> Failure:
+        """Count and log an internal error, with the known ids of its request; return the failure to
         report."""
         self._on_internal_error()
         # Log only the frames: the text of an exception may quote a prompt.
@@ -260,23 +260,23 @@ class HandlerWrapper:
         logger.error("%s failed with %s\n%s", method, type(error).__name__, frames, extra=extra)
         return INTERNAL
 
-    def _bug_of(self, method: str, error: Exception, account: RequestAccount | None) -> Refusal:
+    def _bug_of(self, method: str, error: Exception, account: RequestAccount | None) -> Failure:
         if account is None:
             return self.internal_error(method, error)
         return self.internal_error(
             method, error, request_id=account.request_id, trace_id=account.trace.trace_id
         )
 
-    def _retry_delay_s(self, refusal: Refusal) -> float | None:
-        return retry_delay_s(refusal, default_s=self._retry_after_s, chance=self._random())
+    def _retry_delay_s(self, failure: Failure) -> float | None:
+        return retry_delay_s(failure, default_s=self._retry_after_s, chance=self._random())
 
     def _for_caller(
         self, method: str, handler: Callable[[bytes, Context, Caller], Awaitable[object]]
     ) -> Any:
         async def handle(arrived: Arrived, context: Context) -> object:
             call: Awaitable[object]
-            if isinstance(arrived, Refusal):
-                call = _refused(arrived)
+            if isinstance(arrived, Failure):
+                call = _fail(arrived)
             else:
                 call = handler(arrived.data, context, arrived.caller)
             del arrived
@@ -293,8 +293,8 @@ class HandlerWrapper:
         async def handle(arrived: Arrived, context: Context) -> object:
             account = accounts.open(method, context)
             call: Awaitable[object]
-            if isinstance(arrived, Refusal):
-                call = _refused(arrived)
+            if isinstance(arrived, Failure):
+                call = _fail(arrived)
             else:
                 caller = arrived.caller
                 account.tenant, account.ceilings = caller.tenant, caller.ceilings
@@ -335,9 +335,9 @@ class HandlerWrapper:
             try:
                 return await call
             except CallFailed as error:
-                refusal, request_id = error.refusal, error.request_id
+                failure, request_id = error.failure, error.request_id
             except RequestError as error:
-                refusal = error.refusal
+                failure = error.failure
             except grpc.aio.AbortError:
                 raise
             except grpc.aio.BaseError as error:
@@ -345,19 +345,19 @@ class HandlerWrapper:
                 # cancelled. There is no client to report it to, and it is not an internal error.
                 raise asyncio.CancelledError from error
             except Exception as error:
-                refusal = self._bug_of(method, error, account)
-            return await self._abort(refusal, request_id, context, account)
+                failure = self._bug_of(method, error, account)
+            return await self._abort(failure, request_id, context, account)
         finally:
             self._num_active_calls -= 1
             if not self._num_active_calls:
                 self._idle.set()
 
     async def _abort(
-        self, refusal: Refusal, request_id: str, context: Context, account: RequestAccount | None
+        self, failure: Failure, request_id: str, context: Context, account: RequestAccount | None
     ) -> NoReturn:
         if account is not None:
-            account.refusal, request_id = refusal, account.request_id
-        abort = abort_of(refusal, request_id=request_id, retry_after_s=self._retry_delay_s(refusal))
+            account.failure, request_id = failure, account.request_id
+        abort = abort_of(failure, request_id=request_id, retry_after_s=self._retry_delay_s(failure))
         trailers = abort.trailers
         if account is not None:
             trailers = (*trailers, *trace_metadata(account.trace))
@@ -371,13 +371,13 @@ class HandlerWrapper:
             raise asyncio.CancelledError from error
 
 
-async def _refused(refusal: Refusal) -> Any:
-    raise RequestError(refusal)
+async def _fail(failure: Failure) -> Any:
+    raise RequestError(failure)
 
 
-def outcome_of(refusal: Refusal) -> Outcome:
-    """Return the outcome of a request that was refused or failed with `refusal`."""
-    return Outcome(STATUS_RULES[refusal.reason].code.value[0], refusal.reason.value)
+def outcome_of(failure: Failure) -> Outcome:
+    """Return the outcome of a request that failed with `failure`."""
+    return Outcome(STATUS_RULES[failure.reason].code.value[0], failure.reason.value)
 
 
 def outcome_of_failure(account: RequestAccount, context: Context) -> Outcome:
@@ -386,10 +386,10 @@ def outcome_of_failure(account: RequestAccount, context: Context) -> Outcome:
     An error of the request takes precedence over a disconnect of the client, so that early
     disconnects do not hide it.
     """
-    if account.refusal is not None:
-        return outcome_of(account.refusal)
-    if account.live is not None and account.live.stream.refusal is not None:
-        return outcome_of(account.live.stream.refusal)
+    if account.failure is not None:
+        return outcome_of(account.failure)
+    if account.live is not None and account.live.stream.failure is not None:
+        return outcome_of(account.live.stream.failure)
     return outcome_of_leaving(context, account.call_timeout_s)
 
 
@@ -402,7 +402,7 @@ def outcome_of_leaving(context: Context, timeout_s: float) -> Outcome:
     remaining_s = cast(float | None, context.time_remaining())
     slack_s = _DEADLINE_SLACK_S + _DEADLINE_SLACK_SHARE * timeout_s
     if remaining_s is not None and math.isfinite(remaining_s) and remaining_s <= slack_s:
-        return outcome_of(Refusal(reason=ErrorReason.DEADLINE_EXCEEDED))
+        return outcome_of(Failure(reason=ErrorReason.DEADLINE_EXCEEDED))
     return CANCELLED
 
 

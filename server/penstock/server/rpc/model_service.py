@@ -16,7 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from penstock.conventions import MAX_PAGE_SIZE
 from penstock.scheduler.executor import Feature
-from penstock.server.front.errors import ErrorReason, refuse, refuse_feature
+from penstock.server.front.errors import ErrorReason, request_error, unsupported_feature
 from penstock.server.front.front import Front
 from penstock.server.front.generation import ChatInput, LongTokenInput, TextInput, TokenInput
 from penstock.server.front.limits import Limits
@@ -166,7 +166,7 @@ class ModelService:
         """
         limits = self._front.limits
         if limits is None:
-            raise refuse(
+            raise request_error(
                 ErrorReason.MODEL_NOT_READY, model=self._front.model, state="MODEL_STATE_LOADING"
             )
         return limits
@@ -203,17 +203,17 @@ def unimplemented_handlers(
 
 
 def _handler(path: str, feature: str, wrapper: HandlerWrapper) -> "grpc.RpcMethodHandler[Any, Any]":
-    async def refuse_unary(data: bytes, context: Context) -> bytes:
+    async def reject_unary(data: bytes, context: Context) -> bytes:
         del data, context
-        raise refuse_feature(feature)
+        raise unsupported_feature(feature)
 
-    async def refuse_stream(data: bytes, context: Context, caller: Caller) -> None:
+    async def reject_stream(data: bytes, context: Context, caller: Caller) -> None:
         del data, context, caller
-        raise refuse_feature(feature)
+        raise unsupported_feature(feature)
 
     if path in _STREAMS:
-        return wrapper.stream_with_caller(path, refuse_stream)
-    return wrapper.unary(path, refuse_unary)
+        return wrapper.stream_with_caller(path, reject_stream)
+    return wrapper.unary(path, reject_unary)
 
 
 def model_of(

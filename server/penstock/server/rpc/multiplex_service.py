@@ -22,10 +22,10 @@ import grpc.aio
 from penstock.server.front.errors import (
     INTERNAL,
     ErrorReason,
-    Refusal,
+    Failure,
     RequestError,
-    refuse,
-    refuse_field,
+    invalid_field,
+    request_error,
 )
 from penstock.server.front.front import Front
 from penstock.server.front.watched_write import SharedWriter
@@ -96,8 +96,8 @@ class MultiplexWriter:
                 self._table.settle()
         except asyncio.CancelledError:
             # The client has disconnected, or it stalled and the stream was closed during the write.
-            if ready.was_cut_off() and ready.refusal is not None:
-                raise RequestError(ready.refusal) from None
+            if ready.was_cut_off() and ready.failure is not None:
+                raise RequestError(ready.failure) from None
             raise
 
     async def _send(self, message: bytes) -> None:
@@ -114,7 +114,7 @@ class MultiplexWriter:
         try:
             await asyncio.shield(write)
         except asyncio.CancelledError:
-            if self._ready.refusal is None and await _has_ended_well(write):
+            if self._ready.failure is None and await _has_ended_well(write):
                 self._table.settle()
             raise
         finally:
@@ -124,7 +124,7 @@ class MultiplexWriter:
         if len(self._table):
             return False
         if self._front.is_draining and not self._is_half_closed:
-            raise refuse(ErrorReason.DRAINING)
+            raise request_error(ErrorReason.DRAINING)
         return self._is_half_closed
 
     def _messages(self, ready: Iterable[MultiplexedRequest]) -> Iterator[bytes]:
@@ -137,13 +137,13 @@ class MultiplexWriter:
                 events = request.take()
             except Exception as error:
                 # An internal error: this request ends, and the others must not be affected.
-                refusal = self._wrapper.internal_error(
+                failure = self._wrapper.internal_error(
                     "Multiplex",
                     error,
                     request_id=request.request_id,
                     trace_id=request.account.trace.trace_id,
                 )
-                request.break_with(refusal)
+                request.break_with(failure)
                 events = ()
             if request.is_ended:
                 events = self._end(request, events)
@@ -160,9 +160,9 @@ class MultiplexWriter:
     def _end(self, request: MultiplexedRequest, events: Sequence[bytes]) -> Sequence[bytes]:
         """Remove an ended request and return its last `events`, with its error if it failed."""
         self._table.end(request)
-        if request.refusal is None:
+        if request.failure is None:
             return events
-        status = self._wrapper.status(request.refusal, request.request_id)
+        status = self._wrapper.status(request.failure, request.request_id)
         return [*events, error_event(request.key, status.SerializeToString())]
 
 
@@ -193,7 +193,7 @@ class MultiplexService:
         front = self._front
         tenant = self._access.authorize(context, Right.GENERATE).tenant
         if front.is_draining:
-            raise refuse(ErrorReason.DRAINING)
+            raise request_error(ErrorReason.DRAINING)
         ready: SharedWriter[MultiplexedRequest] = SharedWriter()
         accounts = self._accounts
         caller = MultiplexCaller(
@@ -216,7 +216,7 @@ class MultiplexService:
             reader.start()
             await writer.run()
         except RequestError as error:
-            outcome = outcome_of(error.refusal)
+            outcome = outcome_of(error.failure)
             if reader.bug is not None:
                 raise reader.bug from None
             raise
@@ -277,8 +277,8 @@ class _Reader:
                 return await self._read()
         except TimeoutError:
             late = f"no command arrived within {self._max_arrival_s:g} s"
-            refusal = Refusal(reason=ErrorReason.DEADLINE_EXCEEDED, message=late)
-            raise RequestError(refusal) from None
+            failure = Failure(reason=ErrorReason.DEADLINE_EXCEEDED, message=late)
+            raise RequestError(failure) from None
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
@@ -287,28 +287,28 @@ class _Reader:
         if error is None:
             self._writer.half_close()
         elif isinstance(error, RequestError):
-            self._ready.cut(error.refusal)
+            self._ready.cut(error.failure)
         else:
             self.bug = error
             self._ready.cut(INTERNAL)
 
 
 def apply_command(
-    message: pb.MultiplexRequest, refusal: Refusal | None, table: MultiplexTable
+    message: pb.MultiplexRequest, failure: Failure | None, table: MultiplexTable
 ) -> None:
     """Execute a command from the client.
 
-    `refusal` is the error found while the request of a submit command was parsed; None if there is
+    `failure` is the error found while the request of a submit command was parsed; None if there is
     none. Raises RequestError if the command is invalid.
     """
     match message.WhichOneof("command"):
         case "submit":
-            table.submit(message.submit, refusal)
+            table.submit(message.submit, failure)
         case "cancel":
             table.cancel(message.cancel.key)
         case "credit":
             if message.credit.num_credit_tokens < 1:
-                raise refuse_field("credit.num_credit_tokens", "must be at least 1")
+                raise invalid_field("credit.num_credit_tokens", "must be at least 1")
             table.give_credit(message.credit.key, message.credit.num_credit_tokens)
         case _:
-            raise refuse_field("command", "one of submit, cancel and credit is required")
+            raise invalid_field("command", "one of submit, cancel and credit is required")

@@ -12,7 +12,7 @@ from typing import Final
 
 from penstock.scheduler.request import NO_TIME
 from penstock.server.front.accounts import Outcome, RequestAccount
-from penstock.server.front.errors import Refusal, RequestError, refuse_field
+from penstock.server.front.errors import Failure, RequestError, invalid_field
 from penstock.server.front.front import Front
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.stream import TokenStream, num_tokens_of
@@ -27,7 +27,7 @@ from penstock.server.rpc.parsing import num_unknown_fields
 from penstock.server.security.rights import Caller
 from penstock.v1 import generation_service_pb2 as pb
 
-MAX_UNSENT_REFUSALS: Final = 256
+MAX_UNSENT_REJECTIONS: Final = 256
 """Number of rejected requests with unsent errors at which no more commands are read."""
 
 
@@ -45,9 +45,9 @@ class MultiplexedRequest:
     __slots__ = (
         "_clock",
         "_encoder",
+        "_failure",
         "_is_marked",
         "_num_credit_tokens",
-        "_refusal",
         "_stream",
         "_writer",
         "account",
@@ -74,14 +74,14 @@ class MultiplexedRequest:
         self._encoder: MultiplexEncoder | None = None
         self._stream: TokenStream | None = None
         self._is_marked = False
-        self._refusal: Refusal | None = None
+        self._failure: Failure | None = None
 
     @property
-    def refusal(self) -> Refusal | None:
+    def failure(self) -> Failure | None:
         """The error with which the request failed; None if it has not failed."""
-        if self._refusal is not None or self.request is None:
-            return self._refusal
-        return self.request.stream.refusal
+        if self._failure is not None or self.request is None:
+            return self._failure
+        return self.request.stream.failure
 
     @property
     def num_messages(self) -> int:
@@ -108,9 +108,9 @@ class MultiplexedRequest:
         request.stream.attach(self.mark)
         self.mark()
 
-    def refuse(self, refusal: Refusal) -> None:
-        """Reject the request. The error `refusal` is sent instead of its events."""
-        self._refusal = refusal
+    def reject(self, failure: Failure) -> None:
+        """Reject the request. The error `failure` is sent instead of its events."""
+        self._failure = failure
         self.mark()
 
     def give_credit(self, num_tokens: int) -> None:
@@ -129,12 +129,12 @@ class MultiplexedRequest:
     def take(self) -> Sequence[bytes]:
         """Return the events that may be written now, encoded. Sets `is_ended` with the last event.
 
-        The error of a failed request is not returned as an event; see `refusal`.
+        The error of a failed request is not returned as an event; see `failure`.
         """
         self._is_marked = False
         stream, encoder, credit = self._stream, self._encoder, self._num_credit_tokens
-        if stream is None or encoder is None or self._refusal is not None:
-            self.is_ended = self._refusal is not None
+        if stream is None or encoder is None or self._failure is not None:
+            self.is_ended = self._failure is not None
             return ()
         # The most frequent case: one token of plain text per call.
         text = stream.take_text() if credit != 0 else None
@@ -153,10 +153,10 @@ class MultiplexedRequest:
                 stream.wait_for_reader(NO_TIME if self.is_ended else self._clock())
         return events
 
-    def break_with(self, refusal: Refusal) -> None:
-        """End the request with `refusal`, because `take` failed and the events that it took are
+    def break_with(self, failure: Failure) -> None:
+        """End the request with `failure`, because `take` failed and the events that it took are
         lost."""
-        self._refusal = refusal
+        self._failure = failure
         self.is_ended = True
 
 
@@ -193,7 +193,7 @@ class MultiplexTable:
         self._requests: dict[int, MultiplexedRequest] = {}
         self._ended: list[tuple[RequestAccount, Outcome]] = []
         self._starting: set[asyncio.Task[None]] = set()
-        self._num_unsent_refusals = 0
+        self._num_unsent_rejections = 0
         self._room = asyncio.Event()
         self._room.set()
 
@@ -205,16 +205,16 @@ class MultiplexTable:
         """True if the last event of an ended request is not written yet."""
         return bool(self._ended)
 
-    def submit(self, message: pb.MultiplexSubmit, refusal: Refusal | None = None) -> None:
-        """Start a request. An error, including the `refusal` from parsing, is sent as its last
+    def submit(self, message: pb.MultiplexSubmit, failure: Failure | None = None) -> None:
+        """Start a request. An error, including the `failure` from parsing, is sent as its last
         event.
 
         Raises RequestError if the key is in use, because its events would be ambiguous.
         """
         account = self._open_account(message)
         if message.key in self._requests:
-            error = refuse_field("submit.key", "is the key of a request that has not ended")
-            self._accounts.close(account, outcome_of(error.refusal))
+            error = invalid_field("submit.key", "is the key of a request that has not ended")
+            self._accounts.close(account, outcome_of(error.failure))
             raise error
         request = MultiplexedRequest(
             message.key,
@@ -227,18 +227,18 @@ class MultiplexTable:
         self._requests[message.key] = request
         # The deadline of the call is not the deadline of the request.
         times = CallTimes(arrival_s=account.arrival_s)
-        if refusal is None:
+        if failure is None:
             try:
                 live = self._reserve(message, times, account)
             except RequestError as error:
-                refusal = error.refusal
+                failure = error.failure
             else:
                 request.live(live, self._front)
                 task = asyncio.create_task(self._start(live, times), name="multiplex start")
                 self._starting.add(task)
                 task.add_done_callback(self._starting.discard)
                 return
-        self._refuse(request, refusal)
+        self._reject(request, failure)
 
     def cancel(self, key: int) -> None:
         """End the request with this key as CANCELLED. Ignored if there is none."""
@@ -261,12 +261,12 @@ class MultiplexTable:
         """Remove and release `request`, whose last event was taken. `settle` closes its account."""
         del self._requests[request.key]
         request.account.num_messages = request.num_messages
-        outcome = OK if request.refusal is None else outcome_of(request.refusal)
+        outcome = OK if request.failure is None else outcome_of(request.failure)
         self._ended.append((request.account, outcome))
         if request.request is not None:
             self._front.release(request.request)
             return
-        self._num_unsent_refusals -= 1
+        self._num_unsent_rejections -= 1
         self._room.set()
 
     def settle(self) -> None:
@@ -294,8 +294,8 @@ class MultiplexTable:
         for request in requests.values():
             account = request.account
             account.num_messages = request.num_messages
-            refusal = request.refusal
-            self._accounts.close(account, outcome if refusal is None else outcome_of(refusal))
+            failure = request.failure
+            self._accounts.close(account, outcome if failure is None else outcome_of(failure))
 
     def _open_account(self, message: pb.MultiplexSubmit) -> RequestAccount:
         accounts, caller = self._accounts, self._caller
@@ -331,15 +331,15 @@ class MultiplexTable:
         try:
             await self._front.start(live, times)
         except RequestError as error:
-            live.fail(error.refusal, self._front.clock())
+            live.fail(error.failure, self._front.clock())
         except Exception as error:
-            refusal = self._wrapper.internal_error(
+            failure = self._wrapper.internal_error(
                 "Multiplex", error, request_id=live.request_id, trace_id=live.trace_id
             )
-            live.fail(refusal, self._front.clock())
+            live.fail(failure, self._front.clock())
 
-    def _refuse(self, request: MultiplexedRequest, refusal: Refusal) -> None:
-        request.refuse(refusal)
-        self._num_unsent_refusals += 1
-        if self._num_unsent_refusals >= MAX_UNSENT_REFUSALS:
+    def _reject(self, request: MultiplexedRequest, failure: Failure) -> None:
+        request.reject(failure)
+        self._num_unsent_rejections += 1
+        if self._num_unsent_rejections >= MAX_UNSENT_REJECTIONS:
             self._room.clear()

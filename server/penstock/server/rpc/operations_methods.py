@@ -21,7 +21,7 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 
 from penstock.conventions import DEFAULT_PROFILE_S, MAX_PAGE_SIZE
-from penstock.server.front.errors import ErrorReason, refuse, refuse_field
+from penstock.server.front.errors import ErrorReason, invalid_field, request_error
 from penstock.server.link.frames import MAX_PROFILE_S
 from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import (
@@ -127,7 +127,7 @@ class OperationsMethods:
             await context.write(pb.WatchStatsResponse(stats=stats).SerializeToString())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), interval_s)
-        raise refuse(ErrorReason.DRAINING)
+        raise request_error(ErrorReason.DRAINING)
 
     async def list_requests(self, data: bytes, context: Context) -> bytes:
         """Return one page of the live requests that match the filters."""
@@ -155,7 +155,7 @@ class OperationsMethods:
                 filters=filters.SerializeToString(deterministic=True),
             )
         except BadPageToken:
-            raise refuse_field("page_token", "is not a token of this list") from None
+            raise invalid_field("page_token", "is not a token of this list") from None
         return pb.ListLiveRequestsResponse(
             requests=[live_request_of(view) for view in page.entries],
             next_page_token=page.next_token,
@@ -167,7 +167,7 @@ class OperationsMethods:
         del context
         request = parse(pb.GetLiveRequestRequest, data)
         if not request.request_id:
-            raise refuse_field("request_id", "is required")
+            raise invalid_field("request_id", "is required")
         tenant = request.tenant if request.HasField("tenant") else None
         found = [
             view
@@ -175,9 +175,9 @@ class OperationsMethods:
             if view.request_id == request.request_id and tenant in (None, view.tenant)
         ]
         if not found:
-            raise refuse(ErrorReason.REQUEST_NOT_FOUND)
+            raise request_error(ErrorReason.REQUEST_NOT_FOUND)
         if len({view.tenant for view in found}) > 1:
-            raise refuse_field("tenant", "is required: several tenants use this request id")
+            raise invalid_field("tenant", "is required: several tenants use this request id")
         return pb.GetLiveRequestResponse(request=live_request_of(found[0])).SerializeToString()
 
     async def drain(self, data: bytes, context: Context) -> bytes:
@@ -212,7 +212,7 @@ class OperationsMethods:
         self._model_of(request)
         if self._num_flight_readers >= MAX_FLIGHT_READERS:
             why = f"{MAX_FLIGHT_READERS} flight records are being read; try again later"
-            raise refuse(ErrorReason.NOT_POSSIBLE_NOW, why)
+            raise request_error(ErrorReason.NOT_POSSIBLE_NOW, why)
         self._num_flight_readers += 1
         try:
             # No slot is occupied while a reader reads, because a slow reader must not block others.
@@ -255,7 +255,7 @@ class OperationsMethods:
         level = _LEVELS.get(request.level)
         if level is None:
             names = ", ".join(name.upper() for name in _LEVELS.values())
-            raise refuse_field("level", f"must be one of {names}")
+            raise invalid_field("level", f"must be one of {names}")
         with _converted_errors():
             await self._operations.set_log_level(level)
         return pb.SetLogLevelResponse().SerializeToString()
@@ -295,7 +295,7 @@ def _converted_errors() -> Generator[None]:
     try:
         yield
     except OperationsError as error:
-        raise refuse(ErrorReason.NOT_POSSIBLE_NOW, str(error)) from None
+        raise request_error(ErrorReason.NOT_POSSIBLE_NOW, str(error)) from None
 
 
 def _matches(view: RequestView, request: pb.ListLiveRequestsRequest) -> bool:
@@ -340,7 +340,7 @@ async def _write_in_time(context: Context, responses: Iterable[pb.GetFlightRecor
                 async with asyncio.timeout(MAX_FLIGHT_WRITE_S):
                     await context.write(response.SerializeToString())
     except TimeoutError:
-        raise refuse(ErrorReason.READER_STALLED) from None
+        raise request_error(ErrorReason.READER_STALLED) from None
 
 
 def _file_responses(file: bytes) -> Iterator[pb.GetFlightRecordResponse]:

@@ -90,7 +90,7 @@ def server_options(
         ("grpc.http2.settings_timeout", _ms(transport.handshake_timeout_s)),
         # By default half of 5,000 calls that arrive at the same time are dropped.
         ("grpc.server.max_pending_requests", 20_000),
-        # Between the two limits the core refuses connections at random; equal limits avoid that.
+        # Between the two limits the core rejects connections at random; equal limits avoid that.
         ("grpc.server.max_pending_requests_hard_limit", 20_000),
         # Fronts (gRPC server processes) share the port, and the supervisor reserves it. This is the
         # core's default where the system supports it.

@@ -21,10 +21,10 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from penstock.server.front.errors import (
     ErrorReason,
-    Refusal,
+    Failure,
     RequestError,
-    refuse,
-    refuse_field,
+    invalid_field,
+    request_error,
 )
 from penstock.server.rpc.mapping_out import varint
 from penstock.v1 import prompt_pb2 as pb
@@ -77,7 +77,7 @@ def parse(message_type: type[M], data: bytes) -> M:
     return _read(message_type, data)
 
 
-def parse_request(message_type: type[M], data: bytes) -> tuple[M, Refusal | None]:
+def parse_request(message_type: type[M], data: bytes) -> tuple[M, Failure | None]:
     """Return the parsed message of a request, and the error if it exceeds a limit, otherwise None.
 
     A message that exceeds a limit has only its short fields, such as the request id. Raises
@@ -90,7 +90,7 @@ def parse_request(message_type: type[M], data: bytes) -> tuple[M, Refusal | None
             short = _short_fields(cast(Descriptor, message_type.DESCRIPTOR), data)
         except (IndexError, ValueError):
             raise error from None
-        return _read(message_type, short), error.refusal
+        return _read(message_type, short), error.failure
     return _read(message_type, data), None
 
 
@@ -163,14 +163,14 @@ class _FieldCount:
     def _too_many_fields(self) -> RequestError:
         path = max(self._num_of, key=self._num_of.__getitem__)
         num = self._num_of[path]
-        return refuse_field(
+        return invalid_field(
             path, f"has {num} entries or more, a request may have {_MAX_FIELDS} fields in all"
         )
 
 
 def _at_most(path: str, unit: str, number: int, limit: int) -> None:
     if number > limit:
-        raise refuse_field(path, f"has {number} {unit}, at most {limit} are allowed")
+        raise invalid_field(path, f"has {number} {unit}, at most {limit} are allowed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +286,7 @@ def _drop_long_values(message: Message) -> None:
 
 def _too_much_unknown(found: str, allowed: str) -> RequestError:
     message = f"the request has {found} of unknown fields, at most {allowed} are ignored"
-    return RequestError(Refusal(reason=ErrorReason.MALFORMED_REQUEST, message=message))
+    return RequestError(Failure(reason=ErrorReason.MALFORMED_REQUEST, message=message))
 
 
 def is_repeated(field: FieldDescriptor) -> bool:
@@ -302,8 +302,8 @@ def _explain(descriptor: Descriptor, data: bytes) -> RequestError:
     except (IndexError, ValueError):
         path = None
     if path is None:
-        return refuse(ErrorReason.MALFORMED_REQUEST)
-    return refuse_field(path, "is not valid UTF-8", ErrorReason.MALFORMED_REQUEST)
+        return request_error(ErrorReason.MALFORMED_REQUEST)
+    return invalid_field(path, "is not valid UTF-8", ErrorReason.MALFORMED_REQUEST)
 
 
 def _invalid_strings(

@@ -10,7 +10,7 @@ In HTTP/2, a method with one request message does not differ from a method with 
 Therefore each method is served as a stream here, of which one message is read.
 
 A message takes memory while it arrives. Nothing is read from a caller that is not permitted to make
-the call; the handler receives the error, a `Refusal`, instead of the message. Other reads are
+the call; the handler receives the error, a `Failure`, instead of the message. Other reads are
 limited (`reading_slots.py`). Callers are checked only here, and in Multiplex for each request;
 handlers receive the caller with the message. Handlers of Penstock are recognised by the bytes that
 they take; those of gRPC take deserialised messages.
@@ -27,7 +27,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from penstock.server.front.errors import ErrorReason, Refusal, RequestError
+from penstock.server.front.errors import ErrorReason, Failure, RequestError
 from penstock.server.rpc.access_control import AccessControl
 from penstock.server.rpc.handlers import AdmittedCall
 from penstock.server.rpc.large_messages import LARGE_BYTES, LargeMessageQueue
@@ -39,9 +39,9 @@ from penstock.server.security.rights import Caller, Right
 from penstock.server.tenants import NO_TENANT, PriorityCeilings
 
 R = TypeVar("R")
-_MALFORMED = Refusal(reason=ErrorReason.MALFORMED_REQUEST)
-_NO_MESSAGE = Refusal(reason=ErrorReason.MALFORMED_REQUEST, message="the call has no message")
-_TOO_LARGE = Refusal(
+_MALFORMED = Failure(reason=ErrorReason.MALFORMED_REQUEST)
+_NO_MESSAGE = Failure(reason=ErrorReason.MALFORMED_REQUEST, message="the call has no message")
+_TOO_LARGE = Failure(
     reason=ErrorReason.MALFORMED_REQUEST, message="the message is too large for this method"
 )
 _MAX_READINGS: Final = 64
@@ -192,7 +192,7 @@ class _LimitedHandler(grpc.GenericRpcHandler):
         A call with too much metadata gets a handler that rejects it.
         """
         if _metadata_bytes(handler_call_details.invocation_metadata) > MAX_ANY_METADATA_BYTES:
-            return _REFUSE_METADATA
+            return _REJECT_METADATA
         path = handler_call_details.method
         made = self._made.get(path)
         if made is None:
@@ -208,7 +208,7 @@ def _metadata_bytes(metadata: Iterable[tuple[str, str | bytes]]) -> int:
     return sum(len(key) + len(value) + 32 for key, value in metadata)
 
 
-async def _refuse_metadata(requests: object, context: Any) -> None:
+async def _reject_metadata(requests: object, context: Any) -> None:
     del requests
     await _exhausted(context, "the metadata is too large")
 
@@ -223,8 +223,8 @@ async def _exhausted(context: Any, what: str) -> NoReturn:
     raise AssertionError("abort raises")
 
 
-_REFUSE_METADATA: "grpc.RpcMethodHandler[Any, Any]" = grpc.stream_stream_rpc_method_handler(
-    cast(Any, _refuse_metadata)
+_REJECT_METADATA: "grpc.RpcMethodHandler[Any, Any]" = grpc.stream_stream_rpc_method_handler(
+    cast(Any, _reject_metadata)
 )
 
 
@@ -292,7 +292,7 @@ def _parsed_stream(behaviour: Any, policy: _MethodPolicy, write_as: Callable[[An
         try:
             _caller(context, policy)
         except RequestError as error:
-            await _abort(context, error.refusal)
+            await _abort(context, error.failure)
         await policy.calls.enter(context)
         try:
             await _until_disconnect(serve(context))
@@ -326,15 +326,15 @@ def _caller(context: Any, policy: _MethodPolicy) -> Caller:
 async def _serve(behaviour: Any, context: Any, policy: _MethodPolicy) -> Any:
     """Serve a call with one message and return the handler's response.
 
-    If the caller is refused, handlers of Penstock are called with the refusal and report it, so
+    If the caller is rejected, handlers of Penstock are called with the failure and report it, so
     that the call is counted.
     """
     try:
         caller = _caller(context, policy)
     except RequestError as error:
         if policy.is_ours:
-            return await behaviour(error.refusal, context)
-        await _abort(context, error.refusal)
+            return await behaviour(error.failure, context)
+        await _abort(context, error.failure)
     # Calls without authentication are counted by connection.
     name = context.peer() if caller.tenant == NO_TENANT else caller.tenant
     await policy.calls.enter(context)
@@ -374,7 +374,7 @@ async def _first(context: Any, policy: _MethodPolicy, caller: str) -> Any:
             f"the request message did not arrive within {policy.max_arrival_s:g} s, or too slowly"
             " while others waited"
         )
-        await _abort(context, Refusal(reason=ErrorReason.DEADLINE_EXCEEDED, message=late))
+        await _abort(context, Failure(reason=ErrorReason.DEADLINE_EXCEEDED, message=late))
     try:
         if data is not grpc.aio.EOF and len(data) >= LARGE_BYTES:
             policy.slots.note_arrival(slot)
@@ -387,24 +387,24 @@ async def _first(context: Any, policy: _MethodPolicy, caller: str) -> Any:
 async def _parsed(data: Any, context: Any, policy: _MethodPolicy) -> Any:
     if data is grpc.aio.EOF:
         await _abort(context, _NO_MESSAGE)
-    refusal = _TOO_LARGE if len(data) > policy.max_message_bytes else _MALFORMED
+    failure = _TOO_LARGE if len(data) > policy.max_message_bytes else _MALFORMED
     try:
-        if refusal is not _TOO_LARGE:
+        if failure is not _TOO_LARGE:
             return policy.parse(data)
     except DecodeError:
         pass
     del data  # See `handlers.py`.
-    return await _abort(context, refusal)
+    return await _abort(context, failure)
 
 
-async def _abort(context: Any, refusal: Refusal) -> NoReturn:
-    abort = abort_of(refusal)
+async def _abort(context: Any, failure: Failure) -> NoReturn:
+    abort = abort_of(failure)
     try:
         await context.abort(abort.code, abort.message, abort.trailers)
     except grpc.aio.AbortError:
         raise
     except grpc.aio.BaseError as error:
-        # The peer has disconnected, or the core has refused its message: no status can be sent.
+        # The peer has disconnected, or the core has rejected its message: no status can be sent.
         raise asyncio.CancelledError from error
     raise AssertionError("abort raises")
 

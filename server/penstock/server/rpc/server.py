@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2_grpc
 
 from penstock.scheduler.events import StepEvents
 from penstock.server.front.config import FrontConfig
-from penstock.server.front.errors import ErrorReason, Refusal
+from penstock.server.front.errors import ErrorReason, Failure
 from penstock.server.front.front import Front
 from penstock.server.front.spare_memory import SpareMemory, resident_bytes, trim
 from penstock.server.link.frames import EngineHello
@@ -46,7 +46,7 @@ from penstock.server.text.model_text import ModelText
 logger = logging.getLogger(__name__)
 _OWN_SERVICES = (generation_service.SERVICE_NAME, model_service.SERVICE_NAME)
 _CHANNELZ_SERVICE = "grpc.channelz.v1.Channelz"
-_DRAINING = Refusal(reason=ErrorReason.DRAINING)
+_DRAINING = Failure(reason=ErrorReason.DRAINING)
 _FINAL_EVENTS_S = 1.0
 """How long streams that a drain has ended may take to send their status, in seconds."""
 _FLUSH_S = 0.5
@@ -194,7 +194,7 @@ class FrontServer:
         self.front.begin_drain()
         self.health.shut_down()
         if is_hand_over:
-            self._sending_away = asyncio.create_task(self._refuse_new(grace_s))
+            self._sending_away = asyncio.create_task(self._reject_new(grace_s))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._wrapper.wait_until_idle()
@@ -230,7 +230,7 @@ class FrontServer:
             await server.stop(_FLUSH_S)
         self.front.accounts.settle()
 
-    async def _refuse_new(self, grace_s: float) -> None:
+    async def _reject_new(self, grace_s: float) -> None:
         """Reject new calls, then stop listening, so that clients that reconnect reach the other
         server."""
         await self._linger()

@@ -1,4 +1,4 @@
-"""Converts refusals (the errors of rejected or failed calls) to gRPC statuses.
+"""Converts the failures of calls to gRPC statuses.
 
 Contains the table of codes and standard messages by error reason, and adds the google.rpc error
 details. No message quotes a prompt, an output or an exception.
@@ -23,7 +23,7 @@ from google.rpc.error_details_pb2 import (
 from google.rpc.status_pb2 import Status
 
 from penstock.conventions import ERROR_DOMAIN, PUSHBACK_KEY, STATUS_DETAILS_KEY
-from penstock.server.front.errors import ErrorReason, QuotaViolation, Refusal
+from penstock.server.front.errors import ErrorReason, Failure, QuotaViolation
 
 MAX_MESSAGE_BYTES: Final = 1024
 MAX_VIOLATIONS: Final = 16
@@ -41,7 +41,7 @@ Trailers = tuple[tuple[str, str | bytes], ...]
 class StatusRule:
     """How one reason is reported.
 
-    If `is_retryable`, a refusal without a retry delay gets the default delay, so that its status
+    If `is_retryable`, a failure without a retry delay gets the default delay, so that its status
     has RetryInfo and the retry push-back trailer.
     """
 
@@ -145,17 +145,17 @@ class Abort:
     trailers: Trailers
 
 
-def retry_delay_s(refusal: Refusal, *, default_s: float, chance: float) -> float | None:
+def retry_delay_s(failure: Failure, *, default_s: float, chance: float) -> float | None:
     """Return how long the caller should wait before it retries, in seconds; None if the reason is
-    not retryable and the refusal has no delay, or if its delay is infinite (it must not retry).
+    not retryable and the failure has no delay, or if its delay is infinite (it must not retry).
 
-    This is the delay of the refusal, otherwise `default_s` for a retryable reason. A random share
+    This is the delay of the failure, otherwise `default_s` for a retryable reason. A random share
     of the delay, of up to MAX_RETRY_SPREAD, is added, so that callers that were rejected together
     do not retry together. `chance` is a uniform random number in [0, 1).
     """
-    delay_s = refusal.retry_after_s
+    delay_s = failure.retry_after_s
     if delay_s is None:
-        if not STATUS_RULES[refusal.reason].is_retryable:
+        if not STATUS_RULES[failure.reason].is_retryable:
             return None
         delay_s = default_s
     if math.isinf(delay_s):
@@ -164,30 +164,30 @@ def retry_delay_s(refusal: Refusal, *, default_s: float, chance: float) -> float
 
 
 def status_of(
-    refusal: Refusal, *, request_id: str = "", retry_after_s: float | None = None
+    failure: Failure, *, request_id: str = "", retry_after_s: float | None = None
 ) -> Status:
-    """Return the google.rpc.Status of a refusal. Its message is at most 1 KiB long.
+    """Return the google.rpc.Status of a failure. Its message is at most 1 KiB long.
 
     `retry_after_s` is added as RetryInfo unless it is None, and `request_id` as RequestInfo unless
     it is empty.
     """
-    rule = STATUS_RULES[refusal.reason]
-    status = Status(code=rule.code.value[0], message=_message(refusal, rule))
-    metadata = {key: value[:MAX_DETAIL_CHARS] for key, value in refusal.metadata.items()}
-    num_untold = len(refusal.violations) - MAX_VIOLATIONS
+    rule = STATUS_RULES[failure.reason]
+    status = Status(code=rule.code.value[0], message=_message(failure, rule))
+    metadata = {key: value[:MAX_DETAIL_CHARS] for key, value in failure.metadata.items()}
+    num_untold = len(failure.violations) - MAX_VIOLATIONS
     if num_untold > 0:
         metadata["num_more_violations"] = str(num_untold)
-    _add(status, ErrorInfo(reason=refusal.reason.value, domain=ERROR_DOMAIN, metadata=metadata))
-    if refusal.violations:
+    _add(status, ErrorInfo(reason=failure.reason.value, domain=ERROR_DOMAIN, metadata=metadata))
+    if failure.violations:
         bad_request = BadRequest()
-        for violation in refusal.violations[:MAX_VIOLATIONS]:
+        for violation in failure.violations[:MAX_VIOLATIONS]:
             bad_request.field_violations.add(
                 field=violation.path[:MAX_DETAIL_CHARS],
                 description=violation.description[:MAX_DETAIL_CHARS],
             )
         _add(status, bad_request)
-    if refusal.reason is ErrorReason.QUOTA_EXCEEDED:
-        broken = refusal.quota or QuotaViolation(subject="tenant", description=rule.message)
+    if failure.reason is ErrorReason.QUOTA_EXCEEDED:
+        broken = failure.quota or QuotaViolation(subject="tenant", description=rule.message)
         quota = QuotaFailure()
         quota.violations.add(
             subject=broken.subject[:MAX_DETAIL_CHARS],
@@ -204,12 +204,12 @@ def status_of(
 
 
 def abort_of(
-    refusal: Refusal, *, request_id: str = "", retry_after_s: float | None = None
+    failure: Failure, *, request_id: str = "", retry_after_s: float | None = None
 ) -> Abort:
-    """Return the status of a refusal (see `status_of`) as arguments of `context.abort`. If
+    """Return the status of a failure (see `status_of`) as arguments of `context.abort`. If
     `retry_after_s` is not None, the trailing metadata also has the retry push-back."""
-    rule = STATUS_RULES[refusal.reason]
-    status = status_of(refusal, request_id=request_id, retry_after_s=retry_after_s)
+    rule = STATUS_RULES[failure.reason]
+    status = status_of(failure, request_id=request_id, retry_after_s=retry_after_s)
     trailers: Trailers = ((STATUS_DETAILS_KEY, status.SerializeToString()),)
     if retry_after_s is not None:
         trailers = (*trailers, (PUSHBACK_KEY, str(_milliseconds(retry_after_s))))
@@ -226,11 +226,11 @@ def _add(status: Status, detail: Message) -> None:
     status.details.append(packed)
 
 
-def _message(refusal: Refusal, rule: StatusRule) -> str:
-    message = refusal.message or rule.message
-    if refusal.violations:
-        first = refusal.violations[0]
+def _message(failure: Failure, rule: StatusRule) -> str:
+    message = failure.message or rule.message
+    if failure.violations:
+        first = failure.violations[0]
         message = f"{message}: {first.path}: {first.description}"
-        if len(refusal.violations) > 1:
-            message = f"{message} (and {len(refusal.violations) - 1} more)"
+        if len(failure.violations) > 1:
+            message = f"{message} (and {len(failure.violations) - 1} more)"
     return message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")

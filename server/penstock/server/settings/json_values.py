@@ -229,13 +229,13 @@ def _decode_dataclass(kind: type[object], data: object, where: str) -> object:
     }
     try:
         return kind(**decoded)
-    except SettingError as refusal:
+    except SettingError as error:
         # The first name is given with its path; the others are fields next to it.
-        first = refusal.names[0]
+        first = error.names[0]
         path = f"{where}.{first}".lstrip(".")
-        raise ValueError(refusal.spelled(lambda name: path if name == first else name)) from None
-    except ValueError as refusal:
-        raise ValueError(f"{where}: {refusal}") from None
+        raise ValueError(error.spelled(lambda name: path if name == first else name)) from None
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def _decode_field(hint: Any, field: "dataclasses.Field[Any]", data: object, where: str) -> object:

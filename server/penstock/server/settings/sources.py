@@ -63,7 +63,7 @@ class Sources:
         did not set it."""
         return self.given[name].spelling if name in self.given else f"--{name.replace('_', '-')}"
 
-    def refuse(self, names: Iterable[str], why: str) -> None:
+    def reject(self, names: Iterable[str], why: str) -> None:
         """Raise BadSetting with the reason `why` for the first of these settings that was given."""
         for name in names:
             if name in self.given:

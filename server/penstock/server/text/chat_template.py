@@ -135,7 +135,7 @@ class ChatTemplate:
                 num_chars += len(piece)
                 if num_chars > max_bytes:
                     break
-        except _Refusal as error:
+        except _TemplateError as error:
             raise ChatTemplateError(self._safe_message(str(error))) from error
         # A template is a program. It may raise any exception for a chat that it does not expect.
         except Exception as error:
@@ -177,7 +177,7 @@ def _turn(message: ChatMessage) -> dict[str, object]:
     return turn
 
 
-class _Refusal(Exception):
+class _TemplateError(Exception):
     """The template called `raise_exception`."""
 
 
@@ -206,7 +206,7 @@ def _functions(local_time: Callable[[], datetime]) -> dict[str, object]:
     """Return the functions that templates may call in addition to those of Jinja."""
 
     def raise_exception(message: object = "") -> None:
-        raise _Refusal(str(message))
+        raise _TemplateError(str(message))
 
     def strftime_now(pattern: str) -> str:
         return local_time().strftime(pattern)

@@ -50,7 +50,7 @@ class House:
         return self.report.load(INFO).output_tokens_per_s
 
 
-def test_what_is_shown_is_told_in_tokens() -> None:
+def test_what_is_shown_is_counted_in_tokens() -> None:
     load = House().report.load(INFO)
 
     assert (load.num_running, load.num_waiting, load.num_waiting_tokens) == (3, 2, 50)
@@ -93,7 +93,7 @@ def test_the_share_of_cached_tokens_is_that_of_requests_that_ended() -> None:
     assert house.report.load(INFO).cache_hit_share == 0.4
 
 
-def test_an_engine_that_shows_nothing_is_told_as_idle() -> None:
+def test_an_engine_that_shows_nothing_is_reported_as_idle() -> None:
     load = LoadReport(None, lambda: 0.0).load(INFO)
 
     assert (load.num_running, load.num_waiting, load.usage) == (0, 0, 0.0)

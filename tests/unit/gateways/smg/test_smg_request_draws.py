@@ -12,7 +12,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from penstock.gateway.smg.request_mapping import own_request
 from penstock.gateway.smg.service import with_foreign_paths
 from penstock.server.front.config import FrontConfig
-from penstock.server.front.errors import ErrorReason, Refusal, RequestError
+from penstock.server.front.errors import ErrorReason, Failure, RequestError
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.generation import read_generation
 from penstock.server.rpc.parsing import num_unknown_fields, parse
@@ -53,12 +53,12 @@ params = st.fixed_dictionaries(
 )
 
 
-def refusal_of(take: Callable[[], object]) -> Refusal | None:
+def rejection_of(take: Callable[[], object]) -> Failure | None:
     """Return the rejection that `take` raises, None if it raises none."""
     try:
         take()
     except RequestError as error:
-        return with_foreign_paths(error.refusal)
+        return with_foreign_paths(error.failure)
     return None
 
 
@@ -69,15 +69,15 @@ def judge(message: vllm.GenerateRequest) -> None:
         generation = read_generation(own, LIMITS, ("tiny",))
         assert generation.output.return_token_ids
 
-    refusal = refusal_of(take)
-    if refusal is not None:
-        assert refusal.reason in REASONS
-        for violation in refusal.violations:
+    failure = rejection_of(take)
+    if failure is not None:
+        assert failure.reason in REASONS
+        for violation in failure.violations:
             assert violation.path.partition(".")[0].partition("[")[0] in FOREIGN_ROOTS
 
 
 @given(ids=st.lists(st.integers(0, 2**32 - 1), max_size=6), given_params=params, id_=st.text())
-def test_every_request_is_ours_or_refused(
+def test_every_request_is_ours_or_rejected(
     ids: list[int], given_params: dict[str, Any], id_: str
 ) -> None:
     message = vllm.GenerateRequest(request_id=id_)
@@ -89,15 +89,15 @@ def test_every_request_is_ours_or_refused(
 
 @given(data=st.binary(max_size=200))
 def test_bytes_are_a_request_or_malformed(data: bytes) -> None:
-    refusal = refusal_of(lambda: parse(vllm.GenerateRequest, data))
+    failure = rejection_of(lambda: parse(vllm.GenerateRequest, data))
 
-    if refusal is None:
+    if failure is None:
         judge(vllm.GenerateRequest.FromString(data))
     else:
-        assert refusal.reason is ErrorReason.MALFORMED_REQUEST
+        assert failure.reason is ErrorReason.MALFORMED_REQUEST
 
 
-def test_fields_of_a_later_release_are_counted_beside_a_map() -> None:
+def test_fields_of_a_later_release_are_counted_next_to_a_map() -> None:
     message = vllm.GenerateRequest(text="hello")
     message.sampling_params.logit_bias[3] = 1.0
     later = message.SerializeToString() + b"\xf8\x3f\x01"  # field 1023, an integer

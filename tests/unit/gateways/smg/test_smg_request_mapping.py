@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-from penstock.gateway.smg.request_mapping import REFUSED_FIELDS, own_request
+from penstock.gateway.smg.request_mapping import UNSUPPORTED_FIELDS, own_request
 from penstock.gateway.smg.service import PATHS, foreign_path, with_foreign_paths
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
@@ -73,7 +73,7 @@ def asked(**params: Any) -> vllm.GenerateRequest:
     return message
 
 
-def refused(message: vllm.GenerateRequest) -> RequestError:
+def rejected(message: vllm.GenerateRequest) -> RequestError:
     with pytest.raises(RequestError) as caught:
         own_request(message)
     return caught.value
@@ -86,7 +86,7 @@ def field_paths(descriptor: Any, prefix: str = "") -> Iterator[str]:
     for field in descriptor.fields:
         path = f"{prefix}{field.name}"
         is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
-        if field.message_type is None or is_map or path in REFUSED_FIELDS:
+        if field.message_type is None or is_map or path in UNSUPPORTED_FIELDS:
             yield path
         else:
             yield from field_paths(field.message_type, f"{path}.")
@@ -94,7 +94,7 @@ def field_paths(descriptor: Any, prefix: str = "") -> Iterator[str]:
 
 def test_no_field_of_the_contract_is_forgotten() -> None:
     """A new field of a later release fails here before a client's option is ignored."""
-    known = EFFECTIVE_FIELDS | IGNORED_FIELDS | REFUSED_FIELDS.keys()
+    known = EFFECTIVE_FIELDS | IGNORED_FIELDS | UNSUPPORTED_FIELDS.keys()
 
     assert set(field_paths(vllm.GenerateRequest.DESCRIPTOR)) == known
 
@@ -192,12 +192,12 @@ def test_an_empty_constraint_is_an_error(name: str) -> None:
     with pytest.raises(RequestError) as caught:
         read_generation(own_request(asked(**{name: ""})), LIMITS, ("tiny",))
 
-    (violation,) = with_foreign_paths(caught.value.refusal).violations
+    (violation,) = with_foreign_paths(caught.value.failure).violations
     assert violation.path == f"sampling_params.{name}"
 
 
-@pytest.mark.parametrize("path", sorted(REFUSED_FIELDS))
-def test_an_option_that_is_not_supported_is_refused_by_name(path: str) -> None:
+@pytest.mark.parametrize("path", sorted(UNSUPPORTED_FIELDS))
+def test_an_option_that_is_not_supported_is_rejected_by_name(path: str) -> None:
     message = asked()
     if path == "kv_transfer_params_json":
         message.kv_transfer_params_json = "{}"
@@ -210,13 +210,13 @@ def test_an_option_that_is_not_supported_is_refused_by_name(path: str) -> None:
     else:
         getattr(message, path).SetInParent()
 
-    refusal = refused(message).refusal
+    failure = rejected(message).failure
 
-    assert refusal.reason is ErrorReason.FEATURE_UNSUPPORTED
-    assert refusal.metadata == {"feature": REFUSED_FIELDS[path], "field": path}
+    assert failure.reason is ErrorReason.FEATURE_UNSUPPORTED
+    assert failure.metadata == {"feature": UNSUPPORTED_FIELDS[path], "field": path}
 
 
-def test_other_invalid_requests_are_refused_by_field() -> None:
+def test_other_invalid_requests_are_rejected_by_field() -> None:
     nothing = vllm.GenerateRequest(request_id="r")
     other_rank = asked()
     other_rank.data_parallel_rank = 1
@@ -227,7 +227,7 @@ def test_other_invalid_requests_are_refused_by_field() -> None:
         (asked(prompt_logprobs=-1), "sampling_params.prompt_logprobs"),
         (asked(logit_bias={-3: 1.0}), "sampling_params.logit_bias[-3].key"),
     ):
-        (violation,) = refused(message).refusal.violations
+        (violation,) = rejected(message).failure.violations
         assert violation.path == path
 
 
@@ -247,18 +247,18 @@ def test_other_invalid_requests_are_refused_by_field() -> None:
         ("promptly", "promptly"),
     ],
 )
-def test_fields_are_told_by_the_names_they_were_sent_by(ours: str, theirs: str) -> None:
+def test_fields_are_reported_by_the_names_they_were_sent_by(ours: str, theirs: str) -> None:
     assert foreign_path(ours) == theirs
 
 
-def test_an_entry_of_a_map_is_told_by_its_key() -> None:
+def test_an_entry_of_a_map_is_reported_by_its_key() -> None:
     """The client does not know its index in our list."""
     own = own_request(asked(logit_bias={9_999: 1.0, 7: 200.0, 5: 1.0}))
     with pytest.raises(RequestError) as caught:
         read_generation(own, LIMITS, ("tiny",))
 
     bias_ids = [entry.token_id for entry in own.sampling.logit_bias]
-    violations = with_foreign_paths(caught.value.refusal, bias_ids).violations
+    violations = with_foreign_paths(caught.value.failure, bias_ids).violations
     assert [violation.path for violation in violations] == [
         "sampling_params.logit_bias[7].value",
         "sampling_params.logit_bias[9999].key",

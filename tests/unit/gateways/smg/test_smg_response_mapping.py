@@ -142,7 +142,7 @@ def test_logprobs_of_output_and_prompt(
     assert first.input_logprobs.token_logprobs[1].value == -2.0
 
 
-def test_without_being_asked_no_logprobs_are_told() -> None:
+def test_unrequested_logprobs_are_not_returned() -> None:
     (chunk, last) = messages(ChunkEncoder(), [ACCEPTED, piece(5), finished(end(1))])
 
     assert not chunk.chunk.HasField("output_logprobs")

@@ -29,7 +29,7 @@ def again(before: RequestSpec, counter: int) -> RequestSpec:
     return replace(before, key=key, leader_key=0, num_replays=1)
 
 
-def test_one_that_comes_back_to_its_engine_unkept_replaces_what_was_kept() -> None:
+def test_a_stream_that_returns_to_its_engine_replaces_what_was_kept() -> None:
     engine, executor = make_self_paced(max_num_seqs=1)
     dispatcher = Dispatcher(engine, hello(), kept_limits=KEPT_LIMITS)
     dispatcher.front_connected(1)
@@ -65,7 +65,7 @@ def test_one_that_another_front_reads_is_not_submitted_again_unkept() -> None:
     executor.close()
 
 
-def test_one_that_nobody_reads_and_that_finds_no_room_does_not_run() -> None:
+def test_an_unread_request_that_finds_no_room_does_not_run() -> None:
     engine, executor = make_self_paced(max_num_seqs=1)
     dispatcher = Dispatcher(engine, hello(), kept_limits=KeptLimits(max_bytes=100, max_unread=8))
     dispatcher.front_connected(1)

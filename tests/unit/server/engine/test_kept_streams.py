@@ -80,11 +80,11 @@ class Store:
             )
         )
 
-    def end(self, key: int, *, is_refused: bool = False, front_id: int = 1) -> None:
+    def end(self, key: int, *, is_rejected: bool = False, front_id: int = 1) -> None:
         key |= front_id << FRONT_SHIFT
         end = (
             Failed(key=key, at_s=1.0, reason=FailureReason.QUEUE_FULL)
-            if is_refused
+            if is_rejected
             else Completed(key=key, at_s=1.0, reason=FinishReason.LENGTH)
         )
         self.kept.record(StepEvents(step=1, at_s=1.0, ends=(end,)))
@@ -133,7 +133,7 @@ def test_log_probabilities_are_those_of_the_request_and_no_more() -> None:
     assert (news.logprobs.chosen.tolist(), news.logprobs.top_ids.tolist()) == ([-2.0], [[4]])
 
 
-def test_what_an_earlier_engine_told_comes_first() -> None:
+def test_what_an_earlier_engine_delivered_comes_first() -> None:
     store = Store()
     key = 1 << FRONT_SHIFT | 1
     history = StepEvents(
@@ -167,10 +167,10 @@ def test_a_front_that_goes_leaves_what_it_had_for_its_grace() -> None:
     assert (store.dropped, store.kept.moved) == (["a"], {})
 
 
-def test_what_the_engine_refused_is_not_kept() -> None:
+def test_what_the_engine_rejected_is_not_kept() -> None:
     store = Store()
     store.begin("a", 1)
-    store.end(1, is_refused=True)
+    store.end(1, is_rejected=True)
     assert (len(store.kept), store.kept.num_bytes) == (0, 0)
 
 

@@ -71,7 +71,7 @@ def test_many_are_cancelled_over_several_steps(
     assert engine.cancelled.qsize() == NUM_REQUESTS
 
 
-def test_a_front_that_comes_back_finds_its_keys_free(
+def test_a_front_that_reconnects_finds_its_keys_free(
     dispatcher: Dispatcher, engine: FakeEngine
 ) -> None:
     dispatcher.front_gone(1)

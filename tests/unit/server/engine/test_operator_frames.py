@@ -63,7 +63,7 @@ VIEW = LiveView(
 )
 
 
-def test_a_dispatcher_without_hands_says_so() -> None:
+def test_a_dispatcher_without_operator_functions_reports_it() -> None:
     answers: list[bytes] = []
     dispatcher = Dispatcher(LookedInto(), hello(), kept_limits=KEPT_LIMITS)
     dispatcher.observe(ORDER, answers.append)
@@ -168,7 +168,7 @@ def test_an_answer_for_an_observer_that_left_goes_nowhere(tmp_path: Any) -> None
     link.close()
 
 
-def test_one_who_says_a_front_s_word_as_an_observer_is_dropped(tmp_path: Any) -> None:
+def test_an_observer_that_sends_a_frame_of_a_front_is_dropped(tmp_path: Any) -> None:
     link = observed(tmp_path, lambda order, answer: None)
     link.send(ObserverHello())
     link.next()

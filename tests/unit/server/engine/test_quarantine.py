@@ -112,7 +112,7 @@ def test_all_outputs_must_pass() -> None:
     assert wing.shown[-1] == ()
 
 
-def test_the_poison_is_refused_and_nothing_else_happens() -> None:
+def test_the_poison_is_rejected_and_nothing_else_happens() -> None:
     wing = Wing(SuspectedRequest(key=key(1), is_poison=True))
     assert wing.quarantine.takes(FRONT, request(1, num_outputs=2))
     assert wing.is_due()
@@ -129,7 +129,7 @@ def test_the_poison_is_refused_and_nothing_else_happens() -> None:
     assert wing.shown == []
 
 
-def test_who_is_held_can_be_cancelled() -> None:
+def test_a_request_that_is_held_can_be_cancelled() -> None:
     wing = Wing(*tried(1, 2, 3))
     wing.quarantine.takes(FRONT, request(1))
     assert not wing.quarantine.cancel(key(2), FinishReason.CANCELLED)

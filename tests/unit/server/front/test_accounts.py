@@ -101,7 +101,7 @@ async def test_a_record_does_not_wait_for_long() -> None:
     assert [record.request_id for record in site.log.records] == ["r-1", "r-2"]
 
 
-async def test_a_record_waits_for_nobody_who_is_gone() -> None:
+async def test_a_record_does_not_wait_for_a_caller_that_has_gone() -> None:
     site = Site()
     site.close(site.live(1), is_up=False)
     heard = site.live(2)
@@ -127,7 +127,7 @@ async def test_the_first_closing_counts() -> None:
     assert [(record.code, record.end_s) for record in site.log.records] == [(1, 5.0)]
 
 
-async def test_a_bug_in_a_record_is_counted_and_reaches_nobody(
+async def test_a_bug_in_a_record_is_counted_and_affects_no_caller(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:

@@ -25,7 +25,7 @@ HELLO = EngineHello(
 )
 
 
-def refusal(
+def failure(
     estimate: AdmissionEstimate, num_requests: int = 1, num_tokens: int = 0
 ) -> RequestError | None:
     try:
@@ -39,11 +39,11 @@ def test_the_bound_on_requests_holds_for_all_outputs_of_one() -> None:
     shown = ShownBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view)
     shown.show(8, queue_s=2.5)
-    assert refusal(estimate, 2) is None
-    error = refusal(estimate, 3)
+    assert failure(estimate, 2) is None
+    error = failure(estimate, 3)
     assert error is not None
     assert error.reason is ErrorReason.QUEUE_FULL
-    assert error.refusal.retry_after_s == 2.5
+    assert error.failure.retry_after_s == 2.5
     assert estimate.num_rejected == 1
 
 
@@ -51,49 +51,49 @@ def test_the_bound_on_tokens_lets_small_ones_in() -> None:
     shown = ShownBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view)
     shown.show(2, num_tokens=90)
-    assert refusal(estimate, 1, 10) is None
-    assert refusal(estimate, 1, 11) is not None
+    assert failure(estimate, 1, 10) is None
+    assert failure(estimate, 1, 11) is not None
 
 
 def test_prompts_of_more_than_the_bound_by_themselves_pass_an_empty_queue() -> None:
     estimate = AdmissionEstimate(ShownBoard(EPOCH).view)
-    assert refusal(estimate, 10, 1000) is None
+    assert failure(estimate, 10, 1000) is None
 
 
 @pytest.mark.parametrize("num_waiting", [0, 9])
-def test_more_outputs_than_the_queue_has_places_are_refused_for_good(num_waiting: int) -> None:
+def test_more_outputs_than_the_queue_has_places_are_rejected_for_good(num_waiting: int) -> None:
     shown = ShownBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view)
     shown.show(num_waiting, queue_s=2.5)
-    error = refusal(estimate, 11)
+    error = failure(estimate, 11)
     assert error is not None
     assert error.reason is ErrorReason.INVALID_ARGUMENT
-    assert error.refusal.retry_after_s is None
-    assert [each.path for each in error.refusal.violations] == ["sampling.num_outputs"]
+    assert error.failure.retry_after_s is None
+    assert [each.path for each in error.failure.violations] == ["sampling.num_outputs"]
 
 
 def test_what_was_sent_counts_until_the_engine_shows_it() -> None:
     shown = ShownBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view)
     for _ in range(10):
-        assert refusal(estimate) is None
+        assert failure(estimate) is None
         estimate.note_sent(1, 5)
-    assert refusal(estimate) is not None
+    assert failure(estimate) is not None
     shown.show(0)
-    assert refusal(estimate) is not None, "that turn had begun before"
+    assert failure(estimate) is not None, "that turn had begun before"
     shown.show(9)
-    assert refusal(estimate) is None
+    assert failure(estimate) is None
     estimate.note_sent(1, 5)
-    assert refusal(estimate) is not None
+    assert failure(estimate) is not None
 
 
 def test_requests_sent_to_an_earlier_engine_do_not_count() -> None:
     shown = ShownBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view)
     estimate.note_sent(10, 50)
-    assert refusal(estimate) is not None
+    assert failure(estimate) is not None
     shown.restart(EPOCH)
-    assert refusal(estimate) is None
+    assert failure(estimate) is None
 
 
 @pytest.mark.parametrize("epoch", [2, 4])
@@ -101,13 +101,13 @@ def test_a_queue_that_another_engine_published_is_ignored(epoch: int) -> None:
     shown = ShownBoard(epoch)
     estimate = AdmissionEstimate(shown.view)
     shown.show(10)
-    assert refusal(estimate) is None
+    assert failure(estimate) is None
 
 
-def test_without_a_published_queue_nothing_is_refused() -> None:
+def test_without_a_published_queue_nothing_is_rejected() -> None:
     estimate = AdmissionEstimate()
     estimate.note_sent(1000, 1000)
-    assert refusal(estimate, 1000) is None
+    assert failure(estimate, 1000) is None
 
 
 def test_the_last_places_are_shared_by_the_fronts() -> None:
@@ -130,19 +130,19 @@ def test_a_short_queue_is_used_to_its_last_place() -> None:
     shown = ShownBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view, num_fronts=4)
     shown.show(9)
-    assert refusal(estimate) is None
+    assert failure(estimate) is None
 
 
-def test_who_was_taken_back_makes_room_before_the_engine_shows_it() -> None:
+def test_a_withdrawn_request_makes_room_before_the_engine_shows_it() -> None:
     shown = ShownBoard(EPOCH)
     estimate = AdmissionEstimate(shown.view)
     shown.show(10)
-    assert refusal(estimate) is not None
+    assert failure(estimate) is not None
     estimate.note_sent(-2, -20)
-    assert refusal(estimate, 2) is None
-    assert refusal(estimate, 3) is not None
+    assert failure(estimate, 2) is None
+    assert failure(estimate, 3) is not None
     estimate.note_sent(-8, -80)
-    assert refusal(estimate, 10, num_tokens=500) is None
+    assert failure(estimate, 10, num_tokens=500) is None
 
 
 class Waiting:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock.scheduler.state import RequestState
-from penstock.server.front.errors import ErrorReason, Refusal, RequestError
+from penstock.server.front.errors import ErrorReason, Failure, RequestError
 from penstock.server.front.events import Progress, StreamEvent, TokensPiece
 from penstock.server.front.generation import ChunkLimits
 from penstock.server.front.stream import TokenStream
@@ -105,7 +105,7 @@ def test_the_end_takes_along_what_is_held() -> None:
         if end == "close":
             stream.close()
         else:
-            stream.fail(Refusal(reason=ErrorReason.ENGINE_DOWN))
+            stream.fail(Failure(reason=ErrorReason.ENGINE_DOWN))
         stream.wake()
         assert text_of(stream.take_due()) == "b"
         assert stream.is_drained
@@ -116,7 +116,7 @@ async def test_the_end_wakes_a_writer_that_waits_for_more() -> None:
     stream, _ = make()
     taker = asyncio.ensure_future(stream.take())
     await asyncio.sleep(0)
-    stream.cut(Refusal(reason=ErrorReason.READER_STALLED))
+    stream.cut(Failure(reason=ErrorReason.READER_STALLED))
     with pytest.raises(RequestError):
         await taker
 

@@ -28,7 +28,9 @@ def test_readers_that_are_cut_together_are_one_warning_and_a_count(
     ]
 
 
-def test_who_comes_a_second_later_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_disconnects_a_second_later_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     cuts = CloseLog(logging.getLogger(NAME))
     with caplog.at_level(logging.WARNING, NAME):
         for at_s in (0.0, 0.5, 1.0):

@@ -23,7 +23,7 @@ from penstock.server.front.live_request import LiveRequest
 from penstock.server.front.request_table import RequestTable
 from penstock.server.front.submission import CallTimes
 from penstock.server.text.model_text import ModelText
-from support.fronts import ScriptedPort, admitted, finished, refused
+from support.fronts import ScriptedPort, admitted, finished, rejected
 from support.replay_site import Site, generation
 
 GENERATION = GenerationSpec(
@@ -93,7 +93,7 @@ async def test_engine_lost_while_the_prompt_is_tokenised(
     port.come_up(epoch=2)
     gate.open.set()
     request = await opening
-    with refused(ErrorReason.ENGINE_DOWN):
+    with rejected(ErrorReason.ENGINE_DOWN):
         await request.stream.take()
     front.release(request)
 
@@ -104,7 +104,7 @@ async def test_id_is_taken_while_the_prompt_is_tokenised_and_free_afterwards(
     front, _ = make_front(text)
     gate = Gate(monkeypatch, text)
     opening = await gate.opened(front)
-    with refused(ErrorReason.REQUEST_ID_IN_USE):
+    with rejected(ErrorReason.REQUEST_ID_IN_USE):
         await front.open(GENERATION, NOW)
     opening.cancel()
     await asyncio.wait([opening])
@@ -125,7 +125,7 @@ async def test_release_cancels_once_what_still_runs(text: ModelText) -> None:
     assert await request.stream.take()
 
 
-async def test_cancel_tells_where_the_request_stood(text: ModelText) -> None:
+async def test_cancel_reports_the_state_of_the_request(text: ModelText) -> None:
     front, port = make_front(text)
     request = await front.open(GENERATION, NOW)
     first, second = await port.next_submission()
@@ -138,11 +138,11 @@ async def test_cancel_tells_where_the_request_stood(text: ModelText) -> None:
     assert await front.cancel("r") is RequestState.COMPLETED
     assert len(port.cancelled) == num_cancels, "nothing is left to cancel"
     front.release(request)
-    with refused(ErrorReason.REQUEST_NOT_FOUND):
+    with rejected(ErrorReason.REQUEST_NOT_FOUND):
         await front.cancel("r")
 
 
-async def test_refused_request_is_not_cancelled_as_well(text: ModelText) -> None:
+async def test_rejected_request_is_not_cancelled_as_well(text: ModelText) -> None:
     front, port = make_front(text)
     request = await front.open(GENERATION, NOW)
     for spec in await port.next_submission():
@@ -171,10 +171,10 @@ async def test_the_newest_place_in_the_queue_is_of_the_engine_that_runs(text: Mo
     front.release(request)
 
 
-async def test_deadline_that_has_passed_is_refused_without_the_engine(text: ModelText) -> None:
+async def test_deadline_that_has_passed_is_rejected_without_the_engine(text: ModelText) -> None:
     front, port = make_front(text)
     times = CallTimes(arrival_s=1000.0, call_deadline_s=999.0)
-    with refused(ErrorReason.DEADLINE_EXCEEDED):
+    with rejected(ErrorReason.DEADLINE_EXCEEDED):
         await front.open(GENERATION, times)
     assert len(front.table) == 0
     assert port.cancelled == []
@@ -188,7 +188,7 @@ async def test_engine_that_goes_at_submission_leaves_nothing_behind(
     opening = await gate.opened(front)
     port.is_up = False  # gone, but the front has not received of it yet
     gate.open.set()
-    with refused(ErrorReason.ENGINE_DOWN):
+    with rejected(ErrorReason.ENGINE_DOWN):
         await opening
     assert len(front.table) == 0
 
@@ -210,16 +210,16 @@ def test_one_tenant_leaves_room_for_others() -> None:
         return request
 
     held = [add("hog", number) for number in range(14)]
-    with refused(ErrorReason.QUEUE_FULL) as caught:
+    with rejected(ErrorReason.QUEUE_FULL) as caught:
         add("hog", 14)
-    assert "max_live_requests is 16, and 14 of them" in caught.value.refusal.message
+    assert "max_live_requests is 16, and 14 of them" in caught.value.failure.message
     add("quiet", 0)
     table.remove(held.pop())
     add("hog", 15)
     add("quiet", 1)
     with pytest.raises(RequestError) as caught:
         add("other", 0)
-    assert caught.value.refusal.message == "the front is full: max_live_requests is 16"
+    assert caught.value.failure.message == "the front is full: max_live_requests is 16"
 
 
 async def test_unread_requests_of_the_tenant_with_most_make_room_in_a_full_front(
@@ -243,7 +243,7 @@ async def test_unread_requests_of_the_tenant_with_most_make_room_in_a_full_front
     for request in (*more[:3], *fewer):
         end(request)
     # they may be read yet
-    with refused(ErrorReason.QUEUE_FULL):
+    with rejected(ErrorReason.QUEUE_FULL):
         await opened("quiet")
     site.now_s += 2.0
     end(more[3])
@@ -252,7 +252,7 @@ async def test_unread_requests_of_the_tenant_with_most_make_room_in_a_full_front
         *(True, True, True, False),
         *(False, False, False, False),
     ]
-    with refused(ErrorReason.READER_STALLED):
+    with rejected(ErrorReason.READER_STALLED):
         await more[0].stream.take()
     await opened("quiet")
     await opened("quiet")

@@ -42,7 +42,7 @@ from support.fronts import INFO, admitted, flat_logprobs
 from support.replay_site import PROMPT, A, B, C, D, Site, constrained, end_of, generation, text_in
 
 
-async def test_the_next_engine_goes_on_after_what_came(text: ModelText) -> None:
+async def test_the_next_engine_continues_after_what_came(text: ModelText) -> None:
     site = Site(text)
     request, [first] = await site.open(generation())
     site.run(first.key)
@@ -121,7 +121,7 @@ async def test_the_gate_counts_a_replay_once(text: ModelText) -> None:
     assert estimate.num_at_engine == 0
 
 
-async def test_hashes_go_on_where_the_prompt_ended(text: ModelText) -> None:
+async def test_hashes_continue_where_the_prompt_ended(text: ModelText) -> None:
     site = Site(text)
     _, [first] = await site.open(generation())
     site.run(first.key)
@@ -208,7 +208,7 @@ async def test_a_character_may_lie_across_a_death(text: ModelText) -> None:
     assert text_in(await end_of(request)) == "€"
 
 
-async def test_prompt_logprobs_and_echo_are_told_once(text: ModelText) -> None:
+async def test_prompt_logprobs_and_echo_are_returned_once(text: ModelText) -> None:
     site = Site(text)
     output = Output(num_prompt_logprobs=1, echo=True, return_token_ids=True)
     sampling = Sampling(params=SamplingParams(num_prompt_logprobs=1), seed=7)
@@ -300,7 +300,9 @@ async def test_an_engine_that_takes_no_more_is_not_given_more(text: ModelText) -
     assert len(site.front.replays) == 0
 
 
-async def test_a_form_is_generated_anew_and_told_from_where_it_was(text: ModelText) -> None:
+async def test_a_constraint_is_generated_again_and_delivered_from_where_it_was(
+    text: ModelText,
+) -> None:
     site = Site(text)
     request, again = await constrained(site)
     for token_id in (A, B, C):
@@ -313,7 +315,7 @@ async def test_a_form_is_generated_anew_and_told_from_where_it_was(text: ModelTe
     assert finished.outputs[0].num_completion_tokens == 3
 
 
-async def test_a_death_while_it_is_generated_anew(text: ModelText) -> None:
+async def test_a_death_while_it_is_generated_again(text: ModelText) -> None:
     site = Site(text)
     request, again = await constrained(site)
     site.tokens((again.key, A))
@@ -325,7 +327,7 @@ async def test_a_death_while_it_is_generated_anew(text: ModelText) -> None:
     assert text_in(await end_of(request)) == text.tokenizer.decode([A, B, D])
 
 
-async def test_what_an_engine_takes_as_a_prompt_bounds_what_goes_on(text: ModelText) -> None:
+async def test_the_longest_prompt_of_an_engine_bounds_what_continues(text: ModelText) -> None:
     site = Site(text)
     site.port.info = replace(INFO, max_prompt_tokens=len(PROMPT) + 1)
     site.port.go_down()
@@ -344,7 +346,7 @@ async def test_what_an_engine_takes_as_a_prompt_bounds_what_goes_on(text: ModelT
     assert text_in(await end_of(request)) == text.tokenizer.decode([A, B, C])
 
 
-async def test_the_record_tells_of_the_lost_engine(text: ModelText) -> None:
+async def test_the_record_contains_the_lost_engine(text: ModelText) -> None:
     site = Site(text)
     account = site.front.accounts.open("m", arrival_s=site.now_s)
     request = await site.front.open(generation(), CallTimes(arrival_s=site.now_s), account)

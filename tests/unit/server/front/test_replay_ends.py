@@ -20,7 +20,7 @@ from penstock.server.front.generation import (
 )
 from penstock.server.front.submission import CallTimes
 from penstock.server.text.model_text import ModelText
-from support.fronts import refused
+from support.fronts import rejected
 from support.replay_site import (
     A,
     B,
@@ -30,7 +30,7 @@ from support.replay_site import (
     constrained,
     end_of,
     generation,
-    refusal_of,
+    rejection_of,
     text_in,
 )
 
@@ -50,9 +50,9 @@ async def test_time_ends_one_that_waits_for_an_engine(
     request, _ = await site.open(generation(urgency=urgency))
     site.port.go_down()
     site.now_s += 0.03  # the timer runs in real time and reads this clock
-    error = await refusal_of(request)
+    error = await rejection_of(request)
     assert error.reason is reason
-    assert error.refusal.metadata.get("deadline") == kind
+    assert error.failure.metadata.get("deadline") == kind
 
 
 async def test_a_time_limit_ends_one_well_that_waits_for_an_engine(text: ModelText) -> None:
@@ -82,7 +82,7 @@ async def test_cancel_while_no_engine_is_there(text: ModelText) -> None:
     assert len(site.front.replays) == 0
 
 
-async def test_what_was_cancelled_before_the_death_does_not_come_back(text: ModelText) -> None:
+async def test_what_was_cancelled_before_the_death_is_not_replayed(text: ModelText) -> None:
     site = Site(text)
     request, [first] = await site.open(generation())
     site.run(first.key)
@@ -113,30 +113,30 @@ async def test_a_request_outlives_so_many_engines_and_no_more(text: ModelText) -
         [again] = await site.replace_engine()
         assert again.num_replays == num_replays
     site.port.go_down()
-    assert (await refusal_of(request)).reason is ErrorReason.ENGINE_DOWN
+    assert (await rejection_of(request)).reason is ErrorReason.ENGINE_DOWN
 
 
 async def test_without_replays_a_request_ends_with_its_engine(text: ModelText) -> None:
     site = Site(text, max_replays=0)
     request, _ = await site.open(generation())
     site.port.go_down()
-    assert (await refusal_of(request)).reason is ErrorReason.ENGINE_DOWN
+    assert (await rejection_of(request)).reason is ErrorReason.ENGINE_DOWN
 
 
-async def test_when_no_engine_will_come_nobody_waits(text: ModelText) -> None:
+async def test_when_no_engine_will_come_no_request_waits(text: ModelText) -> None:
     site = Site(text)
     request, _ = await site.open(generation())
     site.port.go_down()
     site.front.on_given_up()
-    assert (await refusal_of(request)).reason is ErrorReason.ENGINE_DOWN
-    with refused(ErrorReason.ENGINE_DOWN):
+    assert (await rejection_of(request)).reason is ErrorReason.ENGINE_DOWN
+    with rejected(ErrorReason.ENGINE_DOWN):
         await site.front.open(generation(request_id="new"), CallTimes(arrival_s=site.now_s))
 
 
-async def test_new_requests_are_refused_while_no_engine_is_there(text: ModelText) -> None:
+async def test_new_requests_are_rejected_while_no_engine_is_there(text: ModelText) -> None:
     site = Site(text)
     site.port.go_down()
-    with refused(ErrorReason.ENGINE_DOWN):
+    with rejected(ErrorReason.ENGINE_DOWN):
         await site.front.open(generation(), CallTimes(arrival_s=site.now_s))
     assert len(site.front.table) == 0
 
@@ -146,7 +146,7 @@ async def test_a_replay_that_generates_another_token_fails(text: ModelText) -> N
     request, again = await constrained(site)
     site.tokens((again.key, A))
     site.tokens((again.key, C))
-    assert (await refusal_of(request)).reason is ErrorReason.ENGINE_DOWN
+    assert (await rejection_of(request)).reason is ErrorReason.ENGINE_DOWN
 
 
 async def test_a_replay_that_ends_before_the_sent_output_fails(text: ModelText) -> None:
@@ -154,17 +154,17 @@ async def test_a_replay_that_ends_before_the_sent_output_fails(text: ModelText) 
     request, again = await constrained(site)
     site.tokens((again.key, A))
     site.port.finish(again.key, FinishReason.STOP)
-    assert (await refusal_of(request)).reason is ErrorReason.ENGINE_DOWN
+    assert (await rejection_of(request)).reason is ErrorReason.ENGINE_DOWN
 
 
-async def test_a_replay_that_the_next_engine_cannot_hold_is_refused(text: ModelText) -> None:
+async def test_a_replay_that_the_next_engine_cannot_hold_is_rejected(text: ModelText) -> None:
     site = Site(text)
     request, [first] = await site.open(generation())
     await site.replace_engine()
     site.port.fail(first.key, FailureReason.EXCEEDS_KV_CACHE)
-    error = await refusal_of(request)
+    error = await rejection_of(request)
     assert error.reason is ErrorReason.EXCEEDS_KV_CACHE
-    assert error.refusal.violations
+    assert error.failure.violations
 
 
 async def test_the_end_that_went_down_with_the_engine(text: ModelText) -> None:
@@ -185,10 +185,10 @@ async def test_the_end_that_went_down_with_the_engine(text: ModelText) -> None:
         assert [end.reason for end in finished.outputs] == [reason]
 
 
-async def test_a_failure_in_the_next_engine_is_told_as_any(text: ModelText) -> None:
+async def test_a_failure_in_the_next_engine_is_reported_like_any(text: ModelText) -> None:
     site = Site(text)
     request, [first] = await site.open(generation())
     await site.replace_engine()
     reason = FailureReason.EXECUTOR_REQUEST_FAILED
     site.port.say(ends=[Failed(key=first.key, at_s=site.now_s, reason=reason)])
-    assert (await refusal_of(request)).reason is ErrorReason.EXECUTOR_REQUEST_FAILED
+    assert (await rejection_of(request)).reason is ErrorReason.EXECUTOR_REQUEST_FAILED

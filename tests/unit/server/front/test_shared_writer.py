@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from penstock.server.front.errors import ErrorReason, Refusal, RequestError
+from penstock.server.front.errors import ErrorReason, Failure, RequestError
 from penstock.server.front.watched_write import SharedWriter
 
-REFUSAL = Refusal(reason=ErrorReason.READER_STALLED)
+FAILURE = Failure(reason=ErrorReason.READER_STALLED)
 
 
 async def test_takes_all_that_are_ready_in_one_turn() -> None:
@@ -23,7 +23,7 @@ async def test_takes_all_that_are_ready_in_one_turn() -> None:
     assert await writer.take() == ["d"]
 
 
-async def test_waking_comes_back_with_nothing() -> None:
+async def test_waking_returns_with_nothing() -> None:
     writer: SharedWriter[str] = SharedWriter()
     taker = asyncio.ensure_future(writer.take())
     await asyncio.sleep(0)
@@ -51,9 +51,9 @@ async def test_a_cut_ends_it_wherever_it_is(is_waiting: bool) -> None:
 
     task = asyncio.ensure_future(run())
     await asyncio.sleep(0)
-    writer.cut(REFUSAL)
-    writer.cut(Refusal(reason=ErrorReason.INTERNAL))
+    writer.cut(FAILURE)
+    writer.cut(Failure(reason=ErrorReason.INTERNAL))
     with pytest.raises(RequestError) as caught:
         await task
-    assert caught.value.refusal is REFUSAL
+    assert caught.value.failure is FAILURE
     assert outcome == ([] if is_waiting else [True])

@@ -63,13 +63,13 @@ def submit(
     )
 
 
-def refusal(
+def failure(
     generation: GenerationSpec, num_prompt_tokens: int, limits: Limits = LIMITS
 ) -> tuple[ErrorReason, str]:
     with pytest.raises(RequestError) as caught:
         check_prompt_fits(generation, num_prompt_tokens, limits)
-    refusal = caught.value.refusal
-    return refusal.reason, refusal.violations[0].path
+    failure = caught.value.failure
+    return failure.reason, failure.violations[0].path
 
 
 def test_default_max_tokens_is_what_there_is_room_for() -> None:
@@ -80,9 +80,9 @@ def test_default_max_tokens_is_what_there_is_room_for() -> None:
 
 def test_what_never_fits_the_context() -> None:
     too_long = ErrorReason.PROMPT_TOO_LONG
-    assert refusal(with_stopping(max_tokens=503), 10) == (too_long, "stopping.max_tokens")
-    assert refusal(GENERATION, 512) == (too_long, "token_prompt.ids")
-    assert refusal(GENERATION, 10**6) == (too_long, "token_prompt.ids")
+    assert failure(with_stopping(max_tokens=503), 10) == (too_long, "stopping.max_tokens")
+    assert failure(GENERATION, 512) == (too_long, "token_prompt.ids")
+    assert failure(GENERATION, 10**6) == (too_long, "token_prompt.ids")
 
 
 def test_a_prompt_longer_than_the_executor_takes() -> None:
@@ -90,10 +90,10 @@ def test_a_prompt_longer_than_the_executor_takes() -> None:
     too_long = ErrorReason.PROMPT_TOO_LONG
     assert limits.max_prompt_tokens == 20
     assert check_prompt_fits(GENERATION, 20, limits) == 256
-    assert refusal(GENERATION, 21, limits) == (too_long, "token_prompt.ids")
+    assert failure(GENERATION, 21, limits) == (too_long, "token_prompt.ids")
     # The prompt is to blame even where max_tokens would be as well.
-    assert refusal(with_stopping(max_tokens=511), 21, limits) == (too_long, "token_prompt.ids")
-    assert refusal(with_stopping(max_tokens=511), 20, limits) == (too_long, "stopping.max_tokens")
+    assert failure(with_stopping(max_tokens=511), 21, limits) == (too_long, "token_prompt.ids")
+    assert failure(with_stopping(max_tokens=511), 20, limits) == (too_long, "stopping.max_tokens")
     # A limit above the context or the cache has no effect.
     assert Limits.of(FrontConfig(), replace(INFO, max_prompt_tokens=9999)).max_prompt_tokens == 511
     small = replace(INFO, max_prompt_tokens=100, num_blocks=4)
@@ -104,8 +104,8 @@ def test_what_never_fits_the_cache() -> None:
     small = Limits.of(FrontConfig(), replace(INFO, num_blocks=4))
     assert small.max_total_tokens == 64
     exceeds = ErrorReason.EXCEEDS_KV_CACHE
-    assert refusal(with_stopping(max_tokens=60), 10, small) == (exceeds, "stopping.max_tokens")
-    assert refusal(GENERATION, 64, small) == (exceeds, "token_prompt.ids")
+    assert failure(with_stopping(max_tokens=60), 10, small) == (exceeds, "stopping.max_tokens")
+    assert failure(GENERATION, 64, small) == (exceeds, "token_prompt.ids")
     assert check_prompt_fits(GENERATION, 60, small) == 4
 
 
@@ -131,8 +131,8 @@ def test_an_output_that_only_its_limit_ends_has_all_tokens(
 
 def test_no_tokens_and_min_tokens_beyond_the_default() -> None:
     invalid = ErrorReason.INVALID_ARGUMENT
-    assert refusal(GENERATION, 0) == (invalid, "token_prompt.ids")
-    assert refusal(with_stopping(min_tokens=101), 10) == (invalid, "stopping.min_tokens")
+    assert failure(GENERATION, 0) == (invalid, "token_prompt.ids")
+    assert failure(with_stopping(min_tokens=101), 10) == (invalid, "stopping.min_tokens")
 
 
 def test_seeds_of_outputs_differ_and_are_reproducible() -> None:
@@ -143,7 +143,7 @@ def test_seeds_of_outputs_differ_and_are_reproducible() -> None:
     assert all(0 <= output_seed(2**64 - 1, index) < 2**64 for index in range(3))
 
 
-def test_followers_name_their_leader_and_tell_no_prompt_logprobs() -> None:
+def test_followers_name_their_leader_and_return_no_prompt_logprobs() -> None:
     params = replace(GENERATION.sampling.params, num_prompt_logprobs=2)
     generation = structs.replace(
         GENERATION,
@@ -174,7 +174,7 @@ def test_every_output_is_asked_for_in_the_same_form() -> None:
         assert spec.retention is generation.retention
 
 
-def test_a_seed_that_nobody_honours_is_not_told() -> None:
+def test_an_unused_seed_is_not_reported() -> None:
     limits = replace(LIMITS, features=LIMITS.features - {Feature.SEED})
     assert submit().seed == 7
     unseeded = submit(limits=limits)

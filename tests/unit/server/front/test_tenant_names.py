@@ -26,7 +26,7 @@ def test_a_good_name_has_no_fault(name: str) -> None:
         ("a,b", "without a comma"),
     ],
 )
-def test_a_bad_name_is_told_what_it_must_be(name: str, fault: str) -> None:
+def test_a_bad_name_error_lists_the_allowed_characters(name: str, fault: str) -> None:
     assert fault in (tenant_fault(name) or "")
 
 
@@ -36,5 +36,5 @@ def test_no_two_requests_have_one_id(a: str, id_a: str, b: str, id_b: str) -> No
     assert is_same == ((a, id_a) == (b, id_b))
 
 
-def test_a_request_of_nobody_keeps_its_id() -> None:
+def test_a_request_without_a_tenant_keeps_its_id() -> None:
     assert engine_request_id(NO_TENANT, "r") == "r"

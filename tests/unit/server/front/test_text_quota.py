@@ -34,7 +34,7 @@ from penstock.server.text.model_text import ModelText
 from penstock.server.text.tokenizer import MAX_BYTES_PER_TENANT, MAX_INLINE_CHARS
 from penstock.server.text.tokenizer_pool import in_one_step
 from support.core import FakeClock
-from support.fronts import INFO, refused
+from support.fronts import INFO, rejected
 from support.replay_site import PROMPT, Site, generation
 
 WORDS = "the gentle rain "
@@ -50,7 +50,7 @@ def charged(accounts: TextQuotas, num_tokens: int = 1) -> float | None:
     try:
         accounts.charge("t", num_tokens)
     except RequestError as error:
-        return error.refusal.retry_after_s
+        return error.failure.retry_after_s
     return None
 
 
@@ -87,7 +87,7 @@ async def encoded(prompts: Prompts, text: str, *, is_replay: bool = False) -> En
     )
 
 
-async def refusal_of(
+async def rejection_of(
     front: Front, prompt: PromptInput, output: Output | None = None
 ) -> RequestError:
     made = GenerationSpec(
@@ -98,15 +98,15 @@ async def refusal_of(
     return caught.value
 
 
-async def test_prompts_that_are_refused_count(text: ModelText) -> None:
+async def test_prompts_that_are_rejected_count(text: ModelText) -> None:
     front = front_of(text, max_requests_per_minute=2)
     too_long = TextInput(text=WORDS * 2000)
     chat = ChatInput(messages=(ChatMessage(role="user", content=WORDS * 2000),))
-    assert (await refusal_of(front, too_long)).reason is ErrorReason.PROMPT_TOO_LONG
-    assert (await refusal_of(front, chat)).reason is ErrorReason.PROMPT_TOO_LONG
-    refused = await refusal_of(front, TextInput(text="x"))
-    assert refused.reason is ErrorReason.QUOTA_EXCEEDED
-    assert refused.refusal.quota == QuotaViolation(
+    assert (await rejection_of(front, too_long)).reason is ErrorReason.PROMPT_TOO_LONG
+    assert (await rejection_of(front, chat)).reason is ErrorReason.PROMPT_TOO_LONG
+    rejected = await rejection_of(front, TextInput(text="x"))
+    assert rejected.reason is ErrorReason.QUOTA_EXCEEDED
+    assert rejected.failure.quota == QuotaViolation(
         subject="tenant:t", description="max_requests_per_minute is 2"
     )
     assert len(front.table) == 0
@@ -130,19 +130,19 @@ async def test_a_prompt_counts_unless_its_request_is_displaced(
     site.port.say(ends=ends)
     retry = generation(tenant="t", request_id="retry")
     if wait is None:
-        with refused(ErrorReason.QUOTA_EXCEEDED):
+        with rejected(ErrorReason.QUOTA_EXCEEDED):
             await site.open(retry)
         return
     await site.open(retry)
-    with refused(ErrorReason.QUOTA_EXCEEDED):
+    with rejected(ErrorReason.QUOTA_EXCEEDED):
         await site.open(generation(tenant="t", request_id="another"))
 
 
-async def test_tokens_of_refused_prompts_and_of_mere_questions_count(text: ModelText) -> None:
+async def test_tokens_of_rejected_prompts_and_of_mere_questions_count(text: ModelText) -> None:
     prompts = front_of(text, max_tokens_per_minute=1000).prompts
     first = await encoded(prompts, WORDS * 400)
     assert len(first.ids) > 1000
-    with refused(ErrorReason.QUOTA_EXCEEDED):
+    with rejected(ErrorReason.QUOTA_EXCEEDED):
         await encoded(prompts, "x")
     with pytest.raises(RequestError):
         await prompts.detokenise(TokenInput(ids=first.ids), tenant="t", skip_special_tokens=True)
@@ -158,7 +158,7 @@ async def test_all_of_a_dialogue_counts_whatever_is_kept_of_it(text: ModelText) 
     chat = ChatInput(messages=turns, window_tokens=200)
     found = await prompts.encode(chat, "chat_prompt.messages", LIMITS, tenant="t")
     assert len(found.ids) <= 200
-    with refused(ErrorReason.QUOTA_EXCEEDED):
+    with rejected(ErrorReason.QUOTA_EXCEEDED):
         await encoded(prompts, "x")
 
 
@@ -169,7 +169,7 @@ async def test_all_tokens_of_a_short_text_count(text: ModelText) -> None:
     assert num_tokens > text.tokenizer.min_num_tokens(len(words))
     prompts = front_of(text, max_tokens_per_minute=num_tokens).prompts
     await encoded(prompts, words)
-    with refused(ErrorReason.QUOTA_EXCEEDED):
+    with rejected(ErrorReason.QUOTA_EXCEEDED):
         await encoded(prompts, "x")
 
 
@@ -177,7 +177,7 @@ async def test_detokenising_counts(text: ModelText) -> None:
     prompts = front_of(text, max_tokens_per_minute=1000).prompts
     ids = TokenInput(ids=(60,) * 900)
     assert await prompts.detokenise(ids, tenant="t", skip_special_tokens=True)
-    with refused(ErrorReason.QUOTA_EXCEEDED):
+    with rejected(ErrorReason.QUOTA_EXCEEDED):
         await prompts.detokenise(ids, tenant="t", skip_special_tokens=True)
 
 
@@ -197,8 +197,8 @@ async def test_token_ids_count_before_they_are_decoded(
         prompt=prompt, prompt_path="token_prompt.ids", tenant="t", output=Output(echo=True)
     )
     await front.open(made, CallTimes(arrival_s=front.clock()))
-    refused = await refusal_of(front, prompt, Output(echo=True))
-    assert refused.reason is ErrorReason.QUOTA_EXCEEDED
+    rejected = await rejection_of(front, prompt, Output(echo=True))
+    assert rejected.reason is ErrorReason.QUOTA_EXCEEDED
     assert decoded == [400]
 
 
@@ -218,8 +218,8 @@ async def test_an_echo_of_token_ids_waits_as_a_text_of_four_bytes_each_does(
 
     monkeypatch.setattr(text.tokenizer.pool, "run", full)
     for _ in range(2):  # the first has cost nothing
-        refused = await refusal_of(front, TokenInput(ids=(60,) * 2000), Output(echo=True))
-        assert refused.refusal.quota == QuotaViolation(
+        rejected = await rejection_of(front, TokenInput(ids=(60,) * 2000), Output(echo=True))
+        assert rejected.failure.quota == QuotaViolation(
             subject="tenant:t", description="max_text_bytes_per_tenant is 8"
         )
     assert bounds == [(8000, True)] * 2
@@ -270,7 +270,7 @@ async def test_a_cancelled_text_counts_with_the_tokens_that_were_made_of_it(
     held.go_on.set()
     await settled.wait()
     assert await pool.run(in_one_step(lambda: 1, most), tenant="t", num_bytes=most) == 1
-    with refused(ErrorReason.QUOTA_EXCEEDED):
+    with rejected(ErrorReason.QUOTA_EXCEEDED):
         await encoded(prompts, "x")
 
 
@@ -286,11 +286,11 @@ async def test_a_text_that_is_cancelled_while_it_waits_counts_with_its_fewest_to
     encoding.cancel()
     with pytest.raises(asyncio.CancelledError):
         await encoding
-    with refused(ErrorReason.QUOTA_EXCEEDED):
+    with rejected(ErrorReason.QUOTA_EXCEEDED):
         await encoded(prompts, "x")
 
 
-async def test_too_much_waiting_text_is_refused_and_costs_nothing(
+async def test_too_much_waiting_text_is_rejected_and_costs_nothing(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     front = front_of(text, max_requests_per_minute=1)
@@ -300,15 +300,15 @@ async def test_too_much_waiting_text_is_refused_and_costs_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(text.tokenizer.pool, "run", full)
-        refused = await refusal_of(front, TextInput(text=WORDS * 100))
+        rejected = await rejection_of(front, TextInput(text=WORDS * 100))
         with pytest.raises(RequestError):
             await front.prompts.detokenise(
                 TokenInput(ids=(60,) * 2000), tenant="t", skip_special_tokens=True
             )
-    assert refused.reason is ErrorReason.QUOTA_EXCEEDED
-    assert refused.refusal.retry_after_s == 2.5
-    assert refused.refusal.quota == QuotaViolation(
+    assert rejected.reason is ErrorReason.QUOTA_EXCEEDED
+    assert rejected.failure.retry_after_s == 2.5
+    assert rejected.failure.quota == QuotaViolation(
         subject="tenant:t", description="max_text_bytes_per_tenant is 8"
     )
-    too_long = await refusal_of(front, TextInput(text=WORDS * 2000))
+    too_long = await rejection_of(front, TextInput(text=WORDS * 2000))
     assert too_long.reason is ErrorReason.PROMPT_TOO_LONG

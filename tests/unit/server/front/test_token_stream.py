@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.scheduler.request import NO_TIME
-from penstock.server.front.errors import ErrorReason, Refusal, RequestError
+from penstock.server.front.errors import ErrorReason, Failure, RequestError
 from penstock.server.front.events import (
     PromptPiece,
     StreamEvent,
@@ -19,7 +19,7 @@ from penstock.server.front.events import (
 from penstock.server.front.stream import TokenStream
 from penstock.server.front.stream_head import EchoedPrompt
 
-REFUSAL = Refusal(reason=ErrorReason.ENGINE_DOWN)
+FAILURE = Failure(reason=ErrorReason.ENGINE_DOWN)
 
 
 def piece(text: str) -> TokensPiece:
@@ -78,12 +78,12 @@ async def test_text_is_dropped_by_a_cut_and_after_an_end() -> None:
     stream.close()
     stream.push_text("late")
     before = stream.is_drained
-    stream.cut(REFUSAL)
+    stream.cut(FAILURE)
     assert (before, stream.is_drained) == (False, True)
     assert stream.take_text() is None
 
 
-async def test_waking_without_news_goes_on_waiting() -> None:
+async def test_waking_without_events_continues_waiting() -> None:
     stream = TokenStream()
     taker = asyncio.ensure_future(stream.take())
     for _ in range(3):
@@ -98,7 +98,7 @@ async def test_waking_without_news_goes_on_waiting() -> None:
 async def test_what_came_before_a_failure_is_delivered_first() -> None:
     stream = TokenStream()
     stream.push(piece("a"))
-    stream.fail(REFUSAL)
+    stream.fail(FAILURE)
     stream.push(piece("late"))
     assert await stream.take() == [piece("a")]
     with pytest.raises(RequestError):
@@ -110,7 +110,7 @@ async def test_what_came_before_a_failure_is_delivered_first() -> None:
 async def test_the_first_end_counts() -> None:
     stream = TokenStream()
     stream.close()
-    stream.fail(REFUSAL)
+    stream.fail(FAILURE)
     assert await stream.take() == []
 
 
@@ -143,8 +143,8 @@ async def test_cut_drops_the_backlog_and_gets_a_writer_out() -> None:
     writer = BlockedWriter(stream)
     task = await writer.write()
     stream.push(piece("a"))
-    stream.cut(REFUSAL)
-    stream.cut(REFUSAL)
+    stream.cut(FAILURE)
+    stream.cut(FAILURE)
     await task
     assert writer.outcomes == [True]
     assert not task.cancelled()
@@ -152,14 +152,14 @@ async def test_cut_drops_the_backlog_and_gets_a_writer_out() -> None:
         await stream.take()
 
 
-async def test_a_peer_that_leaves_is_told_from_a_cut() -> None:
+async def test_a_peer_that_leaves_is_distinguished_from_a_cut() -> None:
     stream = TokenStream()
     writer = BlockedWriter(stream)
     task = await writer.write()
     task.cancel()
     await asyncio.wait([task])
     both = await writer.write()
-    stream.cut(REFUSAL)
+    stream.cut(FAILURE)
     both.cancel()
     await asyncio.wait([both])
     assert writer.outcomes == [False, False]
@@ -169,7 +169,7 @@ async def test_cut_wakes_a_writer_that_waits_for_news() -> None:
     stream = TokenStream()
     taker = asyncio.ensure_future(stream.take())
     await asyncio.sleep(0)
-    stream.cut(REFUSAL)
+    stream.cut(FAILURE)
     with pytest.raises(RequestError):
         await taker
 

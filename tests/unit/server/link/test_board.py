@@ -34,7 +34,7 @@ def keys(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.array(values, dtype=np.int64)
 
 
-def test_a_new_board_tells_of_nobody(fd: int) -> None:
+def test_a_new_board_has_no_running_request(fd: int) -> None:
     view = BoardView(fd)
     assert (view.epoch, view.num_beats) == (0, 0)
     assert view.keys_in_progress() == view.keys_on_probation() == frozenset()
@@ -42,7 +42,7 @@ def test_a_new_board_tells_of_nobody(fd: int) -> None:
     view.close()
 
 
-def test_beats_are_counted_and_begin_anew_with_every_engine(fd: int) -> None:
+def test_heartbeats_are_counted_and_begin_again_with_every_engine(fd: int) -> None:
     view, first = BoardView(fd), EngineBoard(fd, 1)
     first.beat()
     first.beat()
@@ -71,7 +71,7 @@ def test_the_queue_is_shown_as_it_is(fd: int) -> None:
     view.close()
 
 
-def test_the_load_is_shown_as_it_is_and_begins_anew_with_every_engine(fd: int) -> None:
+def test_the_load_is_shown_as_it_is_and_begins_again_with_every_engine(fd: int) -> None:
     view, board = BoardView(fd), EngineBoard(fd, 7)
     board.show_queue(2, 99, None)
     board.show_load(5, 40, 2**40)
@@ -96,7 +96,7 @@ def test_the_load_is_shown_as_it_is_and_begins_anew_with_every_engine(fd: int) -
     view.close()
 
 
-def test_who_is_in_the_last_step_is_known_until_nothing_goes_on(fd: int) -> None:
+def test_the_requests_of_the_last_step_are_known_until_none_continues(fd: int) -> None:
     view, board = BoardView(fd), EngineBoard(fd, 1, num_steps=1)
     board.step_begins(keys(1 << 32 | 1, 1 << 32 | 2))
     assert view.keys_in_progress() == {1 << 32 | 1, 1 << 32 | 2}
@@ -130,7 +130,7 @@ def test_more_keys_than_there_is_room_for_are_cut(fd: int) -> None:
     view.close()
 
 
-def test_who_is_at_the_door_is_in_hand_and_who_is_on_trial_is_told_apart(fd: int) -> None:
+def test_submitting_requests_are_running_and_those_on_trial_are_distinguished(fd: int) -> None:
     view, board = BoardView(fd), EngineBoard(fd, 1)
     board.mark_submitting(9)
     assert view.keys_in_progress() == {9}
@@ -144,7 +144,7 @@ def test_who_is_at_the_door_is_in_hand_and_who_is_on_trial_is_told_apart(fd: int
     view.close()
 
 
-def test_what_is_no_board_is_refused() -> None:
+def test_what_is_no_board_is_rejected() -> None:
     fd = create_beats(8)
     with pytest.raises(BoardError):
         BoardView(fd)

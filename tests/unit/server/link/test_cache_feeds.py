@@ -71,7 +71,7 @@ def test_a_snapshot_comes_in_parts_and_changes_after_it() -> None:
     assert feeds.take() == []
 
 
-def test_an_empty_cache_is_told_too() -> None:
+def test_an_empty_cache_is_reported_too() -> None:
     feeds = CacheFeeds(CacheIndex(BLOCK))
     feeds.follow(1, WISH)
 
@@ -94,7 +94,7 @@ def test_many_changes_make_several_frames() -> None:
     assert stored(news) == list(digests)
 
 
-def test_one_that_is_overrun_begins_anew() -> None:
+def test_an_overrun_subscriber_begins_again() -> None:
     cache_index = CacheIndex(BLOCK, max_num_changes=2)
     feeds = CacheFeeds(cache_index)
     feeds.follow(1, WISH)
@@ -109,7 +109,7 @@ def test_one_that_is_overrun_begins_anew() -> None:
     assert [one.changes for _, one in feeds.take()] == [digests[2:]]
 
 
-def test_a_front_that_stops_or_goes_hears_no_more() -> None:
+def test_a_front_that_unsubscribes_or_disconnects_receives_no_more() -> None:
     cache_index = CacheIndex(BLOCK)
     feeds = CacheFeeds(cache_index)
     for front_id in (1, 2, 3):
@@ -137,7 +137,7 @@ def test_what_a_front_may_not_do() -> None:
         feeds.follow(1, Follow(ticket=1, salt=SALT))
 
 
-def test_the_dispatcher_tells_only_who_asked_and_goes_on_until_it_is_told() -> None:
+def test_the_dispatcher_reports_only_to_subscribers_and_until_unsubscribed() -> None:
     cache_index = CacheIndex(BLOCK)
     digests = named(cache_index, 5 * BLOCKS_PER_PART)
     dispatcher = Dispatcher(
@@ -176,7 +176,7 @@ def engine(*, publishes_cache: bool) -> EngineHello:
     return msgspec.structs.replace(hello(), publishes_cache=publishes_cache)
 
 
-def test_a_desk_asks_every_engine_again_and_tells_of_losses() -> None:
+def test_cache_feeds_ask_every_engine_again_and_report_losses() -> None:
     line, heard = Line(), list[CacheUpdate | None]()
     desk = CacheSubscriber(line.write)
     stop = desk.follow(SALT, heard.append)
@@ -205,7 +205,7 @@ def test_a_desk_asks_every_engine_again_and_tells_of_losses() -> None:
     assert (line.sent, heard) == ([Follow(ticket=0, salt=SALT)] * 2, [news, None])
 
 
-def test_a_desk_says_who_stops() -> None:
+def test_unsubscribing_sends_an_unfollow_frame() -> None:
     line = Line()
     desk = CacheSubscriber(line.write)
     desk.on_hello(engine(publishes_cache=True))

@@ -90,7 +90,7 @@ def test_frames_are_found_however_the_bytes_are_cut(frames: list[Frame], random:
 
 
 @given(FRAMES, st.data())
-def test_a_frame_that_is_cut_or_too_long_is_refused(frame: Frame, data: st.DataObject) -> None:
+def test_a_frame_that_is_cut_or_too_long_is_rejected(frame: Frame, data: st.DataObject) -> None:
     body = body_of(frame)
     with pytest.raises(LinkError, match="malformed"):
         decode(body[: data.draw(st.integers(0, len(body) - 1))])
@@ -99,7 +99,7 @@ def test_a_frame_that_is_cut_or_too_long_is_refused(frame: Frame, data: st.DataO
 
 
 @given(FRAMES, st.data())
-def test_a_frame_that_is_damaged_is_a_frame_or_refused(frame: Frame, data: st.DataObject) -> None:
+def test_a_frame_that_is_damaged_is_a_frame_or_rejected(frame: Frame, data: st.DataObject) -> None:
     body = bytearray(body_of(frame))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(body)))
@@ -129,24 +129,24 @@ TAG = b"\x93\xa6Submit"
         b"\x93\xabFrontHello\0\0",
     ],
 )
-def test_noise_is_refused(body: bytes) -> None:
+def test_noise_is_rejected(body: bytes) -> None:
     with pytest.raises(LinkError, match="malformed"):
         decode(body)
 
 
 @pytest.mark.parametrize("front_id", [0, 2**31])
-def test_a_front_id_out_of_range_is_refused(front_id: int) -> None:
+def test_a_front_id_out_of_range_is_rejected(front_id: int) -> None:
     (body,) = FrameBuffer().feed(FORGERY.encode(["FrontHello", front_id]))
     with pytest.raises(LinkError, match="int"):
         decode(body)
 
 
-def test_a_foreign_version_is_refused() -> None:
+def test_a_foreign_version_is_rejected() -> None:
     with pytest.raises(LinkError, match="version"):
         list(FrameBuffer().feed(struct.pack("<IB", 0, VERSION + 1)))
 
 
-def test_an_oversized_frame_is_refused_before_its_body() -> None:
+def test_an_oversized_frame_is_rejected_before_its_body() -> None:
     with pytest.raises(LinkError, match="at most"):
         list(FrameBuffer().feed(struct.pack("<IB", MAX_FRAME_BYTES + 1, VERSION)))
 
@@ -198,7 +198,7 @@ def test_what_outputs_share_is_checked_once() -> None:
 @pytest.mark.parametrize(
     "options", [{"trace_id": bytes(15)}, {"trace_id": bytes(17)}, {"block_hashes": (bytes(17),)}]
 )
-def test_an_id_or_a_digest_of_another_length_is_refused_at_either_end(
+def test_an_id_or_a_digest_of_another_length_is_rejected_at_either_end(
     options: dict[str, Any],
 ) -> None:
     with pytest.raises(ValueError, match="must be 16 bytes long"):
@@ -208,7 +208,7 @@ def test_an_id_or_a_digest_of_another_length_is_refused_at_either_end(
         decode(body)
 
 
-def test_a_key_that_is_not_positive_is_refused() -> None:
+def test_a_key_that_is_not_positive_is_rejected() -> None:
     body = body_of(Submit(specs=(small_spec(key=2**62),)))
     forged = body.replace(struct.pack(">Q", 2**62), struct.pack(">Q", 0), 1)
     with pytest.raises(LinkError, match="key must be"):
@@ -227,7 +227,7 @@ def test_a_key_that_is_not_positive_is_refused() -> None:
         ((bytes(8), bytes(4), [-1, bytes(4), bytes(4), bytes(4), bytes(4)]), "different lengths"),
     ],
 )
-def test_columns_of_a_step_that_do_not_fit_are_refused(
+def test_columns_of_a_step_that_do_not_fit_are_rejected(
     columns: tuple[Any, ...], problem: str
 ) -> None:
     (body,) = FrameBuffer().feed(FORGERY.encode(["Step", 1, 0.0, *columns, [], [], []]))
@@ -236,7 +236,7 @@ def test_columns_of_a_step_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize("rows", [([[]], []), ([], [[]])])
-def test_a_change_or_an_end_of_no_kind_is_refused(rows: tuple[Any, Any]) -> None:
+def test_a_change_or_an_end_of_no_kind_is_rejected(rows: tuple[Any, Any]) -> None:
     (body,) = FrameBuffer().feed(FORGERY.encode(["Step", 1, 0.0, b"", b"", None, [], *rows]))
     with pytest.raises(LinkError, match="an empty"):
         decode(body)

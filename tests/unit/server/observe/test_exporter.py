@@ -115,7 +115,7 @@ async def test_records_arrive_in_order_and_together(path: Path, observer: FakeOb
         assert box.dropped == {FULL: 0, NO_OBSERVER: 0}
 
 
-async def test_an_observer_that_is_not_up_yet_finds_what_was_said_before(
+async def test_an_observer_that_is_not_up_yet_finds_what_was_sent_before(
     path: Path, observer: FakeObserver
 ) -> None:
     async with exporter(path) as box:
@@ -134,7 +134,7 @@ async def test_an_observer_that_does_not_read_costs_records_which_are_counted(
     async with exporter(path, max_bytes=100_000) as box:
         peer = await observer.greeted()
         num_taken = 0
-        # The kernel's buffer fills first, then ours; then the rest is refused at once.
+        # The kernel's buffer fills first, then ours; then the rest is rejected at once.
         for _ in range(5_000):
             num_taken += box.offer(payload)
             await asyncio.sleep(0)
@@ -152,7 +152,7 @@ async def test_the_number_of_records_is_bounded_too(path: Path, observer: FakeOb
     await box.close(0.0)
 
 
-async def test_records_for_nobody_are_dropped_and_counted(
+async def test_records_without_a_receiver_are_dropped_and_counted(
     path: Path, observer: FakeObserver
 ) -> None:
     # Not full before the next attempt to connect.
@@ -228,7 +228,7 @@ async def test_the_last_words_are_sent_before_it_hangs_up(
     assert not box.offer(b"too late")
 
 
-async def test_closing_waits_no_longer_than_told_for_one_who_does_not_read(
+async def test_closing_waits_no_longer_than_its_limit_for_a_blocked_reader(
     path: Path, observer: FakeObserver
 ) -> None:
     async with exporter(path) as box:

@@ -127,7 +127,7 @@ async def house(tmp_path: Path) -> AsyncGenerator[House]:
             front.socket.close()
 
 
-async def test_what_fronts_tell_is_heard_and_their_going_too(house: House) -> None:
+async def test_what_fronts_send_is_received_and_their_going_too(house: House) -> None:
     heard = house.heard
     one, two = house.front(1), house.front(2)
     records = [request_record(number) for number in range(3)]
@@ -178,7 +178,7 @@ async def test_orders_reach_their_front(house: House) -> None:
         await hub.command(1, Profile(seconds=1.0), 0.0)
 
 
-async def test_what_fronts_said_before_they_ended_is_heard_out(house: House) -> None:
+async def test_what_fronts_sent_before_they_ended_is_received(house: House) -> None:
     front = await house.known_front(1)
     front.send(Records(payloads=(encode_record(request_record()),) * 100))
     front.socket.close()

@@ -43,7 +43,7 @@ async def test_the_first_beat_comes_at_once_and_the_last_at_the_end() -> None:
     assert len(ticks.beats) == 2
 
 
-async def test_a_beat_tells_how_late_each_of_ten_ticks_was() -> None:
+async def test_a_heartbeat_reports_how_late_each_of_ten_ticks_was() -> None:
     ticks = Ticks()
     timer = HeartbeatTimer(ticks.beat, ticks.clock)
     timer.start()

@@ -20,7 +20,7 @@ from penstock.server.observe.request_record import (
     encode_record,
 )
 from support.frame_draws import drawn
-from support.reports import refused_record, request_record
+from support.reports import rejected_record, request_record
 
 RECORDS: st.SearchStrategy[RequestRecord] = drawn(RequestRecord)
 
@@ -43,7 +43,7 @@ def test_a_part_of_a_record_is_none(record: RequestRecord, data: st.DataObject) 
 
 
 @given(RECORDS, st.data())
-def test_a_record_that_is_damaged_is_a_record_or_refused(
+def test_a_record_that_is_damaged_is_a_record_or_rejected(
     record: RequestRecord, data: st.DataObject
 ) -> None:
     damaged = bytearray(encode_record(record))
@@ -68,7 +68,7 @@ def test_every_record_is_counted_and_offered_once() -> None:
     recorder = RequestRecorder(take)
     for sequence in range(3):
         recorder.note(request_record(sequence))
-    recorder.note(refused_record(8, "QUEUE_FULL", sequence=3))
+    recorder.note(rejected_record(8, "QUEUE_FULL", sequence=3))
     assert [decode_record(data).sequence for data in offered] == [0, 1, 2, 3]
     assert recorder.num_records == 4
     assert recorder.dropped_records == {NO_ROOM: 1}
@@ -78,7 +78,7 @@ def test_every_record_is_counted_and_offered_once() -> None:
     )
 
 
-def test_nobody_listens_and_all_are_counted() -> None:
+def test_without_a_receiver_all_are_counted() -> None:
     recorder = RequestRecorder()
     recorder.note(request_record(0))
     assert (recorder.num_records, recorder.dropped_records) == (1, {})

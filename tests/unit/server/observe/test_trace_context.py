@@ -174,7 +174,7 @@ def test_processes_draw_no_id_twice() -> None:
 
 
 @pytest.mark.parametrize(("is_sampled", "flags"), [(None, "00"), (False, "00"), (True, "01")])
-def test_what_a_caller_is_told(is_sampled: bool | None, flags: str) -> None:
+def test_what_a_caller_receives(is_sampled: bool | None, flags: str) -> None:
     trace = TraceParent(bytes.fromhex(TRACE), bytes.fromhex(SPAN), b"p" * 8, is_sampled)
     assert trace_response(trace) == f"00-{TRACE}-{SPAN}-{flags}"
     assert trace_metadata(trace) == (

@@ -65,11 +65,11 @@ def judged(*deaths: EngineDeath) -> tuple[set[int], set[int]]:
         (0, False, False),
     ],
 )
-def test_whose_doing_a_death_was(code: int, was_hung: bool, verdict: bool) -> None:
+def test_the_cause_of_a_death(code: int, was_hung: bool, verdict: bool) -> None:
     assert is_own_failure(code, was_hung=was_hung) is verdict
 
 
-def test_everybody_in_hand_of_an_engine_that_broke_down_is_tried() -> None:
+def test_all_running_requests_of_a_broken_engine_are_put_on_trial() -> None:
     assert judged(own(1, 2, 3)) == ({1, 2, 3}, set())
 
 
@@ -78,12 +78,12 @@ def test_a_kill_from_outside_counts_from_the_second_on() -> None:
     assert judged(from_outside(1, 2), from_outside(2, 3)) == ({2}, set())
 
 
-def test_whoever_is_on_trial_when_it_breaks_down_again_is_the_poison() -> None:
+def test_a_request_on_trial_when_it_breaks_down_again_is_the_poison() -> None:
     # Others ran next to it: they are tried next.
     assert judged(own(1, 2), own(2, 7, on_trial=(2,))) == ({1, 7}, {2})
 
 
-def test_an_engine_that_hangs_convicts_whom_it_hits_on_trial_twice_or_alone() -> None:
+def test_a_hanging_engine_convicts_requests_hit_on_trial_twice_or_alone() -> None:
     in_company = replace(own(2, 7, on_trial=(2,)), was_hung=True)
     assert judged(own(1, 2), in_company) == ({1, 2, 7}, set())
     assert judged(own(1, 2), in_company, in_company) == ({1, 7}, {2})
@@ -96,7 +96,7 @@ def test_all_outputs_of_a_request_on_trial_stand_and_fall_together() -> None:
     assert judged(own(1, 2, 3), own(2, on_trial=(2, 3))) == ({1}, {2, 3})
 
 
-def test_whoever_was_on_trial_but_not_in_hand_did_nothing() -> None:
+def test_a_request_on_trial_but_not_running_is_not_the_cause() -> None:
     assert judged(own(1, 2), own(8, on_trial=(2,))) == ({1, 2, 8}, set())
 
 
@@ -105,7 +105,7 @@ def test_the_only_one_in_hand_twice_is_the_poison() -> None:
     assert judged(own(4)) == ({4}, set())
 
 
-def test_kills_from_outside_convict_only_whom_they_hit_on_trial_twice() -> None:
+def test_kills_from_outside_convict_only_requests_hit_on_trial_twice() -> None:
     # An operator that kills an engine repeatedly makes no request fail.
     assert judged(*[from_outside(4)] * 6) == ({4}, set())
     once = (from_outside(4), from_outside(4), from_outside(4, on_trial=(4,)))
@@ -140,5 +140,5 @@ def test_the_account_is_bounded_and_the_newest_stay() -> None:
     assert 1 not in known
 
 
-def test_an_engine_that_had_nobody_makes_no_suspects() -> None:
+def test_an_engine_without_requests_makes_no_suspects() -> None:
     assert judged(own(), own()) == (set(), set())

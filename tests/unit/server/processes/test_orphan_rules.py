@@ -99,7 +99,7 @@ async def test_own_children_stay_and_the_adopted_end(table: Table) -> None:
     assert list(table.children) == [10]
 
 
-async def test_an_ended_child_of_ours_is_left_to_who_waits_for_it(table: Table) -> None:
+async def test_an_ended_child_of_ours_is_left_to_its_waiter(table: Table) -> None:
     house = adopting()
     await house.start(spawning(10, table))
     table.add(10, has_ended=True)
@@ -160,7 +160,7 @@ async def test_the_stubborn_are_killed_after_the_grace(
     ]
 
 
-async def test_what_does_not_end_at_all_is_told_and_waited_for_no_longer(
+async def test_what_does_not_end_at_all_is_reported_and_waited_for_no_longer(
     table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(orphans, "GRACE_S", 0.01)

@@ -126,7 +126,7 @@ async def test_a_question_about_health_is_short() -> None:
     assert wire.codes == [grpc.StatusCode.INVALID_ARGUMENT]
 
 
-async def test_calls_that_anybody_may_make_take_no_place_of_others() -> None:
+async def test_unauthenticated_calls_take_no_place_of_others() -> None:
     played = Played(max_calls=1)
     first = Wire(b"")
     watch = asyncio.create_task(played.call(WATCH, first))

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from penstock.server.front.accounts import Accounts, Outcome, RequestAccount
-from penstock.server.front.errors import ErrorReason, Refusal, refuse
+from penstock.server.front.errors import ErrorReason, Failure, request_error
 from penstock.server.front.generation import GenerationSpec, TextInput
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.observe.request_record import RequestOptions, RequestRecord
@@ -78,8 +78,8 @@ async def call_with(error: BaseException, context: FakeContext) -> tuple[Handler
 @pytest.mark.parametrize(
     "error",
     [
-        refuse(ErrorReason.QUEUE_FULL),
-        CallFailed(Refusal(reason=ErrorReason.QUEUE_FULL), "r"),
+        request_error(ErrorReason.QUEUE_FULL),
+        CallFailed(Failure(reason=ErrorReason.QUEUE_FULL), "r"),
     ],
 )
 async def test_domain_errors_become_statuses(error: Exception) -> None:
@@ -90,17 +90,17 @@ async def test_domain_errors_become_statuses(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    ("refusal", "told_ms"),
+    ("failure", "told_ms"),
     [
-        (Refusal(reason=ErrorReason.QUEUE_FULL), "1100"),
-        (Refusal(reason=ErrorReason.QUOTA_EXCEEDED, retry_after_s=20.0), "22000"),
-        (Refusal(reason=ErrorReason.DEADLINE_EXCEEDED, retry_after_s=20.0), "22000"),
-        (Refusal(reason=ErrorReason.DEADLINE_EXCEEDED), None),
+        (Failure(reason=ErrorReason.QUEUE_FULL), "1100"),
+        (Failure(reason=ErrorReason.QUOTA_EXCEEDED, retry_after_s=20.0), "22000"),
+        (Failure(reason=ErrorReason.DEADLINE_EXCEEDED, retry_after_s=20.0), "22000"),
+        (Failure(reason=ErrorReason.DEADLINE_EXCEEDED), None),
     ],
 )
-async def test_the_time_to_come_back_is_drawn_out(refusal: Refusal, told_ms: str | None) -> None:
+async def test_the_retry_time_is_spread(failure: Failure, told_ms: str | None) -> None:
     context = FakeContext()
-    await call_with(CallFailed(refusal, "r"), context)
+    await call_with(CallFailed(failure, "r"), context)
     assert context.trailers.get("grpc-retry-pushback-ms") == told_ms
 
 
@@ -133,7 +133,7 @@ async def test_peer_that_vanishes_before_its_status_is_a_cancellation(
     outcome: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
     context = FakeContext(outcome)
-    _, num_bugs = await call_with(refuse(ErrorReason.DEADLINE_EXCEEDED), context)
+    _, num_bugs = await call_with(request_error(ErrorReason.DEADLINE_EXCEEDED), context)
     assert (len(context.aborts), num_bugs) == (1, 0)
     assert caplog.text == ""
 
@@ -180,14 +180,14 @@ def test_a_deadline_or_a_client_that_left(
     assert outcome_of_failure(account(timeout_s), clock(remaining_s)) == outcome
 
 
-def test_our_own_refusal_precedes_the_clients_deadline() -> None:
+def test_our_own_rejection_precedes_the_clients_deadline() -> None:
     told = account()
-    told.refusal = Refusal(reason=ErrorReason.QUEUE_FULL)
-    assert outcome_of_failure(told, clock(None)) == outcome_of(told.refusal)
+    told.failure = Failure(reason=ErrorReason.QUEUE_FULL)
+    assert outcome_of_failure(told, clock(None)) == outcome_of(told.failure)
     failed = account()
     generation = GenerationSpec(prompt=TextInput(text="x"), prompt_path="text_prompt.text")
     failed.live = LiveRequest("r", generation, 0.0)
-    failed.live.fail(Refusal(reason=ErrorReason.DRAINING), 1.0)
+    failed.live.fail(Failure(reason=ErrorReason.DRAINING), 1.0)
     expected = Outcome(grpc.StatusCode.UNAVAILABLE.value[0], "DRAINING")
     assert outcome_of_failure(failed, clock(-1.0)) == expected
 
@@ -229,7 +229,7 @@ def told(message: pb.GenerateRequest, *, is_stream: bool = True) -> RequestRecor
     return record
 
 
-def test_every_option_is_told() -> None:
+def test_every_option_is_passed() -> None:
     assert told(ALL, is_stream=False).options == RequestOptions(
         is_chat=True,
         is_stream=False,
@@ -245,7 +245,7 @@ def test_every_option_is_told() -> None:
     )
 
 
-def test_what_was_not_asked_for_is_told_apart_from_zero() -> None:
+def test_what_was_not_asked_for_is_distinguished_from_zero() -> None:
     assert told(pb.GenerateRequest()).options == RequestOptions()
     asked = RequestOptions(num_outputs=0, max_tokens=0, temperature=0.0, top_k=0, seed=0)
     assert told(ZEROS).options == asked

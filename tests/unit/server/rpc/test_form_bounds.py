@@ -27,7 +27,7 @@ def violations(*edits: Edit) -> dict[str, str]:
     try:
         read_generation(message, LIMITS, ("tiny",))
     except RequestError as error:
-        return {item.path: item.description for item in error.refusal.violations}
+        return {item.path: item.description for item in error.failure.violations}
     return {}
 
 
@@ -115,7 +115,7 @@ NOTHING: list[tuple[Edit, str, str]] = [
 
 
 @pytest.mark.parametrize(("edit", "path", "words"), NOTHING)
-def test_what_describes_no_text_is_refused(edit: Edit, path: str, words: str) -> None:
+def test_what_describes_no_text_is_rejected(edit: Edit, path: str, words: str) -> None:
     assert words in violations(edit)[path]
 
 
@@ -136,7 +136,7 @@ def test_references_and_characters_that_lead_somewhere_are_taken(edit: Edit) -> 
 
 
 @pytest.mark.parametrize(("edit", "path", "words"), TOO_LARGE)
-def test_what_would_be_too_large_for_a_compiler_is_refused(
+def test_what_would_be_too_large_for_a_compiler_is_rejected(
     edit: Edit, path: str, words: str
 ) -> None:
     (violation,) = violations(edit).items()
@@ -169,7 +169,7 @@ FORMS = [document({}), regex("a"), ebnf('"a"'), choices("a")]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_nothing_that_keeps_a_form_from_ending_stands_beside_it(form: Edit) -> None:
+def test_nothing_that_keeps_a_constraint_from_ending_is_combined_with_it(form: Edit) -> None:
     assert violations(form, put("stopping", "ignore_eos", True)).keys() == {"stopping.ignore_eos"}
     assert violations(form, put("stopping", "min_tokens", 1)).keys() == {"stopping.min_tokens"}
     assert violations(form, put("stopping", "min_tokens", 0)) == {}

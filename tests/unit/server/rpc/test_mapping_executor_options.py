@@ -20,7 +20,7 @@ from penstock.server.rpc.mapping_in.constraint import MAX_DEPTH
 from penstock.server.rpc.mapping_in.generation import num_lowered_priorities, read_generation
 from penstock.server.tenants import PriorityCeilings
 from penstock.v1.generation_service_pb2 import GenerateRequest
-from support.fronts import INFO, refused
+from support.fronts import INFO, rejected
 from support.generate_requests import text_request
 from support.request_edits import (
     Edit,
@@ -82,15 +82,15 @@ OFF_BY_RANGE: list[tuple[str, Edit, str]] = [
     ("edit", "path"), [pytest.param(edit, path, id=name) for name, edit, path in OFF_BY_RANGE]
 )
 def test_what_is_off_is_named(edit: Edit, path: str) -> None:
-    with refused(ErrorReason.INVALID_ARGUMENT) as caught:
+    with rejected(ErrorReason.INVALID_ARGUMENT) as caught:
         read(edited(edit))
-    assert [violation.path for violation in caught.value.refusal.violations] == [path]
+    assert [violation.path for violation in caught.value.failure.violations] == [path]
 
 
 def test_the_place_in_a_schema_that_is_not_json_is_reported() -> None:
-    with refused(ErrorReason.INVALID_ARGUMENT) as caught:
+    with rejected(ErrorReason.INVALID_ARGUMENT) as caught:
         read(edited(schema('{"type":\n "object"')))
-    [violation] = caught.value.refusal.violations
+    [violation] = caught.value.failure.violations
     assert violation.description == "must be a JSON document; line 2, column 10 is not JSON"
 
 
@@ -131,28 +131,28 @@ def test_the_edges_are_allowed(edit: Edit) -> None:
         (retention(), Feature.CACHE_RETENTION, "cache.retention"),
     ],
 )
-def test_each_missing_feature_is_told_with_its_path(
+def test_each_missing_feature_is_reported_with_its_path(
     edit: Edit, feature: Feature, path: str
 ) -> None:
     limits = replace(LIMITS, features=INFO.features - {feature})
-    with refused(ErrorReason.FEATURE_UNSUPPORTED) as caught:
+    with rejected(ErrorReason.FEATURE_UNSUPPORTED) as caught:
         read(edited(edit), limits)
-    assert caught.value.refusal.metadata == {"feature": feature.value, "field": path}
+    assert caught.value.failure.metadata == {"feature": feature.value, "field": path}
 
 
 def test_sessions_need_an_executor_whose_blocks_can_be_kept() -> None:
     asked = edited(put("cache", "session_id", "mine"))
     assert read(asked).session_id == "mine"
-    with refused(ErrorReason.FEATURE_UNSUPPORTED) as caught:
+    with rejected(ErrorReason.FEATURE_UNSUPPORTED) as caught:
         read(asked, replace(LIMITS, features=INFO.features - {Feature.CACHE_RETENTION}))
-    assert caught.value.refusal.metadata == {"feature": "sessions", "field": "cache.session_id"}
+    assert caught.value.failure.metadata == {"feature": "sessions", "field": "cache.session_id"}
 
 
 @pytest.mark.parametrize("session_id", ["", "a" * 129])
 def test_the_name_of_a_session_is_bounded(session_id: str) -> None:
     with pytest.raises(RequestError) as caught:
         read(edited(put("cache", "session_id", session_id)))
-    (violation,) = caught.value.refusal.violations
+    (violation,) = caught.value.failure.violations
     assert violation.path == "cache.session_id"
 
 
@@ -165,7 +165,7 @@ def test_what_leaves_no_blocks_cannot_ask_to_keep_them(edit: Edit, path: str) ->
     message.output.prompt_logprobs = 0
     with pytest.raises(RequestError) as caught:
         read(message)
-    (violation,) = caught.value.refusal.violations
+    (violation,) = caught.value.failure.violations
     assert violation.path == path
     assert "output.prompt_logprobs" in violation.description
 
@@ -180,17 +180,17 @@ def test_a_retention_priority_above_the_tenants_is_lowered(wanted: int, kept: in
     assert num_lowered_priorities(message, ceilings) == (wanted > kept)
 
 
-def test_an_adapter_is_taken_at_its_own_strength_or_refused() -> None:
+def test_an_adapter_is_taken_at_its_own_strength_or_rejected() -> None:
     assert read(edited(adapter("poet", 1.0))) == read(edited(adapter("poet")))
-    with refused(ErrorReason.FEATURE_UNSUPPORTED) as caught:
+    with rejected(ErrorReason.FEATURE_UNSUPPORTED) as caught:
         read(edited(adapter("poet", 0.5)))
-    assert caught.value.refusal.metadata == {"feature": "adapters", "field": "adapter.scale"}
+    assert caught.value.failure.metadata == {"feature": "adapters", "field": "adapter.scale"}
 
 
 def test_an_unknown_adapter_is_not_found() -> None:
-    with refused(ErrorReason.ADAPTER_NOT_FOUND) as caught:
+    with rejected(ErrorReason.ADAPTER_NOT_FOUND) as caught:
         read(edited(adapter("Poet")))
-    assert caught.value.refusal.metadata == {"adapter": "Poet"}
+    assert caught.value.failure.metadata == {"adapter": "Poet"}
 
 
 def test_a_schema_may_be_nested_so_deep_and_no_deeper() -> None:
@@ -202,13 +202,13 @@ def test_a_schema_may_be_nested_so_deep_and_no_deeper() -> None:
     for depth in (MAX_DEPTH + 1, 8000):
         with pytest.raises(RequestError) as caught:
             read(edited(schema(nested(depth))), limits)
-        (violation,) = caught.value.refusal.violations
+        (violation,) = caught.value.failure.violations
         assert violation.path == "constraint.json_schema.schema"
         assert "64 deep" in violation.description
     assert json.loads(deepest)
 
 
-def test_what_is_asked_of_the_executor_is_read_as_it_was_said() -> None:
+def test_executor_options_are_read_as_they_were_sent() -> None:
     generation = read(edited(retention(level=90, seconds=60)))
     assert generation.retention == CacheRetention(level=90, duration_s=60.0)
     assert read(edited(retention())).retention == CacheRetention()

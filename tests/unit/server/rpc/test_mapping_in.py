@@ -24,9 +24,9 @@ from penstock.server.front.generation import (
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in import prompt
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS, read_generation
-from penstock.server.rpc.mapping_in.prompt import REFUSED_FIELDS
+from penstock.server.rpc.mapping_in.prompt import UNSUPPORTED_FIELDS
 from penstock.v1.generation_service_pb2 import GenerateRequest
-from support.fronts import INFO, refused
+from support.fronts import INFO, rejected
 from support.generate_requests import text_request
 from support.request_edits import (
     Edit,
@@ -58,7 +58,7 @@ def violations(message: GenerateRequest) -> list[str]:
     with pytest.raises(RequestError) as caught:
         read(message)
     assert caught.value.reason in {ErrorReason.INVALID_ARGUMENT, ErrorReason.PROMPT_TOO_LONG}
-    return [violation.path for violation in caught.value.refusal.violations]
+    return [violation.path for violation in caught.value.failure.violations]
 
 
 OFF_BY_RANGE: list[tuple[str, Edit, str]] = [
@@ -136,11 +136,11 @@ def test_what_is_out_of_range_is_named(edit: Edit, path: str) -> None:
     assert violations(edited(edit)) == [path]
 
 
-def test_stop_string_bytes_are_bounded_beside_its_characters() -> None:
+def test_stop_string_bytes_are_bounded_as_well_as_its_characters() -> None:
     limits = Limits.of(FrontConfig(max_stop_string_bytes=10), INFO)
     with pytest.raises(RequestError) as caught:
         read(edited(add("stopping", "stop_strings", "日本語文")), limits)
-    assert caught.value.refusal.violations[0].path == "stopping.stop_strings[0]"
+    assert caught.value.failure.violations[0].path == "stopping.stop_strings[0]"
 
 
 AT_THE_EDGE: list[Edit] = [
@@ -243,9 +243,9 @@ def test_each_kind_of_prompt() -> None:
 def test_prompt_longer_than_the_context_has_its_own_reason() -> None:
     with pytest.raises(RequestError) as caught:
         read(edited(tokens(*[1] * 513)))
-    refusal = caught.value.refusal
-    assert refusal.reason is ErrorReason.PROMPT_TOO_LONG
-    assert refusal.metadata == {
+    failure = caught.value.failure
+    assert failure.reason is ErrorReason.PROMPT_TOO_LONG
+    assert failure.metadata == {
         "num_prompt_tokens": "513",
         "max_total_tokens": "512",
         "max_prompt_tokens": "511",
@@ -254,15 +254,15 @@ def test_prompt_longer_than_the_context_has_its_own_reason() -> None:
 
 @pytest.mark.parametrize("name", ["other", ""])
 def test_unknown_model(name: str) -> None:
-    with refused(ErrorReason.MODEL_NOT_FOUND) as caught:
+    with rejected(ErrorReason.MODEL_NOT_FOUND) as caught:
         read(edited(lambda m: setattr(m, "model", name)))
-    assert caught.value.refusal.message == f"model {name!r} not found; available: alias, tiny"
+    assert caught.value.failure.message == f"model {name!r} not found; available: alias, tiny"
 
 
 def test_a_misspelt_model_is_answered_with_the_nearest_one() -> None:
     with pytest.raises(RequestError) as caught:
         read(edited(lambda m: setattr(m, "model", "tinny")))
-    assert caught.value.refusal.message == "model 'tinny' not found; did you mean tiny?"
+    assert caught.value.failure.message == "model 'tinny' not found; did you mean tiny?"
 
 
 @pytest.mark.parametrize(
@@ -276,14 +276,14 @@ def test_a_misspelt_model_is_answered_with_the_nearest_one() -> None:
         (put("output", "prompt_logprobs", 0), Feature.PROMPT_LOGPROBS),
     ],
 )
-def test_what_the_executor_lacks_is_refused(edit: Edit, feature: Feature) -> None:
+def test_what_the_executor_lacks_is_rejected(edit: Edit, feature: Feature) -> None:
     limits = replace(LIMITS, features=INFO.features - {feature})
-    with refused(ErrorReason.FEATURE_UNSUPPORTED) as caught:
+    with rejected(ErrorReason.FEATURE_UNSUPPORTED) as caught:
         read(edited(edit), limits)
-    assert caught.value.refusal.metadata["feature"] == feature.value
-    refusal = caught.value.refusal
-    path = refusal.metadata["field"]
-    assert refusal.message.startswith(f"{path}: is not supported by the {INFO.name} executor; ")
+    assert caught.value.failure.metadata["feature"] == feature.value
+    failure = caught.value.failure
+    path = failure.metadata["field"]
+    assert failure.message.startswith(f"{path}: is not supported by the {INFO.name} executor; ")
 
 
 def test_neutral_values_need_no_feature() -> None:
@@ -317,15 +317,15 @@ def test_chunk_limits_and_their_defaults() -> None:
     assert small.max_chunk_tokens == 4, "all outputs together stay within the backlog"
 
 
-def test_every_field_of_the_contract_is_mapped_or_refused() -> None:
+def test_every_field_of_the_contract_is_mapped_or_rejected() -> None:
     all_fields = set(leaves(GenerateRequest.DESCRIPTOR))
-    refused = {
+    rejected = {
         path
         for path in all_fields
-        if any(path == prefix or path.startswith(f"{prefix}.") for prefix in REFUSED_FIELDS)
+        if any(path == prefix or path.startswith(f"{prefix}.") for prefix in UNSUPPORTED_FIELDS)
     }
-    assert not refused & MAPPED_FIELDS
-    assert all_fields == refused | MAPPED_FIELDS
+    assert not rejected & MAPPED_FIELDS
+    assert all_fields == rejected | MAPPED_FIELDS
 
 
 CALL: dict[str, Any] = {"id": "1", "name": "weather", "arguments": {"city": "Oslo"}}
@@ -353,7 +353,7 @@ def test_the_values_of_a_chat_s_data_are_bounded_together() -> None:
             continue
         with pytest.raises(RequestError) as caught:
             read(message, limits)
-        assert [one.path for one in caught.value.refusal.violations] == [path]
+        assert [one.path for one in caught.value.failure.violations] == [path]
 
 
 def test_values_of_a_list_that_is_too_long_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

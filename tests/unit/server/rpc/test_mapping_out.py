@@ -82,7 +82,7 @@ def test_a_write_carries_everything_since_the_last_one() -> None:
     assert messages[2].tokens.num_tokens == 3
 
 
-def test_outputs_are_told_apart() -> None:
+def test_outputs_are_distinguished() -> None:
     messages = encode([piece("a", 0), piece("x", 1), piece("b", 0)])
     assert {(m.tokens.output_index, m.tokens.text) for m in messages} == {(0, "ab"), (1, "x")}
 
@@ -139,7 +139,7 @@ def test_a_place_in_the_queue_and_the_time_it_will_take() -> None:
     assert progress.progress.estimated_queue_duration.ToMilliseconds() == 1500
 
 
-def test_a_time_that_is_not_known_is_not_told() -> None:
+def test_an_unknown_time_is_not_reported() -> None:
     unknown, endless = encode([ACCEPTED, structs.replace(ACCEPTED, estimated_queue_s=math.inf)])
     assert not unknown.accepted.HasField("estimated_queue_duration")
     assert not endless.accepted.HasField("estimated_queue_duration")

@@ -72,7 +72,7 @@ async def test_a_large_command_waits_for_its_turn_and_a_small_one_does_not(
         await call.submitted()
         call.wire.send(submit(2, text="a" * LARGE_BYTES))
         await call.settle()
-        assert not call.wire.events(2), "nor is it refused as too long yet"
+        assert not call.wire.events(2), "nor is it rejected as too long yet"
 
 
 async def test_messages_are_split_at_the_hint(text: ModelText) -> None:
@@ -126,7 +126,7 @@ async def test_credit_where_none_is_needed_changes_nothing(text: ModelText) -> N
         assert call.wire.text(1) == "abc"
 
 
-async def test_without_credit_for_too_long_one_is_cut_and_the_others_go_on(
+async def test_without_credit_for_too_long_one_is_cut_and_the_others_continue(
     text: ModelText,
 ) -> None:
     async with played_call(text, FrontConfig(max_backlog_tokens=4)) as call:
@@ -151,7 +151,7 @@ async def test_without_credit_for_too_long_one_is_cut_and_the_others_go_on(
         assert not call.task.done()
 
 
-async def test_a_refused_request_leaves_the_others(text: ModelText) -> None:
+async def test_a_rejected_request_leaves_the_others(text: ModelText) -> None:
     async with played_call(text, FrontConfig(max_live_requests=1)) as call:
         call.wire.send(
             submit(1),
@@ -207,7 +207,7 @@ async def test_an_unread_request_gives_its_place_up_where_the_front_is_full(
         ), "running ones are left alone"
 
 
-async def test_the_engines_refusal_is_the_requests(text: ModelText) -> None:
+async def test_the_engines_rejection_is_the_requests(text: ModelText) -> None:
     async with played_call(text) as call:
         call.wire.send(submit(1), submit(2))
         one, _ = await call.submitted(), await call.submitted()
@@ -218,7 +218,7 @@ async def test_the_engines_refusal_is_the_requests(text: ModelText) -> None:
         assert error.info.reason == "QUEUE_FULL"
         assert error.retry_s == pytest.approx(3.375)
         assert error.request_id
-        assert not call.wire.events(2), "nor is it refused as too long yet"
+        assert not call.wire.events(2), "nor is it rejected as too long yet"
 
 
 async def test_cancel_ends_well_and_unknown_keys_are_ignored(text: ModelText) -> None:

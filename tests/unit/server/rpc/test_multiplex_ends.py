@@ -12,7 +12,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
 from penstock.server.rpc.handlers import CallAccounts
 from penstock.server.rpc.multiplex_encoding import MultiplexEncoder
-from penstock.server.rpc.multiplex_table import MAX_UNSENT_REFUSALS
+from penstock.server.rpc.multiplex_table import MAX_UNSENT_REJECTIONS
 from penstock.server.text.errors import TextError
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
@@ -21,7 +21,7 @@ from support.multiplex import cancel, credit, played_call, submit
 from support.patience import PATIENCE_S
 
 
-async def refusal_of(task: asyncio.Task[None]) -> RequestError:
+async def rejection_of(task: asyncio.Task[None]) -> RequestError:
     with pytest.raises(RequestError) as caught:
         await task
     return caught.value
@@ -57,9 +57,9 @@ async def test_a_command_that_makes_no_sense_ends_the_call(
             call.port.send(key, [call.token("a")])
             await call.settle()
         call.wire.send(command)
-        error = await refusal_of(call.task)
+        error = await rejection_of(call.task)
         assert error.reason is reason
-        assert [v.path for v in error.refusal.violations] == ([field] if field else [])
+        assert [v.path for v in error.failure.violations] == ([field] if field else [])
         assert call.port.cancelled == [((key,), FinishReason.CANCELLED)]
         assert len(call.front.table) == 0
         assert not call.front.shared_writers
@@ -159,7 +159,7 @@ async def test_a_reader_that_stalls_is_cut_with_all_its_requests(
         now_s += 0.1
         call.front.cut_stalled()
         call.front.cut_stalled()
-        error = await refusal_of(call.task)
+        error = await rejection_of(call.task)
         assert error.reason is ErrorReason.READER_STALLED
         assert call.port.cancelled == [(keys, FinishReason.CANCELLED)]
         assert call.front.counters.num_cut_readers == 1
@@ -237,7 +237,7 @@ async def test_a_prompt_that_fails_after_its_request_was_cancelled(
         assert not call.task.done()
 
 
-async def test_a_drain_refuses_and_ends_the_call_with_its_last_request(text: ModelText) -> None:
+async def test_a_drain_rejects_and_ends_the_call_with_its_last_request(text: ModelText) -> None:
     async with played_call(text) as call:
         call.wire.send(submit(1))
         key = await call.submitted()
@@ -248,7 +248,7 @@ async def test_a_drain_refuses_and_ends_the_call_with_its_last_request(text: Mod
         assert rich_status(call.wire.events(2)[0].error).retry_s is not None
         assert not call.task.done()
         call.port.finish(key)
-        error = await refusal_of(call.task)
+        error = await rejection_of(call.task)
         assert error.reason is ErrorReason.DRAINING
         assert call.wire.kinds(1)[-1] == "finished"
 
@@ -257,7 +257,7 @@ async def test_an_idle_call_does_not_hold_a_drain_up(text: ModelText) -> None:
     async with played_call(text) as call:
         await call.settle()
         call.front.begin_drain()
-        error = await refusal_of(call.task)
+        error = await rejection_of(call.task)
         assert error.reason is ErrorReason.DRAINING
 
 
@@ -281,16 +281,16 @@ async def test_engine_lost_is_each_requests_error_and_the_call_stays(text: Model
         assert call.wire.kinds(1) == ["ENGINE_DOWN", "accepted", "finished"]
 
 
-async def test_a_client_that_does_not_read_refusals_is_not_read_either(text: ModelText) -> None:
+async def test_a_client_that_does_not_read_rejections_is_not_read_either(text: ModelText) -> None:
     async with played_call(text) as call:
         call.wire.is_open.clear()
         bad = submit(0, edit=lambda m: m.ClearField("text_prompt")).submit.generation
-        num_commands = 4 * MAX_UNSENT_REFUSALS
+        num_commands = 4 * MAX_UNSENT_REJECTIONS
         for key in range(num_commands):
             call.wire.send(pb.MultiplexRequest(submit=pb.MultiplexSubmit(key=key, generation=bad)))
         for _ in range(num_commands):
             await call.settle()
-        assert call.wire.num_unread >= num_commands - 2 * MAX_UNSENT_REFUSALS - 1
+        assert call.wire.num_unread >= num_commands - 2 * MAX_UNSENT_REJECTIONS - 1
         call.wire.is_open.set()
         call.wire.half_close()
         await call.task

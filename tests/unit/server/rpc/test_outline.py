@@ -47,12 +47,12 @@ def in_each_message(prompt: ChatPrompt) -> list[tuple[Message, GenerateRequest]]
 
 
 @pytest.mark.parametrize(("path", "fields"), LARGE_PROMPTS.items(), ids=list(LARGE_PROMPTS))
-def test_a_large_chat_prompt_is_refused_unread(path: str, fields: dict[str, Any]) -> None:
+def test_a_large_chat_prompt_is_rejected_unread(path: str, fields: dict[str, Any]) -> None:
     for message, request in in_each_message(ChatPrompt(**fields)):
-        found, refusal = parse_request(type(message), message.SerializeToString())
+        found, failure = parse_request(type(message), message.SerializeToString())
 
-        assert refusal is not None
-        assert [violation.path for violation in refusal.violations] == [path]
+        assert failure is not None
+        assert [violation.path for violation in failure.violations] == [path]
         request.ClearField("chat_prompt")
         assert found == message
 
@@ -93,15 +93,15 @@ FULL_REQUESTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("path", "fields"), FULL_REQUESTS.items(), ids=list(FULL_REQUESTS))
-def test_a_request_of_too_many_fields_is_refused_unread(path: str, fields: dict[str, Any]) -> None:
+def test_a_request_of_too_many_fields_is_rejected_unread(path: str, fields: dict[str, Any]) -> None:
     message = MultiplexRequest()
     message.submit.key = 7
     message.submit.generation.CopyFrom(GenerateRequest(request_id="r", **fields))
 
-    found, refusal = parse_request(MultiplexRequest, message.SerializeToString())
+    found, failure = parse_request(MultiplexRequest, message.SerializeToString())
 
-    assert refusal is not None
-    assert [violation.path for violation in refusal.violations] == [path]
+    assert failure is not None
+    assert [violation.path for violation in failure.violations] == [path]
     assert (found.submit.key, found.submit.generation.request_id) == (7, "r")
     assert found.ByteSize() < 64
 
@@ -118,18 +118,20 @@ def test_a_request_of_too_many_fields_is_refused_unread(path: str, fields: dict[
     ],
     ids=["tokenize", "detokenize", "resume"],
 )
-def test_any_message_of_too_many_fields_is_refused_by_its_path(message: Message, path: str) -> None:
+def test_any_message_of_too_many_fields_is_rejected_by_its_path(
+    message: Message, path: str
+) -> None:
     with pytest.raises(RequestError) as caught:
         parse(type(message), message.SerializeToString())
-    assert [violation.path for violation in caught.value.refusal.violations] == [path]
+    assert [violation.path for violation in caught.value.failure.violations] == [path]
 
 
-def test_a_message_that_breaks_off_after_too_many_fields_is_refused_all_the_same() -> None:
+def test_a_message_that_breaks_off_after_too_many_fields_is_rejected_all_the_same() -> None:
     message = GenerateRequest()
     message.stopping.stop_strings.extend([""] * 70_000)
     with pytest.raises(RequestError) as caught:
         parse_request(GenerateRequest, message.SerializeToString() + b"\x1f")
-    assert [one.path for one in caught.value.refusal.violations] == ["stopping.stop_strings"]
+    assert [one.path for one in caught.value.failure.violations] == ["stopping.stop_strings"]
 
 
 def test_a_long_prompt_of_token_ids_is_read() -> None:

@@ -91,13 +91,13 @@ def test_nothing_is_walked_where_all_is_known(num_listed: list[int]) -> None:
 @pytest.mark.parametrize(
     "num_fields", [MAX_UNKNOWN_FIELDS + 1, MAX_UNKNOWN_BYTES // len(FIELD) + 1, 1_390_000]
 )
-def test_too_many_are_refused_and_not_even_listed(num_listed: list[int], num_fields: int) -> None:
+def test_too_many_are_rejected_and_not_even_listed(num_listed: list[int], num_fields: int) -> None:
     message = padded(num_fields)
     assert message.ByteSize() < MAX_MESSAGE_BYTES
     with pytest.raises(RequestError) as caught:
         num_unknown_fields(message)
-    assert caught.value.refusal.reason is ErrorReason.MALFORMED_REQUEST
-    assert "unknown fields" in caught.value.refusal.message
+    assert caught.value.failure.reason is ErrorReason.MALFORMED_REQUEST
+    assert "unknown fields" in caught.value.failure.message
     assert sum(num_listed) <= MAX_UNKNOWN_BYTES // 2
 
 

@@ -76,7 +76,7 @@ async def test_callers_take_turns() -> None:
     await second
 
 
-async def test_only_what_is_wanted_is_hurried() -> None:
+async def test_only_what_is_wanted_is_given_a_deadline() -> None:
     house = House()
     slots = await house.held("a", "a", "b")
     waiting = await house.waiting("a")
@@ -91,7 +91,7 @@ async def test_only_what_is_wanted_is_hurried() -> None:
     await waiting
 
 
-async def test_what_has_arrived_is_not_hurried() -> None:
+async def test_what_has_arrived_has_no_read_deadline() -> None:
     house = House()
     slots = await house.held("a", "a")
     house.slots.note_arrival(slots[0])
@@ -111,7 +111,7 @@ async def test_no_call_gets_a_deadline_while_no_other_waits() -> None:
     assert hurried(slots) == [False, False]
 
 
-async def test_who_leaves_the_queue_takes_nothing_along() -> None:
+async def test_a_waiter_that_leaves_the_queue_takes_nothing_along() -> None:
     house = House()
     slots = await house.held("a", "a", "b", "b")
     gone, stays = await house.waiting("a"), await house.waiting("a")

@@ -22,10 +22,10 @@ from penstock.scheduler.quotas import QuotaBreach, QuotaKind
 from penstock.scheduler.request import Constraint, ConstraintKind, FailureReason
 from penstock.server.front.errors import (
     ErrorReason,
+    Failure,
     FieldViolation,
-    Refusal,
-    refusal_for,
-    refuse_quota,
+    failure_for,
+    quota_exceeded,
 )
 from penstock.server.front.generation import GenerationSpec, TextInput
 from penstock.server.front.phases import PhaseClock
@@ -99,9 +99,9 @@ def test_reasons_are_those_of_the_contract() -> None:
 
 @pytest.mark.parametrize("reason", list(ErrorReason))
 def test_code_and_details_of_every_reason(reason: ErrorReason) -> None:
-    refusal = Refusal(reason=reason)
-    delay_s = retry_delay_s(refusal, default_s=1.5, chance=0.0)
-    abort = abort_of(refusal, request_id="r-1", retry_after_s=delay_s)
+    failure = Failure(reason=reason)
+    delay_s = retry_delay_s(failure, default_s=1.5, chance=0.0)
+    abort = abort_of(failure, request_id="r-1", retry_after_s=delay_s)
     assert abort.code is CODES[reason.value]
     trailers, status = dict(abort.trailers), status_in(abort)
     assert status.code == abort.code.value[0]
@@ -118,15 +118,15 @@ def test_code_and_details_of_every_reason(reason: ErrorReason) -> None:
 
 
 def test_no_request_id_no_request_info() -> None:
-    assert "RequestInfo" not in kinds_in(status_of(Refusal(reason=ErrorReason.INTERNAL)))
+    assert "RequestInfo" not in kinds_in(status_of(Failure(reason=ErrorReason.INTERNAL)))
 
 
-def test_violations_are_told_and_bounded() -> None:
+def test_violations_are_reported_and_bounded() -> None:
     many = tuple(
         FieldViolation(path=f"token_prompt.ids[{i}]" + "x" * 999, description="é" * 999)
         for i in range(100)
     )
-    abort = abort_of(Refusal(reason=ErrorReason.INVALID_ARGUMENT, violations=many))
+    abort = abort_of(Failure(reason=ErrorReason.INVALID_ARGUMENT, violations=many))
     assert len(abort.message.encode()) <= 1024
     status = status_in(abort)
     bad, info = detail(status, BadRequest), detail(status, ErrorInfo)
@@ -137,19 +137,19 @@ def test_violations_are_told_and_bounded() -> None:
 
 @pytest.mark.parametrize("reason", list(FailureReason))
 def test_every_failure_of_the_engine_has_a_status(reason: FailureReason) -> None:
-    refusal = refused(Failed(key=1, at_s=0.0, reason=reason))
-    assert refusal.reason in STATUS_RULES
-    assert refusal.retry_after_s is None
+    failure = rejected(Failed(key=1, at_s=0.0, reason=reason))
+    assert failure.reason in STATUS_RULES
+    assert failure.retry_after_s is None
     if "DEADLINE" in reason.name:
-        assert set(refusal.metadata) == {"state", "phase", "deadline"}
-        assert refusal.metadata["deadline"] == ("ttft" if "TTFT" in reason.name else "total")
-        assert ("UNREACHABLE" in reason.name) is ("UNREACHABLE" in refusal.reason.name)
+        assert set(failure.metadata) == {"state", "phase", "deadline"}
+        assert failure.metadata["deadline"] == ("ttft" if "TTFT" in reason.name else "total")
+        assert ("UNREACHABLE" in reason.name) is ("UNREACHABLE" in failure.reason.name)
     else:
-        assert not refusal.metadata
+        assert not failure.metadata
 
 
-def refused(end: Failed) -> Refusal:
-    return refusal_for(
+def rejected(end: Failed) -> Failure:
+    return failure_for(
         end,
         GenerationSpec(
             prompt=TextInput(text="x"),
@@ -162,17 +162,17 @@ def refused(end: Failed) -> Refusal:
     )
 
 
-def test_a_constraint_that_the_executor_refuses_is_named_by_its_field() -> None:
-    refusal = refused(Failed(key=1, at_s=0.0, reason=FailureReason.CONSTRAINT_REJECTED))
-    abort = abort_of(refusal)
+def test_a_constraint_that_the_executor_rejects_is_named_by_its_field() -> None:
+    failure = rejected(Failed(key=1, at_s=0.0, reason=FailureReason.CONSTRAINT_REJECTED))
+    abort = abort_of(failure)
     assert abort.code is grpc.StatusCode.INVALID_ARGUMENT
-    bad = detail(status_of(refusal), BadRequest)
+    bad = detail(status_of(failure), BadRequest)
     assert [each.field for each in bad.field_violations] == ["constraint.regex.pattern"]
 
 
-def test_a_quota_is_told_by_whose_it_is_and_which() -> None:
+def test_a_quota_error_names_the_tenant_and_the_limit() -> None:
     breach = QuotaBreach(kind=QuotaKind.REQUESTS_PER_MINUTE, limit=60, retry_after_s=0.5)
-    refusal = refused(
+    failure = rejected(
         Failed(
             key=1,
             at_s=0.0,
@@ -181,18 +181,18 @@ def test_a_quota_is_told_by_whose_it_is_and_which() -> None:
             breach=breach,
         )
     )
-    status = status_of(refusal)
+    status = status_of(failure)
     assert status.message == 'tenant "acme": at most 60 requests per minute'
     quota = detail(status, QuotaFailure)
     (violation,) = quota.violations
     assert violation.subject == "tenant:acme"
     assert violation.description == "max_requests_per_minute is 60"
-    assert retry_delay_s(refusal, default_s=9.0, chance=0.0) == 0.5
+    assert retry_delay_s(failure, default_s=9.0, chance=0.0) == 0.5
 
 
 def test_a_quota_without_a_tenant_names_its_limit_in_words() -> None:
-    error = refuse_quota("", QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=4))
-    assert status_of(error.refusal).message == (
+    error = quota_exceeded("", QuotaBreach(kind=QuotaKind.NUM_LIVE, limit=4))
+    assert status_of(error.failure).message == (
         "all requests without a tenant: at most 4 requests at a time"
     )
 
@@ -208,15 +208,17 @@ def test_too_many_outputs_are_named_by_their_field_and_never_fit(
     breach: QuotaBreach | None, limit: str
 ) -> None:
     reason = FailureReason.TOO_MANY_OUTPUTS
-    refusal = refused(Failed(key=1, at_s=0.0, reason=reason, retry_after_s=math.inf, breach=breach))
-    assert abort_of(refusal).code is grpc.StatusCode.INVALID_ARGUMENT
-    bad = detail(status_of(refusal), BadRequest)
+    failure = rejected(
+        Failed(key=1, at_s=0.0, reason=reason, retry_after_s=math.inf, breach=breach)
+    )
+    assert abort_of(failure).code is grpc.StatusCode.INVALID_ARGUMENT
+    bad = detail(status_of(failure), BadRequest)
     (violation,) = bad.field_violations
     assert (violation.field, violation.description) == (
         "sampling.num_outputs",
         f"is more than {limit}",
     )
-    assert retry_delay_s(refusal, default_s=9.0, chance=0.0) is None
+    assert retry_delay_s(failure, default_s=9.0, chance=0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -229,16 +231,16 @@ def test_too_many_outputs_are_named_by_their_field_and_never_fit(
         (FailureReason.TENANT_OVER_QUOTA, None),
     ],
 )
-def test_what_the_engine_knows_of_a_refusal_is_told(
+def test_the_engines_details_of_a_rejection_are_returned(
     reason: FailureReason, deadline: str | None
 ) -> None:
     end = Failed(
         key=1, at_s=9.0, reason=reason, estimate_s=2.0001, deadline_s=1.9999, retry_after_s=3.0
     )
-    refusal = refused(end)
+    failure = rejected(end)
     place = {} if deadline is None else {"state": "PENDING", "phase": "queue", "deadline": deadline}
-    assert refusal.metadata == {**place, "deadline_ms": "1999", "estimate_ms": "2001"}
-    assert refusal.retry_after_s == 3.0
+    assert failure.metadata == {**place, "deadline_ms": "1999", "estimate_ms": "2001"}
+    assert failure.retry_after_s == 3.0
 
 
 @pytest.mark.parametrize(
@@ -250,16 +252,16 @@ def test_what_the_engine_knows_of_a_refusal_is_told(
         (0.4999, 0.4, ("499", "400")),
     ],
 )
-def test_a_deadline_comes_back_as_it_was_given_and_below_what_misses_it(
+def test_a_deadline_is_returned_as_it_was_given_and_below_what_misses_it(
     deadline_s: float, estimate_s: float, told: tuple[str, str]
 ) -> None:
     reason = FailureReason.DEADLINE_UNREACHABLE
     end = Failed(key=1, at_s=9.0, reason=reason, estimate_s=estimate_s, deadline_s=deadline_s)
-    metadata = refused(end).metadata
+    metadata = rejected(end).metadata
     assert (metadata["deadline_ms"], metadata["estimate_ms"]) == told
 
 
-def test_what_has_no_end_is_not_told() -> None:
+def test_what_has_no_end_is_not_reported() -> None:
     end = Failed(
         key=1,
         at_s=0.0,
@@ -268,31 +270,31 @@ def test_what_has_no_end_is_not_told() -> None:
         deadline_s=math.inf,
         retry_after_s=math.inf,
     )
-    assert refused(end) == Refusal(reason=ErrorReason.QUEUE_FULL, retry_after_s=math.inf)
+    assert rejected(end) == Failure(reason=ErrorReason.QUEUE_FULL, retry_after_s=math.inf)
 
 
-def test_whoever_is_refused_together_is_told_to_come_back_apart() -> None:
-    refusal = Refusal(reason=ErrorReason.DEADLINE_UNREACHABLE, retry_after_s=4.0)
+def test_requests_rejected_together_have_different_retry_times() -> None:
+    failure = Failure(reason=ErrorReason.DEADLINE_UNREACHABLE, retry_after_s=4.0)
 
-    def told_s(refusal: Refusal, chance: float) -> float | None:
-        return retry_delay_s(refusal, default_s=2.0, chance=chance)
+    def told_s(failure: Failure, chance: float) -> float | None:
+        return retry_delay_s(failure, default_s=2.0, chance=chance)
 
-    assert told_s(refusal, 0.0) == 4.0
-    assert told_s(refusal, 0.5) == 4.0 * (1 + MAX_RETRY_SPREAD / 2)
-    assert told_s(refusal, 0.999) == pytest.approx(5.0, rel=1e-3)
-    assert told_s(Refusal(reason=ErrorReason.QUEUE_FULL), 0.5) == 2.25
-    assert told_s(Refusal(reason=ErrorReason.DEADLINE_EXCEEDED), 0.5) is None
-    late = Refusal(reason=ErrorReason.DEADLINE_EXCEEDED, retry_after_s=8.0)
+    assert told_s(failure, 0.0) == 4.0
+    assert told_s(failure, 0.5) == 4.0 * (1 + MAX_RETRY_SPREAD / 2)
+    assert told_s(failure, 0.999) == pytest.approx(5.0, rel=1e-3)
+    assert told_s(Failure(reason=ErrorReason.QUEUE_FULL), 0.5) == 2.25
+    assert told_s(Failure(reason=ErrorReason.DEADLINE_EXCEEDED), 0.5) is None
+    late = Failure(reason=ErrorReason.DEADLINE_EXCEEDED, retry_after_s=8.0)
     assert told_s(late, 0.0) == 8.0
-    never = Refusal(reason=ErrorReason.DEADLINE_UNREACHABLE, retry_after_s=math.inf)
+    never = Failure(reason=ErrorReason.DEADLINE_UNREACHABLE, retry_after_s=math.inf)
     assert told_s(never, 0.5) is None
 
 
 @pytest.mark.parametrize(
     ("delay_s", "told_ms"), [(0.0, "1"), (0.0126, "13"), (1e9, str(2**31 - 1))]
 )
-def test_a_time_to_come_back_is_what_a_channel_takes(delay_s: float, told_ms: str) -> None:
-    refusal = Refusal(reason=ErrorReason.QUEUE_FULL)
+def test_a_retry_time_is_what_a_channel_takes(delay_s: float, told_ms: str) -> None:
+    failure = Failure(reason=ErrorReason.QUEUE_FULL)
     assert (
-        dict(abort_of(refusal, retry_after_s=delay_s).trailers)["grpc-retry-pushback-ms"] == told_ms
+        dict(abort_of(failure, retry_after_s=delay_s).trailers)["grpc-retry-pushback-ms"] == told_ms
     )

@@ -73,7 +73,7 @@ async def test_after_a_message_the_loop_has_time_for_all_else() -> None:
     tasks[1].cancel()
 
 
-async def test_who_leaves_takes_no_turn() -> None:
+async def test_a_waiter_that_leaves_takes_no_turn() -> None:
     house = House()
     first, gone, last = house.send("a", "a", "b")
     await asyncio.sleep(0)

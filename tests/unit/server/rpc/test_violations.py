@@ -21,15 +21,15 @@ from penstock.server.rpc.mapping_in.violations import Violations
         (2**63 - 1, 0, "must be at most 3600 seconds, not 9.22337203685478e+18"),
     ],
 )
-def test_it_is_told_what_is_wrong_with_a_duration(seconds: int, nanos: int, told: str) -> None:
+def test_the_error_of_a_bad_duration_is_shown(seconds: int, nanos: int, told: str) -> None:
     violations = Violations()
     violations.duration_s("path", Duration(seconds=seconds, nanos=nanos), 3600.0)
     with pytest.raises(RequestError) as caught:
         violations.raise_if_any()
-    assert [one.description for one in caught.value.refusal.violations] == [told]
+    assert [one.description for one in caught.value.failure.violations] == [told]
 
 
-def test_a_duration_without_a_bound_of_its_own_has_that_of_its_type() -> None:
+def test_a_duration_without_its_own_bound_has_that_of_its_type() -> None:
     violations = Violations()
     most = 315_576_000_000
     assert violations.duration_s("path", Duration(seconds=most)) == most
@@ -37,4 +37,4 @@ def test_a_duration_without_a_bound_of_its_own_has_that_of_its_type() -> None:
     violations.duration_s("path", Duration(seconds=most + 1))
     with pytest.raises(RequestError) as caught:
         violations.raise_if_any()
-    assert f"at most {most} seconds" in caught.value.refusal.violations[0].description
+    assert f"at most {most} seconds" in caught.value.failure.violations[0].description

@@ -112,12 +112,12 @@ def test_the_scheme_is_read_as_the_standard_has_it(house: House, scheme: str) ->
         "Bearer a.b.c",
     ],
 )
-def test_anything_else_is_nobody(house: House, header: str) -> None:
+def test_anything_else_is_unauthenticated(house: House, header: str) -> None:
     with pytest.raises(Unknown):
         house.authenticator.identify([header], tuple)
 
 
-def test_two_tokens_or_none_are_nobody(house: House) -> None:
+def test_two_tokens_or_none_are_unauthenticated(house: House) -> None:
     assert house.is_unknown()
     assert house.is_unknown(ACME, ACME)
     assert house.is_unknown(ACME, OTHER)
@@ -181,7 +181,7 @@ def test_claims_that_do_not_hold(house: House, claims: dict[str, Any]) -> None:
     try:
         token = house.token(**claims)
     except TypeError:
-        # The library refuses to sign what is no text; others do not.
+        # The library rejects to sign what is no text; others do not.
         pytest.skip("cannot be made")
     assert house.is_unknown(token)
 

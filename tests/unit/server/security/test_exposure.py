@@ -52,7 +52,9 @@ def test_what_only_this_machine_reaches(host: str, is_local: bool) -> None:
         (("--host", "0.0.0.0", "--tenant-metadata-key", "x-tenant"), "(the service)"),
     ],
 )
-def test_strangers_are_let_in_on_purpose_only(arguments: tuple[str, ...], door: str) -> None:
+def test_unauthenticated_callers_are_allowed_only_explicitly(
+    arguments: tuple[str, ...], door: str
+) -> None:
     with pytest.raises(BadSetting) as caught:
         serve_config(*arguments)
     assert door in str(caught.value)
@@ -86,7 +88,7 @@ def test_a_certificate_opens_the_ports_that_ask_for_one(premises: Premises) -> N
         serve_config("--operations-host", "0.0.0.0", *mutual)
 
 
-def test_files_that_are_off_are_told_at_the_start(premises: Premises, tmp_path: Path) -> None:
+def test_invalid_files_are_reported_at_the_start(premises: Premises, tmp_path: Path) -> None:
     other = Authority(tmp_path / "other").issue("other")
     bad = tmp_path / "bad.toml"
     bad.write_text("version = 1\n[tenants.a]\nspeed = 3\n")

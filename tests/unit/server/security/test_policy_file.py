@@ -79,7 +79,7 @@ def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
         (policy_of(0), "tenants.acme.max_num_live"),
     ],
 )
-def test_what_fronts_refuse_changes_nothing_in_the_engine(
+def test_what_fronts_reject_changes_nothing_in_the_engine(
     house: House, caplog: pytest.LogCaptureFixture, text: str, why: str
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -98,7 +98,7 @@ def test_what_fronts_refuse_changes_nothing_in_the_engine(
     assert messages(caplog, logging.INFO) == ["a new policy is in force, with 1 tenants"] * 2
 
 
-def test_a_refused_policy_holds_once_its_key_set_is_there(house: House) -> None:
+def test_a_rejected_policy_holds_once_its_key_set_is_there(house: House) -> None:
     replace_file(house.file, policy_of(1, "late.json"))
     house.poll()
     assert house.limits == (7, 7)
@@ -107,7 +107,7 @@ def test_a_refused_policy_holds_once_its_key_set_is_there(house: House) -> None:
     assert house.limits == (1, 1)
 
 
-def test_a_refused_policy_that_is_taken_back_is_forgotten(house: House) -> None:
+def test_a_rejected_policy_that_is_taken_back_is_forgotten(house: House) -> None:
     replace_file(house.file, policy_of(1, "late.json"))
     house.poll()
     replace_file(house.file, policy_of(7))
@@ -117,7 +117,7 @@ def test_a_refused_policy_that_is_taken_back_is_forgotten(house: House) -> None:
     assert house.limits == (7, 7)
 
 
-def test_keys_are_rotated_while_a_newer_policy_is_refused(house: House) -> None:
+def test_keys_are_rotated_while_a_newer_policy_is_rejected(house: House) -> None:
     old = house.issuer.token()
     assert house.knows(old)
     replace_file(house.file, policy_of(1, "none.json"))

@@ -78,7 +78,7 @@ def test_a_whole_policy_is_read() -> None:
     assert policy.has_credentials
 
 
-def test_what_is_not_said_is_modest() -> None:
+def test_unset_limits_have_modest_defaults() -> None:
     policy = parsed(f'version = 1\n[tenants.a]\ntokens = [{{ sha256 = "{DIGEST}" }}]')
     a = policy.of("a")
     assert a.rights == CLIENT_RIGHTS
@@ -174,7 +174,7 @@ def test_what_is_not_said_is_modest() -> None:
         ),
     ],
 )
-def test_what_is_off_is_refused_by_its_place(text: str, wanted: str) -> None:
+def test_what_is_off_is_rejected_by_its_place(text: str, wanted: str) -> None:
     with pytest.raises(BadPolicy) as caught:
         parsed(text)
     assert str(caught.value).startswith(wanted)

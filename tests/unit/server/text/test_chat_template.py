@@ -45,12 +45,12 @@ def test_generation_blocks_print_their_body() -> None:
     assert render("a{% generation %}{{ messages[0].content }}{% endgeneration %}b") == "ahellob"
 
 
-def test_refusals_in_the_templates_own_words_are_told() -> None:
+def test_rejections_by_the_template_have_its_message() -> None:
     with pytest.raises(ChatTemplateError, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
 
 
-def test_refusals_never_quote_the_dialogue() -> None:
+def test_rejections_never_quote_the_dialogue() -> None:
     with pytest.raises(ChatTemplateError) as raised:
         render("{{ raise_exception('bad: ' + messages[0].content) }}")
     assert "hello" not in str(raised.value)

@@ -94,14 +94,14 @@ def test_the_lead_and_the_last_turn_stay_and_a_question_comes_first() -> None:
     assert left[-1] is dialogue[-1]
 
 
-def test_a_window_that_is_too_small_is_refused_with_what_is_needed() -> None:
+def test_a_window_that_is_too_small_is_rejected_with_what_is_needed() -> None:
     dialogue = turns(5, 5, 5, lead=5)
     assert kept(dialogue, BASE + 15 + 10)[1] == 2
     with pytest.raises(WindowTooSmall, match=f"at least {BASE + 15 + 10} tokens"):
         kept(dialogue, BASE + 15 + 9)
 
 
-def test_a_dialogue_of_a_lead_alone_is_taken_or_refused() -> None:
+def test_a_dialogue_of_a_lead_alone_is_taken_or_rejected() -> None:
     lead = turns(lead=5)
     assert kept(lead, BASE + 15) == (lead, 0)
     with pytest.raises(WindowTooSmall):
@@ -207,10 +207,10 @@ def test_the_templates_share_is_measured() -> None:
     assert cost == COST
     assert len(Encoder()(messages)) == BASE + 2 * OVERHEAD + len("usera" + "assistantb")
 
-    def refusing(messages: Sequence[ChatMessage]) -> list[None]:
+    def rejecting(messages: Sequence[ChatMessage]) -> list[None]:
         raise ChatTemplateError("no")
 
-    assert measure_template(refusing, num_tokens).message_tokens > 0
+    assert measure_template(rejecting, num_tokens).message_tokens > 0
 
 
 @pytest.fixture

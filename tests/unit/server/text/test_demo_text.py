@@ -21,7 +21,7 @@ def demo() -> Iterator[ModelText]:
     model.close()
 
 
-def test_text_begins_with_the_beginning_and_comes_back(demo: ModelText) -> None:
+def test_text_begins_with_the_beginning_and_is_returned(demo: ModelText) -> None:
     ids = demo.tokenizer.encode(SPEECH).tolist()
     assert ids[0] == demo.files.bos_id
     stream = demo.new_stream()

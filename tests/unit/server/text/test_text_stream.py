@@ -152,7 +152,7 @@ def test_result_depends_on_the_tokens_alone(
         assert kept == shown + stop
 
 
-def test_leading_space_is_kept_when_the_prompt_goes_on(tmp_path: Path) -> None:
+def test_leading_space_is_kept_when_the_prompt_continues(tmp_path: Path) -> None:
     for name, library in (("fallback", byte_fallback()), ("metaspace", metaspace())):
         model = ModelText.load(write_model_folder(tmp_path / name, library))
         ids = library.encode("mercy is", add_special_tokens=False).ids

@@ -149,7 +149,7 @@ def test_the_mark_itself_cannot_be_used(tokenizer: Tokenizer) -> None:
     assert MARK in encode_chat(tokenizer, [user(f"<{MARK}s>")]).text
 
 
-def test_control_tokens_made_by_normalisation_are_refused(tmp_path: Path) -> None:
+def test_control_tokens_made_by_normalisation_are_rejected(tmp_path: Path) -> None:
     library = Library.from_str(byte_level().to_str())
     library.normalizer = normalizers.NFKC()
     library.add_special_tokens([AddedToken("[end]", special=True, normalized=True)])
@@ -170,7 +170,7 @@ def test_beginning_of_sequence_is_added_where_only_the_settings_ask_for_it(tmp_p
     assert tokenizer.encode("mercy", add_special_tokens=False).tolist() == ids[1:]
 
 
-def test_a_model_without_template_refuses_dialogues(tmp_path: Path) -> None:
+def test_a_model_without_template_rejects_dialogues(tmp_path: Path) -> None:
     tokenizer = load(tmp_path, settings={"chat_template": None})
     assert not tokenizer.has_chat_template
     with pytest.raises(ChatTemplateMissing):
@@ -226,7 +226,7 @@ def test_other_threads_run_while_the_library_works(tokenizer: Tokenizer) -> None
     assert turns_of_others(lambda: tokenizer.decode(ids.tolist())) > 200
 
 
-async def test_the_loop_goes_on_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
+async def test_the_loop_continues_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
     encoding = asyncio.ensure_future(tokenizer.encode_async("the gentle rain " * 30_000))
     num_turns = 0
     while not encoding.done():
@@ -237,7 +237,7 @@ async def test_the_loop_goes_on_while_a_long_text_is_encoded(tokenizer: Tokenize
 
 
 @pytest.mark.parametrize("text", ["the gentle rain " * 8_000, "<|im_end|> x" * 3_000])
-async def test_too_many_tokens_are_told_early(tokenizer: Tokenizer, text: str) -> None:
+async def test_too_many_tokens_are_reported_early(tokenizer: Tokenizer, text: str) -> None:
     whole = await tokenizer.encode_async(text)
     for max_tokens in (len(whole), len(whole) + 1):
         assert len(await tokenizer.encode_async(text, max_tokens=max_tokens)) == len(whole)

@@ -88,7 +88,7 @@ async def test_two_tenants_get_as_many_bytes(pool: TokenizerPool) -> None:
     assert "".join(name[0] for name in order).count("ssssss") == 0
 
 
-async def test_a_tenant_may_have_so_much_and_is_told_when_to_come_back(
+async def test_a_tenant_has_an_allowance_and_then_a_retry_time(
     pool: TokenizerPool,
 ) -> None:
     step, blocker = await blocked(pool)
@@ -115,7 +115,7 @@ async def test_a_tenant_may_have_so_much_and_is_told_when_to_come_back(
         assert await pool.run(in_one_step(lambda: 5, LARGE), tenant=tenant, num_bytes=LARGE) == 5
 
 
-async def test_who_leaves_gives_up_its_place(pool: TokenizerPool) -> None:
+async def test_a_waiter_that_leaves_gives_up_its_place(pool: TokenizerPool) -> None:
     step, blocker = await blocked(pool)
     order: list[str] = []
     gone = asyncio.create_task(pool.run(noted(order, "gone", 3), tenant="a", num_bytes=9000))

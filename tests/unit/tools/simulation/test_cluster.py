@@ -101,7 +101,7 @@ def test_the_whole_is_its_parts() -> None:
     assert summary.total.kv_utilisation == pytest.approx(np.mean(used))
 
 
-def test_the_least_loaded_is_told_of_ends_when_they_happen() -> None:
+def test_the_least_loaded_is_notified_of_ends_when_they_happen() -> None:
     # Replica 0 is busy until 5 s, replica 1 until 1 s; then 1, idle, is chosen twice over.
     trace = [asks(0.0, 5), asks(0.0, 1), asks(2.0, 1), asks(3.5, 1)]
 

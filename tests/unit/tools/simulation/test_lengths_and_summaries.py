@@ -31,7 +31,7 @@ def test_asking_for_more_than_is_generated_changes_no_length(policy: BatchingPol
     assert summarise(asking).ttft == summarise(exact).ttft
 
 
-def test_who_generates_more_than_the_rest_asks_for_it() -> None:
+def test_generating_more_than_the_rest_needs_a_longer_request() -> None:
     long = TraceRequest(arrival_s=0.0, num_prompt_tokens=5, num_output_tokens=9)
 
     run = simulate([long], dataclasses.replace(BASE, max_tokens=2))
@@ -107,7 +107,7 @@ def late_pair(tenant: str) -> list[TraceRequest]:
     ]
 
 
-def test_who_expires_is_late_and_waited_for_ever() -> None:
+def test_an_expired_request_is_late_and_waited_for_ever() -> None:
     config = dataclasses.replace(ONE_AT_A_TIME, scheduler=SchedulerConfig(deadline_admission=False))
 
     summary = summarise(simulate(late_pair("b"), config))
@@ -120,7 +120,7 @@ def test_who_expires_is_late_and_waited_for_ever() -> None:
     assert math.isnan(b.ttft.p99_s)
 
 
-def test_who_is_refused_for_a_full_queue_is_told_apart() -> None:
+def test_a_request_rejected_for_a_full_queue_is_distinguished() -> None:
     config = dataclasses.replace(
         ONE_AT_A_TIME, scheduler=SchedulerConfig(deadline_admission=False, max_num_waiting=1)
     )

@@ -91,7 +91,7 @@ def test_overloaded_needs_both_the_factor_and_the_slack() -> None:
     assert router.is_overloaded(16, 10)
 
 
-def test_what_all_prompts_begin_with_leaves_nobody_idle() -> None:
+def test_what_all_prompts_begin_with_leaves_no_replica_idle() -> None:
     router = PrefixAware(3, factor=1.5, slack=8, max_index_tokens=400, min_share=0.3)
     prompts = [asks(0, *(10 * i + place for place in range(1, 5))) for i in range(6)]
 
@@ -165,7 +165,7 @@ def test_a_delayed_signal_knows_neither_what_came_nor_what_ended() -> None:
     ]
 
 
-def test_tokens_tell_a_long_prompt_from_a_short_one() -> None:
+def test_tokens_distinguish_a_long_prompt_from_a_short_one() -> None:
     account = LoadAccount(2, LoadSignal.TOKENS, 0.0)
     account.sent(0, asks(num_prompt_tokens=1000))
     account.sent(1, asks(num_prompt_tokens=3))

@@ -76,7 +76,7 @@ def test_a_fit_finds_the_cost() -> None:
     assert fit.mean_error == pytest.approx(0.0, abs=1e-9)
 
 
-def test_first_steps_and_pauses_are_left_out_and_said() -> None:
+def test_first_steps_and_pauses_are_left_out_and_reported() -> None:
     cost = CostModel(step_s=0.006, prefill_token_s=31e-6, decode_slot_s=17e-6, context_token_s=9e-9)
     counts = steps(300, 4)
     seconds = seconds_of(cost, counts) * np.random.default_rng(4).normal(1.0, 0.03, 300)

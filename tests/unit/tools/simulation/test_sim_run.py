@@ -188,7 +188,7 @@ def test_requests_that_cannot_be_are_counted_and_not_run() -> None:
     assert summary.prefill_waste == pytest.approx(30 / 40)
 
 
-def test_a_bounded_queue_refuses() -> None:
+def test_a_bounded_queue_rejects() -> None:
     config = dataclasses.replace(BASE, scheduler=SchedulerConfig(max_num_waiting=1))
 
     summary = summarise(simulate([request(0.0, 10, 2) for _ in range(3)], config))
@@ -266,7 +266,7 @@ def test_a_report_is_whole(tmp_path: Path) -> None:
     assert any("goodput" in line for line in summary_lines(summary))
 
 
-def test_a_run_of_refusals_alone_can_be_told(tmp_path: Path) -> None:
+def test_a_run_with_only_rejections_can_be_summarised(tmp_path: Path) -> None:
     run = simulate([request(0.0, 500, 1)], BASE)
     summary = summarise(run)
 

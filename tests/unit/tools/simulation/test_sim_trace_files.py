@@ -128,7 +128,7 @@ def test_what_is_wrong_is_named_with_its_line(
     assert str(path) in str(caught.value)
 
 
-def test_a_file_of_another_format_than_it_is_said_to_be(tmp_path: Path) -> None:
+def test_a_file_of_another_format_than_specified(tmp_path: Path) -> None:
     path = written(tmp_path, "trace.jsonl", MOONCAKE)
 
     with pytest.raises(TraceError, match=":1: Object contains unknown field `timestamp`"):

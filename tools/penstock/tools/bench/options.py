@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.server.cli.connection import UsageError
-from penstock.server.cli.connection_options import refuse_connection_options, sender_options
+from penstock.server.cli.connection_options import reject_connection_options, sender_options
 from penstock.tools.flags import add_settings, flag_of, read_settings, sources_of
 from penstock.tools.output_paths import check_output_file, check_output_folder
 
@@ -121,7 +121,7 @@ def sender_of(args: argparse.Namespace, address: str) -> "SenderConfig":
     from penstock.tools.bench.sender import SenderConfig, is_local
 
     if args.own_service:
-        refuse_connection_options(args, "--own-service: the options of serve go after --")
+        reject_connection_options(args, "--own-service: the options of serve go after --")
     try:
         options: dict[str, Any] = {} if args.own_service else sender_options(args)
         derived = {"address": address, "is_multiplex": args.multiplex, **options}

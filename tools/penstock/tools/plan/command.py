@@ -22,8 +22,8 @@ from penstock.tools.simulation.options import (
     config_of,
     cost_of,
     finish_report,
-    refuse_batches_for_others,
-    refuse_routing_for_others,
+    reject_batches_for_others,
+    reject_routing_for_others,
     routing_of,
     trace_of,
     transform_of,
@@ -127,8 +127,8 @@ def _made(args: argparse.Namespace) -> "Plan":
 
     target, search = read_settings(args, PlanTarget), read_settings(args, PlanSearch)
     candidates = _candidates(args, target)
-    refuse_routing_for_others(args, {each.routing.router for each in candidates})
-    refuse_batches_for_others(args, {each.replica.policy for each in candidates})
+    reject_routing_for_others(args, {each.routing.router for each in candidates})
+    reject_batches_for_others(args, {each.replica.policy for each in candidates})
     transform = transform_of(args)
     try:
         trace = list(transformed(trace_of(args), transform))

@@ -24,8 +24,8 @@ from penstock.tools.simulation.options import (
     config_of,
     cost_of,
     finish_report,
-    refuse_batches_for_others,
-    refuse_routing_for_others,
+    reject_batches_for_others,
+    reject_routing_for_others,
     routing_of,
     trace_of,
     transform_of,
@@ -108,8 +108,8 @@ def _replay(
     from penstock.tools.simulation.transform import transformed
 
     routing = routing_of(args)
-    refuse_routing_for_others(args, {routing.router})
-    refuse_batches_for_others(args, {config.policy})
+    reject_routing_for_others(args, {routing.router})
+    reject_batches_for_others(args, {config.policy})
     num_replicas: int = sources_of(args, ClusterConfig, ["replicas"]).value("replicas")
     if num_replicas * config.num_blocks > _MAX_ALL_BLOCKS:
         raise UsageError(f"--replicas x --num-blocks must be at most {_MAX_ALL_BLOCKS}")

@@ -180,19 +180,19 @@ def routing_of(args: argparse.Namespace) -> "RoutingConfig":
     return read_settings(args, RoutingConfig)
 
 
-def refuse_batches_for_others(
+def reject_batches_for_others(
     args: argparse.Namespace, policies: "Collection[BatchingPolicy]"
 ) -> None:
     """Raise UsageError for a batch flag that applies to none of the chosen policies."""
-    _refuse_for_others(args, _BATCHES, "policy", policies)
+    _reject_for_others(args, _BATCHES, "policy", policies)
 
 
-def refuse_routing_for_others(args: argparse.Namespace, routers: "Collection[RouterKind]") -> None:
+def reject_routing_for_others(args: argparse.Namespace, routers: "Collection[RouterKind]") -> None:
     """Raise UsageError for a routing flag that applies to none of the chosen routers."""
-    _refuse_for_others(args, _ROUTING, "router", routers)
+    _reject_for_others(args, _ROUTING, "router", routers)
 
 
-def _refuse_for_others(
+def _reject_for_others(
     args: argparse.Namespace,
     takers: Mapping[tuple[str, ...], tuple[str, ...]],
     what: str,

@@ -29,7 +29,7 @@ from penstock.server.cli.connection_options import (
     add_connection_options,
     bare_channel,
     client_options,
-    refuse_connection_options,
+    reject_connection_options,
 )
 from penstock.tools.flags import add_settings, read_settings
 from penstock.tools.output_paths import check_output_file
@@ -136,7 +136,7 @@ async def _verify(args: argparse.Namespace) -> int:
     if unknown:
         raise UsageError(f"--skip: unknown check {', '.join(unknown)}; known: {', '.join(known)}")
     if args.serve:
-        refuse_connection_options(args, "--serve: the options of serve go after --")
+        reject_connection_options(args, "--serve: the options of serve go after --")
     if args.serve_args and not args.serve:
         first = args.serve_args[0]
         reason = "options of serve require --serve and go after --"

@@ -121,7 +121,7 @@ class DeviceSampler:
         self._tops = zeros(rows, 2, MAX_TOP)
         self._no_masks = TokenMasks(bits=zeros(1, 1), rows=zeros(1, dtype=torch.int64))
 
-    def refusal(self, request: Request) -> str:
+    def rejection(self, request: Request) -> str:
         """Return why the device's tables cannot hold the options of `request`, or an empty string
         if they can.
         """
@@ -133,8 +133,8 @@ class DeviceSampler:
         return ""
 
     def follow(self, batch: Batch, rules: SlotRules) -> None:
-        """Copy the options of newly admitted requests to the device; those in `rules.refusals` get
-        greedy sampling. Call it after `rules.follow`.
+        """Copy the options of newly admitted requests to the device; those in `rules.rejections`
+        get greedy sampling. Call it after `rules.follow`.
         """
         admitted = [request for request in batch.admitted if request.slot >= 0]
         if not admitted:
@@ -143,7 +143,7 @@ class DeviceSampler:
         for request in admitted:
             slot = request.slot
             self._words[slot] = 0
-            if slot in rules.refusals:
+            if slot in rules.rejections:
                 continue
             self._words[slot] = _words_of(request)
             if slot in rules.bias:

@@ -84,7 +84,7 @@ class LaunchedPrompt:
 @dataclass(slots=True, kw_only=True, eq=False)
 class DeviceStep:
     """A launched step. `slots`: the sampled slots. `row_slots`: the slots of all rows. `plan`: None
-    if no row is sampled. `refusals`: slots that must fail, with the reasons.
+    if no row is sampled. `rejections`: slots that must fail, with the reasons.
 
     `token_flags` bool [tokens] on the host: whether each token's keys and values are finite; None
     if every token's logits are sampled, which are checked instead. `token_ends` [rows]: the end of
@@ -95,7 +95,7 @@ class DeviceStep:
     row_slots: NDArray[np.int32]
     plan: SamplePlan | None
     memory: OutcomeMemory
-    refusals: dict[int, str]
+    rejections: dict[int, str]
     mark: Mark | None = None
     token_flags: Tensor | None = None
     token_ends: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -123,7 +123,7 @@ class DeviceStep:
             if not is_good.all():
                 failures = dict.fromkeys(slots[~is_good].tolist(), "logits are not finite")
         failures |= self._broken_chunks()
-        failures |= self.refusals
+        failures |= self.rejections
         if failures:
             good = np.flatnonzero(~np.isin(slots, list(failures)))
             slots, tokens = slots[good], tokens[good]
@@ -147,17 +147,17 @@ class DeviceStep:
         return dict.fromkeys(self.row_slots[is_bad].tolist(), "keys or values are not finite")
 
 
-def launched_step_of(batch: Batch, memory: OutcomeMemory, refusals: dict[int, str]) -> DeviceStep:
+def launched_step_of(batch: Batch, memory: OutcomeMemory, rejections: dict[int, str]) -> DeviceStep:
     """Return the record of a step that is about to be queued, without its plan, mark, flags and
-    prompts. `refusals`: by slot, why its request cannot run.
+    prompts. `rejections`: by slot, why its request cannot run.
     """
     found: dict[int, str] = {}
-    if refusals:
-        found = {slot: refusals[slot] for slot in batch.slots.tolist() if slot in refusals}
+    if rejections:
+        found = {slot: rejections[slot] for slot in batch.slots.tolist() if slot in rejections}
     return DeviceStep(
         slots=batch.sampled_slots,
         row_slots=batch.slots,
         plan=None,
         memory=memory,
-        refusals=found,
+        rejections=found,
     )

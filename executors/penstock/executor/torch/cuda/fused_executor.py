@@ -166,15 +166,15 @@ class FusedExecutor:
     def _follow(self, batch: Batch) -> None:
         self._rules.follow(batch)
         for request in batch.admitted:
-            refusal = self._sampler.refusal(request)
-            if refusal and request.slot >= 0:
-                self._rules.refusals.setdefault(request.slot, refusal)
+            rejection = self._sampler.rejection(request)
+            if rejection and request.slot >= 0:
+                self._rules.rejections.setdefault(request.slot, rejection)
         with self._queue.active():
             self._sampler.follow(batch, self._rules)
 
     def _enqueue(self, batch: Batch, rules: SlotRules, own: "_StepMemory") -> DeviceStep:
         staging, memory = own.staging, own.outcome
-        launched = launched_step_of(batch, memory, rules.refusals)
+        launched = launched_step_of(batch, memory, rules.rejections)
         with self._queue.active():
             if batch.num_rows == batch.num_decodes:
                 slots = batch.slots.astype("int64")

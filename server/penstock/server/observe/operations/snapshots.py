@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.server.error_reason import REFUSALS
+from penstock.server.error_reason import REJECTIONS
 from penstock.server.link.frames import EngineHello
 from penstock.server.observe.frames import Heartbeat, OutcomeCount
 from penstock.server.observe.listeners import NO_TOTALS, ServiceListener
@@ -105,7 +105,7 @@ def _kinds(outcomes: Iterable[OutcomeCount]) -> Iterable[tuple[str, int]]:
             yield "cancelled", outcome.num
         if is_cancelled or outcome.code == _OK:
             yield "completed", outcome.num
-        elif outcome.reason in REFUSALS:
+        elif outcome.reason in REJECTIONS:
             yield "rejected", outcome.num
         else:
             yield "failed", outcome.num

@@ -250,7 +250,7 @@ def _not_json(error: ValueError) -> str:
 def fault_of_schema(schema: str) -> str:
     """Return why a JSON schema is rejected before it is compiled; empty if it is accepted."""
     try:
-        value: Any = json.loads(schema, parse_constant=_refuse_constant)
+        value: Any = json.loads(schema, parse_constant=_reject_constant)
     except RecursionError:
         return _TOO_DEEP
     except ValueError as error:
@@ -462,7 +462,7 @@ def _target(root: object, reference: object) -> dict[str, Any] | None:
     return cast("dict[str, Any]", at) if isinstance(at, dict) else None
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 

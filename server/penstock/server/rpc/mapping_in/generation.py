@@ -2,14 +2,14 @@
 together.
 
 Converts one group of options after the other. Each field of the message is listed either in
-MAPPED_FIELDS, or in `prompt.REFUSED_FIELDS` if it is always rejected; a test compares both lists
-with the protobuf descriptor.
+MAPPED_FIELDS, or in `prompt.UNSUPPORTED_FIELDS` if it is always rejected; a test compares both
+lists with the protobuf descriptor.
 """
 
 from collections.abc import Collection
 from typing import Final
 
-from penstock.server.front.errors import CONSTRAINT_PATHS, ErrorReason, refuse
+from penstock.server.front.errors import CONSTRAINT_PATHS, ErrorReason, request_error
 from penstock.server.front.generation import GenerationSpec, PromptInput, TokenInput, Urgency
 from penstock.server.front.limits import Limits
 from penstock.server.rpc.mapping_in.constraint import read_constraint
@@ -157,7 +157,7 @@ def check_model(name: str | None, model_names: Collection[str]) -> None:
         shown = name[:_MAX_NAMED_CHARS]
         known = nearest(shown, model_names) or f"; available: {', '.join(sorted(model_names))}"
         message = f"model {shown!r} not found{known}"
-        raise refuse(ErrorReason.MODEL_NOT_FOUND, message, model=name)
+        raise request_error(ErrorReason.MODEL_NOT_FOUND, message, model=name)
 
 
 def valid_request_id(request: GenerateRequest | ResumeRequest) -> str:

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from penstock.scheduler.executor import Feature
 from penstock.scheduler.request import CacheRetention, SamplingParams
-from penstock.server.front.errors import ErrorReason, refuse, refuse_field
+from penstock.server.front.errors import ErrorReason, invalid_field, request_error
 from penstock.server.front.generation import (
     WHOLE_BACKLOG,
     ChunkLimits,
@@ -353,7 +353,7 @@ def read_adapter(request: GenerateRequest, limits: Limits, violations: Violation
     if not adapter.name:
         violations.add("adapter.name", "must not be empty")
     elif adapter.name not in limits.adapters:
-        raise refuse(ErrorReason.ADAPTER_NOT_FOUND, adapter=adapter.name)
+        raise request_error(ErrorReason.ADAPTER_NOT_FOUND, adapter=adapter.name)
     return adapter.name
 
 
@@ -379,4 +379,4 @@ def check_not_resumable(request: GenerateRequest) -> None:
     """Raise RequestError if a resume timeout is set, because the response of the called method is
     one message."""
     if request.HasField(_RESUME_PATH):
-        raise refuse_field(_RESUME_PATH, "must not be set: the response is one message")
+        raise invalid_field(_RESUME_PATH, "must not be set: the response is one message")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from penstock.server.front.generation import ChatInput, LongTokenInput, TextInput, TokenInput
 from penstock.server.front.limits import Limits
 from penstock.server.front.prompt_tokens import WINDOW_PATH
-from penstock.server.front.submission import refuse_prompt
+from penstock.server.front.submission import prompt_too_long
 from penstock.server.rpc.mapping_in.violations import MAX_KEPT, Violations
 from penstock.server.rpc.parsing import MAX_PARTS
 from penstock.server.text.chat_template import (
@@ -35,7 +35,7 @@ _NO_IDS: Final = TokenInput(ids=())
 TEXT_PATH = "text_prompt.text"
 TOKENS_PATH = "token_prompt.ids"
 CHAT_PATH = "chat_prompt.messages"
-REFUSED_FIELDS: Final[Mapping[str, str]] = {"chat_prompt.messages.parts.image": "images"}
+UNSUPPORTED_FIELDS: Final[Mapping[str, str]] = {"chat_prompt.messages.parts.image": "images"}
 """Fields that are always rejected: path in GenerateRequest -> feature that the error names."""
 _MAX_NAME_CHARS: Final = 64
 _MAX_CALL_ID_CHARS: Final = 128
@@ -73,7 +73,7 @@ def read_token_ids(
         violations.add(path, "must not be empty")
         return _NO_IDS
     if len(ids) > limits.max_context_tokens:
-        violations.prompt_too_long(refuse_prompt(path, len(ids), limits).refusal)
+        violations.prompt_too_long(prompt_too_long(path, len(ids), limits).failure)
         return _NO_IDS
     return token_input(ids, path, limits, violations)
 

@@ -11,10 +11,10 @@ from google.protobuf.duration_pb2 import Duration
 from penstock.conventions import MAX_DURATION_S
 from penstock.server.front.errors import (
     ErrorReason,
+    Failure,
     FieldViolation,
-    Refusal,
     RequestError,
-    refuse_feature,
+    unsupported_feature,
 )
 
 MAX_KEPT: Final = 1000
@@ -50,13 +50,13 @@ class Violations:
         if not self.is_full:
             self._violations.append(FieldViolation(path=path, description=description))
 
-    def prompt_too_long(self, refusal: Refusal) -> None:
-        """Record that the prompt is too long, with the violations of `refusal`. If there are no
-        others, the error has the reason and metadata of `refusal`."""
-        for violation in refusal.violations:
+    def prompt_too_long(self, failure: Failure) -> None:
+        """Record that the prompt is too long, with the violations of `failure`. If there are no
+        others, the error has the reason and metadata of `failure`."""
+        for violation in failure.violations:
             self.add(violation.path, violation.description)
-        self._reason = refusal.reason
-        self._metadata = refusal.metadata
+        self._reason = failure.reason
+        self._metadata = failure.metadata
 
     def require_feature(
         self, feature: str, path: str, *, is_supported: bool, executor: str = ""
@@ -74,14 +74,14 @@ class Violations:
         if self._violations:
             is_alone = len(self._violations) == 1
             raise RequestError(
-                Refusal(
+                Failure(
                     reason=self._reason if is_alone else ErrorReason.INVALID_ARGUMENT,
                     metadata=self._metadata if is_alone else {},
                     violations=tuple(self._violations),
                 )
             )
         if self._unsupported is not None:
-            raise refuse_feature(*self._unsupported)
+            raise unsupported_feature(*self._unsupported)
 
     def number(self, path: str, value: float, low: float, high: float) -> float:
         """Return `value` if it is in [low, high]; otherwise record a violation and return `low`."""

@@ -30,7 +30,9 @@ def memory() -> int:
     return flown.fd
 
 
-def test_a_dump_is_its_owners_alone_and_says_why(memory: int, tmp_path: Path) -> None:
+def test_a_dump_is_readable_by_its_owner_only_and_states_its_reason(
+    memory: int, tmp_path: Path
+) -> None:
     folder = tmp_path / "a" / "flights"
 
     path = dump(memory, folder, "Engine died: SIGKILL!")
@@ -122,7 +124,7 @@ def test_the_default_folder_must_be_ours(
         dump(memory, None, "crash")
 
 
-def test_a_memory_nobody_wrote_to_gives_no_file(tmp_path: Path) -> None:
+def test_an_empty_flight_recorder_writes_no_file(tmp_path: Path) -> None:
     with pytest.raises(FlightError, match="no engine"):
         dump(create_memory(64, "t"), tmp_path, "crash")
     assert list(tmp_path.iterdir()) == []

@@ -83,7 +83,7 @@ def test_before_an_engine_wrote_there_is_nothing(fd: int) -> None:
     reader.close()
 
 
-def test_steps_are_told_once_in_order_and_what_was_lost_is_counted(fd: int) -> None:
+def test_steps_are_reported_once_in_order_and_what_was_lost_is_counted(fd: int) -> None:
     memory = RingMemory(fd, make_facts())
     reader = FlightReader(fd)
     append(memory, 0, 5)
@@ -153,7 +153,7 @@ def test_an_engine_that_died_while_it_began_is_none_and_the_next_one_is(fd: int)
     assert reader.facts == make_facts(epoch=2)
 
 
-def test_a_copy_tells_only_what_was_whole_in_it(fd: int) -> None:
+def test_a_copy_contains_only_what_was_complete_in_it(fd: int) -> None:
     memory = RingMemory(fd, make_facts())
     append(memory, 0, 100)
     memory.append(EVENT_RING, 1.0, 0, 1, 0, 0, 1, 0)
@@ -218,7 +218,7 @@ def test_a_writer_in_another_process_is_read_while_it_runs_and_after_it_was_kill
     assert len(left.steps) == 63
 
 
-def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_recording_is_rejected(tmp_path: Path) -> None:
     data = _copy()
     cases = {
         b"": "is not a flight recording",
@@ -265,7 +265,7 @@ def test_a_damaged_header_gives_an_error_or_rows_but_nothing_else(offset: int, v
 
 
 @pytest.mark.parametrize("offset", [TOTALS_OFFSET, FIRST_OFFSET])
-def test_counts_out_of_this_world_are_refused(offset: int) -> None:
+def test_counts_out_of_this_world_are_rejected(offset: int) -> None:
     data = bytearray(_DATA)
     data[offset : offset + 8] = (2**64 - 1).to_bytes(8, "little")
     with pytest.raises(FlightError, match="counts"):
@@ -280,6 +280,6 @@ def test_a_writer_lets_go_of_its_memory(fd: int) -> None:
 
 
 @pytest.mark.parametrize("num_steps", [0, 63, 100, 1 << 25])
-def test_a_memory_of_no_such_size_is_refused(num_steps: int) -> None:
+def test_a_memory_of_no_such_size_is_rejected(num_steps: int) -> None:
     with pytest.raises(FlightError, match="power of two"):
         create_memory(num_steps, "test")

@@ -92,7 +92,7 @@ def test_a_request_is_drawn_where_it_was() -> None:
     assert all(sum(e["args"].values()) == 60 for e in counters if e["name"] == "KV blocks")
 
 
-def test_who_runs_still_is_open_to_the_end_of_the_recording() -> None:
+def test_a_running_request_is_open_to_the_end_of_the_recording() -> None:
     flown = Flown()
     flown.submit(1, 40, 400)
     flown.submit(2, 500, 200)
@@ -129,7 +129,7 @@ def test_preemptions_and_failures_are_marked() -> None:
     assert len(again) == names.count("preempted")
 
 
-def test_a_step_that_never_came_back_is_drawn_with_who_was_in_it() -> None:
+def test_a_step_that_never_ended_is_drawn_with_its_requests() -> None:
     flown = dying()
     recording = FlightReader(_copied(flown)).recording()
 
@@ -206,7 +206,7 @@ def test_as_many_lanes_as_are_open_at_once() -> None:
     assert lanes.num == 3
 
 
-def test_the_summary_tells_what_held_up_whom() -> None:
+def test_the_summary_shows_what_delayed_which_request() -> None:
     flown = play(Flown(num_steps=4096), 36)
     flown.finish()
 

@@ -79,7 +79,7 @@ def test_every_step_is_written_as_it_was(depth: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize(("depth", "seed"), GAMES)
-def test_ends_tell_how_much_each_request_generated(depth: int, seed: int) -> None:
+def test_ends_contain_how_much_each_request_generated(depth: int, seed: int) -> None:
     flown = play(Flown(depth=depth, num_steps=4096), seed)
     flown.finish()
     assert flown.changes(Preempted), "the game must preempt"
@@ -156,7 +156,7 @@ def test_gaps_are_those_between_tokens_of_rows_that_decode(depth: int) -> None:
 
 
 @pytest.mark.parametrize(("depth", "seed"), GAMES)
-def test_events_tell_each_life_in_its_slot(depth: int, seed: int) -> None:
+def test_events_show_each_life_in_its_slot(depth: int, seed: int) -> None:
     flown = play(Flown(depth=depth, num_steps=4096), seed)
     flown.finish()
 
@@ -201,7 +201,7 @@ def test_a_cached_prefix_is_counted_at_the_first_token() -> None:
     assert recording.totals["num_prompt_tokens"] == 96
 
 
-def test_nothing_that_was_said_is_in_it() -> None:
+def test_no_content_of_a_request_is_in_it() -> None:
     flown = Flown()
     secret = 0x5EC2E75E
     ids = np.full(40, secret & 0x7FFF, np.int32)
@@ -253,7 +253,7 @@ def test_values_that_no_row_can_hold_are_cut() -> None:
     assert bytes(row["request_id"]) == ("ü" * 32).encode()
 
 
-def test_facts_that_do_not_fit_are_refused() -> None:
+def test_facts_that_do_not_fit_are_rejected() -> None:
     with pytest.raises(FlightError, match="facts"):
         FlightWriter(create_memory(64, "t"), make_facts(executor="x" * 5000))
 
@@ -305,7 +305,7 @@ def test_an_engine_that_paces_itself() -> None:
     engine.close()
 
 
-def test_with_a_recorder_beside_it(tmp_path: Path) -> None:
+def test_with_a_recorder_next_to_it(tmp_path: Path) -> None:
     clock = VirtualClock(5.0)
     executor = make_executor(clock)
     fd = create_memory(64, "t")

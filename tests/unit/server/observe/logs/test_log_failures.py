@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.scheduler.executor import ExecutorDied
-from penstock.server.front.errors import ErrorReason, refuse
+from penstock.server.front.errors import ErrorReason, request_error
 from penstock.server.link.wire import LinkError
 from penstock.server.observe.logs.lines import MAX_FAILURES, MAX_FRAMES, failures_of
 from penstock.server.text.errors import TextError
@@ -61,7 +61,7 @@ def words(error: BaseException, *, has_foreign_text: bool = False) -> list[tuple
         (KeyError(CANARY), ""),
         (UnicodeDecodeError("utf-8", CANARY.encode(), 0, 1, CANARY), ""),
         (TextError(CANARY), ""),
-        (refuse(ErrorReason.QUEUE_FULL), ""),
+        (request_error(ErrorReason.QUEUE_FULL), ""),
         (OSError(CANARY), ""),
         (OSError(errno.ENOSPC, CANARY, CANARY), "No space left on device"),
         (MemoryError("4 GiB"), "4 GiB"),
@@ -71,7 +71,7 @@ def words(error: BaseException, *, has_foreign_text: bool = False) -> list[tuple
         (_Shy(), ""),
     ],
 )
-def test_words_are_told_where_it_is_known_who_worded_them(error: BaseException, told: str) -> None:
+def test_messages_are_logged_where_their_author_is_known(error: BaseException, told: str) -> None:
     assert words(raised(error))[0][1] == told
 
 
@@ -86,7 +86,7 @@ def test_ours_are_cut_where_they_may_quote_what_they_come_from() -> None:
     ]
 
 
-def test_an_origin_that_is_hidden_counts_and_is_not_told() -> None:
+def test_an_origin_that_is_hidden_counts_and_is_not_reported() -> None:
     def act() -> None:
         try:
             int(CANARY)
@@ -96,7 +96,7 @@ def test_an_origin_that_is_hidden_counts_and_is_not_told() -> None:
     assert words(caught(act)) == [("LinkError", "no number")]
 
 
-def test_with_the_switch_all_words_are_told() -> None:
+def test_with_the_switch_all_messages_are_logged() -> None:
     died = raised(ExecutorDied(f"step 3: {CANARY}"), RuntimeError(CANARY))
     assert words(died, has_foreign_text=True) == [
         ("ExecutorDied", f"step 3: {CANARY}"),
@@ -120,7 +120,7 @@ def test_groups_chains_and_circles_come_to_an_end() -> None:
     assert len(words(error)) == MAX_FAILURES
 
 
-def test_the_innermost_frames_of_many_are_told() -> None:
+def test_the_innermost_frames_of_many_are_listed() -> None:
     def down(depth: int) -> None:
         if not depth:
             raise ValueError(CANARY)

@@ -74,7 +74,7 @@ def test_a_place_has_a_burst_and_then_one_a_second() -> None:
     assert sum(limit.filter(record()) for _ in range(1000)) == BURST
 
 
-def test_the_next_that_passes_says_how_many_did_not() -> None:
+def test_the_next_line_that_passes_states_how_many_did_not() -> None:
     clock = FakeClock()
     limit = RateLimit(clock)
     for _ in range(BURST + 5):

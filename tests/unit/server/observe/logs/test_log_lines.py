@@ -39,7 +39,7 @@ def failure() -> Any:
         return sys.exc_info()
 
 
-def test_a_text_line_says_when_who_and_what() -> None:
+def test_a_text_line_has_time_process_and_message() -> None:
     line = TextFormatter("engine").format(record("it %s", "broke"))
     assert line == f"1970-01-01T00:00:00.007Z ERROR engine[{os.getpid()}] a.b: it broke"
 
@@ -53,7 +53,7 @@ def test_a_short_line_has_time_process_and_message() -> None:
     assert formatter.format(record("up", level=logging.INFO))[8:] == " engine: up"
 
 
-def test_a_json_line_says_the_same() -> None:
+def test_a_json_line_has_the_same_content() -> None:
     line = JsonFormatter("front").format(record("it %s", "broke", level=logging.WARNING))
     assert json.loads(line) == {
         "time": "1970-01-01T00:00:00.007Z",
@@ -77,7 +77,7 @@ def test_a_line_has_the_ids_of_its_request_and_no_other_extra() -> None:
     }
 
 
-def test_what_was_left_out_before_is_said() -> None:
+def test_what_was_left_out_before_is_reported() -> None:
     told = record("cut", num_left_out=7)
     assert TextFormatter("front").format(told).endswith("cut (7 more like it left out)")
     assert json.loads(JsonFormatter("front").format(told))["num_left_out"] == 7
@@ -108,7 +108,7 @@ def test_an_exception_is_its_kind_and_frames_and_not_its_words(formatter: Any) -
     assert CANARY in line
 
 
-def test_frames_are_told_innermost_first_in_text_and_last_in_json() -> None:
+def test_frames_are_listed_innermost_first_in_text_and_last_in_json() -> None:
     def outer() -> None:
         inner()
 

@@ -27,7 +27,7 @@ def told() -> ServiceMetrics:
     return metrics
 
 
-def test_tensorrt_llms_names_tell_our_numbers() -> None:
+def test_tensorrt_llms_names_report_our_numbers() -> None:
     samples = read(told(), "trtllm")
 
     def of(name: str, *labels: str) -> float:
@@ -65,6 +65,6 @@ def test_every_alias_is_there_from_the_start(compat: str) -> None:
         assert {alias.name, f"{alias.name}_count"} & told_names, alias.name
 
 
-def test_an_unknown_dialect_is_refused() -> None:
+def test_an_unknown_dialect_is_rejected() -> None:
     with pytest.raises(ValueError, match="compat must be one of trtllm, gen_ai"):
         Exposition(ServiceMetrics(model="demo")).render("", "vllm")

@@ -130,7 +130,7 @@ def test_requests_that_left_after_the_last_step_are_not_there() -> None:
         assert value(samples, "queue_head_waits", reason=reason.name.lower()) == 0
 
 
-def test_the_engines_word_is_told_where_it_is_younger_than_the_last_step() -> None:
+def test_the_engines_report_is_used_where_it_is_newer_than_the_last_step() -> None:
     said = load(num_running=3, num_waiting=1, num_waiting_tokens=7, num_used_blocks=20)
 
     samples = read(full(said))
@@ -144,7 +144,7 @@ def test_the_engines_word_is_told_where_it_is_younger_than_the_last_step() -> No
     assert value(samples, "kv_cache_usage_ratio") == 0.5
 
 
-def test_an_engine_that_says_nothing_is_as_its_last_step_left_it() -> None:
+def test_an_engine_that_reports_nothing_is_as_its_last_step_left_it() -> None:
     samples = read(full(None))
 
     assert value(samples, "num_requests_running") == 4
@@ -153,7 +153,7 @@ def test_an_engine_that_says_nothing_is_as_its_last_step_left_it() -> None:
         assert value(samples, "kv_cache_blocks", state=state) == num
 
 
-def test_a_word_is_told_of_the_engine_that_said_it() -> None:
+def test_a_load_is_reported_of_the_engine_that_sent_it() -> None:
     busy = {"num_running": 3, "num_waiting": 1, "num_used_blocks": 20}
 
     of_the_next = read(full(load(epoch=2, num_running=1, num_waiting=1, num_used_blocks=2)))
@@ -175,7 +175,7 @@ def test_a_word_is_told_of_the_engine_that_said_it() -> None:
         assert value(samples, "kv_cache_usage_ratio") == 0
 
 
-def test_an_engine_that_has_taken_no_step_says_what_it_holds() -> None:
+def test_an_engine_that_has_taken_no_step_reports_what_it_holds() -> None:
     metrics = ServiceMetrics(model="demo", load=lambda: load(num_waiting=2, num_used_blocks=10))
     metrics.take_engine(engine_hello())
     metrics.take_heartbeat(beat())

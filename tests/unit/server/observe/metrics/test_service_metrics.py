@@ -88,11 +88,11 @@ def test_a_record_fills_the_histograms() -> None:
 
 def test_what_never_happened_to_a_request_is_no_observation() -> None:
     metrics = service_metrics()
-    refused = record(
+    rejected = record(
         Segment(SegmentKind.PREPARE, 100.0, 100.5), code=8, reason="QUEUE_FULL", finish_reasons=()
     )
 
-    metrics.take_records([refused])
+    metrics.take_records([rejected])
 
     samples = read(metrics)
     for name in ("time_to_first_token", "time_per_output_token", "request_queue", "request_decode"):
@@ -123,7 +123,7 @@ def test_time_per_output_token_is_of_one_output() -> None:
     ("code", "finish_reason", "expected"),
     [(0, "STOP", "ok"), (0, "CANCELLED", "cancelled"), (1, "", "cancelled"), (13, "", "error")],
 )
-def test_who_leaves_is_no_error(code: int, finish_reason: str, expected: str) -> None:
+def test_a_client_that_leaves_is_no_error(code: int, finish_reason: str, expected: str) -> None:
     metrics = service_metrics()
 
     metrics.take_records([record(code=code, finish_reasons=(finish_reason,))])
@@ -171,7 +171,7 @@ def test_a_front_that_dies_keeps_its_counts_and_loses_its_gauges() -> None:
     assert value(samples, "draining") == 1
 
 
-def test_a_front_whose_connection_broke_comes_back_with_its_counts() -> None:
+def test_a_front_that_reconnects_keeps_its_counts() -> None:
     metrics = service_metrics()
     metrics.take_heartbeat(beat(1, outcome(4), num_streams=9))
     metrics.take_records([record(sequence=index) for index in range(6)])
@@ -265,7 +265,7 @@ def test_names_from_outside_make_no_series() -> None:
     assert total(samples, "records_dropped_total") >= 500
 
 
-def test_methods_of_a_gateway_are_told_where_there_is_one() -> None:
+def test_methods_of_a_gateway_are_listed_where_there_is_one() -> None:
     method = "acme.v1.Gateway/Generate"
     without, with_it = service_metrics(), service_metrics(gateway_methods=(method,))
     for metrics in (without, with_it):
@@ -276,7 +276,7 @@ def test_methods_of_a_gateway_are_told_where_there_is_one() -> None:
     assert value(read(without), "requests_total", method="other", **found) == 2
 
 
-def test_tenants_are_told_only_when_asked_for() -> None:
+def test_tenants_are_reported_only_when_asked_for() -> None:
     without, with_two = service_metrics(), service_metrics(tenants=("atlas", "borealis"))
     told = record(
         Segment(SegmentKind.QUEUE, 100.0, 100.5),
@@ -335,7 +335,7 @@ def test_traces_and_spans_are_counted_apart() -> None:
     assert value(samples, "spans_total", outcome="dropped") == 6
 
 
-def test_the_methods_that_are_told_are_those_of_the_contract() -> None:
+def test_the_methods_in_metrics_are_those_of_the_contract() -> None:
     services = (
         generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"],
         model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
@@ -345,7 +345,7 @@ def test_the_methods_that_are_told_are_those_of_the_contract() -> None:
     } == labels.METHODS
 
 
-def test_every_metric_of_the_catalogue_can_be_told() -> None:
+def test_every_metric_of_the_catalogue_can_be_reported() -> None:
     metrics = service_metrics(tenants=("atlas",), processes=lambda: {"engine": os.getpid()})
     told = names(read(metrics))
     for spec in CATALOGUE:

@@ -42,7 +42,7 @@ def model_of(maker: SnapshotMaker) -> Any:
     return model
 
 
-def test_before_anybody_spoke(maker: SnapshotMaker) -> None:
+def test_before_any_frame(maker: SnapshotMaker) -> None:
     snapshot = maker.snapshot()
     (model,) = snapshot.models
 
@@ -58,7 +58,7 @@ def test_before_anybody_spoke(maker: SnapshotMaker) -> None:
     assert snapshot.fronts == ()
 
 
-def test_steps_tell_load_and_speed(maker: SnapshotMaker) -> None:
+def test_steps_contain_load_and_speed(maker: SnapshotMaker) -> None:
     rows = steps_at(
         100,
         lambda index: 990.0 + index * 0.1,
@@ -96,11 +96,11 @@ def test_steps_in_flight_together_do_not_count_their_time_twice(maker: SnapshotM
     assert model_of(maker).mean_step_s == pytest.approx((0.01 + 9 * 0.004) / 10)
 
 
-def test_records_tell_latencies_of_those_they_concern(maker: SnapshotMaker) -> None:
-    refused = request_record(
+def test_records_contain_the_latencies_that_apply(maker: SnapshotMaker) -> None:
+    rejected = request_record(
         2, num_ahead=-1, ttft_s=math.nan, segments=(), num_prompt_tokens=500, num_cached_tokens=0
     )
-    maker.take_records([request_record(1, arrival_s=997.0), refused])
+    maker.take_records([request_record(1, arrival_s=997.0), rejected])
     model = model_of(maker)
 
     assert (model.ttft.num, model.queue.num, model.e2e.num) == (1, 1, 1)
@@ -115,7 +115,7 @@ def queue_up(maker: SnapshotMaker, num_waiting: int, num_running: int = 8) -> No
     maker.take_steps(1, rows, 0)
 
 
-def test_the_wait_is_what_the_newest_in_the_queue_was_foretold(
+def test_the_wait_is_what_was_predicted_for_the_newest_in_the_queue(
     maker: SnapshotMaker, clock: FakeClock
 ) -> None:
     """Requests that ended recently arrived at an empty queue, so their estimates do not describe
@@ -138,7 +138,7 @@ def test_the_wait_is_what_the_newest_in_the_queue_was_foretold(
 @pytest.mark.parametrize(
     ("estimate_s", "at_s"), [(None, 999.9), (30.0, 989.9), (0.0, 999.9), (0.5, 999.0)]
 )
-def test_a_wait_that_is_not_known_is_not_told(
+def test_an_unknown_wait_is_not_reported(
     maker: SnapshotMaker, estimate_s: float | None, at_s: float
 ) -> None:
     """Nothing was predicted, or it was long ago, or the prediction was wrong."""
@@ -147,7 +147,7 @@ def test_a_wait_that_is_not_known_is_not_told(
     assert model_of(maker).estimated_queue_s is None
 
 
-def test_nobody_waits_where_there_is_no_queue_and_a_slot(maker: SnapshotMaker) -> None:
+def test_no_request_waits_where_there_is_no_queue_and_a_slot(maker: SnapshotMaker) -> None:
     told = beat(1, queue_estimate_s=9.9, queue_estimate_at_s=999.5)
     maker.take_heartbeat(told)
     queue_up(maker, num_waiting=0, num_running=7)
@@ -221,7 +221,7 @@ def test_an_engine_that_is_down_runs_nothing(maker: SnapshotMaker) -> None:
     assert (model.epoch, model.num_engine_restarts, model.num_processing) == (2, 1, 3)
 
 
-def test_nobody_is_said_to_run_when_no_front_has_a_request(
+def test_no_request_is_reported_to_run_when_no_front_has_one(
     maker: SnapshotMaker, clock: FakeClock
 ) -> None:
     maker.take_steps(
@@ -236,13 +236,13 @@ def test_nobody_is_said_to_run_when_no_front_has_a_request(
     assert model.cache.num_total_blocks == 10
 
 
-def test_a_drain_is_told_at_once_and_for_good(maker: SnapshotMaker) -> None:
+def test_a_drain_is_reported_at_once_and_stays(maker: SnapshotMaker) -> None:
     maker.begin_drain()
     maker.take_heartbeat(beat(1, is_draining=False))
     assert maker.snapshot().is_draining
 
 
-def test_a_drain_is_heard_from_the_fronts(maker: SnapshotMaker) -> None:
+def test_a_drain_is_received_from_the_fronts(maker: SnapshotMaker) -> None:
     maker.take_heartbeat(beat(1, is_draining=True))
     assert maker.snapshot().is_draining
 

@@ -66,7 +66,7 @@ def test_a_slot_is_used_again_without_what_it_held() -> None:
 
 
 @pytest.mark.parametrize("value_s", [0.0, 1e-9, 1e9])
-def test_extremes_are_told_as_the_bounds(value_s: float) -> None:
+def test_extremes_are_reported_as_the_bounds(value_s: float) -> None:
     window = DurationWindow()
     window.add(1.0, [value_s])
 

@@ -51,7 +51,7 @@ def test_outputs_of_one_request_are_one_request() -> None:
     assert view.waits_for == ""
 
 
-def test_who_waits_tells_for_what_and_where() -> None:
+def test_a_waiting_request_reports_its_reason_and_its_process() -> None:
     outputs = [
         live_view(1, state=PENDING, waits_for=WaitReason.BLOCKS, queue_position=7),
         live_view(2, state=PENDING, waits_for=WaitReason.SLOTS, queue_position=3),

@@ -131,7 +131,7 @@ async def test_however_many_look_the_processes_are_asked_once() -> None:
     assert fakes.num_looks == 1
 
 
-async def test_without_an_engine_the_fronts_are_shown_and_without_anybody_that_is_said() -> None:
+async def test_without_an_engine_the_fronts_are_shown_and_without_any_that_is_reported() -> None:
     fakes = Fakes()
     fakes.engine_problem = EngineUnavailable("the engine is down")
     assert await desk_of(fakes).live_requests() == ()
@@ -161,7 +161,7 @@ async def test_a_log_level_goes_to_every_process() -> None:
         await desk_of(fakes).set_log_level("loud")
 
 
-async def test_who_did_not_hear_a_log_level_is_named() -> None:
+async def test_a_process_that_did_not_receive_a_log_level_is_named() -> None:
     fakes = Fakes()
     fakes.engine_problem = EngineUnavailable("the engine is down")
     with pytest.raises(
@@ -171,7 +171,7 @@ async def test_who_did_not_hear_a_log_level_is_named() -> None:
 
 
 @pytest.mark.parametrize("process", ["engine", "observer", "front 2"])
-async def test_a_profile_comes_in_pieces_from_whom_it_was_asked(process: str) -> None:
+async def test_a_profile_is_returned_in_pieces_by_the_process_asked(process: str) -> None:
     fakes = Fakes()
     pieces = [piece async for piece in desk_of(fakes).profile(process, 3.0)]
     assert len(pieces) > 1
@@ -189,13 +189,15 @@ async def test_a_profile_comes_in_pieces_from_whom_it_was_asked(process: str) ->
         ("front 3", 1.0, "there is no front 3; there are 1, 2"),
     ],
 )
-async def test_a_profile_of_nobody_is_refused(process: str, seconds: float, why: str) -> None:
+async def test_a_profile_of_an_unknown_process_is_rejected(
+    process: str, seconds: float, why: str
+) -> None:
     with pytest.raises(OperationsError, match=why):
         async for _ in desk_of(Fakes()).profile(process, seconds):
             pass
 
 
-async def test_a_profile_that_cannot_be_made_says_why() -> None:
+async def test_a_profile_that_cannot_be_made_states_why() -> None:
     fakes = Fakes()
     fakes.problem = "engine is being sampled already"
     with pytest.raises(OperationsError, match="engine is being sampled already"):
@@ -218,7 +220,7 @@ async def test_the_flight_record_and_its_absence() -> None:
         await desk_of(fakes, has_recorder=False).dump_flight_record("asked")
 
 
-async def test_a_slow_disk_keeps_nobody_waiting_and_takes_one_dump_at_a_time() -> None:
+async def test_a_slow_disk_blocks_no_caller_and_takes_one_dump_at_a_time() -> None:
     fakes = Fakes()
     began, may_end = threading.Event(), threading.Event()
     paths: list[str] = []

@@ -190,7 +190,7 @@ def test_steps_of_a_self_paced_executor_have_no_time(tmp_path: Path) -> None:
     assert (tmp_path / "steps.jsonl").read_text() == ""
 
 
-def test_a_disk_that_fails_is_told_once_and_serving_goes_on(
+def test_a_disk_that_fails_is_reported_once_and_serving_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = Recorder(tmp_path, block_size=16)

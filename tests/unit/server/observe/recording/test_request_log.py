@@ -53,7 +53,7 @@ def test_times_count_from_the_first_arrival_and_deadlines_from_their_own() -> No
     assert requests.take() == []
 
 
-def test_requests_come_in_the_order_they_were_queued_in_whoever_ends_first() -> None:
+def test_requests_come_in_the_order_they_were_queued_in_whichever_ends_first() -> None:
     requests = log()
     # The second was stamped before the first, by another front, and queued after it.
     requests.submit((spec(1, arrival_s=5.0),))
@@ -97,7 +97,7 @@ def test_a_request_rejected_for_load_is_recorded_with_the_mean_length(
     ran(requests, 3, 4)
     requests.end(Failed(key=4, at_s=0.0, reason=reason))
 
-    # Nothing was known when the first was refused: its max_tokens.
+    # Nothing was known when the first was rejected: its max_tokens.
     assert [one.num_output_tokens for one in requests.take()] == [9, 2, 4, 3]
 
 
@@ -137,7 +137,7 @@ def test_equal_prefixes_have_equal_ids_and_all_else_differs() -> None:
     assert len({a[2], b[2], a[1], c[1], a[0], d[0], d[1]}) == 7
 
 
-def test_nothing_of_the_prompt_or_its_owner_is_told() -> None:
+def test_nothing_of_the_prompt_or_its_owner_is_reported() -> None:
     prompt = [11_111, 12_222, 13_333, 14_444, 15_555]
     one = shared(7, prompt)
     requests = [

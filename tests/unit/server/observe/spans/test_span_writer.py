@@ -23,7 +23,7 @@ from support.reports import (
     GENERATE,
     STAY,
     preempted_record,
-    refused_record,
+    rejected_record,
     request_record,
     trace_parent,
 )
@@ -37,7 +37,7 @@ def child(tree: SpanTree, name: str, nth: int = 0) -> SpanTree:
     return [span for span in tree.children if span.name == name][nth]
 
 
-def test_the_root_is_named_by_the_rpc_and_tells_of_the_call() -> None:
+def test_the_root_is_named_by_the_rpc_and_describes_the_call() -> None:
     record = request_record()
     tree = tree_of(record)
     assert (tree.name, tree.start_ns, tree.end_ns) == (GENERATE, 100 * SECOND_NS, 102 * SECOND_NS)
@@ -80,7 +80,7 @@ def test_the_root_is_named_by_the_rpc_and_tells_of_the_call() -> None:
     assert tree.events == ()
 
 
-def test_children_are_the_segments_and_say_why() -> None:
+def test_children_are_the_segments_and_have_reasons() -> None:
     tree = tree_of(request_record())
     assert [span.name for span in tree.children] == [
         "prepare",
@@ -129,10 +129,10 @@ def test_children_are_the_segments_and_say_why() -> None:
         (16, "UNAUTHENTICATED", "UNAUTHENTICATED", False),
     ],
 )
-def test_a_status_is_an_error_only_where_the_conventions_say(
+def test_a_status_is_an_error_only_where_the_conventions_require_it(
     code: int, reason: str, status: str, is_error: bool
 ) -> None:
-    tree = tree_of(refused_record(code, reason))
+    tree = tree_of(rejected_record(code, reason))
     assert tree.is_error is is_error
     assert tree.attributes[keys.RPC_STATUS] == status
     assert tree.attributes.get(keys.ERROR_TYPE) == (status if is_error else None)
@@ -145,8 +145,8 @@ def test_codes_that_are_none_are_unknown() -> None:
     assert not is_server_error(0)
 
 
-def test_a_refused_request_used_no_tokens_and_has_no_phases_it_never_had() -> None:
-    tree = tree_of(refused_record(8, "QUEUE_FULL"))
+def test_a_rejected_request_used_no_tokens_and_has_no_phases_it_never_had() -> None:
+    tree = tree_of(rejected_record(8, "QUEUE_FULL"))
     assert [span.name for span in tree.children] == ["prepare"]
     assert tree.attributes[keys.PROMPT_TOKENS] == 96
     told = set(tree.attributes)
@@ -165,7 +165,9 @@ def test_a_refused_request_used_no_tokens_and_has_no_phases_it_never_had() -> No
         ({"code": 14, "reason": "ENGINE_DOWN"}, "failed"),
     ],
 )
-def test_a_wait_that_led_nowhere_says_how_it_ended(changes: dict[str, Any], outcome: str) -> None:
+def test_a_wait_that_led_nowhere_reports_how_it_ended(
+    changes: dict[str, Any], outcome: str
+) -> None:
     segments = (
         Segment(SegmentKind.PREPARE, 100.0, 100.1),
         Segment(SegmentKind.QUEUE, 100.1, 100.9, wait=Wait(fairness_s=0.8)),
@@ -176,7 +178,7 @@ def test_a_wait_that_led_nowhere_says_how_it_ended(changes: dict[str, Any], outc
     assert queue.attributes[keys.QUEUE_REASON] == "fairness"
 
 
-def test_a_wait_that_nobody_explained_has_no_reason() -> None:
+def test_an_unexplained_wait_has_no_reason() -> None:
     segments = (Segment(SegmentKind.QUEUE, 100.0, 102.0),)
     record = request_record(segments=segments, num_ahead=-1)
     assert child(tree_of(record), "queue").attributes == {keys.QUEUE_OUTCOME: "finished"}
@@ -206,7 +208,7 @@ def test_an_engine_that_died_is_no_preemption() -> None:
     assert tree.attributes[keys.REPLAYS] == 1
 
 
-def test_the_time_without_an_engine_is_a_wait_of_its_own() -> None:
+def test_the_time_without_an_engine_is_a_separate_wait() -> None:
     segments = (
         Segment(SegmentKind.DECODE, 100.0, 100.5),
         Segment(SegmentKind.QUEUE, 100.5, 101.0, is_engine_lost=True),
@@ -228,7 +230,7 @@ def test_the_time_without_an_engine_is_a_wait_of_its_own() -> None:
     assert [name for name, _ in tree.events] == ["penstock.replayed"] * 2
 
 
-def test_a_stay_that_ended_in_its_prefill_tells_of_its_batch_there() -> None:
+def test_a_residency_that_ended_in_its_prefill_has_its_batch() -> None:
     stay = Stay(num_chunks=2, num_steps=2, min_batch_size=7, max_batch_size=8)
     segments = (Segment(SegmentKind.PREFILL, 100.0, 102.0, stay=stay),)
     assert child(tree_of(request_record(segments=segments)), "prefill").attributes == {
@@ -239,7 +241,7 @@ def test_a_stay_that_ended_in_its_prefill_tells_of_its_batch_there() -> None:
     }
 
 
-def test_what_happened_to_its_reader_is_told() -> None:
+def test_what_happened_to_its_reader_is_reported() -> None:
     tree = tree_of(request_record(num_stalls=2, stalled_s=1.5, options=RequestOptions(priority=4)))
     assert tree.attributes[keys.STALLS] == 2
     assert tree.attributes[keys.STALLED] == 1.5
@@ -256,7 +258,7 @@ def test_several_outputs_and_a_chat() -> None:
     assert tree.attributes[keys.RESPONSE_FINISH_REASONS] == ("stop", "time_limit")
 
 
-def test_the_next_rpc_keys_come_beside_todays() -> None:
+def test_the_next_rpc_keys_exist_next_to_todays() -> None:
     assert keys.RPC_STATUS_NEXT not in tree_of(request_record()).attributes
     attributes = tree_of(request_record(), has_next_rpc_keys=True).attributes
     assert attributes[keys.RPC_STATUS_NEXT] == attributes[keys.RPC_STATUS] == "OK"
@@ -280,7 +282,7 @@ def test_the_peer_is_taken_apart(peer: str, address: str | None, port: int | Non
     assert attributes.get(keys.PEER_PORT) == port
 
 
-def test_content_is_told_only_if_captured_and_wanted() -> None:
+def test_content_is_reported_only_if_captured_and_wanted() -> None:
     content = Content(prompt='say "hi"\n', outputs=("hi", "hé"))
     record = request_record(content=content, finish_reasons=("STOP", "LENGTH"))
     assert keys.INPUT_MESSAGES not in tree_of(record).attributes
@@ -336,7 +338,7 @@ def test_a_child_never_gets_the_id_that_is_none() -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_numbers_that_are_not_known_are_not_told() -> None:
+def test_numbers_that_are_not_known_are_not_reported() -> None:
     record = request_record(ttft_s=math.nan, estimated_queue_s=math.nan)
     told = set(tree_of(record).attributes)
     assert not told & {keys.LATENCY_TTFT, keys.QUEUE_ESTIMATE}

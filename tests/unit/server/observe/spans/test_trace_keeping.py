@@ -26,7 +26,7 @@ from penstock.server.observe.spans.sampler import (
     reason_to_keep,
     sampler_from,
 )
-from support.reports import preempted_record, refused_record, request_record
+from support.reports import preempted_record, rejected_record, request_record
 
 CONFIG = TracingConfig(is_on=True, slow_ttft_s=1.0, slow_s=10.0)
 
@@ -41,10 +41,10 @@ CONFIG = TracingConfig(is_on=True, slow_ttft_s=1.0, slow_s=10.0)
         (request_record(ttft_s=math.nan, end_s=100.5), None),
         (preempted_record(), KeepReason.PREEMPTED),
         (request_record(num_replays=1), KeepReason.REPLAYED),
-        (refused_record(13, "INTERNAL"), KeepReason.ERROR),
-        (refused_record(4, "DEADLINE_EXCEEDED"), KeepReason.ERROR),
-        (refused_record(8, "QUEUE_FULL"), None),
-        (refused_record(1, ""), None),
+        (rejected_record(13, "INTERNAL"), KeepReason.ERROR),
+        (rejected_record(4, "DEADLINE_EXCEEDED"), KeepReason.ERROR),
+        (rejected_record(8, "QUEUE_FULL"), None),
+        (rejected_record(1, ""), None),
     ],
 )
 def test_errors_slow_and_disturbed_requests_are_kept(

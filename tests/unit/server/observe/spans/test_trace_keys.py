@@ -6,7 +6,7 @@ from penstock.server.observe.request_record import Content, RequestOptions
 from penstock.server.observe.spans import keys
 from penstock.server.observe.spans.attributes import start_attributes
 from penstock.server.observe.spans.keys import KEYS, Place
-from support.reports import preempted_record, refused_record, request_record
+from support.reports import preempted_record, rejected_record, request_record
 from support.span_trees import tree_of
 
 EVERYTHING = {"has_content": True, "has_next_rpc_keys": True}
@@ -21,7 +21,7 @@ RECORDS = (
         num_replays=1, num_preemptions=1,
     ),
     preempted_record(),
-    refused_record(4, "DEADLINE_UNREACHABLE"),
+    rejected_record(4, "DEADLINE_UNREACHABLE"),
 )  # fmt: skip
 
 

@@ -222,7 +222,7 @@ def test_none_is_no_exporter() -> None:
     assert make_exporters({"OTEL_TRACES_EXPORTER": "none"}) == ()
 
 
-def test_the_queue_is_as_long_as_the_variable_says() -> None:
+def test_the_queue_has_the_length_of_the_variable() -> None:
     assert max_queue_spans({}) == 2048
     assert max_queue_spans({"OTEL_BSP_MAX_QUEUE_SIZE": "600"}) == 600
     for bad in ("0", "-1", "many", "1.5"):
@@ -262,7 +262,7 @@ def test_a_blank_number_is_none() -> None:
     assert environment == {"OTEL_BSP_SCHEDULE_DELAY": "5"}
 
 
-def test_what_became_of_traces_is_told_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_became_of_traces_is_reported_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     tracing = start_tracing(
         TracingConfig(is_on=True), model="tiny", environment={"OTEL_TRACES_EXPORTER": "none"}
     )

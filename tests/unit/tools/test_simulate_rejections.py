@@ -17,7 +17,7 @@ NESTED = "[" * 100_000
 HUGE = "9" * 20
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+def rejection(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """Run a command that must exit with code 2; return its error, which is one line or begins with
     the usage.
     """
@@ -58,7 +58,7 @@ def test_a_field_of_a_trace_is_named_with_its_line(
     trace = tmp_path / "trace"
     trace.write_text(text, encoding="utf-8")
 
-    assert message in refusal(capsys, "simulate", "--trace", trace)
+    assert message in rejection(capsys, "simulate", "--trace", trace)
 
 
 @pytest.mark.parametrize("broken_at", [2, 30])
@@ -70,7 +70,7 @@ def test_a_broken_compressed_trace_is_not_of_its_format(
     data[broken_at - 2 : broken_at + 2] = b"\xff\xff\xff\xff"
     trace.write_bytes(data)
 
-    assert "trace.csv.gz:1: is not a gzip file" in refusal(capsys, "simulate", "--trace", trace)
+    assert "trace.csv.gz:1: is not a gzip file" in rejection(capsys, "simulate", "--trace", trace)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_file_of_steps_that_is_none(
     steps = tmp_path / "steps"
     steps.write_bytes(text if isinstance(text, bytes) else text.encode())
 
-    assert message in refusal(capsys, "simulate", "--calibrate-from", steps)
+    assert message in rejection(capsys, "simulate", "--calibrate-from", steps)
 
 
 COST = '{"step_s": 1, "prefill_token_s": 0, "decode_slot_s": 0, "context_token_s": 0}'
@@ -163,7 +163,7 @@ SMALL = ("--synthetic", '{"duration_s": 1, "rate_per_s": 5}')
 def test_a_flag_that_is_off_is_named(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
-    assert message in refusal(capsys, "simulate", *SMALL, *arguments)
+    assert message in rejection(capsys, "simulate", *SMALL, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_flag_that_is_off_is_named(
 def test_a_field_of_made_up_traffic_is_named(
     capsys: pytest.CaptureFixture[str], synthetic: str, message: str
 ) -> None:
-    said = refusal(capsys, "simulate", "--synthetic", synthetic)
+    said = rejection(capsys, "simulate", "--synthetic", synthetic)
     assert "--synthetic: " in said
     assert message in said
 
@@ -217,7 +217,7 @@ def test_a_field_of_made_up_traffic_is_named(
 def test_a_flag_of_a_plan_that_is_off_is_named(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
-    assert message in refusal(capsys, "plan", *SMALL, *TARGET, *arguments)
+    assert message in rejection(capsys, "plan", *SMALL, *TARGET, *arguments)
 
 
 def test_a_batch_size_is_for_the_candidates_that_have_batches(
@@ -242,13 +242,13 @@ def test_a_long_pause_between_arrivals_costs_nothing(
     assert "requests     2 in 1,700,000,000.0 s" in capsys.readouterr().out
 
 
-def test_arrivals_that_a_low_load_moves_too_far_are_told(
+def test_arrivals_that_a_low_load_moves_too_far_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace"
     trace.write_text(recorded() + recorded(arrival_s=1.7e9), encoding="utf-8")
 
-    said = refusal(capsys, "simulate", "--trace", trace, "--load", "1e-6")
+    said = rejection(capsys, "simulate", "--trace", trace, "--load", "1e-6")
     assert "--load" in said
 
 
@@ -278,7 +278,7 @@ def test_an_unforeseen_error_is_one_line_and_exit_code_70(
     assert connection.run_reporting("plan", action) == 70
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "KeyError: 'which\\ncame' (test_simulate_refusals.py, line " in said
+    assert "KeyError: 'which\\ncame' (test_simulate_rejections.py, line " in said
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OverflowError("too large"), RecursionError("r")])
@@ -301,7 +301,7 @@ def test_what_this_machine_cannot_hold_is_one_line(
         (("plan", *TARGET), "--trace or --synthetic must be given"),
     ],
 )
-def test_a_command_says_what_it_needs(
+def test_a_command_reports_what_it_needs(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
-    assert message in refusal(capsys, *arguments)
+    assert message in rejection(capsys, *arguments)

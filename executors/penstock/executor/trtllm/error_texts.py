@@ -1,9 +1,10 @@
-"""Classifies the engine's error texts: an invalid request (refusal), or an error of the engine.
+"""Classifies the engine's error texts: an invalid request, or an error of the engine.
 
 The engine raises the same exception class for all failed requests, so known phrases are searched
-for in the text. A server error must not be reported as a client error: a text is a refusal only
-if it contains a known phrase and no word for an engine error such as "CUDA". A text may quote the
-request's constraint, so words for an engine error that the constraint contains are ignored.
+for in the text. A server error must not be reported as a client error: a text means an invalid
+request only if it contains a known phrase and no word for an engine error such as "CUDA". A text
+may quote the request's constraint, so words for an engine error that the constraint contains are
+ignored.
 """
 
 import re
@@ -17,7 +18,7 @@ _FAULTS: Final = re.compile(
     r"|forward)\b",
     re.IGNORECASE,
 )
-_REFUSALS: Final = re.compile(
+_INVALID: Final = re.compile(
     r"token id out of range"
     r"|prompt length \(.*\).* (should not|must not|cannot) (be larger than|exceed)"
     r"|(prompt|input) length.* exceeds? (the )?max"
@@ -38,16 +39,16 @@ _FATAL: Final = re.compile(
 )
 
 
-def is_refusal(message: str, quoted: str = "") -> bool:
+def is_invalid_request(message: str, quoted: str = "") -> bool:
     """Return whether the text reports an invalid request, an invalid constraint included. `quoted`:
     the part of the request that the text may quote.
     """
-    if is_constraint_refusal(message, quoted):
+    if is_invalid_constraint(message, quoted):
         return True
-    return _REFUSALS.search(message) is not None and not _has_own(_FAULTS, message, quoted)
+    return _INVALID.search(message) is not None and not _has_own(_FAULTS, message, quoted)
 
 
-def is_constraint_refusal(message: str, quoted: str = "") -> bool:
+def is_invalid_constraint(message: str, quoted: str = "") -> bool:
     """Return whether the text reports an invalid structured-output constraint.
 
     `quoted`: the text of the constraint; matches inside it are ignored, because the message may
@@ -59,7 +60,7 @@ def is_constraint_refusal(message: str, quoted: str = "") -> bool:
 
 def is_fatal(message: str, quoted: str = "") -> bool:
     """Return whether the text reports an error that makes the engine unusable, even if it still
-    responds. `quoted`: as in `is_constraint_refusal`.
+    responds. `quoted`: as in `is_invalid_constraint`.
     """
     return _has_own(_FATAL, message, quoted)
 

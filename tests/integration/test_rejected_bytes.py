@@ -18,23 +18,23 @@ _NUM_CALLS = 8
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateOnce", "Cancel"])
-async def test_bytes_of_a_refused_call_are_held_by_nobody(text: ModelText, method: str) -> None:
+async def test_bytes_of_a_rejected_call_are_not_held(text: ModelText, method: str) -> None:
     garbage = b"\xff" * _MIB
     async with serving(text) as served:
         channel: Any = served.channel
         begin = channel.unary_stream if method == "Generate" else channel.unary_unary
 
-        async def refuse() -> None:
+        async def reject() -> None:
             call = begin(f"/penstock.v1.GenerationService/{method}")(garbage, timeout=PATIENCE_S)
             assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
 
-        await refuse()
+        await reject()
         gc.collect()
         gc.disable()
         tracemalloc.start()
         try:
             for _ in range(_NUM_CALLS):
-                await refuse()
+                await reject()
             held_bytes, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()

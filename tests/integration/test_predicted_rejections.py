@@ -37,7 +37,7 @@ async def no_sleep(duration_s: float) -> NoReturn:
     raise AssertionError(f"the call is tried again after {duration_s} s")
 
 
-async def refused(
+async def rejected(
     served: ServedFront, reason: FailureReason, *, is_queued: bool = False, **times_s: float
 ) -> PenstockError:
     """Return the exception of a client when the engine ends its request with `reason`. `is_queued`:
@@ -68,7 +68,7 @@ async def refused(
 async def test_a_deadline_that_cannot_be_met(
     served: ServedFront, reason: FailureReason, which: str, is_queued: bool
 ) -> None:
-    error = await refused(
+    error = await rejected(
         served, reason, is_queued=is_queued, estimate_s=1.75, deadline_s=0.5, retry_after_s=2.0
     )
     assert isinstance(error, DeadlineUnreachable)
@@ -83,28 +83,28 @@ async def test_a_deadline_that_cannot_be_met(
     }
 
 
-async def test_without_an_estimate_there_is_still_a_time_to_come_back(served: ServedFront) -> None:
-    error = await refused(served, FailureReason.DEADLINE_UNREACHABLE)
+async def test_without_an_estimate_there_is_still_a_retry_time(served: ServedFront) -> None:
+    error = await rejected(served, FailureReason.DEADLINE_UNREACHABLE)
     assert isinstance(error, DeadlineUnreachable)
     assert (error.estimate_s, error.deadline_s, error.retry_after_s) == (None, None, 3.0)
 
 
-async def test_a_deadline_that_passed_says_when_to_come_back_if_that_is_known(
+async def test_a_deadline_that_passed_has_a_retry_time_if_that_is_known(
     served: ServedFront,
 ) -> None:
-    error = await refused(served, FailureReason.TTFT_DEADLINE_EXCEEDED, is_queued=True)
+    error = await rejected(served, FailureReason.TTFT_DEADLINE_EXCEEDED, is_queued=True)
     assert (type(error), error.retry_after_s) == (DeadlineExceeded, None)
-    error = await refused(
+    error = await rejected(
         served, FailureReason.TTFT_DEADLINE_EXCEEDED, is_queued=True, retry_after_s=7.0
     )
     assert (type(error), error.retry_after_s) == (DeadlineExceeded, 7.0)
 
 
-async def test_a_full_queue_says_when_to_come_back(served: ServedFront) -> None:
-    error = await refused(served, FailureReason.QUEUE_FULL, estimate_s=4.5, retry_after_s=12.0)
+async def test_a_full_queue_has_a_retry_time(served: ServedFront) -> None:
+    error = await rejected(served, FailureReason.QUEUE_FULL, estimate_s=4.5, retry_after_s=12.0)
     assert isinstance(error, QueueFull)
     assert (error.estimate_s, error.retry_after_s) == (4.5, 12.0)
-    error = await refused(served, FailureReason.QUEUE_FULL)
+    error = await rejected(served, FailureReason.QUEUE_FULL)
     assert (error.estimate_s, error.retry_after_s) == (None, 3.0)
 
 

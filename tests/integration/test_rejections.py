@@ -16,7 +16,7 @@ from penstock.scheduler.quotas import TenantQuota
 from penstock.server.front.prompt_tokens import TextQuotas
 from penstock.server.rpc import model_service
 from penstock.server.rpc.mapping_in import prompt
-from penstock.server.rpc.mapping_in.prompt import REFUSED_FIELDS
+from penstock.server.rpc.mapping_in.prompt import UNSUPPORTED_FIELDS
 from penstock.server.rpc.model_service import UNIMPLEMENTED_METHODS
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_pb2, model_service_pb2, model_service_pb2_grpc, prompt_pb2
@@ -37,7 +37,7 @@ async def stream_bytes(
         return [response async for response in call]
 
 
-async def refusal(served: ServedFront, message: pb.GenerateRequest) -> grpc.aio.AioRpcError:
+async def rejection(served: ServedFront, message: pb.GenerateRequest) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stream_bytes(served, message.SerializeToString())
     return caught.value
@@ -56,7 +56,7 @@ async def test_unknown_fields_are_ignored_and_counted(served: ServedFront) -> No
 async def test_thousands_of_violations_fit_the_trailers(served: ServedFront) -> None:
     message = pb.GenerateRequest()
     message.token_prompt.ids.extend([10**6] * 500)
-    error = rich_error(await refusal(served, message))
+    error = rich_error(await rejection(served, message))
     assert error.code is grpc.StatusCode.INVALID_ARGUMENT
     assert error.fields[0] == "token_prompt.ids[0]"
     assert len(error.fields) == 16
@@ -64,7 +64,7 @@ async def test_thousands_of_violations_fit_the_trailers(served: ServedFront) -> 
     assert len(error.message.encode()) <= 1024
 
 
-async def test_prompt_text_never_comes_back_in_an_error(served: ServedFront) -> None:
+async def test_prompt_text_is_never_in_an_error(served: ServedFront) -> None:
     for edit in (
         lambda m: m.stopping.stop_strings.append("canary" * 40),
         lambda m: setattr(m.cache, "salt", "canary" * 40),
@@ -72,7 +72,7 @@ async def test_prompt_text_never_comes_back_in_an_error(served: ServedFront) -> 
     ):
         message = text_request("canary")
         edit(message)
-        error = await refusal(served, message)
+        error = await rejection(served, message)
         trailers = dict(error.trailing_metadata() or ())
         assert "canary" not in (error.details() or "")
         status = trailers["grpc-status-details-bin"]
@@ -81,7 +81,7 @@ async def test_prompt_text_never_comes_back_in_an_error(served: ServedFront) -> 
 
 
 @pytest.mark.parametrize("request_id", ["mine", "m" * 129, "mine\n", None])
-async def test_every_refusal_of_a_request_has_its_id(
+async def test_every_rejection_of_a_request_has_its_id(
     served: ServedFront, request_id: str | None
 ) -> None:
     """The client's id if it is valid, otherwise one that the server generated."""
@@ -95,13 +95,13 @@ async def test_every_refusal_of_a_request_has_its_id(
         pb.GenerateRequest(request_id=request_id, model="other"),
         fitting,  # beyond its tenant's quota
     ):
-        _check_id(rich_error(await refusal(served, message)).request_id, request_id)
+        _check_id(rich_error(await rejection(served, message)).request_id, request_id)
         once = pb.GenerateOnceRequest(generation=message)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await served.stub.GenerateOnce(once, timeout=PATIENCE_S)
         _check_id(rich_error(caught.value).request_id, request_id)
     served.port.go_down()
-    _check_id(rich_error(await refusal(served, fitting)).request_id, request_id)
+    _check_id(rich_error(await rejection(served, fitting)).request_id, request_id)
 
 
 def _check_id(told: str, request_id: str | None) -> None:
@@ -123,14 +123,14 @@ SET_FIELD: dict[str, Callable[[pb.GenerateRequest], object]] = {
 }
 
 
-@pytest.mark.parametrize("path", sorted(REFUSED_FIELDS))
+@pytest.mark.parametrize("path", sorted(UNSUPPORTED_FIELDS))
 async def test_fields_to_come_are_unimplemented_by_name(served: ServedFront, path: str) -> None:
     message = text_request()
     SET_FIELD[path](message)
-    error = rich_error(await refusal(served, message))
+    error = rich_error(await rejection(served, message))
     assert error.code is grpc.StatusCode.UNIMPLEMENTED
     assert error.info.reason == "FEATURE_UNSUPPORTED"
-    assert error.info.metadata["feature"] == REFUSED_FIELDS[path]
+    assert error.info.metadata["feature"] == UNSUPPORTED_FIELDS[path]
     indexed = path.replace("messages", "messages[0]").replace("parts", "parts[0]")
     assert error.info.metadata["field"] == indexed
 
@@ -150,10 +150,10 @@ async def test_methods_to_come_are_unimplemented_by_name(served: ServedFront, me
     assert error.info.metadata["feature"] == UNIMPLEMENTED_METHODS[method]
 
 
-def test_features_told_and_refused_are_the_same_words() -> None:
+def test_features_reported_and_rejected_have_the_same_names() -> None:
     published = {field.name for field in model_pb2.ModelFeatures.DESCRIPTOR.fields}
     assert set(UNIMPLEMENTED_METHODS.values()) <= published
-    assert set(REFUSED_FIELDS.values()) <= published
+    assert set(UNSUPPORTED_FIELDS.values()) <= published
 
 
 async def test_an_answer_in_one_message_is_not_cut_into_chunks(served: ServedFront) -> None:
@@ -191,7 +191,7 @@ async def test_a_long_list_of_ids_is_read_and_its_text_encoded_on_a_thread(
     assert ["tokenizer" in name for name in threads] == [False, False, True, True]
 
 
-async def test_model_service_answers_and_refuses(served: ServedFront) -> None:
+async def test_model_service_answers_and_rejects(served: ServedFront) -> None:
     models = model_service_pb2_grpc.ModelServiceStub(served.channel)
     (model,) = (await models.ListModels(model_service_pb2.ListModelsRequest())).models
     assert model.name == "tiny"

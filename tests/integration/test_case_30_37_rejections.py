@@ -35,7 +35,7 @@ def invalid(name: str) -> tuple[pb.GenerateRequest, str]:
             return message, "token_prompt.ids"
 
 
-async def refused(service: SteppedService, message: pb.GenerateRequest) -> RichError:
+async def rejected(service: SteppedService, message: pb.GenerateRequest) -> RichError:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await service.end_of(service.stub.Generate(message))
     return rich_error(caught.value)
@@ -50,7 +50,7 @@ async def test_case_30_the_same_invalid_request_twice(text: ModelText, name: str
         assert len(reference) == 9
         for _ in range(2):
             message, field = invalid(name)
-            error = await refused(service, message)
+            error = await rejected(service, message)
             assert error.code is grpc.StatusCode.INVALID_ARGUMENT
             assert error.fields == [field]
         canary = await service.end_of(service.stub.Generate(request(9, CANARY)))
@@ -65,7 +65,7 @@ async def test_case_33_larger_than_the_whole_pool(text: ModelText) -> None:
     """
     async with stepped(text, num_blocks=4, max_seq_len=512) as service:
         for num_prompt, num_tokens in ((200, 8), (16, 200)):
-            error = await refused(service, request(num_tokens, range(10, 10 + num_prompt)))
+            error = await rejected(service, request(num_tokens, range(10, 10 + num_prompt)))
             assert error.code is grpc.StatusCode.INVALID_ARGUMENT
             assert error.fields
             assert not service.engine.computed, "nothing was computed for it"
@@ -81,7 +81,7 @@ async def test_case_37_an_id_that_is_in_flight(text: ModelText) -> None:
         first = service.stub.Generate(request(40, CANARY, request_id="same"))
         await service.until_live(1)
         service.step(5)
-        second = await refused(service, request(4, request_id="same"))
+        second = await rejected(service, request(4, request_id="same"))
         assert second.code is grpc.StatusCode.ALREADY_EXISTS
         assert second.request_id == "same"
         responses = await service.end_of(first)

@@ -42,7 +42,7 @@ BLOCKING_TOKENS = 300
 ErrorT = TypeVar("ErrorT", bound=PenstockError)
 
 
-async def refused(kind: type[ErrorT], call: Coroutine[Any, Any, object]) -> ErrorT:
+async def rejected(kind: type[ErrorT], call: Coroutine[Any, Any, object]) -> ErrorT:
     """Return the exception of a call. Raises NotHeld if it is of another class or there is none."""
     try:
         await call
@@ -50,13 +50,13 @@ async def refused(kind: type[ErrorT], call: Coroutine[Any, Any, object]) -> Erro
         return error
     except PenstockError as error:
         raise NotHeld(f"{type(error).__name__} ({error}), not {kind.__name__}") from None
-    raise NotHeld(f"it was answered, not refused with {kind.__name__}")
+    raise NotHeld(f"it was answered, not rejected with {kind.__name__}")
 
 
 async def invalid_field(talk: Talk) -> None:
     """Check that an invalid value is rejected with the field's path."""
     async with talk.client() as client:
-        error = await refused(
+        error = await rejected(
             InvalidArgument, client.generate_once(PROMPT, deadline_s=CALL_S, temperature=-1.0)
         )
     fields = [violation.field for violation in error.field_violations]
@@ -67,7 +67,7 @@ async def invalid_field(talk: Talk) -> None:
 async def unknown_model(talk: Talk) -> None:
     """Check that an unknown model is rejected, with its name in ErrorInfo."""
     async with talk.client() as client:
-        error = await refused(
+        error = await rejected(
             ModelNotFound, client.generate_once(PROMPT, deadline_s=CALL_S, model="no-such-model")
         )
     model = error.metadata.get("model")
@@ -78,7 +78,7 @@ async def unimplemented_feature(talk: Talk) -> None:
     """Check that an unsupported feature is rejected with its name in ModelFeatures."""
     schema = JsonSchemaConstraint(schema='{"type": "object"}')
     async with talk.client() as client:
-        error = await refused(
+        error = await rejected(
             FeatureUnsupported, client.generate_once(PROMPT, deadline_s=CALL_S, constraint=schema)
         )
     feature = error.metadata.get("feature")
@@ -93,7 +93,7 @@ async def duplicate_request_id(talk: Talk) -> None:
             client.generate(PROMPT, deadline_s=CALL_S, **greedy(100, request_id=request_id))
         )
         await first.until_tokens()
-        await refused(
+        await rejected(
             RequestIdInUse,
             client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(4, request_id=request_id)),
         )
@@ -121,7 +121,7 @@ async def full_queue(client: Client, num_tokens: int) -> AsyncGenerator[list[Che
 async def queue_full(talk: Talk) -> None:
     """Check that a request beyond the queue's limit is rejected with a retry delay."""
     async with talk.client() as client, full_queue(client, LONG_TOKENS):
-        error = await refused(
+        error = await rejected(
             QueueFull, client.generate_once(PROMPT, deadline_s=CALL_S, **greedy(4))
         )
     wait_s = error.retry_after_s
@@ -130,10 +130,10 @@ async def queue_full(talk: Talk) -> None:
 
 async def retry_after_rejection(talk: Talk) -> None:
     """Check that the client retries after a rejection, and is served."""
-    is_refused = asyncio.Event()
+    is_rejected = asyncio.Event()
 
     async def sleep(seconds: float) -> None:
-        is_refused.set()
+        is_rejected.set()
         await asyncio.sleep(seconds)
 
     policy = RetryPolicy(max_attempts=10)
@@ -142,7 +142,7 @@ async def retry_after_rejection(talk: Talk) -> None:
             late = asyncio.create_task(
                 patient.generate_once(PROMPT, deadline_s=CALL_S, **greedy(8))
             )
-            await is_refused.wait()
+            await is_rejected.wait()
         answer = await late
     num_tokens = answer.finished.usage.num_completion_tokens
     require(num_tokens == 8, f"{num_tokens} tokens, not 8")

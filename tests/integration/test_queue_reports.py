@@ -48,7 +48,7 @@ def shape(events: list[object]) -> list[tuple[RequestState, int | None, float | 
     ]
 
 
-async def test_who_waits_is_told_for_how_long_and_behind_how_many(served: ServedFront) -> None:
+async def test_a_waiting_request_receives_its_time_and_its_position(served: ServedFront) -> None:
     async with Client(served.address) as client:
         told = Told(client)
         first = asyncio.ensure_future(told.next())
@@ -67,7 +67,7 @@ async def test_who_waits_is_told_for_how_long_and_behind_how_many(served: Served
 
 
 @pytest.mark.parametrize("num_ahead", [0, 3])
-async def test_who_runs_at_once_hears_nothing_of_queues(
+async def test_a_request_that_runs_at_once_has_no_queue_events(
     served: ServedFront, num_ahead: int
 ) -> None:
     async with Client(served.address) as client:
@@ -95,7 +95,7 @@ async def test_the_next_in_the_queue_is_accepted_and_no_more(served: ServedFront
         assert shape(await told.rest()) == []
 
 
-async def test_a_place_that_is_known_late_is_told_all_the_same(text: ModelText) -> None:
+async def test_a_position_that_is_known_late_is_still_reported(text: ModelText) -> None:
     async with serving(text) as served, Client(served.address) as client:
         told = Told(client)
         first = asyncio.ensure_future(told.next())
@@ -109,7 +109,7 @@ async def test_a_place_that_is_known_late_is_told_all_the_same(text: ModelText) 
         await told.rest()
 
 
-async def test_several_outputs_are_accepted_once_and_a_place_is_told_once(
+async def test_several_outputs_are_accepted_once_and_a_position_is_sent_once(
     served: ServedFront,
 ) -> None:
     async with Client(served.address) as client:
