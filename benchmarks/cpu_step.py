@@ -36,7 +36,7 @@ with needing("torch"):
     from torch.nn.functional import linear
     from torch.profiler import ProfilerActivity, profile
 
-    from penstock.executor.torch import executor as executor_module
+    from penstock.executor.torch import computed_step
     from penstock.executor.torch.cpu.fused_path import fused_path
     from penstock.executor.torch.cpu_kernels import kernels as kernel_module
     from penstock.executor.torch.cpu_kernels.native import NativeKernels
@@ -212,7 +212,7 @@ def measure(options: Namespace) -> Outcome:
         torch.set_num_threads(options.threads)
     watch = Stopwatch(time.thread_time if torch.get_num_threads() == 1 else time.perf_counter)
     for owner, name, cause in (
-        (executor_module, "sample", "sampling"),
+        (computed_step, "sample", "sampling"),
         (PrepackedLinear, "__call__", "linears"),
         (PagedAttention, "attend", "attention"),
         (NativeKernels, "run_layers", "layers"),

@@ -12,7 +12,6 @@ from support.trtllm_engine import (
     BuildHarness,
     fake_module,
     greedy_spec,
-    prompt_of,
     reference,
     wrapped,
 )
@@ -124,8 +123,8 @@ def test_late_responses_of_an_aborted_request_are_dropped(build: BuildHarness) -
     harness.engine.cancel(1)
     harness.run_until_idle()
 
-    assert harness.tokens(1) == reference(harness, prompt_of(first), 2)
-    assert harness.tokens(2) == reference(harness, prompt_of(second), 5)
+    assert harness.tokens(1) == reference(harness, first.prompt_ids.tolist(), 2)
+    assert harness.tokens(2) == reference(harness, second.prompt_ids.tolist(), 5)
     harness.check_clean()
 
 

@@ -18,21 +18,19 @@ from support.trtllm_engine import (
     BuildHarness,
     fake_module,
     greedy_spec,
-    prompt_of,
     reference,
-    watch_settings,
     wrapped,
 )
 
 
 def test_an_exception_out_of_one_result_is_that_requests_alone(build: BuildHarness) -> None:
     slipping, other = greedy_spec(1, max_tokens=9), greedy_spec(2, max_tokens=9)
-    harness = build(fake={"slip_token": prompt_of(slipping)[1]})
+    harness = build(fake={"slip_token": slipping.prompt_ids.tolist()[1]})
     harness.submit(slipping, other)
     harness.run_until_idle()
 
     assert harness.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
-    assert harness.tokens(2) == reference(harness, prompt_of(other), 9)
+    assert harness.tokens(2) == reference(harness, other.prompt_ids.tolist(), 9)
     assert len(harness.control.aborted) == 1
     harness.check_clean()
 
@@ -85,7 +83,7 @@ def test_an_adapter_that_ends_the_engine_is_named_at_the_start(
 
     wrapped(monkeypatch, llm_class, "generate_async", vanish)
     with pytest.raises(ExecutorDied, match="'lora-1' cannot be used"):
-        build(lora_config=settings, watch=watch_settings(limits_timeout_s=3.0))
+        build(lora_config=settings, watch={"limits_timeout_s": 3.0})
 
 
 def test_a_shutdown_that_raises_after_a_death_is_expected_and_ends_the_processes(

@@ -18,7 +18,6 @@ from support.trtllm_engine import (
     BuildHarness,
     fake_module,
     greedy_spec,
-    prompt_of,
     reference,
     wrapped,
 )
@@ -37,7 +36,7 @@ def test_a_cumulative_result_gives_every_token_once_however_far_we_lag(build: Bu
         harness.turn()
 
     assert [harness.tokens(spec.key) for spec in specs] == [
-        reference(harness, prompt_of(spec), spec.max_tokens) for spec in specs
+        reference(harness, spec.prompt_ids.tolist(), spec.max_tokens) for spec in specs
     ]
     harness.check_clean()
 
@@ -50,14 +49,14 @@ def test_several_responses_that_wait_make_one_step(build: BuildHarness) -> None:
     events = harness.engine.step()
 
     assert events.keys.tolist() == [1] * 4
-    assert events.tokens.tolist() == reference(harness, prompt_of(greedy_spec(1)), 4)
+    assert events.tokens.tolist() == reference(harness, greedy_spec(1).prompt_ids.tolist(), 4)
 
 
 def test_token_ids_may_shrink_on_the_last_item(
     build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = build()
-    model_tokens = reference(harness, prompt_of(greedy_spec(1)), 8)
+    model_tokens = reference(harness, greedy_spec(1).prompt_ids.tolist(), 8)
     num_seen: list[int] = []
 
     def cut(finish: Any, result: Any, output: Any, response: Any) -> None:
@@ -104,7 +103,7 @@ def test_several_tokens_per_response(build: BuildHarness) -> None:
 
     assert most > 1
     assert [harness.tokens(spec.key) for spec in specs] == [
-        reference(harness, prompt_of(spec), spec.max_tokens) for spec in specs
+        reference(harness, spec.prompt_ids.tolist(), spec.max_tokens) for spec in specs
     ]
     harness.check_clean()
 
@@ -127,12 +126,12 @@ def test_a_resumed_request_is_limited_to_what_it_may_still_generate(build: Build
     harness.run_until_idle()
 
     assert sum(outcome.num_preemptions for outcome in harness.outcomes.values()) > 0
-    reported = harness.control.submitted[harness.num_warm_ups :]
+    reported = harness.submitted
     assert {len(item.prompt_token_ids) + item.sampling_params.max_tokens for item in reported} == {
         24
     }
     assert [harness.tokens(spec.key) for spec in specs] == [
-        reference(harness, prompt_of(spec), 16) for spec in specs
+        reference(harness, spec.prompt_ids.tolist(), 16) for spec in specs
     ]
     harness.check_clean()
 
@@ -160,13 +159,13 @@ def test_a_request_error_out_of_iteration_is_that_requests_alone(
     build: BuildHarness, message: str, reason: FailureReason
 ) -> None:
     bad, good = greedy_spec(1, max_tokens=9), greedy_spec(2, max_tokens=9)
-    harness = build(fake={"fail_tokens": [prompt_of(bad)[2]], "fail_message": message})
+    harness = build(fake={"fail_tokens": [bad.prompt_ids.tolist()[2]], "fail_message": message})
     harness.submit(bad, good)
     harness.run_until_idle()
 
     assert harness.failure(1) is reason
     assert harness.tokens(1) == []
-    assert harness.tokens(2) == reference(harness, prompt_of(good), 9)
+    assert harness.tokens(2) == reference(harness, good.prompt_ids.tolist(), 9)
     assert list(harness.control.aborted) == []
     harness.check_clean()
 
@@ -177,7 +176,7 @@ def test_a_request_error_in_the_middle_of_the_output_ends_it_there(build: BuildH
     harness.run_until_idle()
 
     assert harness.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
-    assert harness.tokens(1) == reference(harness, prompt_of(greedy_spec(1)), 4)
+    assert harness.tokens(1) == reference(harness, greedy_spec(1).prompt_ids.tolist(), 4)
     harness.check_clean()
 
 
@@ -192,7 +191,7 @@ def test_a_general_error_fails_the_running_requests_and_no_others(build: BuildHa
 
     assert harness.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
     assert harness.failure(2) is FailureReason.EXECUTOR_REQUEST_FAILED
-    assert harness.tokens(3) == reference(harness, prompt_of(greedy_spec(3)), 6)
+    assert harness.tokens(3) == reference(harness, greedy_spec(3).prompt_ids.tolist(), 6)
     harness.check_clean()
 
 
@@ -252,7 +251,7 @@ def test_text_is_never_made_nor_searched_by_the_engine(build: BuildHarness) -> N
     harness.submit(greedy_spec(1, stop_ids=(5, 6)))
     harness.run_until_idle()
 
-    (reported,) = harness.control.submitted[harness.num_warm_ups :]
+    (reported,) = harness.submitted
     assert reported.sampling_params.detokenize is False
     assert reported.sampling_params.stop is None
     assert reported.sampling_params.include_stop_str_in_output is True

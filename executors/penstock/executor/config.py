@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.executor.device_defaults import device_defaults
 from penstock.executor.fault import Fault
 from penstock.executor.trtllm.config import DTYPES, TrtllmConfig
 from penstock.scheduler.cost_model import CostModel
@@ -165,7 +166,7 @@ class ExecutorConfig:
         0.9,
         "cache",
         "KV cache's share of the GPU memory left free by the weights and a reserve: the largest"
-        " step, the graphs and 1 GiB; on the eager path a third of the free memory",
+        " step, the graphs and 1 GiB",
         above=0,
         at_most=1,
     )
@@ -242,6 +243,13 @@ class ExecutorConfig:
                 f"{{}} must be 1 for the torch executor on a CPU, not {self.pipeline_depth}",
                 "pipeline_depth",
             )
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Token budget of a step: the setting, or the device's default."""
+        if self.max_num_batched_tokens is not None:
+            return self.max_num_batched_tokens
+        return device_defaults(self.device).max_num_batched_tokens
 
     @property
     def host_cache_bytes(self) -> int:

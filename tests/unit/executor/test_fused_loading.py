@@ -12,8 +12,6 @@ import torch
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch.cuda.fused_loading import build_fused
-from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS
-from penstock.executor.torch.kv_pages import block_bytes
 from penstock.executor.torch.loading import load_model
 from penstock.executor.torch.module_tree import NotFused
 from penstock.executor.torch.trial_reference import TrialReference
@@ -85,13 +83,13 @@ def test_a_kernel_that_does_not_run_leaves_the_model_to_the_eager_path(
         build_failing(part, RuntimeError("no compiler"), tmp_path, monkeypatch)
 
 
-def test_pages_leave_room_for_the_largest_step_the_graphs_and_the_probe(
+def test_pages_leave_room_for_the_largest_step_and_the_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserved: list[int] = []
 
-    def num_device_blocks(_config: ExecutorConfig, *, reserved_bytes: int, **_: int) -> int:
-        reserved.append(reserved_bytes)
+    def num_device_blocks(_config: ExecutorConfig, *, step_bytes: int, **_: int) -> int:
+        reserved.append(step_bytes)
         raise _CheckedError
 
     loading = f"{CUDA}.fused_loading"
@@ -111,8 +109,7 @@ def test_pages_leave_room_for_the_largest_step_the_graphs_and_the_probe(
         build_fused(config, model, HostQueue())
 
     logits = 6 * model.vocab_size * 4
-    probe = NUM_PROBE_BLOCKS * block_bytes(model.shapes, config.block_size, model.dtype)
-    assert reserved == [1000 + 100 + logits + probe + (1 << 30)]
+    assert reserved == [1000 + 100 + logits]
 
 
 class _CheckedError(Exception):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch import executor as executor_module
+from penstock.executor.torch import computed_step
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.logit_edits import LogitEdits
 from penstock.executor.torch.sampler import Sampled, sample
@@ -227,7 +227,7 @@ def test_the_probe_takes_every_way_and_touches_no_block_of_requests(
         seen.append(sample(logits, arrays, slots, positions, rules))
         return seen[-1]
 
-    monkeypatch.setattr(executor_module, "sample", watched)
+    monkeypatch.setattr(computed_step, "sample", watched)
     executor = build(folder, num_blocks=8, by=by)
 
     with torch.inference_mode():

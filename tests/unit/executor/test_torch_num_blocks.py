@@ -10,6 +10,7 @@ import torch
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.torch import num_blocks as num_blocks_module
+from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS
 from penstock.executor.torch.loading import load_model
 from penstock.executor.torch.num_blocks import available_bytes, num_device_blocks, num_host_blocks
 from penstock.executor.torch.resources import describe_resources
@@ -19,13 +20,16 @@ MIB = 1 << 20
 
 
 def blocks(free_mib: int, step_mib: int = 0, max_seq_len: int = 100_000, **fields: Any) -> int:
+    """Return the number of blocks of one MiB if `free_mib` are free next to the health probe's
+    blocks and the margin of 1 GiB.
+    """
     config = ExecutorConfig(model_path=Path("/m"), device="cuda", **fields)
     return num_device_blocks(
         config,
         bytes_each=MIB,
         max_seq_len=max_seq_len,
-        free_bytes=free_mib * MIB,
-        reserved_bytes=step_mib * MIB,
+        free_bytes=(free_mib + NUM_PROBE_BLOCKS + 1024) * MIB,
+        step_bytes=step_mib * MIB,
     )
 
 
@@ -67,7 +71,7 @@ def test_what_was_asked_for_is_what_is_taken() -> None:
         (
             {"num_blocks": 900},
             r"^num_blocks asks for 0.9 GiB of pages; 0.8 GiB are free on cuda"
-            r" next to the weights and 0.2 GiB reserved for steps$",
+            r" next to the weights and 1.2 GiB reserved for steps$",
         ),
         ({"kv_cache_bytes": 900 * MIB}, r"^kv_cache_mib asks for 0.9 GiB of pages; 0.8 GiB"),
         ({"kv_cache_bytes": 5}, r"^kv_cache_mib leaves no room for a block of 1048576 bytes"),

@@ -15,6 +15,7 @@ import ctypes
 import platform
 from collections import deque
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,15 +23,16 @@ from numpy.typing import NDArray
 
 from penstock.executor.config import ExecutorConfig
 from penstock.executor.isolation import run_apart
+from penstock.executor.torch.computed_step import compute_step, rows_of
+from penstock.executor.torch.device_memory import free_bytes, peak_bytes
+from penstock.executor.torch.eager_memory import eager_step_bytes
 from penstock.executor.torch.errors import UnsupportedModel
 from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS, HealthProbe
 from penstock.executor.torch.kv_pages import KVPages, block_bytes, page_dtype
 from penstock.executor.torch.loading import LoadedModel, load_configured
 from penstock.executor.torch.module_forward import eager_path
 from penstock.executor.torch.num_blocks import num_device_blocks, num_host_blocks
-from penstock.executor.torch.prompt_logprobs import PromptRows, prompt_logprobs, prompt_rows
 from penstock.executor.torch.resources import describe_resources
-from penstock.executor.torch.sampler import sample
 from penstock.executor.torch.serving_info import served_length, serving_info
 from penstock.executor.torch.slot_rules import SlotRules
 from penstock.executor.torch.step_forward import Forwarded, ForwardPath
@@ -71,7 +73,7 @@ class TorchExecutor:
         info = serving_info(
             config,
             self._model,
-            num_blocks=_num_blocks(config, self._model, bytes_each),
+            num_blocks=_num_blocks(config, self._model, path, bytes_each),
             pipeline_depth=1,
         )
         self._info = replace(
@@ -160,22 +162,10 @@ class TorchExecutor:
             ) from error
 
     def _run(self, batch: Batch, rules: SlotRules) -> StepResult:
-        sampled_rows = _rows_of(batch, batch.sampled_slots)
-        prompts: list[PromptRows] = []
-
-        def choose(last_of_row: Ints) -> Ints:
-            prompts.extend(prompt_rows(batch, last_of_row))
-            return np.concatenate(
-                [last_of_row[sampled_rows], *(prompt.packed for prompt in prompts)]
-            )
-
-        forwarded = self._forward.run(batch, choose)
-        logits = forwarded.logits
-        slots = batch.sampled_slots.astype(np.int64)
-        positions = (batch.starts + batch.num_tokens)[sampled_rows].astype(np.int64)
-        sampled = sample(logits[: len(slots)], batch.arrays, slots, positions, rules)
-        failures = self._failures(batch, forwarded, slots[~sampled.is_good], rules)
-        result_slots, tokens, logprobs = batch.sampled_slots, sampled.tokens, sampled.logprobs
+        step = compute_step(self._forward, batch, rules)
+        slots, sampled = batch.sampled_slots, step.sampled
+        failures = self._failures(batch, step.forwarded, slots[~sampled.is_good], rules)
+        result_slots, tokens, logprobs = slots, sampled.tokens, sampled.logprobs
         if failures:
             good = np.flatnonzero(~np.isin(slots, list(failures)))
             result_slots, tokens = result_slots[good], tokens[good]
@@ -185,15 +175,17 @@ class TorchExecutor:
             tokens=tokens,
             logprobs=logprobs,
             prompt_logprobs=tuple(
-                found
-                for found in prompt_logprobs(logits[len(slots) :], prompts)
-                if found[0] not in failures
+                found for found in step.prompt_logprobs if found[0] not in failures
             ),
             failures=tuple(SlotFailure(slot=slot, detail=why) for slot, why in failures.items()),
         )
 
     def _failures(
-        self, batch: Batch, forwarded: Forwarded, not_finite: Ints, rules: SlotRules
+        self,
+        batch: Batch,
+        forwarded: Forwarded,
+        not_finite: NDArray[np.int32],
+        rules: SlotRules,
     ) -> dict[int, str]:
         """Return the slots that failed in this step, with reasons; clear the keys and values that
         they wrote.
@@ -211,7 +203,7 @@ class TorchExecutor:
                 if slot in rules.rejections:
                     failures[slot] = rules.rejections[slot]
         if failures:
-            self._clear(batch, _rows_of(batch, np.array(list(failures), dtype=np.int32)))
+            self._clear(batch, rows_of(batch, np.array(list(failures), dtype=np.int32)))
         return failures
 
     def _clear(self, batch: Batch, rows: Ints) -> None:
@@ -228,13 +220,6 @@ class TorchExecutor:
         )
 
 
-def _rows_of(batch: Batch, slots: NDArray[np.int32]) -> Ints:
-    """Return the batch rows of `slots`, in the order of `slots`; each slot must be in the batch."""
-    row_of_slot = np.zeros(batch.arrays.num_slots, dtype=np.int64)
-    row_of_slot[batch.slots] = np.arange(batch.num_rows)
-    return row_of_slot[slots]
-
-
 def _check_eight_bit(config: ExecutorConfig, model: LoadedModel, path: ForwardPath) -> None:
     """Raise UnsupportedModel for 8-bit settings that the path does not support, so that no setting
     is ignored.
@@ -249,18 +234,26 @@ def _check_eight_bit(config: ExecutorConfig, model: LoadedModel, path: ForwardPa
         )
 
 
-def _num_blocks(config: ExecutorConfig, model: LoadedModel, bytes_each: int) -> int:
+def _num_blocks(
+    config: ExecutorConfig, model: LoadedModel, path: ForwardPath, bytes_each: int
+) -> int:
     max_seq_len = served_length(config, model)
     if model.device.type == "cpu":
         return num_host_blocks(config, bytes_each=bytes_each, max_seq_len=max_seq_len)
-    free_bytes, _ = torch.cuda.mem_get_info(model.device)
+    step_bytes = eager_step_bytes(
+        config,
+        model,
+        path,
+        num_keys=free_bytes(model.device) // bytes_each * config.block_size,
+        peak_of=partial(peak_bytes, model.device),
+    )
+    torch.cuda.empty_cache()
     return num_device_blocks(
         config,
         bytes_each=bytes_each,
         max_seq_len=max_seq_len,
-        free_bytes=free_bytes,
-        # Eager attention needs memory for one layer's gathered pages and for copies of products.
-        reserved_bytes=free_bytes // 3,
+        free_bytes=free_bytes(model.device),
+        step_bytes=step_bytes,
     )
 
 

@@ -17,10 +17,16 @@ from penstock.executor.control_groups import (
     control_groups,
     read_text,
 )
+from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS
 
 _MACHINE = Path("/proc/meminfo")
 _GIB = 1 << 30
 _MIB = 1 << 20
+_MARGIN_BYTES = _GIB
+"""Device memory left free for allocations that are not known before the pages exist: the driver's
+copies of captured graphs, kernels that are loaded with them or later, and fragmentation; on the
+fused path also log probabilities of prompts.
+"""
 logger = logging.getLogger(__name__)
 
 
@@ -59,16 +65,18 @@ def num_device_blocks(
     bytes_each: int,
     max_seq_len: int,
     free_bytes: int,
-    reserved_bytes: int,
+    step_bytes: int,
 ) -> int:
     """Return the number of blocks for a device with `free_bytes` left after the weights: the
     setting `num_blocks`; if it is not set, the blocks of `kv_cache_bytes` or else of
     `kv_memory_fraction`, or the number that `max_num_seqs` sequences of full length need if this is
     lower.
 
-    `reserved_bytes`: memory for steps, which blocks must leave free. Raises ValueError naming the
-    setting when the blocks do not fit next to it, or when not even one block fits.
+    `step_bytes`: memory that the largest step needs. Raises ValueError naming the setting when the
+    blocks do not fit next to it, the health probe's blocks and a margin, or when not even one block
+    fits.
     """
+    reserved_bytes = step_bytes + NUM_PROBE_BLOCKS * bytes_each + _MARGIN_BYTES
     room = max(free_bytes - reserved_bytes, 0)
     where = (
         f"are free on {config.device} next to the weights and {reserved_bytes / _GIB:.1f} GiB"

@@ -58,11 +58,12 @@ class TileLimits:
     num_mask_elements: int
 
 
-_SCRATCH = {
+SCRATCH = {
     # On a CPU about the size of the last-level cache; larger on CUDA, for fewer launches.
     "cpu": TileLimits(gathered_bytes=64 << 20, num_scores=4 << 20, num_mask_elements=16 << 20),
     "cuda": TileLimits(gathered_bytes=1 << 30, num_scores=64 << 20, num_mask_elements=64 << 20),
 }
+"""Limits by type of device."""
 
 
 class PagedAttention:
@@ -77,7 +78,7 @@ class PagedAttention:
         self._pages = pages
         self._kernels = _native_kernels(pages, kernels)
         self._layers: dict[int, tuple[int, Scoring, LayerAttention]] = {}
-        self._scratch = scratch or _SCRATCH[pages.device.type]
+        self._scratch = scratch or SCRATCH[pages.device.type]
         # Kept between steps, because buffers of changing sizes would fragment the heap.
         self._gathered = torch.empty(0, dtype=pages.dtype, device=pages.device)
         self._scores = torch.empty(0, dtype=torch.float32, device=pages.device)
@@ -155,6 +156,8 @@ class PagedAttention:
         pages = self._pages.block_rows(layer)
         num_elements = page_rows.numel() * pages.shape[1]
         if self._gathered.numel() < num_elements:
+            # Release the old buffer first: both together would exceed the tile's limit.
+            self._gathered = self._gathered.new_empty(0)
             self._gathered = torch.empty(num_elements, dtype=pages.dtype, device=pages.device)
         out = self._gathered[:num_elements].view(-1, pages.shape[1])
         return torch.index_select(pages, 0, page_rows.reshape(-1), out=out)

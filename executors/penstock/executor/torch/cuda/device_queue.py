@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from penstock.executor.torch.device_memory import free_bytes, peak_bytes
+
 
 class Mark(Protocol):
     """A point in the queue that the host can wait for."""
@@ -125,21 +127,14 @@ class CudaQueue:
 
     def free_bytes(self) -> int:
         """Return the device's free memory plus the allocator's unused memory."""
-        free, _ = torch.cuda.mem_get_info(self._device)
-        held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        return free + held
+        return free_bytes(self._device)
 
     def peak_bytes(self, run: Callable[[], None]) -> int:
         """Call `run` once; return its peak additional memory, in bytes, as measured by the
         allocator.
         """
-        self.synchronize()
-        torch.cuda.reset_peak_memory_stats(self._device)
-        before = torch.cuda.memory_allocated(self._device)
         with self.active():
-            run()
-        self.synchronize()
-        return torch.cuda.max_memory_allocated(self._device) - before
+            return peak_bytes(self._device, run)
 
     def synchronize(self) -> None:
         """Wait until all work on the device is done."""

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.device_defaults import device_defaults
 from penstock.executor.torch.cuda.device_queue import DeviceQueue
 from penstock.executor.torch.cuda.device_sampler import DeviceSampler
 from penstock.executor.torch.cuda.eight_bit import check_eight_bit, measure_scales
@@ -26,6 +25,7 @@ from penstock.executor.torch.cuda.trial_steps import (
     trial_logits,
 )
 from penstock.executor.torch.cuda.wide_weights import with_wide_memory
+from penstock.executor.torch.device_memory import fitting
 from penstock.executor.torch.fused_weights import LayerWeights, fuse_weights
 from penstock.executor.torch.health_probe import NUM_PROBE_BLOCKS
 from penstock.executor.torch.kv_pages import KVPages, block_bytes, page_dtype
@@ -42,11 +42,6 @@ from penstock.executor.torch.whole_sequence import NUM_TRIAL_TOKENS
 logger = logging.getLogger(__name__)
 _MIN_SLOTS = 2
 """Minimum number of slots: the health probe needs two."""
-_MARGIN_BYTES = 1 << 30
-"""Memory left free for allocations that are not known before the pages exist: the driver's copies
-of the captured graphs, kernels that are loaded with them, log probabilities of prompts, and
-fragmentation.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,27 +84,27 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
             raise NotFused(fault)
         error = reference.error_of(found)
         if (config.quantization, config.kv_cache_dtype) != ("none", "auto"):
-            with _fitting(_eight_bit_settings(config), config):
+            with fitting(_eight_bit_settings(config), config):
                 parts = _in_eight_bits(config, tree, layers, parts, pages)
                 _check_eight_bits(config, model, parts, queue, reference)
-        with _fitting("max_num_seqs", config):
+        with fitting("max_num_seqs", config):
             sampler = DeviceSampler(
                 max_num_seqs=num_slots(config), vocab_size=model.vocab_size, device=queue.device
             )
-        with _fitting("max_num_batched_tokens", config):
+        with fitting("max_num_batched_tokens", config):
             step_bytes = _step_bytes(config, model, parts, queue)
         bytes_each = block_bytes(model.shapes, config.block_size, parts.page_dtype)
         num_blocks = num_device_blocks(
             config,
             bytes_each=bytes_each,
             max_seq_len=max_seq_len,
-            reserved_bytes=step_bytes + NUM_PROBE_BLOCKS * bytes_each + _MARGIN_BYTES,
             free_bytes=queue.free_bytes(),
+            step_bytes=step_bytes,
         )
         info = serving_info(
             config, model, num_blocks=num_blocks, pipeline_depth=config.pipeline_depth or 2
         )
-        with _fitting(size_setting(config), config):
+        with fitting(size_setting(config), config):
             num_pages = num_blocks + NUM_PROBE_BLOCKS
             built, _ = _build(config, model, parts, queue, num_pages, max_seq_len)
             executor = FusedExecutor(info, queue, model, built, sampler)
@@ -204,27 +199,9 @@ def _fitting_weights(config: ExecutorConfig, dtype: torch.dtype) -> Generator[No
         ) from error
 
 
-@contextmanager
-def _fitting(setting: str, config: ExecutorConfig) -> Generator[None]:
-    """Convert an out-of-memory error to a ValueError that names the setting to lower."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise ValueError(
-            f"{setting} requires more memory than {config.device} has free next to the weights:"
-            f" {error}"
-        ) from error
-
-
 def num_slots(config: ExecutorConfig) -> int:
     """Return the number of slots in the device's tables, without the scratch slot."""
     return max(config.max_num_seqs, _MIN_SLOTS)
-
-
-def _max_step_tokens(config: ExecutorConfig) -> int:
-    if config.max_num_batched_tokens is not None:
-        return config.max_num_batched_tokens
-    return device_defaults(config.device).max_num_batched_tokens
 
 
 def _parts(
@@ -295,7 +272,7 @@ def _build(
         last_tokens=last_tokens,
         num_weight_bytes=weight_bytes(model, weights),
         page_dtype=parts.page_dtype,
-        max_step_tokens=_max_step_tokens(config),
+        max_step_tokens=config.max_step_tokens,
     )
     return built, pages
 
@@ -320,7 +297,7 @@ def _step_bytes(
     The graphs have their own memory: logits, and the other tensors of a step of `max_num_seqs`
     tokens, whose size is proportional to the number of tokens.
     """
-    budget = _max_step_tokens(config)
+    budget = config.max_step_tokens
     max_seq_len = served_length(config, model)
     built, _ = _build(config, model, parts, queue, 1, max_seq_len)
 

@@ -18,8 +18,7 @@ from penstock.executor.torch.whole_sequence import (
     trial_arrays,
     trial_batch,
 )
-from penstock.scheduler.batch import Batch
-from penstock.scheduler.slot_arrays import SlotArrays
+from penstock.executor.torch.widest_step import last_tokens
 
 
 def trial_logits(model: CudaFusedForward, queue: DeviceQueue, block_size: int) -> Tensor:
@@ -64,21 +63,10 @@ def run_widest_step(
     """
     num_rows = min(-(-num_tokens // max_seq_len), max_rows)
     count = min(-(-num_tokens // num_rows), max_seq_len)
-    arrays = SlotArrays(num_slots=num_rows, max_seq_len=max_seq_len, block_size=block_size)
-    arrays.num_tokens[:] = count
-    slots = np.arange(num_rows, dtype=np.int32)
-    counts = np.full(num_rows, count, dtype=np.int32)
-    batch = Batch(
-        step=0,
-        arrays=arrays,
-        slots=slots,
-        num_tokens=counts,
-        starts=np.zeros_like(counts),
-        num_decodes=0,
-        sampled_slots=slots,
-    )
+    counts = np.full(num_rows, count)
+    batch = last_tokens(counts, counts, max_seq_len=max_seq_len, block_size=block_size)
     rows = RowStaging(queue, max_rows=1, scratch=(0, 0)).stage_packed(
-        batch, tokens_a_tile=model.tokens_a_tile, table_width=arrays.block_table.shape[1]
+        batch, tokens_a_tile=model.tokens_a_tile, table_width=batch.arrays.block_table.shape[1]
     )
     hidden = model.packed(
         rows.staged, empty_row_tokens(rows.num_tokens, queue.device), rows.chunks, num_decodes=0

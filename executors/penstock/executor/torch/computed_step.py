@@ -1,0 +1,51 @@
+"""Computes a step: the forward, the sampled tokens, and the log probabilities of prompts."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.executor.torch.prompt_logprobs import PromptRows, prompt_logprobs, prompt_rows
+from penstock.executor.torch.sampler import Sampled, sample
+from penstock.executor.torch.slot_rules import SlotRules
+from penstock.executor.torch.step_forward import Forwarded, StepForward
+from penstock.executor.torch.step_inputs import Ints
+from penstock.scheduler.batch import Batch, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ComputedStep:
+    """A computed step. `sampled`: aligned with the batch's `sampled_slots`; `prompt_logprobs`: see
+    `StepResult`.
+    """
+
+    forwarded: Forwarded
+    sampled: Sampled
+    prompt_logprobs: list[tuple[int, int, TokenLogprobs]]
+
+
+def compute_step(forward: StepForward, batch: Batch, rules: SlotRules) -> ComputedStep:
+    """Compute a batch with at least one row."""
+    sampled_rows = rows_of(batch, batch.sampled_slots)
+    prompts: list[PromptRows] = []
+
+    def choose(last_of_row: Ints) -> Ints:
+        prompts.extend(prompt_rows(batch, last_of_row))
+        return np.concatenate([last_of_row[sampled_rows], *(prompt.packed for prompt in prompts)])
+
+    forwarded = forward.run(batch, choose)
+    slots = batch.sampled_slots.astype(np.int64)
+    positions = (batch.starts + batch.num_tokens)[sampled_rows].astype(np.int64)
+    logits = forwarded.logits
+    return ComputedStep(
+        forwarded=forwarded,
+        sampled=sample(logits[: len(slots)], batch.arrays, slots, positions, rules),
+        prompt_logprobs=prompt_logprobs(logits[len(slots) :], prompts),
+    )
+
+
+def rows_of(batch: Batch, slots: NDArray[np.int32]) -> Ints:
+    """Return the batch rows of `slots`, in the order of `slots`; each slot must be in the batch."""
+    row_of_slot = np.zeros(batch.arrays.num_slots, dtype=np.int64)
+    row_of_slot[batch.slots] = np.arange(batch.num_rows)
+    return row_of_slot[slots]
