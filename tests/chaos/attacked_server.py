@@ -16,7 +16,7 @@ import psutil
 
 from penstock.client import OperationsClient, ServerStats
 from support.observation import is_quiet, until_stats
-from support.service import Service, simulated, started, stream
+from support.service import Service, Stream, simulated, started
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Siege:
         async def run(channel: grpc.aio.Channel) -> None:
             while not is_over.is_set():
                 began_s = clock()
-                probe.outcomes.append(await stream(channel, 3).outcome())
+                probe.outcomes.append(await Stream(channel, 3).outcome())
                 probe.seconds.append(clock() - began_s)
 
         async with self.service.channel() as channel:

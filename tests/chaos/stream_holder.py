@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from support.patience import PATIENCE_S
-from support.service import stream
+from support.service import Stream
 
 NUM_TOKENS = 900
 
@@ -44,7 +44,7 @@ async def holder(address: str, count: int) -> AsyncGenerator[asyncio.subprocess.
 async def hold(address: str, count: int) -> None:
     """Open `count` streams over one connection and read them."""
     async with grpc.aio.insecure_channel(address) as channel:
-        running = [stream(channel, NUM_TOKENS, first) for first in range(count)]
+        running = [Stream(channel, NUM_TOKENS, first) for first in range(count)]
         await asyncio.gather(*(one.until_running() for one in running))
         print("running", flush=True)
         with contextlib.suppress(AssertionError):

@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from penstock.server.front.config import FrontConfig
 from penstock.server.rpc.options import KeepaliveConfig
 from penstock.server.text.model_text import ModelText
-from support.fronts import serving, until_empty
-from support.patience import PATIENCE_S
+from support.fronts import serving
+from support.patience import PATIENCE_S, until_true
 
 NUM_TOKENS = 200
 # One stream that gets tokens and one that does not, each on its own connection.
@@ -73,5 +73,5 @@ async def test_case_07_a_stopped_client_is_found(text: ModelText) -> None:
             while lost != set(keys.values()):
                 cancelled, _ = await served.port.next_cancel()
                 lost.update(cancelled)
-            await until_empty(served.server.front.table)
+            await until_true(lambda: not len(served.server.front.table))
         assert served.server.num_active_calls == 0

@@ -15,7 +15,7 @@ from chaos import raw_http2 as h2
 from chaos.attacked_server import besieged
 from penstock.v1 import generation_service_pb2 as pb
 from support.patience import PATIENCE_S
-from support.service import stream
+from support.service import Stream
 
 NUM_TOKENS = 900
 FEW_TOKENS_BYTES = 600
@@ -37,7 +37,7 @@ async def test_case_12_a_reader_that_stops_is_cut(limit: tuple[str, str], word: 
             siege.probed() as probe,
             h2.raw_connection(siege.address, initial_window=FEW_TOKENS_BYTES) as connection,
         ):
-            others = [stream(channel, 200, first) for first in range(8)]
+            others = [Stream(channel, 200, first) for first in range(8)]
             data = attacks.request(4, max_tokens=NUM_TOKENS)
             await connection.send(h2.call(1, attacks.GENERATE, data))
             await siege.service.until_logged("stalled reader disconnected", word)

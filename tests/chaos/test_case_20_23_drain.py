@@ -13,14 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from support.service import (
-    health_watch,
-    simulated,
-    started,
-    stream,
-    until_gone,
-    until_health,
-)
+from support.service import Stream, health_watch, simulated, started, until_gone, until_health
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -32,13 +25,13 @@ async def test_case_20_a_drain_with_requests_that_run_and_that_wait() -> None:
     arguments = [*simulated(), "--max-num-seqs", "32", "--drain-grace-s", FOR_EVER_S]
     async with started(*arguments) as service:
         async with service.channel() as channel:
-            running = [stream(channel, 120, first) for first in range(32)]
+            running = [Stream(channel, 120, first) for first in range(32)]
             await asyncio.gather(*(one.until_running() for one in running))
-            waiting = [stream(channel, 20, first) for first in range(32, 64)]
+            waiting = [Stream(channel, 20, first) for first in range(32, 64)]
             await asyncio.gather(*(one.until_accepted() for one in waiting))
             service.signal(signal.SIGTERM)
             await until_health(channel, NOT_SERVING)
-            assert await stream(channel, 1).outcome() is grpc.StatusCode.UNAVAILABLE
+            assert await Stream(channel, 1).outcome() is grpc.StatusCode.UNAVAILABLE
             outcomes = await asyncio.gather(*(one.outcome() for one in (*running, *waiting)))
             assert outcomes == [grpc.StatusCode.OK] * 64
             assert [one.num_tokens for one in running] == [120] * 32
@@ -49,7 +42,7 @@ async def test_case_20_a_drain_with_requests_that_run_and_that_wait() -> None:
 async def test_case_21_a_stream_longer_than_the_grace() -> None:
     async with started(*simulated(), "--drain-grace-s", "0.3") as service:
         async with service.channel() as channel:
-            long = stream(channel, LONG)
+            long = Stream(channel, LONG)
             await long.until_running()
             service.signal(signal.SIGTERM)
             assert await long.outcome() is grpc.StatusCode.UNAVAILABLE
@@ -70,7 +63,7 @@ async def test_case_22_an_open_health_watch_and_a_collector_that_is_dead() -> No
         async with started(*arguments) as service, service.channel() as channel:
             watch = health_watch(channel)
             assert (await watch.read()).status == SERVING
-            assert await stream(channel, 3).outcome() is grpc.StatusCode.OK
+            assert await Stream(channel, 3).outcome() is grpc.StatusCode.OK
             service.signal(signal.SIGTERM)
             assert await service.ended() == 0
 
@@ -80,7 +73,7 @@ async def test_case_23_the_second_signal_ends_it_at_once(number: signal.Signals)
     arguments = [*simulated(), "--drain-grace-s", FOR_EVER_S]
     async with started(*arguments) as service, service.channel() as channel:
         children = [await service.next_pid(role) for role in ("engine", "front")]
-        long = stream(channel, LONG)
+        long = Stream(channel, LONG)
         await long.until_running()
         service.signal(signal.SIGTERM)
         await service.until_logged("draining")
@@ -95,7 +88,7 @@ async def test_a_drain_waits_for_the_engine_that_its_requests_wait_for() -> None
     arguments = [*simulated(), "--drain-grace-s", FOR_EVER_S]
     async with started(*arguments) as service, service.channel() as channel:
         engine = await service.next_pid("engine")
-        running = [stream(channel, 200, first) for first in range(4)]
+        running = [Stream(channel, 200, first) for first in range(4)]
         await asyncio.gather(*(one.until_running() for one in running))
         os.kill(engine, signal.SIGKILL)
         await service.until_logged("the engine is lost")

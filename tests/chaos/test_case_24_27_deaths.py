@@ -14,14 +14,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2
 
-from support.service import (
-    health_of,
-    simulated,
-    started,
-    stream,
-    until_gone,
-    until_health,
-)
+from support.service import Stream, health_of, simulated, started, until_gone, until_health
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -35,7 +28,7 @@ async def test_case_24_without_replay_every_stream_ends_when_the_engine_is_kille
     arguments = [*simulated(), "--fronts", "2", "--max-replays", "0"]
     async with started(*arguments) as service, service.channel() as channel:
         engine, _ = await service.next_pids(2)
-        running = [stream(channel, LONG, first) for first in range(64)]
+        running = [Stream(channel, LONG, first) for first in range(64)]
         await asyncio.gather(*(one.until_running() for one in running))
         gone = asyncio.create_task(until_health(channel, NOT_SERVING))
         os.kill(engine, signal.SIGKILL)
@@ -45,7 +38,7 @@ async def test_case_24_without_replay_every_stream_ends_when_the_engine_is_kille
         await gone
         assert await service.next_pid("engine") != engine
         await until_health(channel, SERVING)
-        assert await stream(channel, 7).outcome() is OK
+        assert await Stream(channel, 7).outcome() is OK
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
 
@@ -54,7 +47,7 @@ async def test_case_25_a_stopped_engine_is_found_killed_and_followed() -> None:
     arguments = [*simulated(), "--engine-hang-s", "5"]
     async with started(*arguments) as service, service.channel() as channel:
         engine, _ = await service.next_pids(1)
-        running = [stream(channel, 150, first) for first in range(8)]
+        running = [Stream(channel, 150, first) for first in range(8)]
         await asyncio.gather(*(one.until_running() for one in running))
         os.kill(engine, signal.SIGSTOP)
         await service.until_logged("no heartbeat of the engine for 5 s: killing it")
@@ -70,7 +63,7 @@ async def test_case_25_an_engine_that_sticks_in_a_step_is_found_too() -> None:
     arguments = [*simulated(faults=[fault]), "--engine-hang-s", "5", "--max-replays", "0"]
     async with started(*arguments) as service, service.channel() as channel:
         engine, _ = await service.next_pids(1)
-        assert await stream(channel, LONG).outcome() is UNAVAILABLE
+        assert await Stream(channel, LONG).outcome() is UNAVAILABLE
         await until_gone(engine)
         assert await service.next_pid("engine") != engine
 
@@ -84,7 +77,7 @@ async def test_a_hung_front_is_killed_and_followed() -> None:
         await until_gone(fronts[0])
         assert await service.next_pid("front") not in fronts
         channels = [service.channel() for _ in range(8)]
-        outcomes = await asyncio.gather(*(stream(channel, 3).outcome() for channel in channels))
+        outcomes = await asyncio.gather(*(Stream(channel, 3).outcome() for channel in channels))
         assert outcomes == [OK] * 8
         await asyncio.gather(*(channel.close() for channel in channels))
 
@@ -96,7 +89,7 @@ async def test_case_26_an_engine_that_keeps_dying_ends_the_service_and_every_str
     async with started(*arguments) as service:
         channels = [service.channel() for _ in range(4)]
         running = [
-            stream(channel, LONG, first) for first, channel in enumerate((*channels, *channels))
+            Stream(channel, LONG, first) for first, channel in enumerate((*channels, *channels))
         ]
         outcomes = await asyncio.gather(*(one.outcome() for one in running))
         assert set(outcomes) <= {UNAVAILABLE, grpc.StatusCode.INTERNAL}
@@ -111,7 +104,7 @@ async def test_case_27_a_killed_front_ends_its_streams_and_leaves_the_engine_cle
     async with started(*simulated(), "--fronts", "1") as service:
         engine, fronts = await service.next_pids(1)
         async with service.channel() as channel:
-            running = [stream(channel, LONG, first) for first in range(16)]
+            running = [Stream(channel, LONG, first) for first in range(16)]
             await asyncio.gather(*(one.until_running() for one in running))
             os.kill(fronts[0], signal.SIGKILL)
             outcomes = await asyncio.gather(*(one.outcome() for one in running))
@@ -120,7 +113,7 @@ async def test_case_27_a_killed_front_ends_its_streams_and_leaves_the_engine_cle
         assert await service.next_pid("front") not in fronts
         async with service.channel() as channel:
             assert await health_of(channel) == SERVING
-            assert await stream(channel, 5).outcome() is OK
+            assert await Stream(channel, 5).outcome() is OK
         # The engine is still the first one, and its accounting is correct.
         os.kill(engine, 0)
         assert not [line for line in service.stderr if "integrity check failed" in line]
@@ -132,9 +125,9 @@ async def test_waiting_requests_end_too_when_the_engine_is_killed() -> None:
     arguments = [*simulated(), "--max-num-seqs", "1", *NO_REPLAY]
     async with started(*arguments) as service, service.channel() as channel:
         engine, _ = await service.next_pids(1)
-        running = stream(channel, LONG)
+        running = Stream(channel, LONG)
         await running.until_running()
-        waiting = stream(channel, LONG)
+        waiting = Stream(channel, LONG)
         await waiting.until_accepted()
         os.kill(engine, signal.SIGKILL)
         assert await running.outcome() is UNAVAILABLE
@@ -145,9 +138,9 @@ async def test_with_replay_running_and_waiting_requests_continue() -> None:
     arguments = [*simulated(), "--max-num-seqs", "1"]
     async with started(*arguments) as service, service.channel() as channel:
         engine, _ = await service.next_pids(1)
-        running = stream(channel, 100)
+        running = Stream(channel, 100)
         await running.until_running()
-        waiting = stream(channel, 20)
+        waiting = Stream(channel, 20)
         await waiting.until_accepted()
         os.kill(engine, signal.SIGKILL)
         outcomes = await asyncio.gather(running.outcome(), waiting.outcome())
@@ -160,11 +153,11 @@ async def test_an_executor_that_dies_by_itself_is_followed_by_another() -> None:
     arguments = [*simulated(faults=[fault]), *NO_REPLAY]
     async with started(*arguments) as service, service.channel() as channel:
         await service.next_pids(1)
-        assert await stream(channel, 50).outcome() is UNAVAILABLE
+        assert await Stream(channel, 50).outcome() is UNAVAILABLE
         await service.until_logged("the executor failed")
         await service.next_pid("engine")
         await until_health(channel, SERVING)
-        assert await stream(channel, 3).outcome() is OK
+        assert await Stream(channel, 3).outcome() is OK
 
 
 async def test_a_killed_front_takes_only_its_own_streams_along() -> None:
@@ -172,7 +165,7 @@ async def test_a_killed_front_takes_only_its_own_streams_along() -> None:
         _, fronts = await service.next_pids(2)
         # Connections spread over the fronts by their port numbers: with sixteen, each has some.
         channels = [service.channel() for _ in range(16)]
-        running = [stream(channel, LONG) for channel in channels]
+        running = [Stream(channel, LONG) for channel in channels]
         await asyncio.gather(*(one.until_running() for one in running))
         os.kill(fronts[0], signal.SIGKILL)
         outcomes = await asyncio.gather(*(one.outcome() for one in running))
@@ -183,7 +176,7 @@ async def test_a_killed_front_takes_only_its_own_streams_along() -> None:
         # The engine forgets the dead front's requests; another front takes its place.
         await service.until_logged(f"is lost, its {num_lost} requests are cancelled")
         assert await service.next_pid("front") not in fronts
-        again = [stream(channel, 3) for channel in channels]
+        again = [Stream(channel, 3) for channel in channels]
         outcomes = await asyncio.gather(*(one.outcome() for one in again))
         assert outcomes == [OK] * 16
         await asyncio.gather(*(channel.close() for channel in channels))
@@ -198,7 +191,7 @@ def is_folder(path: Path) -> bool:
 async def test_case_27_nothing_outlives_a_killed_supervisor() -> None:
     async with started(*simulated(), "--fronts", "2") as service, service.channel() as channel:
         engine, fronts = await service.next_pids(2)
-        running = stream(channel, LONG)
+        running = Stream(channel, LONG)
         await running.until_running()
         folder = Path((await service.until_logged(" link=")).rpartition(" link=")[2].strip()).parent
         assert is_folder(folder)

@@ -11,7 +11,7 @@ from chaos import attacks
 from chaos import raw_http2 as h2
 from chaos.attacked_server import besieged
 from support.patience import PATIENCE_S
-from support.service import stream
+from support.service import Stream
 
 
 async def test_case_43_idle_connections_and_half_handshakes_are_dropped() -> None:
@@ -44,12 +44,12 @@ async def test_case_43_connections_have_a_bound(max_connections: int, is_room: b
                 async with asyncio.timeout(PATIENCE_S):
                     await asyncio.gather(*(one.until_closed() for one in sockets[20:]))
             async with siege.service.channel() as channel:
-                outcome = await stream(channel, 3).outcome()
+                outcome = await Stream(channel, 3).outcome()
                 assert outcome is (grpc.StatusCode.OK if is_room else grpc.StatusCode.UNAVAILABLE)
         # Once the server has noticed that they are closed, it accepts others.
         async with siege.service.channel() as channel:
             await channel_ready(channel)
-            assert await stream(channel, 3).outcome() is grpc.StatusCode.OK
+            assert await Stream(channel, 3).outcome() is grpc.StatusCode.OK
 
 
 async def channel_ready(channel: grpc.aio.Channel) -> None:

@@ -21,7 +21,7 @@ from support.observation import (
     until_stats,
 )
 from support.otlp_receiver import Mode, grpc_receiver
-from support.service import simulated, started, stream
+from support.service import Stream, simulated, started
 
 NUM_STREAMS = 16
 
@@ -30,11 +30,11 @@ async def test_streams_do_not_notice_a_killed_observer_and_the_next_receives_the
     async with observed(*simulated(), "--fronts", "2") as (service, operations):
         observer = await service.next_pid("observer")
         async with service.channel() as channel:
-            before = stream(channel, 3)
+            before = Stream(channel, 3)
             assert await before.outcome() is grpc.StatusCode.OK
             await until_stats(operations, lambda stats: num_completed(stats) == 1)
             # None ends before the observer, however busy the machine is.
-            running = [stream(channel, 600, first) for first in range(NUM_STREAMS)]
+            running = [Stream(channel, 600, first) for first in range(NUM_STREAMS)]
             await asyncio.gather(*(one.until_running() for one in running))
             os.kill(observer, signal.SIGKILL)
             outcomes = await asyncio.gather(*(one.outcome() for one in running))
@@ -58,7 +58,7 @@ async def test_a_stopped_observer_blocks_no_front_and_receives_all_later() -> No
         os.kill(observer, signal.SIGSTOP)
         async with service.channel() as channel:
             for _ in range(3):
-                running = [stream(channel, 20, first) for first in range(NUM_STREAMS)]
+                running = [Stream(channel, 20, first) for first in range(NUM_STREAMS)]
                 outcomes = await asyncio.gather(*(one.outcome() for one in running))
                 assert outcomes == [grpc.StatusCode.OK] * NUM_STREAMS
         os.kill(observer, signal.SIGCONT)
@@ -73,7 +73,7 @@ async def test_a_service_continues_when_its_observer_keeps_dying() -> None:
             "observer died 5 times in 60 s: the service continues without it"
         )
         async with service.channel() as channel:
-            assert await stream(channel, 3).outcome() is grpc.StatusCode.OK
+            assert await Stream(channel, 3).outcome() is grpc.StatusCode.OK
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
 
@@ -93,7 +93,7 @@ async def test_a_collector_that_hangs_holds_up_neither_streams_nor_the_end() -> 
         arguments = [*simulated(), "--otlp-endpoint", collector.endpoint, "--fronts", "1"]
         async with observed(*arguments) as (service, operations):
             async with service.channel() as channel:
-                running = [stream(channel, 5, first) for first in range(NUM_STREAMS)]
+                running = [Stream(channel, 5, first) for first in range(NUM_STREAMS)]
                 outcomes = await asyncio.gather(*(one.outcome() for one in running))
                 assert outcomes == [grpc.StatusCode.OK] * NUM_STREAMS
             await until_stats(operations, lambda stats: num_completed(stats) == NUM_STREAMS)
@@ -108,7 +108,7 @@ async def test_the_last_steps_of_a_killed_engine_are_written_down(tmp_path: Path
     async with started(*simulated(), *options) as service:
         engine = await service.next_pid("engine")
         async with service.channel() as channel:
-            running = [stream(channel, 900, first) for first in range(3)]
+            running = [Stream(channel, 900, first) for first in range(3)]
             await asyncio.gather(*(one.until_running() for one in running))
             os.kill(engine, signal.SIGKILL)
             for one in running:
@@ -130,7 +130,7 @@ async def test_sigusr1_writes_the_flight_record_and_is_in_the_way_of_nothing(
 ) -> None:
     async with started(*simulated(), "--flight-folder", str(tmp_path)) as service:
         async with service.channel() as channel:
-            assert await stream(channel, 7).outcome() is grpc.StatusCode.OK
+            assert await Stream(channel, 7).outcome() is grpc.StatusCode.OK
         service.signal(signal.SIGUSR1)
         path = await logged_path(service, "flight record (asked)")
         recording = FlightReader(path).recording()

@@ -16,7 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from penstock.server.processes.process_table import entry_of, send_signal
-from support.service import launched, simulated, started, stream, until_gone, until_health
+from support.service import Stream, launched, simulated, started, until_gone, until_health
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -111,7 +111,7 @@ async def test_workers_of_a_killed_engine_are_gone_before_the_next_one_is_ready(
         async with service.channel() as channel:
             # The front finds the new engine a moment after the supervisor knows it.
             await until_health(channel, SERVING)
-            assert await stream(channel, 5).outcome() is grpc.StatusCode.OK
+            assert await Stream(channel, 5).outcome() is grpc.StatusCode.OK
 
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from support.patience import PATIENCE_S
-from support.service import Stream, simulated, started, stream
+from support.service import Stream, simulated, started
 
 OK = grpc.StatusCode.OK
 POISON = 300
@@ -26,11 +26,11 @@ def deadly(kind: str, at_output: int, **settings: object) -> list[str]:
 
 
 def poison(channel: grpc.aio.Channel) -> Stream:
-    return Stream(channel, 100, [POISON, 6, 7, 8])
+    return Stream(channel, 100, POISON)
 
 
 async def texts(channel: grpc.aio.Channel, prompts: Sequence[int], num: int) -> list[str]:
-    streams = [stream(channel, num, first) for first in prompts]
+    streams = [Stream(channel, num, first) for first in prompts]
     assert [await one.outcome() for one in streams] == [OK] * len(streams)
     return [one.text for one in streams]
 
@@ -40,7 +40,7 @@ async def test_a_request_that_kills_the_engine_twice_is_rejected_and_all_others_
     async with started(*arguments) as service:
         channels = [service.channel() for _ in range(4)]
         expected = await texts(channels[0], range(12), 150)
-        innocent = [stream(channels[first % 4], 150, first) for first in range(12)]
+        innocent = [Stream(channels[first % 4], 150, first) for first in range(12)]
         await asyncio.gather(*(one.until_running() for one in innocent))
         guilty = poison(channels[1])
         assert await guilty.outcome() is grpc.StatusCode.INTERNAL
@@ -60,7 +60,7 @@ async def test_a_request_that_kills_the_engine_twice_is_rejected_and_all_others_
 async def test_a_request_that_hangs_the_engine_twice_is_rejected_and_all_others_live_on() -> None:
     arguments = [*deadly("hang", 3), "--engine-hang-s", "5"]
     async with started(*arguments) as service, service.channel() as channel:
-        innocent = [stream(channel, 150, first) for first in range(4)]
+        innocent = [Stream(channel, 150, first) for first in range(4)]
         await asyncio.gather(*(one.until_running() for one in innocent))
         assert await poison(channel).outcome() is grpc.StatusCode.INTERNAL
         assert [await one.outcome() for one in innocent] == [OK] * 4
@@ -70,7 +70,7 @@ async def test_a_request_that_hangs_the_engine_twice_is_rejected_and_all_others_
 async def test_new_requests_do_not_wait_for_trials() -> None:
     arguments = deadly("executor_dies", 0)
     async with started(*arguments) as service, service.channel() as channel:
-        others = [stream(channel, 300, first) for first in range(4)]
+        others = [Stream(channel, 300, first) for first in range(4)]
         await asyncio.gather(*(one.until_running() for one in others))
         guilty = asyncio.create_task(poison(channel).outcome())
         await service.until_logged("the executor failed")
@@ -84,5 +84,5 @@ async def test_new_requests_do_not_wait_for_trials() -> None:
 async def _until_ok(channel: grpc.aio.Channel) -> None:
     """Send requests until one succeeds."""
     async with asyncio.timeout(PATIENCE_S):
-        while await stream(channel, 5, 60).outcome() is not OK:
+        while await Stream(channel, 5, 60).outcome() is not OK:
             pass

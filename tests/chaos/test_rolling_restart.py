@@ -10,7 +10,7 @@ import grpc
 
 from penstock.client import Client, PoolConfig, Tokens
 from support.patience import PATIENCE_S
-from support.service import simulated, started, stream, until_gone
+from support.service import Stream, simulated, started, until_gone
 
 NUM_CALLERS = 12
 PROMPT = [5, 6, 7]
@@ -47,7 +47,7 @@ async def test_a_rolling_restart_costs_no_request() -> None:
             callers = [asyncio.create_task(load.run()) for _ in range(NUM_CALLERS)]
             channel = service.channel()
             # Its front is replaced and its engine restarts, but it runs to its end.
-            long = stream(channel, 400)
+            long = Stream(channel, 400)
             await long.until_running()
             service.signal(signal.SIGUSR2)
             await service.until_logged("rolling restart: done")
@@ -73,7 +73,7 @@ async def test_a_rolling_restart_costs_no_request() -> None:
 async def test_a_drain_breaks_a_rolling_restart_off() -> None:
     arguments = [*simulated(), "--fronts", "2", "--drain-grace-s", "600"]
     async with started(*arguments) as service, service.channel() as channel:
-        running = stream(channel, 100)
+        running = Stream(channel, 100)
         await running.until_running()
         service.signal(signal.SIGUSR2)
         await service.until_logged("rolling restart: front 1")
@@ -88,7 +88,7 @@ async def test_without_replay_the_engine_stays() -> None:
     arguments = [*simulated(), "--fronts", "1", "--max-replays", "0"]
     async with started(*arguments) as service, service.channel() as channel:
         engine, fronts = await service.next_pids(1)
-        running = stream(channel, 100)
+        running = Stream(channel, 100)
         await running.until_running()
         service.signal(signal.SIGUSR2)
         await service.until_logged("the engine is not replaced")

@@ -23,7 +23,7 @@ from penstock.scheduler.request import (
 )
 from support.core import make_spec
 from support.patience import PATIENCE_S
-from support.trtllm_engine import TrtllmHouse, reference, watch_settings
+from support.trtllm_engine import TrtllmHouse, reference
 
 NUM_REQUESTS = int(os.environ.get("PENSTOCK_NUM_REQUESTS", "2000"))
 MAX_WAITING = 60
@@ -43,7 +43,7 @@ class Storm:
             num_blocks=40,
             policy=policy,
             fake={"fail_tokens": [POISON]},
-            watch=watch_settings(abort_grace_s=0.2, response_timeout_s=1e9),
+            watch={"abort_grace_s": 0.2, "response_timeout_s": 1e9},
         )
         self.specs: dict[int, RequestSpec] = {}
         self.num_preempted = 0

@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2
 from google.rpc import error_details_pb2, status_pb2
 from support.fake_trtllm import child_environment
 from support.patience import PATIENCE_S
-from support.service import Service, Stream, launched, stream, until_health
+from support.service import Service, Stream, launched, until_health
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -118,7 +118,7 @@ async def check_lost(*streams: Stream) -> None:
 async def check_serves(site: Site, channel: grpc.aio.Channel) -> None:
     """Check that the next engine serves, and stops cleanly."""
     await until_health(channel, SERVING)
-    assert await stream(channel, 5).outcome() is grpc.StatusCode.OK
+    assert await Stream(channel, 5).outcome() is grpc.StatusCode.OK
     assert len(site.workers()) == 1
     site.service.signal(signal.SIGTERM)
     assert await site.service.ended() == 0
@@ -132,7 +132,7 @@ async def running_streams(
     await site.service.until_ready()
     await site.service.next_pid("engine")
     async with site.service.channel() as channel:
-        streams = [stream(channel, LONG, 100 + first) for first in range(num_streams)]
+        streams = [Stream(channel, LONG, 100 + first) for first in range(num_streams)]
         await asyncio.gather(*(one.until_running() for one in streams))
         yield channel, streams
 
@@ -206,7 +206,7 @@ async def test_a_prompt_that_kills_the_engine_takes_everyone_along_once(fault: s
         running_streams(site) as (channel, streams),
     ):
         (worker,) = site.workers()
-        pill = stream(channel, 5, PILL)
+        pill = Stream(channel, 5, PILL)
         await check_lost(pill, *streams)
         assert pill.num_tokens == 0
         await site.service.until_logged("the executor failed")
@@ -223,7 +223,7 @@ async def test_greedy_requests_of_a_killed_engine_continue_in_the_next() -> None
         await site.service.until_ready()
         await site.service.next_pid("engine")
         async with site.service.channel() as channel:
-            streams = [stream(channel, 80, 100 + first) for first in range(4)]
+            streams = [Stream(channel, 80, 100 + first) for first in range(4)]
             await asyncio.gather(*(one.until_running() for one in streams))
             os.kill(site.engine_pid(), signal.SIGKILL)
             for one in streams:
@@ -266,7 +266,7 @@ async def test_an_idle_engine_that_dies_is_followed_by_another_without_any_reque
 
 async def test_a_request_that_fails_alone_harms_no_other() -> None:
     async with serving(fail_tokens=[PILL]) as site, running_streams(site) as (channel, streams):
-        bad = stream(channel, 5, PILL)
+        bad = Stream(channel, 5, PILL)
         assert await bad.outcome() is grpc.StatusCode.INTERNAL
         assert reason_in(await bad._call.trailing_metadata()) == "EXECUTOR_REQUEST_FAILED"
         assert {await one.outcome() for one in streams} == {grpc.StatusCode.OK}
@@ -311,9 +311,9 @@ async def test_a_fatal_error_with_a_hanging_shutdown_is_found_by_its_silence() -
         serving(watch=watch, fatal_token=PILL, shutdown_s=PATIENCE_S) as site,
         running_streams(site) as (channel, streams),
     ):
-        pill = stream(channel, 5, PILL)
+        pill = Stream(channel, 5, PILL)
         await check_lost(pill, *streams)
         await site.service.until_logged("returned nothing for")
         await site.service.next_pid("engine")
         await until_health(channel, SERVING)
-        assert await stream(channel, 5).outcome() is grpc.StatusCode.OK
+        assert await Stream(channel, 5).outcome() is grpc.StatusCode.OK

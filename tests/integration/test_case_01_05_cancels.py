@@ -25,9 +25,9 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.core import make_engine, make_info, make_spec
-from support.fronts import SMALL_WINDOW, ServedFront, serving, until_empty
+from support.fronts import SMALL_WINDOW, ServedFront, serving
 from support.generate_requests import text_request
-from support.patience import PATIENCE_S
+from support.patience import PATIENCE_S, until_true
 from support.stepped_service import SteppedService, ids_of, request, stepped
 
 LONG = 400
@@ -202,6 +202,6 @@ async def test_case_05_cancel_while_a_write_is_blocked(text: ModelText, how: str
             await served.channel.close(None)
         assert await served.port.next_cancel() == ((key,), FinishReason.CANCELLED)
         async with asyncio.timeout(PATIENCE_S):
-            await until_empty(served.server.front.table)
+            await until_true(lambda: not len(served.server.front.table))
         assert served.port.cancelled == [((key,), FinishReason.CANCELLED)]
         assert served.server.num_live_requests == 0

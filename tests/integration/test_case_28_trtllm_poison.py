@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,6 @@ from support.trtllm_engine import (
     TrtllmHouse,
     fake_module,
     greedy_spec,
-    prompt_of,
     reference,
 )
 
@@ -70,7 +68,7 @@ class Letters:
 def check_others(house: TrtllmHouse, others: list[RequestSpec]) -> None:
     for spec in others:
         assert house.finish(spec.key) is FinishReason.LENGTH
-        assert house.tokens(spec.key) == reference(house, prompt_of(spec), spec.max_tokens)
+        assert house.tokens(spec.key) == reference(house, spec.prompt_ids.tolist(), spec.max_tokens)
     house.check_clean()
 
 
@@ -79,8 +77,7 @@ def guided(build: Houses, monkeypatch: pytest.MonkeyPatch) -> Houses:
     """Provide a builder of engines with guided decoding, whose constraints are not
     checked before.
     """
-    engine_class: Any = fake_module("llmapi.llm").LLM
-    monkeypatch.setattr(engine_class, "_load_tokenizer", lambda *_: Letters())
+    monkeypatch.setattr(fake_module("llmapi.llm"), "TokenizerBase", lambda *_: Letters())
     monkeypatch.setattr("penstock.executor.trtllm.engine.installed_checker", lambda: None)
     return partial(build, guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR, max_batch_size=8)
 

@@ -17,9 +17,9 @@ from hypothesis import given
 
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.fronts import rich_error, until_empty
+from support.fronts import rich_error
 from support.generate_requests import text_request
-from support.patience import PATIENCE_S
+from support.patience import PATIENCE_S, until_true
 from support.request_draws import requests
 from support.stepped_service import SteppedService, running
 
@@ -187,10 +187,10 @@ def test_case_39_any_request_is_served_or_rejected(text: ModelText) -> None:
             assert error is None or error.code() is not C.UNKNOWN
             # One end for each, and nothing of it is left.
             async with asyncio.timeout(PATIENCE_S):
-                await until_empty(served.front.table)
+                await until_true(lambda: not len(served.front.table))
 
         play()
         assert served.front.counters.num_internal_errors == 0
         assert served.link.thread.is_alive()
-        assert served.link.num_live == 0
+        assert served.link.dispatcher.num_live == 0
         runner.run(stack.aclose())

@@ -22,7 +22,8 @@ from penstock.client import (
     Unavailable,
     Unimplemented,
 )
-from support.client_faces import POLICY, Face, FakeTime, until_true
+from support.client_faces import POLICY, Face, FakeTime
+from support.patience import until_true
 from support.scripted_server import (
     ScriptedServer,
     ServedRequest,

@@ -23,7 +23,8 @@ from penstock.client import (
     retry_service_config,
 )
 from penstock.client.call_settings import CallSettings
-from support.client_faces import AsyncFace, Face, FakeTime, until_true
+from support.client_faces import AsyncFace, Face, FakeTime
+from support.patience import until_true
 from support.scripted_server import (
     ScriptedServer,
     ServedCall,

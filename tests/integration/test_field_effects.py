@@ -27,16 +27,8 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.rpc.mapping_in.generation import MAPPED_FIELDS
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.fronts import (
-    INFO,
-    ServedFront,
-    collect,
-    flat_logprobs,
-    rich_error,
-    serving,
-    until_written,
-)
-from support.patience import PATIENCE_S
+from support.fronts import INFO, ServedFront, collect, flat_logprobs, rich_error, serving
+from support.patience import PATIENCE_S, until_true
 
 Seen = dict[str, Any]
 DRAWN_TEXT = "The quality of mercy"
@@ -398,11 +390,15 @@ async def play(served: ServedFront, spec: RequestSpec) -> None:
     rows = flat_logprobs(1) if sampling.num_logprobs >= 0 else None
     output = served.server.front.table.output(spec.key)
     assert output is not None
-    chunks = output.request.generation.output.chunks
+    stream, chunks = output.request.stream, output.request.generation.output.chunks
     max_held = 0  # the first goes at once
+
+    def is_written() -> bool:
+        return stream.num_backlog_tokens <= max_held
+
     for token_id in served.encode(DRAWN_TEXT):
         port.say(tokens=[(spec.key, token_id)], logprobs=rows)
-        await until_written(output.request.stream, max_held)
+        await until_true(is_written)
         max_held = chunks.min_tokens - 1 if chunks.is_holding else 0
     port.finish(spec.key)
 

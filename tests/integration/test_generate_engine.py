@@ -57,7 +57,7 @@ async def test_many_streams_at_once_equal_each_alone(text: ModelText) -> None:
                 )
             )
             assert parts_ms <= timings.total_duration.ToMilliseconds() + 1
-        assert served.link.num_live == 0
+        assert served.link.dispatcher.num_live == 0
         assert served.server.num_live_requests == 0
 
 

@@ -16,7 +16,7 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from support.metric_samples import samples_of, total, value
 from support.patience import PATIENCE_S
-from support.service import Service, simulated, started, stream
+from support.service import Service, Stream, simulated, started
 
 Samples = dict[tuple[str, frozenset[str]], float]
 ARGUMENTS = ("--metrics-port", "0", "--fronts", "2", "--max-num-seqs", "4")
@@ -51,14 +51,14 @@ async def rejected(channel: grpc.aio.Channel) -> None:
 async def test_every_end_is_counted_once() -> None:
     async with started(*simulated(), *ARGUMENTS) as service:
         channels = [service.channel() for _ in range(4)]
-        done = [stream(channels[index % 4], 6, index) for index in range(8)]
+        done = [Stream(channels[index % 4], 6, index) for index in range(8)]
         for one in done:
             assert await one.outcome() is grpc.StatusCode.OK
-        left = [stream(channel, 900) for channel in channels[:2]]
+        left = [Stream(channel, 900) for channel in channels[:2]]
         for one in left:
             await one.until_running()
             one._call.cancel()
-        late = stream(channels[3], 6)
+        late = Stream(channels[3], 6)
         await late.until_accepted()
         await rejected(channels[0])
         assert await late.outcome() is grpc.StatusCode.OK
@@ -91,9 +91,9 @@ async def test_every_end_is_counted_once() -> None:
 async def test_requests_that_leave_an_idle_engine_are_gone_from_its_gauges() -> None:
     arguments = (*simulated(step_s=0.05), *ARGUMENTS, "--max-num-seqs", "1")
     async with started(*arguments) as service, service.channel() as channel:
-        running = stream(channel, 900)
+        running = Stream(channel, 900)
         await running.until_running()
-        waiting = stream(channel, 900)
+        waiting = Stream(channel, 900)
         await waiting.until_accepted()
         samples = await scraped_until(
             service,
@@ -133,7 +133,7 @@ async def test_requests_that_leave_an_idle_engine_are_gone_from_its_gauges() -> 
 async def test_a_crash_of_the_engine_is_a_wait_of_its_requests_and_counts_continue() -> None:
     async with started(*simulated(), *ARGUMENTS) as service:
         async with service.channel() as channel:
-            running = stream(channel, 300)
+            running = Stream(channel, 300)
             await running.until_running()
             os.kill(await service.next_pid("engine"), signal.SIGKILL)
             assert await running.outcome() is grpc.StatusCode.OK

@@ -14,17 +14,9 @@ from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
 from penstock.v1 import state_pb2
-from support.fronts import (
-    SMALL_WINDOW,
-    ServedFront,
-    admitted,
-    finished,
-    rich_error,
-    serving,
-    until_empty,
-)
+from support.fronts import SMALL_WINDOW, ServedFront, admitted, finished, rich_error, serving
 from support.multiplex import cancel, credit, kind, submit
-from support.patience import PATIENCE_S
+from support.patience import PATIENCE_S, until_true
 
 Call = grpc.aio.StreamStreamCall[pb.MultiplexRequest, pb.MultiplexResponse]
 
@@ -129,7 +121,7 @@ async def test_a_lost_connection_frees_everything_while_a_write_is_blocked(
         await channel.close()
         assert await served.port.next_cancel() == ((key,), FinishReason.CANCELLED)
         async with asyncio.timeout(PATIENCE_S):
-            await until_empty(served.server.front.table)
+            await until_true(lambda: not len(served.server.front.table))
         assert "Traceback" not in caplog.text
 
 

@@ -9,9 +9,9 @@ import grpc
 from penstock.executor.config import SimulatedPace
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
-from support.fronts import collect, text_of, until_empty
+from support.fronts import collect, text_of
 from support.generate_requests import limited
-from support.patience import PATIENCE_S
+from support.patience import PATIENCE_S, until_true
 from support.stepped_service import SteppedService, running
 
 
@@ -54,7 +54,7 @@ async def test_the_same_as_generate(text: ModelText) -> None:
                 assert text_of(responses, index) == text_of(alone, index)
                 assert records_of(responses, index) == records_of(alone, index)
             assert list(responses[-1].finished.outputs) == list(alone[-1].finished.outputs)
-        assert served.link.num_live == 0
+        assert served.link.dispatcher.num_live == 0
         assert served.server.num_live_requests == 0
 
 
@@ -76,7 +76,7 @@ async def test_a_dropped_call_frees_the_engine(text: ModelText) -> None:
         assert isinstance(await call.read(), pb.MultiplexResponse)
         call.cancel()
         async with asyncio.timeout(PATIENCE_S):
-            await until_empty(served.front.table)
+            await until_true(lambda: not len(served.front.table))
         # The engine serves others at once: all eight places are free again.
         responses = await collect(served.stub.Generate(limited(max_tokens=5)))
         assert responses[-1].finished.usage.num_completion_tokens == 5

@@ -28,7 +28,7 @@ from support.calls import TracedCall
 from support.generate_requests import greedy
 from support.observation import DOORS, model_of, num_completed, observed, until_stats
 from support.patience import PATIENCE_S
-from support.service import Service, launched, simulated, stream
+from support.service import Service, Stream, launched, simulated
 
 FRONT = ("--fronts", "1")
 
@@ -74,9 +74,9 @@ async def test_ports_are_printed_after_the_ready_line(site: Site) -> None:
 async def test_live_requests_are_seen_from_both_sides(site: Site) -> None:
     service, operations = site
     async with service.channel() as channel:
-        running = stream(channel, 4000)
+        running = Stream(channel, 4000)
         await running.until_running()
-        waiting = stream(channel, 4000, 9)
+        waiting = Stream(channel, 4000, 9)
         await waiting.until_accepted()
         # It may be accepted before its engine has received it.
         await until_stats(
@@ -118,7 +118,7 @@ async def test_a_flight_record_comes_over_the_line_and_into_a_file(site: Site) -
     before = FlightReader(await operations.get_flight_record(file_format=FlightFormat.RAW))
     num_before = before.recording().totals["num_output_tokens"]
     async with service.channel() as channel:
-        assert await stream(channel, 9).outcome() is grpc.StatusCode.OK
+        assert await Stream(channel, 9).outcome() is grpc.StatusCode.OK
     copy = FlightReader(await operations.get_flight_record(file_format=FlightFormat.RAW))
     assert copy.recording().totals["num_output_tokens"] == num_before + 9
     path = Path(await operations.dump_flight_record())
@@ -131,7 +131,7 @@ async def test_metrics_and_stats_contain_what_was_served() -> None:
         observed(*simulated(), *FRONT, *named) as (service, operations),
         service.channel() as channel,
     ):
-        done = [stream(channel, 5, first) for first in range(4)]
+        done = [Stream(channel, 5, first) for first in range(4)]
         for one in done:
             assert await one.outcome() is grpc.StatusCode.OK
         # Requests and steps are reported by different processes.
@@ -184,7 +184,7 @@ def requests_by_tenant(metrics: str) -> dict[str, float]:
 async def test_an_operator_drains_the_service() -> None:
     arguments = [*simulated(), *FRONT, "--drain-grace-s", "600"]
     async with observed(*arguments) as (service, operations), service.channel() as channel:
-        running = stream(channel, 900)
+        running = Stream(channel, 900)
         await running.until_running()
         await until_stats(operations, lambda stats: stats.fronts[0].num_live_requests == 1)
         assert await operations.drain(timeout_s=0.2) == 1

@@ -10,13 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from support.ports import reusable_port
-from support.service import (
-    health_of,
-    launched,
-    simulated,
-    started,
-    stream,
-)
+from support.service import Stream, health_of, launched, simulated, started
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -25,7 +19,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 async def test_an_idle_service_ends_at_the_first_signal(number: signal.Signals) -> None:
     async with started(*simulated()) as service, service.channel() as channel:
         assert await health_of(channel) == SERVING
-        done = stream(channel, 12)
+        done = Stream(channel, 12)
         assert await done.outcome() is grpc.StatusCode.OK
         assert (done.num_tokens, done.has_finished) == (12, True)
         service.signal(number)
@@ -37,7 +31,7 @@ async def test_an_idle_service_ends_at_the_first_signal(number: signal.Signals) 
 async def test_signals_to_the_whole_tree_drain_it_too() -> None:
     async with started(*simulated(), "--fronts", "1") as service, service.channel() as channel:
         children = [await service.next_pid(role) for role in ("engine", "front")]
-        running = stream(channel, 100)
+        running = Stream(channel, 100)
         await running.until_running()
         for pid in children:
             os.kill(pid, signal.SIGTERM)
@@ -72,11 +66,11 @@ async def test_a_second_service_does_not_share_the_port_and_a_next_one_may_have_
         assert f"127.0.0.1:{port}" in told
         assert "in use" in told
         async with first.channel() as channel:
-            assert await stream(channel, 3).outcome() is grpc.StatusCode.OK
+            assert await Stream(channel, 3).outcome() is grpc.StatusCode.OK
         first.signal(signal.SIGTERM)
         assert await first.ended() == 0
     async with started(*simulated(), "--port", port) as second, second.channel() as channel:
-        assert await stream(channel, 3).outcome() is grpc.StatusCode.OK
+        assert await Stream(channel, 3).outcome() is grpc.StatusCode.OK
 
 
 async def test_an_address_of_another_host_is_named() -> None:
@@ -117,7 +111,7 @@ async def test_fronts_load_neither_torch_nor_transformers() -> None:
         engine = await service.next_pid("engine")
         fronts = [await service.next_pid("front") for _ in range(2)]
         async with service.channel() as channel:
-            assert await stream(channel, 5).outcome() is grpc.StatusCode.OK
+            assert await Stream(channel, 5).outcome() is grpc.StatusCode.OK
         assert "libtorch" in mapped_files(engine)
         assert "grpc" not in mapped_files(service.process.pid)
         for pid in fronts:

@@ -28,7 +28,6 @@ from support.resumed import (
     resumable,
     resumed,
     unbroken,
-    until_read,
 )
 from support.stepped_service import another_front, stepped
 
@@ -109,11 +108,11 @@ async def test_results_go_from_engine_to_engine_until_their_time_is_up(text: Mod
         assert outputs_of([*told[:4], *(r.response for r in rest)]) == outputs_of(told)
         await site.turns(3)
         assert (len(first.front.results), len(second.front.results)) == (0, 1)
-        (kept,) = first.link.kept._streams.values()
+        (kept,) = first.link.dispatcher.kept._streams.values()
         kept.expires_s = 0.0
-        first.link.sweep()
+        first.link.dispatcher.sweep()
         await second.until(lambda: not second.front.results, steps=True)
-        assert first.link.kept.num_bytes == 0
+        assert first.link.dispatcher.kept.num_bytes == 0
 
 
 async def test_many_that_ask_on_several_fronts_all_find_it(text: ModelText) -> None:
@@ -141,7 +140,7 @@ async def test_a_stream_that_is_resumed_before_a_step_is_not_ended_as_taken_over
 ) -> None:
     async with stepped(text) as first, another_front(first) as second:
         told = await lose(first, first.stub.Generate(resumable(60)), 5)
-        stream = first.link.kept.find("r")
+        stream = first.link.dispatcher.kept.find("r")
         assert stream is not None
 
         def attached_to(front_id: int) -> bool:
@@ -213,7 +212,7 @@ async def test_others_have_their_turn_while_a_history_is_taken_in(
             await site.replace_engine()
             assert request in second.front.attaching
         elif meanwhile == "cancelled":
-            await until_read(second, asyncio.ensure_future(second.front.cancel("r")))
+            await second.result_of(second.front.cancel("r"))
         elif meanwhile == "taken back":
             rest = await first.end_of(first.stub.Resume(rest_after(told)))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -257,7 +256,7 @@ async def test_a_cancel_while_the_prompt_is_tokenised_again_ends_it(
         await second.until(is_tokenising.is_set, steps=True)
         if meanwhile != "prompt is rejected":
             cancelling = asyncio.ensure_future(second.front.cancel("r"))
-            state = await until_read(second, cancelling)
+            state = await second.result_of(cancelling)
             assert state is RequestState.PROCESSING
         if meanwhile == "nothing":
             second.step(2)
@@ -269,10 +268,10 @@ async def test_a_cancel_while_the_prompt_is_tokenised_again_ends_it(
             with pytest.raises(grpc.aio.AioRpcError):
                 await second.end_of(call)
             second.hear()
-            stream = second.link.kept.find("r")
+            stream = second.link.dispatcher.kept.find("r")
             assert stream is not None
             assert not stream.is_read, "its grace runs"
-            await until_read(second, asyncio.ensure_future(second.front.cancel("r")))
+            await second.result_of(second.front.cancel("r"))
             return
         rest: list[Any] = await second.end_of(call)
         (end,) = rest[-1].response.finished.outputs
@@ -305,7 +304,7 @@ async def test_an_unkept_replay_has_its_way_in_the_engine_that_kept_it(text: Mod
         await first.connect()
         rest = await first.end_of(call)
         assert outputs_of([*told, *rest]) == outputs_of(whole)
-        assert len(first.link.kept) == 0
+        assert len(first.link.dispatcher.kept) == 0
 
 
 async def test_a_request_that_cannot_be_resumed_does_not_run_unread(text: ModelText) -> None:
@@ -316,7 +315,7 @@ async def test_a_request_that_cannot_be_resumed_does_not_run_unread(text: ModelT
         assert first.server.num_live_requests == 1
         await site.replace_engine()
         assert first.server.num_live_requests == 0
-        assert first.link.num_live == 0
+        assert first.link.dispatcher.num_live == 0
 
 
 async def test_a_result_attached_while_its_engine_dies_is_kept_by_the_next(

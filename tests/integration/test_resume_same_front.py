@@ -25,7 +25,6 @@ from support.resumed import (
     rest_after,
     resumable,
     resumed,
-    until_read,
 )
 from support.stepped_service import SteppedService, stepped
 
@@ -202,10 +201,10 @@ async def test_a_stream_that_is_not_resumed_ends_with_its_grace(text: ModelText)
         await lose(service, call, 4)
         service.hear()
         clock.now_s += 4.9
-        service.link.sweep()
+        service.link.dispatcher.sweep()
         assert service.server.num_live_requests == 1
         clock.now_s += 0.1
-        service.link.sweep()
+        service.link.dispatcher.sweep()
         await service.until(lambda: not service.server.num_live_requests, steps=True)
         assert service.is_clean()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -218,7 +217,7 @@ async def test_a_kept_result_expires(text: ModelText) -> None:
     async with stepped(text, clock=clock) as service:
         await service.end_of(service.stub.Generate(resumable(grace_s=5.0)))
         service.hear()
-        kept = service.link.kept
+        kept = service.link.dispatcher.kept
         clock.now_s += 4.0
         await service.end_of(service.stub.Resume(resumed("r")))
         service.hear()
@@ -241,7 +240,7 @@ async def test_cancel_while_no_call_reads(service: SteppedService) -> None:
     (end,) = rest[-1].response.finished.outputs
     assert end.finish_reason == state_pb2.FINISH_REASON_CANCELLED
     cancelling = service.stub.Cancel(pb.CancelRequest(request_id="r"))
-    again = await until_read(service, asyncio.ensure_future(answer_of(cancelling)))
+    again = await service.result_of(answer_of(cancelling))
     assert again.state == state_pb2.REQUEST_STATE_COMPLETED
 
 
@@ -302,7 +301,7 @@ async def test_a_multiplexed_request_is_kept_too(service: SteppedService) -> Non
         while sum(r.tokens.num_tokens for r in first) < 6:
             first.extend(event.response for event in (await read_one(call)).events)
 
-    await until_read(service, asyncio.ensure_future(read()))
+    await service.result_of(read())
     call.cancel()
     await service.until(lambda: not service.server.num_active_calls)
     rest: list[Any] = await service.end_of(service.stub.Resume(rest_after(first)))
@@ -326,7 +325,7 @@ async def test_a_multiplexed_request_that_is_taken_over_ends_there(
         while not any(event.HasField("error") for event in events):
             events.extend((await read_one(call)).events)
 
-    await until_read(service, asyncio.ensure_future(read()))
+    await service.result_of(read())
     assert events[-1].error.code == grpc.StatusCode.ABORTED.value[0]
     await call.done_writing()
     await service.until(lambda: not service.server.num_active_calls)

@@ -15,17 +15,9 @@ from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import model_service_pb2_grpc
 from penstock.v1.model_service_pb2 import GetModelRequest
 from support.core import FakeClock
-from support.fronts import (
-    SMALL_WINDOW,
-    ServedFront,
-    collect,
-    rich_error,
-    serving,
-    text_of,
-    until_empty,
-)
+from support.fronts import SMALL_WINDOW, ServedFront, collect, rich_error, serving, text_of
 from support.generate_requests import text_request
-from support.patience import PATIENCE_S
+from support.patience import PATIENCE_S, until_true
 
 MANY_TOKENS = 60_000
 
@@ -133,7 +125,7 @@ async def test_an_end_that_is_not_taken_is_cut_as_well(text: ModelText) -> None:
         served.server.front.cut_stalled()
         assert served.server.front.counters.num_cut_readers == 1
         async with asyncio.timeout(PATIENCE_S):
-            await until_empty(served.server.front.table)
+            await until_true(lambda: not len(served.server.front.table))
         call.cancel()
 
 

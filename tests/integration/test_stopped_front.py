@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import grpc
 
-from support.service import simulated, started, stream
+from support.service import Stream, simulated, started
 
 NUM_STREAMS = 16
 NUM_TOKENS = 400
@@ -21,7 +21,7 @@ async def test_the_streams_of_the_other_front_continue_to_their_end() -> None:
         stopped, _other = [await service.next_pid("front") for _ in range(2)]
         # A connection for each: the kernel deals them to the fronts.
         streams = [
-            stream(await channels.enter_async_context(service.channel()), NUM_TOKENS, number)
+            Stream(await channels.enter_async_context(service.channel()), NUM_TOKENS, number)
             for number in range(NUM_STREAMS)
         ]
         await asyncio.gather(*(one.until_running() for one in streams))

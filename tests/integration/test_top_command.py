@@ -26,7 +26,7 @@ from support.observation import model_of, observed, until_stats
 from support.operations_server import FakeDesk, ServedDesk, serving_desk
 from support.patience import PATIENCE_S
 from support.ports import reusable_port
-from support.service import Service, simulated, stream
+from support.service import Service, Stream, simulated
 from support.snapshots import request_view, waiting_view
 
 
@@ -181,9 +181,9 @@ async def long_queue_is_told(service: Service, operations: OperationsClient, add
     request had waited.
     """
     async with service.channel() as channel:
-        assert await stream(channel, 60).outcome() is grpc.StatusCode.OK
+        assert await Stream(channel, 60).outcome() is grpc.StatusCode.OK
         # 45 s in all: the queue remains while the command starts, on a busy machine too.
-        queue = [stream(channel, 150, first_token) for first_token in range(5, 35)]
+        queue = [Stream(channel, 150, first_token) for first_token in range(5, 35)]
         for each in queue:
             await each.until_accepted()
         await until_stats(
@@ -210,9 +210,9 @@ async def test_a_real_service_with_a_queue_and_through_the_death_of_its_engine()
         engine_pid = await service.next_pid("engine")
         await long_queue_is_told(service, operations, address)
         # 40 s each: both are there while the command starts, on a busy machine too.
-        running = stream(channel, 4000)
+        running = Stream(channel, 4000)
         await running.until_running()
-        waiting = stream(channel, 4000, 9)
+        waiting = Stream(channel, 4000, 9)
         await until_stats(
             operations,
             lambda stats: (model_of(stats).num_processing, model_of(stats).num_pending) == (1, 1),

@@ -9,7 +9,7 @@ import pytest
 
 from support.observation import model_of, observed, until_stats
 from support.otlp_receiver import grpc_receiver
-from support.service import simulated, stream
+from support.service import Stream, simulated
 
 NUM_ENDED = 12
 NUM_LIVE = 3
@@ -45,8 +45,8 @@ async def test_traces_are_exported_although_processes_hang_at_the_end(
             service.channel() as channel,
         ):
             for first in range(NUM_ENDED):
-                assert await stream(channel, 2, first).outcome() is grpc.StatusCode.OK
-            live = [stream(channel, 900, first) for first in range(num_live)]
+                assert await Stream(channel, 2, first).outcome() is grpc.StatusCode.OK
+            live = [Stream(channel, 900, first) for first in range(num_live)]
             for one in live:
                 await one.until_running()
             # A stopped front keeps what it has not sent.

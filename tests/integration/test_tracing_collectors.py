@@ -54,7 +54,7 @@ def test_a_collector_that_takes_nothing(protocol: str, mode: Mode) -> None:
             },
             num_requests=600,
             close_limit_s=CLOSE_LIMIT_S,
-            before_close=lambda: receiver.wait_for_calls(1),
+            before_close=receiver.wait_for_call,
         )
     check_all_accounted_for(outcome, 600)
 
@@ -78,7 +78,7 @@ def test_a_collector_that_hangs_does_not_fill_the_memory(monkeypatch: pytest.Mon
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
         tracing = start_tracing(TracingConfig(is_on=True), model="tiny")
         tracing.take_records([request_record(number) for number in range(1, 1001)])
-        receiver.wait_for_calls(1)
+        receiver.wait_for_call()
         record = request_record()
         num_more = 3 * MAX_QUEUED_RECORDS
         for _ in range(3):
@@ -121,7 +121,7 @@ def test_a_collector_that_comes_back_gets_what_comes_then(monkeypatch: pytest.Mo
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
         tracing = start_tracing(TracingConfig(is_on=True), model="tiny")
         tracing.take_records([request_record(1)])
-        receiver.wait_for_calls(1)
+        receiver.wait_for_call()
         receiver.mode = Mode.OK
         tracing.take_records([request_record(2)])
         spans = receiver.wait_for_spans(SPANS_PER_REQUEST)

@@ -12,7 +12,6 @@ from support.trtllm_engine import (
     Houses,
     fake_module,
     greedy_spec,
-    prompt_of,
     reference,
     wrapped,
 )
@@ -120,8 +119,8 @@ def test_late_responses_of_an_aborted_request_are_dropped(build: Houses) -> None
     house.engine.cancel(1)
     house.run_until_idle()
 
-    assert house.tokens(1) == reference(house, prompt_of(first), 2)
-    assert house.tokens(2) == reference(house, prompt_of(second), 5)
+    assert house.tokens(1) == reference(house, first.prompt_ids.tolist(), 2)
+    assert house.tokens(2) == reference(house, second.prompt_ids.tolist(), 5)
     house.check_clean()
 
 

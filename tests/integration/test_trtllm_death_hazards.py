@@ -21,7 +21,6 @@ from support.trtllm_engine import (
     TrtllmHouse,
     fake_module,
     greedy_spec,
-    watch_settings,
     wrapped,
 )
 
@@ -279,7 +278,7 @@ def test_a_shutdown_that_hangs_is_left_behind_after_its_time(
     house = build(
         fake={"shutdown_s": 10 * PATIENCE_S},
         is_free=True,  # the bound is in real time
-        watch=watch_settings(shutdown_timeout_s=0.05),
+        watch={"shutdown_timeout_s": 0.05},
     )
     begun = signal_shutdown(monkeypatch)
     thread = house.thread._thread
@@ -297,7 +296,7 @@ def test_close_returns_although_the_loop_is_blocked(
     house = build(
         fake={"shutdown_s": 10 * PATIENCE_S},
         is_free=True,
-        watch=watch_settings(shutdown_timeout_s=0.05),
+        watch={"shutdown_timeout_s": 0.05},
     )
     begun = signal_shutdown(monkeypatch)
     house.control.pause()

@@ -21,7 +21,6 @@ from support.trtllm_engine import (
     TrtllmHouse,
     fake_module,
     greedy_spec,
-    watch_settings,
     wrapped,
 )
 
@@ -64,7 +63,7 @@ def test_an_engine_that_runs_more_than_asked_for_is_held_to_the_settings(
 
 def test_an_engine_without_statistics_does_not_start(build: Houses) -> None:
     with pytest.raises(ExecutorDied, match="reports no KV cache statistics"):
-        build(fake={"has_stats": False}, watch=watch_settings(limits_timeout_s=0.05))
+        build(fake={"has_stats": False}, watch={"limits_timeout_s": 0.05})
 
     # What was loaded is given back: the next attempt needs the memory.
     control = fake_module("fake_control").engine()
@@ -82,7 +81,7 @@ def test_an_engine_that_dies_while_it_is_asked_for_its_limits_does_not_start(
 
 def test_an_engine_that_is_silent_when_asked_for_its_limits_does_not_start(build: Houses) -> None:
     with pytest.raises(ExecutorDied, match="it is unresponsive"):
-        build(fake={"kill_loop_at": 1}, watch=watch_settings(limits_timeout_s=0.05))
+        build(fake={"kill_loop_at": 1}, watch={"limits_timeout_s": 0.05})
     control = fake_module("fake_control").engine()
     assert control.shutdown_threads == ("trtllm shutdown",)
 
@@ -161,9 +160,7 @@ def test_an_engine_of_fetched_statistics_without_any_does_not_block_its_start(
 ) -> None:
     """Its response takes the whole timeout of a read, on a thread other than the event loop's."""
     with pytest.raises(ExecutorDied, match="reports no KV cache statistics"):
-        build(
-            fake={"has_stats": False, "stats": "rpc"}, watch=watch_settings(limits_timeout_s=0.05)
-        )
+        build(fake={"has_stats": False, "stats": "rpc"}, watch={"limits_timeout_s": 0.05})
 
 
 def test_the_mirror_is_exact_while_requests_come_go_and_are_cancelled(build: Houses) -> None:
@@ -225,7 +222,7 @@ def test_statistics_that_come_together_with_the_end_do_not_hold_it_up(
     build: Houses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`asyncio.wait_for` in Python 3.11 loses a cancellation if it has a result to return."""
-    house = build(watch=watch_settings(shutdown_timeout_s=1.0))
+    house = build(watch={"shutdown_timeout_s": 1.0})
     run_one(house, 1)
     num_swallowed = 0
 

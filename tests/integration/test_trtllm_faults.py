@@ -18,21 +18,19 @@ from support.trtllm_engine import (
     Houses,
     fake_module,
     greedy_spec,
-    prompt_of,
     reference,
-    watch_settings,
     wrapped,
 )
 
 
 def test_an_exception_out_of_one_result_is_that_requests_alone(build: Houses) -> None:
     slipping, other = greedy_spec(1, max_tokens=9), greedy_spec(2, max_tokens=9)
-    house = build(fake={"slip_token": prompt_of(slipping)[1]})
+    house = build(fake={"slip_token": slipping.prompt_ids.tolist()[1]})
     house.submit(slipping, other)
     house.run_until_idle()
 
     assert house.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
-    assert house.tokens(2) == reference(house, prompt_of(other), 9)
+    assert house.tokens(2) == reference(house, other.prompt_ids.tolist(), 9)
     assert len(house.control.aborted) == 1
     house.check_clean()
 
@@ -83,7 +81,7 @@ def test_an_adapter_that_ends_the_engine_is_named_at_the_start(
 
     wrapped(monkeypatch, llm_class, "generate_async", vanish)
     with pytest.raises(ExecutorDied, match="'lora-1' cannot be used"):
-        build(lora_config=settings, watch=watch_settings(limits_timeout_s=3.0))
+        build(lora_config=settings, watch={"limits_timeout_s": 3.0})
 
 
 def test_a_shutdown_that_raises_after_a_death_is_expected_and_ends_the_processes(

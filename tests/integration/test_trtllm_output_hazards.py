@@ -18,7 +18,6 @@ from support.trtllm_engine import (
     Houses,
     fake_module,
     greedy_spec,
-    prompt_of,
     reference,
     wrapped,
 )
@@ -37,7 +36,7 @@ def test_a_cumulative_result_gives_every_token_once_however_far_we_lag(build: Ho
         house.turn()
 
     assert [house.tokens(spec.key) for spec in specs] == [
-        reference(house, prompt_of(spec), spec.max_tokens) for spec in specs
+        reference(house, spec.prompt_ids.tolist(), spec.max_tokens) for spec in specs
     ]
     house.check_clean()
 
@@ -50,14 +49,14 @@ def test_several_responses_that_wait_make_one_step(build: Houses) -> None:
     events = house.engine.step()
 
     assert events.keys.tolist() == [1] * 4
-    assert events.tokens.tolist() == reference(house, prompt_of(greedy_spec(1)), 4)
+    assert events.tokens.tolist() == reference(house, greedy_spec(1).prompt_ids.tolist(), 4)
 
 
 def test_token_ids_may_shrink_on_the_last_item(
     build: Houses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house = build()
-    model_tokens = reference(house, prompt_of(greedy_spec(1)), 8)
+    model_tokens = reference(house, greedy_spec(1).prompt_ids.tolist(), 8)
     num_seen: list[int] = []
 
     def cut(finish: Any, result: Any, output: Any, response: Any) -> None:
@@ -104,7 +103,7 @@ def test_several_tokens_per_response(build: Houses) -> None:
 
     assert most > 1
     assert [house.tokens(spec.key) for spec in specs] == [
-        reference(house, prompt_of(spec), spec.max_tokens) for spec in specs
+        reference(house, spec.prompt_ids.tolist(), spec.max_tokens) for spec in specs
     ]
     house.check_clean()
 
@@ -127,10 +126,10 @@ def test_a_resumed_request_is_limited_to_what_it_may_still_generate(build: House
     house.run_until_idle()
 
     assert sum(outcome.num_preemptions for outcome in house.outcomes.values()) > 0
-    told = house.control.submitted[house.num_warm_ups :]
+    told = house.submitted
     assert {len(item.prompt_token_ids) + item.sampling_params.max_tokens for item in told} == {24}
     assert [house.tokens(spec.key) for spec in specs] == [
-        reference(house, prompt_of(spec), 16) for spec in specs
+        reference(house, spec.prompt_ids.tolist(), 16) for spec in specs
     ]
     house.check_clean()
 
@@ -158,13 +157,13 @@ def test_a_request_error_out_of_iteration_is_that_requests_alone(
     build: Houses, message: str, reason: FailureReason
 ) -> None:
     bad, good = greedy_spec(1, max_tokens=9), greedy_spec(2, max_tokens=9)
-    house = build(fake={"fail_tokens": [prompt_of(bad)[2]], "fail_message": message})
+    house = build(fake={"fail_tokens": [bad.prompt_ids.tolist()[2]], "fail_message": message})
     house.submit(bad, good)
     house.run_until_idle()
 
     assert house.failure(1) is reason
     assert house.tokens(1) == []
-    assert house.tokens(2) == reference(house, prompt_of(good), 9)
+    assert house.tokens(2) == reference(house, good.prompt_ids.tolist(), 9)
     assert list(house.control.aborted) == []
     house.check_clean()
 
@@ -175,7 +174,7 @@ def test_a_request_error_in_the_middle_of_the_output_ends_it_there(build: Houses
     house.run_until_idle()
 
     assert house.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
-    assert house.tokens(1) == reference(house, prompt_of(greedy_spec(1)), 4)
+    assert house.tokens(1) == reference(house, greedy_spec(1).prompt_ids.tolist(), 4)
     house.check_clean()
 
 
@@ -190,7 +189,7 @@ def test_a_general_error_fails_the_running_requests_and_no_others(build: Houses)
 
     assert house.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
     assert house.failure(2) is FailureReason.EXECUTOR_REQUEST_FAILED
-    assert house.tokens(3) == reference(house, prompt_of(greedy_spec(3)), 6)
+    assert house.tokens(3) == reference(house, greedy_spec(3).prompt_ids.tolist(), 6)
     house.check_clean()
 
 
@@ -246,7 +245,7 @@ def test_text_is_never_made_nor_searched_by_the_engine(build: Houses) -> None:
     house.submit(greedy_spec(1, stop_ids=(5, 6)))
     house.run_until_idle()
 
-    (told,) = house.control.submitted[house.num_warm_ups :]
+    (told,) = house.submitted
     assert told.sampling_params.detokenize is False
     assert told.sampling_params.stop is None
     assert told.sampling_params.include_stop_str_in_output is True

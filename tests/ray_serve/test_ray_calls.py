@@ -18,7 +18,7 @@ from ray_serve.ray_calls import read_to_end, read_until_tokens, stub, until_coun
 from ray_serve.ray_cluster import RayCluster, slow_steps
 from support.generate_requests import greedy
 from support.otlp_receiver import grpc_receiver
-from support.service import health_of, stream
+from support.service import Stream, health_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -47,7 +47,7 @@ async def test_every_node_takes_calls_and_every_replica_has_its_engine(cluster: 
     took: Counter[str | bytes] = Counter()
     for node in (0, 1):
         async with cluster.channel(node) as channel:
-            streams = [stream(channel, 12) for _ in range(8)]
+            streams = [Stream(channel, 12) for _ in range(8)]
             codes = await asyncio.gather(*(each.outcome() for each in streams))
             assert codes == [grpc.StatusCode.OK] * 8
             assert all(each.has_finished and each.num_tokens == 12 for each in streams)

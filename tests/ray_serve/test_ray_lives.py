@@ -15,7 +15,7 @@ from penstock.v1 import generation_service_pb2 as pb
 from ray_serve.ray_calls import read_to_end, read_until_tokens, stub
 from ray_serve.ray_cluster import RayCluster, slow_steps
 from support.generate_requests import greedy
-from support.service import stream, until_gone
+from support.service import Stream, until_gone
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -30,13 +30,13 @@ async def test_a_replica_that_is_killed_takes_its_service_along_and_is_followed(
     first, second = cluster.deploy(*ROOMY, **SPREAD)
 
     async with cluster.channel() as channel:
-        streams = [stream(channel, 300) for _ in range(12)]
+        streams = [Stream(channel, 300) for _ in range(12)]
         await asyncio.gather(*(each.until_running() for each in streams))
         os.kill(first.pid, signal.SIGKILL)
         codes = await asyncio.gather(*(each.outcome() for each in streams))
         await until_gone(first.service_pid)
         # Another replica serves now, without a wait until it accepts calls.
-        assert await stream(channel, 4).outcome() is grpc.StatusCode.OK
+        assert await Stream(channel, 4).outcome() is grpc.StatusCode.OK
 
     # Serve has one word for it, whatever it was.
     assert set(codes) == {grpc.StatusCode.OK, grpc.StatusCode.INTERNAL}
@@ -49,7 +49,7 @@ async def test_an_engine_that_is_killed_is_the_services_own_affair(cluster: RayC
     (replica,) = cluster.deploy(*ROOMY, num_replicas=1)
 
     async with cluster.channel() as channel:
-        running = stream(channel, 100)
+        running = Stream(channel, 100)
         await running.until_running()
         os.kill(_engine_of(replica.service_pid), signal.SIGKILL)
         assert await running.outcome() is grpc.StatusCode.OK
@@ -75,7 +75,7 @@ async def test_a_new_version_takes_over_without_an_error(cluster: RayCluster) ->
     async def caller(node: int) -> None:
         async with cluster.channel(node) as channel:
             while not is_over.is_set():
-                codes.append(await stream(channel, 20).outcome())
+                codes.append(await Stream(channel, 20).outcome())
 
     async with asyncio.TaskGroup() as callers:
         for number in range(8):
@@ -112,7 +112,7 @@ async def test_a_queue_brings_another_replica_and_idleness_lets_it_go(cluster: R
     async def caller() -> None:
         async with cluster.channel() as channel:
             while not is_over.is_set():
-                assert await stream(channel, 50).outcome() is grpc.StatusCode.OK
+                assert await Stream(channel, 50).outcome() is grpc.StatusCode.OK
 
     async with asyncio.TaskGroup() as callers:
         for _ in range(10):

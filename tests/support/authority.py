@@ -22,14 +22,6 @@ DAY = datetime.timedelta(days=1)
 ISSUER, AUDIENCE = "https://issuer.test", "penstock-test"
 
 
-def pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-
-
 @functools.cache
 def _rsa_key(_prefix: str) -> rsa.RSAPrivateKey:
     """Return a key that all issuers with this prefix have: it takes long to generate."""
@@ -44,10 +36,6 @@ class Issued:
     key: bytes
     cert_file: Path
     key_file: Path
-
-    @property
-    def pair(self) -> tuple[bytes, bytes]:
-        return self.key, self.cert
 
 
 @dataclass
@@ -70,32 +58,28 @@ class Authority:
         self.ca_file = self.folder / "ca.pem"
         self.ca_file.write_bytes(self.ca)
 
-    def issue(self, name: str, *, sans: tuple[str, ...] = (), is_expired: bool = False) -> Issued:
-        """Issue a certificate with the common name `name`, for localhost and 127.0.0.1. `sans`:
-        further alternative names, with the prefix `uri:` or `dns:`.
-        """
+    def issue(self, name: str, *, is_expired: bool = False) -> Issued:
+        """Issue a certificate with the common name `name`, for localhost and 127.0.0.1."""
         key = ec.generate_private_key(ec.SECP256R1())
+        pem = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
         start, end = (-3 * DAY, -DAY) if is_expired else (-DAY, DAY)
-        names: list[x509.GeneralName] = [
-            x509.DNSName("localhost"),
-            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
-        ]
-        for san in sans:
-            kind, _, text = san.partition(":")
-            names.append(
-                x509.UniformResourceIdentifier(text) if kind == "uri" else x509.DNSName(text)
-            )
+        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        names = x509.SubjectAlternativeName([x509.DNSName("localhost"), address])
         cert = (
             self._build(name, key.public_key(), start, end)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(names, critical=False)
             .sign(self._key, hashes.SHA256())
             .public_bytes(serialization.Encoding.PEM)
         )
         cert_file, key_file = self.folder / f"{name}.pem", self.folder / f"{name}.key"
         cert_file.write_bytes(cert)
-        key_file.write_bytes(pem_of(key))
-        return Issued(cert, pem_of(key), cert_file, key_file)
+        key_file.write_bytes(pem)
+        return Issued(cert, pem, cert_file, key_file)
 
     def _build(
         self, name: str, key: Any, start: datetime.timedelta, end: datetime.timedelta
@@ -132,14 +116,14 @@ class TokenIssuer:
         self.write()
 
     def jwks(self) -> dict[str, Any]:
-        makers: dict[str, Any] = {
+        kinds: dict[str, Any] = {
             "RS256": RSAAlgorithm,
             "ES256": ECAlgorithm,
             "EdDSA": OKPAlgorithm,
         }
         entries: list[dict[str, Any]] = []
         for algorithm, key in self.keys.items():
-            entry: dict[str, Any] = json.loads(makers[algorithm].to_jwk(key.public_key()))
+            entry: dict[str, Any] = json.loads(kinds[algorithm].to_jwk(key.public_key()))
             entry.pop("key_ops", None)
             entries.append({**entry, "kid": f"{self.prefix}-{algorithm}", "alg": algorithm})
         return {"keys": entries}

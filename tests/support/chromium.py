@@ -34,27 +34,23 @@ class Left:
 
     @property
     def text(self) -> str:
-        reader = _Reader()
-        reader.feed(self.document)
-        return " ".join(reader.words)
+        return " ".join(_Reader(self.document).words)
 
     def attributes(self, tag: str) -> list[dict[str, str | None]]:
-        reader = _Reader()
-        reader.feed(self.document)
-        return [attributes for name, attributes in reader.elements if name == tag]
+        return [found for name, found in _Reader(self.document).elements if name == tag]
 
     def by_id(self, name: str) -> dict[str, str | None]:
-        reader = _Reader()
-        reader.feed(self.document)
-        (found,) = (attributes for _, attributes in reader.elements if attributes.get("id") == name)
+        elements = _Reader(self.document).elements
+        (found,) = (attributes for _, attributes in elements if attributes.get("id") == name)
         return found
 
 
 class _Reader(HTMLParser):
-    def __init__(self) -> None:
+    def __init__(self, document: str) -> None:
         super().__init__()
         self.words: list[str] = []
         self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(document)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
@@ -68,12 +64,6 @@ def visited(url: str, home: Path, *, seconds: int) -> Left:
     """Load `url`, and return the page after `seconds` on the browser's clock. `home`: an empty
     folder for the browser's profile.
     """
-    run = _run(url, home, seconds, "--dump-dom")
-    console = tuple(line for line in run.stderr.splitlines() if "CONSOLE" in line)
-    return Left(document=run.stdout, console=console)
-
-
-def _run(url: str, home: Path, seconds: int, *wanted: str) -> subprocess.CompletedProcess[str]:
     command = [
         str(EXECUTABLE),
         *OPTIONS,
@@ -81,9 +71,11 @@ def _run(url: str, home: Path, seconds: int, *wanted: str) -> subprocess.Complet
         "--log-level=0",
         f"--user-data-dir={home}",
         f"--virtual-time-budget={1000 * seconds}",
-        *wanted,
+        "--dump-dom",
         url,
     ]
-    return subprocess.run(
+    run = subprocess.run(
         command, capture_output=True, text=True, timeout=PATIENCE_S, check=True, encoding="utf-8"
     )
+    console = tuple(line for line in run.stderr.splitlines() if "CONSOLE" in line)
+    return Left(document=run.stdout, console=console)

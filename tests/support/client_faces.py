@@ -139,14 +139,3 @@ class SyncFace(SyncCalls):
     def __init__(self, address: str | Sequence[str], time: FakeTime, **options: Any) -> None:
         given = {"settings": time.settings(), **options}
         self.client = SyncClient(address, sleep=time.sleep, **given)
-
-
-async def until_true(condition: Callable[[], bool]) -> None:
-    """Run the event loop until `condition` holds; for changes that no event reports. Raises
-    AssertionError after a million iterations.
-    """
-    for _ in range(1_000_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    raise AssertionError("it never came true")

@@ -78,9 +78,8 @@ class NullExecutor:
         if batch.num_rows:
             self.batches.append(batch)
         self.released.extend(batch.released)
-        ends = dict(
-            zip(batch.slots.tolist(), (batch.starts + batch.num_tokens).tolist(), strict=True)
-        )
+        positions = (batch.starts + batch.num_tokens).tolist()
+        ends = dict(zip(batch.slots.tolist(), positions, strict=True))
         tokens = [self._token(slot, ends[slot]) for slot in batch.sampled_slots.tolist()]
         self.results.append(
             StepResult(slots=batch.sampled_slots, tokens=np.array(tokens, dtype=np.int32))
@@ -156,17 +155,15 @@ def simulated_device(clock: VirtualClock, cost: CostModel, **limits: Any) -> Sim
     return SimulatedExecutor(config, pacer=clock)
 
 
-def run_until_idle(engine: Engine, max_steps: int = 10_000) -> list[StepEvents]:
-    """Step until no work is left, with an integrity check after every step; return the events.
-    Raises AssertionError after `max_steps` steps.
-    """
+def run_until_idle(engine: Engine) -> list[StepEvents]:
+    """Step until no work is left, with an integrity check after every step; return the events."""
     told: list[StepEvents] = []
-    for _ in range(max_steps):
+    for _ in range(10_000):
         if not engine.has_work:
             return told
         told.append(engine.step())
         engine.check_integrity()
-    raise AssertionError(f"still busy after {max_steps} steps")
+    raise AssertionError("still busy")
 
 
 def outputs(told: Sequence[StepEvents]) -> dict[int, list[int]]:

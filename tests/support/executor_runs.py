@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,32 +51,29 @@ class Witness:
 
     def collect(self) -> StepResult:
         result = self.inner.collect()
-        if self.info.is_self_paced:
-            self._check_news(result)
-            return result
+        assert result.tokens.dtype == np.int32
+        assert ((result.tokens >= 0) & (result.tokens < self.info.vocab_size)).all()
         failed = [failure.slot for failure in result.failures]
+        if self.info.is_self_paced:
+            self._check_news(result, failed)
+            return result
         answered = [slot for slot in self._expected.pop(0).tolist() if slot not in failed]
         assert result.slots.tolist() == answered
         assert result.counts is None
-        assert result.tokens.dtype == np.int32
         assert len(result.tokens) == len(answered)
-        assert ((result.tokens >= 0) & (result.tokens < self.info.vocab_size)).all()
         return result
 
-    def _check_news(self, result: StepResult) -> None:
+    def _check_news(self, result: StepResult, failed: list[int]) -> None:
         """Check the result of a self-paced executor (one that does its own batching): only running
         requests, each once, with its tokens.
         """
         slots = result.slots.tolist()
-        failed = [failure.slot for failure in result.failures]
         assert len({*slots, *failed}) == len(slots) + len(failed)
         if self._expected:
             assert {*slots, *failed} <= set(self._expected[-1].tolist())
         assert result.counts is not None
         assert (result.counts > 0).all()
         assert int(result.counts.sum()) == len(result.tokens)
-        assert result.tokens.dtype == np.int32
-        assert ((result.tokens >= 0) & (result.tokens < self.info.vocab_size)).all()
 
     def close(self) -> None:
         self.inner.close()
@@ -106,37 +104,22 @@ class House:
         return self._config.kv_cache_dtype != "auto"
 
     def executor(self, *, num_blocks: int = 64, max_num_seqs: int = 8) -> Witness:
+        limits: dict[str, Any] = {
+            "num_blocks": num_blocks,
+            "max_num_seqs": max_num_seqs,
+            "block_size": BLOCK_SIZE,
+            "max_seq_len": MAX_SEQ_LEN,
+        }
         if self._config.kind is ExecutorKind.TRTLLM:
-            config = self._config_of_engine(num_blocks, max_num_seqs)
-        else:
-            config = replace(
-                self._config,
-                num_blocks=num_blocks,
-                max_num_seqs=max_num_seqs,
-                block_size=BLOCK_SIZE,
-                max_seq_len=MAX_SEQ_LEN,
+            old = self._config.trtllm
+            pages = replace(
+                old.kv_cache_config, max_tokens=num_blocks * BLOCK_SIZE, tokens_per_block=BLOCK_SIZE
             )
-        witness = Witness(self._create(config))
+            new = replace(old, max_batch_size=max_num_seqs, max_seq_len=MAX_SEQ_LEN)
+            limits = {"trtllm": replace(new, kv_cache_config=pages)}
+        witness = Witness(self._create(replace(self._config, **limits)))
         self._built.append(witness)
         return witness
-
-    def _config_of_engine(self, num_blocks: int, max_num_seqs: int) -> ExecutorConfig:
-        """Return the configuration with these limits as settings of TensorRT-LLM."""
-        trtllm = self._config.trtllm
-        cache = replace(
-            trtllm.kv_cache_config,
-            max_tokens=num_blocks * BLOCK_SIZE,
-            tokens_per_block=BLOCK_SIZE,
-        )
-        return replace(
-            self._config,
-            trtllm=replace(
-                trtllm,
-                max_batch_size=max_num_seqs,
-                max_seq_len=MAX_SEQ_LEN,
-                kv_cache_config=cache,
-            ),
-        )
 
     def run(
         self,

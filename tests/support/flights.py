@@ -14,7 +14,7 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.cost_model import CostModel, StepMeasure, measure_of
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Admitted, Completed, Failed, Preempted, StepEvents
-from penstock.scheduler.listener import EngineListener, StepNote
+from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import NO_TIME, RequestSpec
 from penstock.server.observe.flight.layout import facts_of
 from penstock.server.observe.flight.memory import create_memory
@@ -27,37 +27,27 @@ COST = CostModel(step_s=0.003, prefill_token_s=40e-6, decode_slot_s=100e-6, cont
 BEGIN_S = 1000.0
 
 
-def make_executor(
-    clock: VirtualClock, *, depth: int = 1, num_blocks: int = 60, max_num_seqs: int = 8
-) -> SimulatedExecutor:
+def make_executor(clock: VirtualClock, *, depth: int = 1, **limits: int) -> SimulatedExecutor:
+    """Return a simulated executor, by default with 60 blocks of 16 tokens and 8 slots."""
+    sizes: dict[str, Any] = {"block_size": 16, "num_blocks": 60, "max_num_seqs": 8} | limits
+    simulated = SimulatedConfig(cost=COST)
     return simulated_device(
-        clock,
-        COST,
-        block_size=16,
-        num_blocks=num_blocks,
-        max_num_seqs=max_num_seqs,
-        max_seq_len=2048,
-        pipeline_depth=depth,
-        simulated=SimulatedConfig(cost=COST),
+        clock, COST, max_seq_len=2048, pipeline_depth=depth, simulated=simulated, **sizes
     )
 
 
-class _Overhearing:
-    """Forwards to a listener and keeps step notes and their measures."""
+class _Overhearing(EngineListeners):
+    """Keeps step notes and their measures also in `flown`."""
 
-    def __init__(
-        self, listener: EngineListener, notes: list[StepNote], measures: list[StepMeasure]
-    ) -> None:
-        self._notes, self._measures = notes, measures
-        self._listener = listener
-        self.note_submit = listener.note_submit
-        self.note_launch = listener.note_launch
+    def __init__(self, flown: "Flown") -> None:
+        super().__init__(flown.writer)
+        self._flown = flown
 
     def note_iteration(self, events: StepEvents, note: StepNote | None) -> None:
         if note is not None:
-            self._notes.append(note)
-            self._measures.append(measure_of(note.batch, 0.0))
-        self._listener.note_iteration(events, note)
+            self._flown.notes.append(note)
+            self._flown.measures.append(measure_of(note.batch, 0.0))
+        super().note_iteration(events, note)
 
 
 @dataclass(slots=True, eq=False)
@@ -81,18 +71,13 @@ class Flown:
     writer: FlightWriter = field(init=False)
 
     def __post_init__(self) -> None:
-        executor = make_executor(
-            self.clock,
-            depth=self.depth,
-            num_blocks=self.num_blocks,
-            max_num_seqs=self.max_num_seqs,
-        )
+        limits = {"num_blocks": self.num_blocks, "max_num_seqs": self.max_num_seqs}
+        executor = make_executor(self.clock, depth=self.depth, **limits)
         config = SchedulerConfig()
         if self.fd < 0:
             self.fd = create_memory(self.num_steps, "test")
         self.writer = FlightWriter(self.fd, facts_of("demo", 1, executor.info, config))
-        listener = _Overhearing(EngineListeners(self.writer), self.notes, self.measures)
-        self.engine = Engine(executor, config, self.clock, listener=listener)
+        self.engine = Engine(executor, config, self.clock, listener=_Overhearing(self))
 
     def submit(
         self, key: int, num_prompt: int, max_tokens: int, *, num_outputs: int = 1, **more: Any
@@ -121,8 +106,8 @@ class Flown:
         self.num_output.update(events.keys.tolist())
         return events
 
-    def finish(self, max_steps: int = 20_000) -> None:
-        for _ in range(max_steps):
+    def finish(self) -> None:
+        for _ in range(20_000):
             if not self.engine.has_work:
                 return
             self.step()

@@ -9,14 +9,14 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 import numpy as np
 import pytest
 from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RequestInfo, RetryInfo
-from google.rpc.status_pb2 import Status
+from grpc_status import rpc_status
 
 from penstock.scheduler.batch import TokenLogprobs
 from penstock.scheduler.config import SchedulerConfig
@@ -34,8 +34,6 @@ from penstock.scheduler.request import FailureReason, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.front.config import FrontConfig
 from penstock.server.front.errors import ErrorReason, RequestError
-from penstock.server.front.request_table import RequestTable
-from penstock.server.front.stream import TokenStream
 from penstock.server.link.frames import Attached, KeptRequest
 from penstock.server.link.ports import (
     AttachListener,
@@ -44,11 +42,7 @@ from penstock.server.link.ports import (
     EnginePortListener,
     EngineUnavailable,
 )
-from penstock.server.observe.request_record import RequestRecorder
-from penstock.server.rpc.gateway_service import GatewayServiceMaker
-from penstock.server.rpc.options import KeepaliveConfig, ServerOptions
 from penstock.server.rpc.server import FrontServer
-from penstock.server.security.security import Security
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
@@ -87,8 +81,8 @@ def make_text(folder: Path) -> ModelText:
 class ScriptedPort:
     """An engine port that reports what the test scripts, and records what the front sends."""
 
-    def __init__(self, info: ExecutorInfo = INFO) -> None:
-        self.info = info
+    def __init__(self) -> None:
+        self.info = INFO
         self.listener: EnginePortListener | None = None
         self.is_up = False
         self.cancelled: list[tuple[tuple[int, ...], FinishReason]] = []
@@ -190,8 +184,8 @@ class ScriptedPort:
             )
         )
 
-    def admit(self, key: int, num_cached_tokens: int = 0, num_preemptions: int = 0) -> None:
-        self.say(changes=[admitted(key, num_cached_tokens, num_preemptions)])
+    def admit(self, key: int, **counts: int) -> None:
+        self.say(changes=[admitted(key, **counts)])
 
     def send(self, key: int, ids: Iterable[int]) -> None:
         """Report each id in its own step."""
@@ -203,24 +197,8 @@ class ScriptedPort:
     ) -> None:
         self.say(ends=[finished(key, reason, stop_id)])
 
-    def fail(
-        self,
-        key: int,
-        reason: FailureReason,
-        *,
-        estimate_s: float | None = None,
-        deadline_s: float | None = None,
-        retry_after_s: float | None = None,
-    ) -> None:
-        end = Failed(
-            key=key,
-            at_s=time.monotonic(),
-            reason=reason,
-            estimate_s=estimate_s,
-            deadline_s=deadline_s,
-            retry_after_s=retry_after_s,
-        )
-        self.say(ends=[end])
+    def fail(self, key: int, reason: FailureReason, **fields: Any) -> None:
+        self.say(ends=[Failed(key=key, at_s=time.monotonic(), reason=reason, **fields)])
 
 
 @contextlib.contextmanager
@@ -233,26 +211,17 @@ def rejected(reason: ErrorReason) -> Generator[pytest.ExceptionInfo[RequestError
 
 def queued(
     key: int,
-    num_ahead: int = 0,
-    estimated_queue_s: float | None = None,
+    num_ahead: int,
+    queue_s: float | None = None,
     waits_for: WaitReason | None = None,
 ) -> Queued:
-    return Queued(
-        key=key,
-        at_s=time.monotonic(),
-        num_ahead=num_ahead,
-        estimated_queue_s=estimated_queue_s,
-        waits_for=waits_for,
-    )
+    told: dict[str, Any] = {"estimated_queue_s": queue_s, "waits_for": waits_for}
+    return Queued(key=key, at_s=time.monotonic(), num_ahead=num_ahead, **told)
 
 
-def admitted(key: int, num_cached_tokens: int = 0, num_preemptions: int = 0) -> Admitted:
-    return Admitted(
-        key=key,
-        at_s=time.monotonic(),
-        num_cached_tokens=num_cached_tokens,
-        num_preemptions=num_preemptions,
-    )
+def admitted(key: int, **counts: int) -> Admitted:
+    told: Any = {"num_cached_tokens": 0, "num_preemptions": 0, **counts}
+    return Admitted(key=key, at_s=time.monotonic(), **told)
 
 
 def finished(key: int, reason: FinishReason = FinishReason.LENGTH, stop_id: int = -1) -> Completed:
@@ -267,20 +236,6 @@ def flat_logprobs(num_rows: int) -> TokenLogprobs:
         top_ids=np.tile(np.array([5, 6, 7], dtype=np.int32), (num_rows, 1)),
         top_logprobs=np.tile(np.array([-0.5, -1.0, -2.0], dtype=np.float32), (num_rows, 1)),
     )
-
-
-async def until_empty(table: RequestTable) -> None:
-    """Run the event loop until no request is live."""
-    while len(table):  # noqa: ASYNC110 - it has no event for that
-        await asyncio.sleep(0)
-
-
-async def until_written(stream: TokenStream, max_held_tokens: int) -> None:
-    """Wait until at most `max_held_tokens` tokens are unwritten; the caller limits the wait."""
-    for _ in itertools.count():
-        if stream.num_backlog_tokens <= max_held_tokens:
-            return
-        await asyncio.sleep(0)
 
 
 @dataclass
@@ -320,33 +275,16 @@ async def serving(
     config: FrontConfig | None = None,
     *,
     is_up: bool = True,
-    keepalive: KeepaliveConfig | None = None,
-    extra_options: ServerOptions = (),
-    clock: Callable[[], float] = time.monotonic,
     channel_options: Sequence[tuple[str, int]] = (),
-    recorder: RequestRecorder | None = None,
-    is_tracing: bool = False,
-    security: Security | None = None,
     credentials: grpc.ChannelCredentials | None = None,
-    gateway: GatewayServiceMaker | None = None,
+    **options: Any,
 ) -> AsyncGenerator[ServedFront]:
     """Start a front server on a TCP socket with a scripted engine, and open a channel to it with
-    `credentials` (None: plain text).
+    `credentials` (None: plain text). `options`: other arguments of FrontServer.
     """
     port = ScriptedPort()
-    server = FrontServer(
-        text,
-        config or FrontConfig(acceptance_delay_s=0.0),
-        port=port,
-        keepalive=keepalive,
-        clock=clock,
-        extra_options=extra_options,
-        random=lambda: 0.0,
-        recorder=recorder,
-        is_tracing=is_tracing,
-        security=security,
-        gateway=gateway,
-    )
+    config = config or FrontConfig(acceptance_delay_s=0.0)
+    server = FrontServer(text, config, port=port, random=lambda: 0.0, **options)
     port.listener = server
     if is_up:
         port.come_up()
@@ -393,13 +331,8 @@ def rich_status(status: Any, **more: Any) -> RichError:
 
 
 def rich_error(error: grpc.aio.AioRpcError) -> RichError:
-    trailers = dict(error.trailing_metadata() or ())
-    details = trailers["grpc-status-details-bin"]
-    assert isinstance(details, bytes)
-    pushback_ms = trailers.get("grpc-retry-pushback-ms")
-    rich = rich_status(Status.FromString(details), pushback_ms=pushback_ms)
-    assert (rich.code, rich.message) == (error.code(), error.details())
-    return rich
+    pushback_ms = dict(error.trailing_metadata()).get("grpc-retry-pushback-ms")
+    return rich_status(rpc_status.from_call(cast(grpc.Call, error)), pushback_ms=pushback_ms)
 
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}

@@ -61,9 +61,8 @@ class Premises:
         self.issuer = TokenIssuer(folder)
         self.policy_file = folder / "policy.toml"
         self.policy_file.write_text(POLICY, encoding="utf-8")
-        server = self.authority.issue("server")
         self.cert_file, self.key_file = folder / "tls.pem", folder / "tls.key"
-        self.install(server)
+        self.install(self.authority.issue("server"))
 
     def install(self, issued: Issued) -> None:
         """Replace the files of the server's certificate and key."""
@@ -87,11 +86,9 @@ class Premises:
         self.policy_file.write_text(text, encoding="utf-8")
         return Security(self.config())
 
-    def channel_credentials(
-        self, shown: Issued | None = None, *, ca: bytes | None = None
-    ) -> grpc.ChannelCredentials:
-        key, cert = (None, None) if shown is None else shown.pair
-        return grpc.ssl_channel_credentials(ca or self.authority.ca, key, cert)
+    def channel_credentials(self, shown: Issued | None = None) -> grpc.ChannelCredentials:
+        pair = () if shown is None else (shown.key, shown.cert)
+        return grpc.ssl_channel_credentials(self.authority.ca, *pair)
 
 
 def bearing(token: str) -> tuple[tuple[str, str], ...]:

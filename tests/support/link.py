@@ -22,12 +22,11 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.engine import Engine
 from penstock.scheduler.events import Completed, StepEvents
 from penstock.scheduler.executor import ExecutorInfo
-from penstock.scheduler.live_view import LiveView
 from penstock.scheduler.request import NO_TIME, FinishReason, RequestSpec
 from penstock.scheduler.state import RequestState
 from penstock.server.engine.dispatch import Dispatcher
 from penstock.server.engine.front_connections import FrontConnections
-from penstock.server.engine.kept_streams import KeptLimits, KeptStreams
+from penstock.server.engine.kept_streams import KeptLimits
 from penstock.server.engine.loop import EngineLoop
 from penstock.server.front.config import FrontConfig
 from penstock.server.link.frames import EngineHello
@@ -118,9 +117,6 @@ class FakeEngine(Engine):
     def check_next_piece(self) -> bool:
         return True
 
-    def look(self) -> tuple[LiveView, ...]:
-        return ()
-
 
 class EngineLink:
     """The engine's end of the link, as in an engine process: the listening socket, the connections
@@ -158,14 +154,6 @@ class EngineLink:
         self._stack.callback(self.connections.close)
         self._is_pumped = True
 
-    @property
-    def num_live(self) -> int:
-        return self.dispatcher.num_live
-
-    @property
-    def kept(self) -> KeptStreams:
-        return self.dispatcher.kept
-
     def port(self, front_id: int) -> UnixEnginePort:
         return UnixEnginePort(self._path, front_id)
 
@@ -194,10 +182,6 @@ class EngineLink:
             num_steps += 1
             self.connections.poll(0.0)
         return num_steps
-
-    def sweep(self) -> None:
-        """Run the dispatcher's sweep, which an engine runs about once a second."""
-        self.dispatcher.sweep()
 
     def run(self) -> None:
         """Run on a thread until `close`."""

@@ -18,7 +18,7 @@ from penstock.server.front.config import FrontConfig
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from support.fronts import rich_error
-from support.resumed import num_tokens_of, resumed, until_read
+from support.resumed import num_tokens_of, resumed
 from support.stepped_service import SteppedService, another_front, stepped, stepped_engine
 
 _MAX_ATTEMPTS = 60
@@ -76,8 +76,7 @@ class MortalFronts:
             await self.turns(what.num_turns)
             other = self.fronts[1 - what.front].front.config.front_id
             await self.replace_engine(late=other if what.is_late else None)
-        reading = asyncio.ensure_future(_read(call, got, what.num_messages))
-        reason: str = await until_read(service, reading)
+        reason: str = await service.result_of(_read(call, got, what.num_messages))
         call.cancel()
         await service.until(lambda: not service.server.num_active_calls)
         return reason

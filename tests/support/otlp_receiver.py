@@ -9,7 +9,7 @@ import contextlib
 import enum
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,7 +59,8 @@ class Receiver:
     metadata: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     num_calls: int = 0
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    _stopped: threading.Event = field(default_factory=threading.Event)
+    stopped: threading.Event = field(default_factory=threading.Event)
+    """Lets hanging and delayed calls continue."""
 
     def take(self, payload: bytes, metadata: dict[str, str]) -> Mode:
         """Record a call's request; return how to answer it."""
@@ -72,18 +73,20 @@ class Receiver:
                 self.metadata.append(metadata)
             self._changed.notify_all()
         if mode is Mode.HANGING:
-            self._stopped.wait(PATIENCE_S)
+            self.stopped.wait(PATIENCE_S)
         elif mode is Mode.SLOW:
-            self._stopped.wait(self.delay_s)
+            self.stopped.wait(self.delay_s)
         return mode
-
-    def stop(self) -> None:
-        """Let hanging and delayed calls continue."""
-        self._stopped.set()
 
     def spans(self) -> list[Span]:
         with self._changed:
-            return list(self._spans())
+            return [
+                span
+                for request in self.requests
+                for part in request.resource_spans
+                for scope in part.scope_spans
+                for span in scope.spans
+            ]
 
     def resources(self) -> list[dict[str, object]]:
         with self._changed:
@@ -95,40 +98,27 @@ class Receiver:
 
     def wait_for_spans(self, num: int) -> list[Span]:
         """Wait until there are `num` spans; return all."""
-        with self._changed:
-            assert self._changed.wait_for(
-                lambda: sum(1 for _ in self._spans()) >= num, PATIENCE_S
-            ), f"{sum(1 for _ in self._spans())} of {num} spans came"
-            return list(self._spans())
+        is_there = self.is_settled(lambda: len(self.spans()) >= num)
+        assert is_there, f"{len(self.spans())} of {num} spans came"
+        return self.spans()
 
     def wait_for_names(self, trace_id: str, names: frozenset[str]) -> list[Span]:
         """Wait until a trace has a span of each name; return its spans."""
 
         def of_trace() -> list[Span]:
-            return [span for span in self._spans() if span.trace_id.hex() == trace_id]
+            return [span for span in self.spans() if span.trace_id.hex() == trace_id]
 
-        with self._changed:
-            assert self._changed.wait_for(
-                lambda: names <= {span.name for span in of_trace()}, PATIENCE_S
-            ), f"of {sorted(names)} came {sorted({span.name for span in of_trace()})}"
-            return of_trace()
+        is_there = self.is_settled(lambda: names <= {span.name for span in of_trace()})
+        assert is_there, f"of {sorted(names)} came {sorted({span.name for span in of_trace()})}"
+        return of_trace()
 
-    def is_settled(self, holds: Callable[[], bool], limit_s: float) -> bool:
-        """Return whether `holds` became true within `limit_s`; it is checked after every
-        request.
-        """
+    def is_settled(self, holds: Callable[[], bool], limit_s: float = PATIENCE_S) -> bool:
+        """Return whether `holds` became true in time; it is checked after every request."""
         with self._changed:
             return self._changed.wait_for(holds, limit_s)
 
-    def wait_for_calls(self, num: int) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.num_calls >= num, PATIENCE_S)
-
-    def _spans(self) -> Iterator[Span]:
-        for request in self.requests:
-            for part in request.resource_spans:
-                for scope in part.scope_spans:
-                    yield from scope.spans
+    def wait_for_call(self) -> None:
+        assert self.is_settled(lambda: self.num_calls > 0)
 
 
 @contextmanager
@@ -141,7 +131,7 @@ def grpc_receiver(mode: Mode = Mode.OK) -> Generator[Receiver]:
     try:
         yield receiver
     finally:
-        receiver.stop()
+        receiver.stopped.set()
         server.stop(grace=None).wait()
 
 
@@ -159,7 +149,7 @@ def http_receiver(mode: Mode = Mode.OK) -> Generator[Receiver]:
     try:
         yield receiver
     finally:
-        receiver.stop()
+        receiver.stopped.set()
         server.shutdown()
         thread.join()
         server.server_close()

@@ -1,5 +1,14 @@
-"""The time limit of waits in tests, seconds: only a failing test waits that long."""
+"""The time limit of waits in tests, and a wait for changes that no event reports."""
 
-from __future__ import annotations
+import asyncio
+from collections.abc import Callable
 
 PATIENCE_S = 100.0
+"""Seconds; only a failing test waits that long."""
+
+
+async def until_true(condition: Callable[[], bool]) -> None:
+    """Run the event loop until `condition` holds. Raises TimeoutError after PATIENCE_S."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0)

@@ -57,8 +57,8 @@ def blank(kind: type[T], /, **given: Any) -> T:
     return kind(**{name: _ZEROS.get(hints[name], ()) for name in needed} | given)
 
 
-def engine_hello(epoch: int = 1, num_blocks: int = 40) -> EngineHello:
-    return hello(epoch, replace(INFO, block_size=16, num_blocks=num_blocks, max_num_seqs=8))
+def engine_hello(num_blocks: int = 40) -> EngineHello:
+    return hello(1, replace(INFO, block_size=16, num_blocks=num_blocks, max_num_seqs=8))
 
 
 def outcome(num: int = 1, **settings: Any) -> OutcomeCount:
@@ -86,7 +86,7 @@ def record(*segments: Segment, **settings: Any) -> RequestRecord:
         "num_ahead": -1,
         "estimated_queue_s": math.nan,
     }
-    return blank(RequestRecord, segments=segments, **given | settings)
+    return blank(RequestRecord, **{"segments": segments, **given, **settings})
 
 
 def trace_parent(number: int = 1, **changes: Any) -> TraceParent:
@@ -98,50 +98,38 @@ def trace_parent(number: int = 1, **changes: Any) -> TraceParent:
     return msgspec.structs.replace(parent, **changes)
 
 
-def segments_of(arrival_s: float = 100.0) -> tuple[Segment, ...]:
-    """Return the segments of a request that was queued for half a second and took two seconds, with
-    one prefill and one decode.
+def request_record(number: int = 1, **changes: Any) -> RequestRecord:
+    """Return the record of a successful request that was queued for half a second and took two
+    seconds, with one prefill and one decode, with `changes`.
     """
-    return (
+    arrival_s: float = changes.get("arrival_s", 100.0)
+    given: dict[str, Any] = {
+        "sequence": number,
+        "front_id": 3,
+        "request_id": f"request-{number}",
+        "model": "tiny",
+        "tenant": "acme",
+        "peer": "ipv4:127.0.0.1:50123",
+        "trace": trace_parent(number),
+        "arrival_s": arrival_s,
+        "end_s": arrival_s + 2.0,
+        "options": RequestOptions(max_tokens=64, temperature=0.7, top_p=0.9, top_k=40, seed=7),
+        "num_prompt_tokens": 96,
+        "num_cached_tokens": 32,
+        "num_completion_tokens": 17,
+        "ttft_s": 0.7,
+        "num_ahead": 5,
+        "estimated_queue_s": 0.4,
+        "num_messages": 18,
+    }
+    return record(
         Segment(SegmentKind.PREPARE, arrival_s, arrival_s + 0.01),
         Segment(SegmentKind.QUEUE, arrival_s + 0.01, arrival_s + 0.51, wait=WAIT),
         Segment(SegmentKind.PREFILL, arrival_s + 0.51, arrival_s + 0.7, num_cached_tokens=32),
         Segment(SegmentKind.DECODE, arrival_s + 0.7, arrival_s + 1.95, stay=STAY, num_tokens=17),
         Segment(SegmentKind.DELIVER, arrival_s + 1.95, arrival_s + 2.0),
+        **given | changes,
     )
-
-
-def request_record(number: int = 1, **changes: Any) -> RequestRecord:
-    """Return the record of a successful request, with `changes`."""
-    arrival_s: float = changes.get("arrival_s", 100.0)
-    record = RequestRecord(
-        sequence=number,
-        front_id=3,
-        request_id=f"request-{number}",
-        method=GENERATE,
-        model="tiny",
-        tenant="acme",
-        peer="ipv4:127.0.0.1:50123",
-        trace=trace_parent(number),
-        arrival_s=arrival_s,
-        end_s=arrival_s + 2.0,
-        code=0,
-        reason="",
-        finish_reasons=("STOP",),
-        options=RequestOptions(max_tokens=64, temperature=0.7, top_p=0.9, top_k=40, seed=7),
-        segments=segments_of(arrival_s),
-        num_prompt_tokens=96,
-        num_cached_tokens=32,
-        num_completion_tokens=17,
-        ttft_s=0.7,
-        num_ahead=5,
-        estimated_queue_s=0.4,
-        num_preemptions=0,
-        num_messages=18,
-        stalled_s=0.0,
-        num_stalls=0,
-    )
-    return msgspec.structs.replace(record, **changes)
 
 
 def rejected_record(code: int, reason: str, **changes: Any) -> RequestRecord:

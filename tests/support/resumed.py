@@ -49,12 +49,6 @@ def rest_after(
     )
 
 
-async def until_read(service: SteppedService, reading: asyncio.Future[Any]) -> Any:
-    """Run the engine until `reading` is done; return its result or raise its error."""
-    await service.until(reading.done, steps=True)
-    return reading.result()
-
-
 async def read_some(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
     """Read `num_messages` messages of a call, stepping the engine only while a read waits, because
     tokens that wait for their reader share a message.

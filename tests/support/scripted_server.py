@@ -11,18 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import grpc.aio
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import penstock.v1 as pb
 from google.rpc import error_details_pb2, status_pb2
+from penstock.server.rpc.mapping_out import duration_of
 
-
-def duration(seconds: float) -> Duration:
-    message = Duration()
-    message.FromNanoseconds(round(seconds * 1e9))
-    return message
+Trailers = tuple[tuple[str, str], ...]
 
 
 def error_info(reason: str, **metadata: str) -> error_details_pb2.ErrorInfo:
@@ -30,7 +26,7 @@ def error_info(reason: str, **metadata: str) -> error_details_pb2.ErrorInfo:
 
 
 def retry_info(delay_s: float) -> error_details_pb2.RetryInfo:
-    return error_details_pb2.RetryInfo(retry_delay=duration(delay_s))
+    return error_details_pb2.RetryInfo(retry_delay=duration_of(delay_s))
 
 
 def status_of(code: grpc.StatusCode, message: str, *details: Message) -> status_pb2.Status:
@@ -74,7 +70,7 @@ class ServedCall:
         await self.send(accepted=event)
 
     async def progress(self, state: pb.RequestState.ValueType) -> None:
-        await self.send(progress=pb.RequestProgress(state=state, queue_duration=duration(0.002)))
+        await self.send(progress=pb.RequestProgress(state=state, queue_duration=duration_of(0.002)))
 
     async def tokens(self, text: str, output_index: int = 0, num_tokens: int = 1) -> None:
         event = pb.TokenDelta(output_index=output_index, text=text, num_tokens=num_tokens)
@@ -84,11 +80,7 @@ class ServedCall:
         await self.send(finished=finished_message(*(num_tokens or (2,))))
 
     async def fail(
-        self,
-        code: grpc.StatusCode,
-        message: str,
-        *details: Message,
-        trailers: tuple[tuple[str, str], ...] = (),
+        self, code: grpc.StatusCode, message: str, *details: Message, trailers: Trailers = ()
     ) -> None:
         metadata = (status_trailer(code, message, *details), *trailers)
         await self._context.abort(code, message, metadata)
@@ -124,11 +116,7 @@ class ServedRequest(ServedCall):
         self._credited = asyncio.Condition()
 
     async def fail(
-        self,
-        code: grpc.StatusCode,
-        message: str,
-        *details: Message,
-        trailers: tuple[tuple[str, str], ...] = (),
+        self, code: grpc.StatusCode, message: str, *details: Message, trailers: Trailers = ()
     ) -> None:
         assert not trailers, "an event has none"
         error = status_of(code, message, *details)
@@ -165,11 +153,11 @@ def finished_message(*num_tokens: int) -> pb.RequestFinished:
             num_cached_prompt_tokens=1,
         ),
         timings=pb.RequestTimings(
-            queue_duration=duration(0.002),
-            prefill_duration=duration(0.01),
-            ttft_duration=duration(0.0125),
-            decode_duration=duration(0.5),
-            total_duration=duration(0.6),
+            queue_duration=duration_of(0.002),
+            prefill_duration=duration_of(0.01),
+            ttft_duration=duration_of(0.0125),
+            decode_duration=duration_of(0.5),
+            total_duration=duration_of(0.6),
         ),
     )
 
@@ -196,8 +184,7 @@ async def speak_and_wait(call: ServedCall) -> None:
     await call.finished()
 
 
-async def accept(call: ServedCall) -> None:
-    await call.accepted()
+accept: Script = ServedCall.accepted
 
 
 async def accept_and_speak(call: ServedCall) -> None:
@@ -209,7 +196,7 @@ def failing(
     code: grpc.StatusCode,
     reason: str,
     *details: Any,
-    trailers: tuple[tuple[str, str], ...] = (),
+    trailers: Trailers = (),
     after: Script | None = None,
 ) -> Script:
     """Return a script that fails with `code`, after running the script `after`, if given. `reason`
@@ -356,8 +343,8 @@ def demo_model() -> pb.ModelInfo:
         limits=pb.ModelLimits(
             max_total_tokens=512,
             vocab_size=2048,
-            reader_stall_timeout=duration(30),
-            keepalive=pb.KeepalivePolicy(server_ping_interval=duration(20)),
+            reader_stall_timeout=duration_of(30),
+            keepalive=pb.KeepalivePolicy(server_ping_interval=duration_of(20)),
         ),
         features=pb.ModelFeatures(logprobs=True, images=False),
         executor="simulated",

@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -84,23 +84,21 @@ class Service:
 
     async def until_logged(self, *texts: str) -> str:
         """Wait for the first line of stderr that contains all of `texts`."""
-        async with asyncio.timeout(PATIENCE_S), self._news:
-            while True:
-                for line in self.stderr:
-                    if all(text in line for text in texts):
-                        return line
-                await self._news.wait()
+        return await self._line(self.stderr, lambda line: all(text in line for text in texts))
 
     async def door(self, name: str) -> str:
         """Wait until the service has printed its "operations" or "metrics" address, and return
         it.
         """
         prefix = f"penstock {name} on "
+        line = await self._line(self.stdout, lambda line: line.startswith(prefix))
+        return line.removeprefix(prefix).strip()
+
+    async def _line(self, lines: list[str], is_it: Callable[[str], bool]) -> str:
         async with asyncio.timeout(PATIENCE_S), self._news:
             while True:
-                for line in self.stdout:
-                    if line.startswith(prefix):
-                        return line.removeprefix(prefix).strip()
+                for line in filter(is_it, lines):
+                    return line
                 await self._news.wait()
 
     async def ended(self) -> int:
@@ -176,11 +174,9 @@ async def launched(
 
 
 @contextlib.asynccontextmanager
-async def started(
-    *arguments: str, environment: dict[str, str] | None = None, through: Sequence[str] = ()
-) -> AsyncGenerator[Service]:
+async def started(*arguments: str, **options: Any) -> AsyncGenerator[Service]:
     """Start the service as `launched` does, and wait until it is ready."""
-    async with launched(*arguments, environment=environment, through=through) as service:
+    async with launched(*arguments, **options) as service:
         await service.until_ready()
         yield service
 
@@ -190,13 +186,14 @@ class Stream:
     what was read so far.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, num_tokens: int, prompt: Sequence[int]) -> None:
+    def __init__(self, channel: grpc.aio.Channel, num_tokens: int, first_token: int = 5) -> None:
         stub = pb_grpc.GenerationServiceStub(channel)
         self.num_tokens = 0
         self.text = ""
         self.trace_id = ""
         self.has_finished = False
-        self._call = stub.Generate(greedy(num_tokens, prompt), timeout=PATIENCE_S)
+        request = greedy(num_tokens, [first_token, 6, 7, 8])
+        self._call = stub.Generate(request, timeout=PATIENCE_S)
 
     async def until_accepted(self) -> None:
         assert await self._read(), f"the stream ended early: {await self._call.code()}"
@@ -224,10 +221,6 @@ class Stream:
         self.trace_id = message.accepted.trace_id or self.trace_id
         self.has_finished |= message.HasField("finished")
         return True
-
-
-def stream(channel: grpc.aio.Channel, num_tokens: int, first_token: int = 5) -> Stream:
-    return Stream(channel, num_tokens, [first_token, 6, 7, 8])
 
 
 async def health_of(channel: grpc.aio.Channel) -> int:

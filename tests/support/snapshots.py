@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
 
 from penstock.server.observe.operations.snapshot import (
@@ -121,4 +120,4 @@ def waiting_view(number: int, **changes: Any) -> RequestView:
 
 def numbered(views: int) -> tuple[RequestView, ...]:
     """Return `views` requests in order of arrival, one second apart."""
-    return tuple(request_view(number) for number in itertools.islice(itertools.count(), views))
+    return tuple(map(request_view, range(views)))

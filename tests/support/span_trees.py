@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -31,49 +31,27 @@ class SpanTree:
     children: tuple[SpanTree, ...] = ()
 
 
-class _Written:
-    """A tracer provider that exports to memory, shared by all calls of `tree_of`."""
-
-    def __init__(self) -> None:
-        self.ids = PlannedIds()
-        self.exporter = InMemorySpanExporter()
-        self.provider = TracerProvider(id_generator=self.ids, shutdown_on_exit=False)
-        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-
-
-_WRITTEN = _Written()
+_IDS, _EXPORTER = PlannedIds(), InMemorySpanExporter()
+_PROVIDER = TracerProvider(id_generator=_IDS, shutdown_on_exit=False)
+_PROVIDER.add_span_processor(SimpleSpanProcessor(_EXPORTER))
+"""Exports to memory; shared by all calls of `tree_of`."""
 
 
 def tree_of(record: RequestRecord, *, offset_ns: int = 0, **options: Any) -> SpanTree:
     """Write the spans of a record and return their tree. `offset_ns`: Unix time minus monotonic
     time, nanoseconds. `options`: fields of TracingConfig.
     """
+    told: Any = {"model": "tiny-served", "version": "0"}
     clock = UnixClock(lambda: 0, lambda: offset_ns)
-    writer = SpanWriter(
-        _WRITTEN.provider,
-        _WRITTEN.ids,
-        TracingConfig(**options),
-        model="tiny-served",
-        version="0",
-        clock=clock,
-    )
-    _WRITTEN.exporter.clear()
+    writer = SpanWriter(_PROVIDER, _IDS, TracingConfig(**options), clock=clock, **told)
+    _EXPORTER.clear()
     assert writer.write(record)
-    *children, root = _WRITTEN.exporter.get_finished_spans()
+    *children, root = _EXPORTER.get_finished_spans()
     assert {child.parent and child.parent.span_id for child in children} <= {_id_of(root)}
     tree = _tree(root)
     known = {*start_attributes(record), SAMPLING_REASON}
     end = {name: value for name, value in tree.attributes.items() if name not in known}
-    return SpanTree(
-        name=tree.name,
-        span_id=tree.span_id,
-        start_ns=tree.start_ns,
-        end_ns=tree.end_ns,
-        attributes=end,
-        is_error=tree.is_error,
-        events=tree.events,
-        children=tuple(map(_tree, children)),
-    )
+    return replace(tree, attributes=end, children=tuple(map(_tree, children)))
 
 
 def _tree(span: ReadableSpan) -> SpanTree:

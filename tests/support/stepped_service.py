@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ from penstock.server.rpc.server import FrontServer
 from penstock.server.text.model_text import ModelText
 from penstock.v1 import generation_service_pb2 as pb
 from penstock.v1 import generation_service_pb2_grpc as pb_grpc
+from support.fronts import collect
 from support.generate_requests import greedy
 from support.link import EngineLink, hello
 from support.patience import PATIENCE_S
@@ -141,13 +142,14 @@ class SteppedService:
 
     async def end_of(self, call: Any) -> list[pb.GenerateResponse]:
         """Read a call to its end while the engine runs; raise the error of the call."""
-        reading = asyncio.ensure_future(_read(call))
-        await self.until(reading.done, steps=True)
-        return reading.result()
+        responses: list[pb.GenerateResponse] = await self.result_of(collect(call))
+        return responses
 
-
-async def _read(call: Any) -> list[pb.GenerateResponse]:
-    return [response async for response in call]
+    async def result_of(self, reading: Awaitable[Any]) -> Any:
+        """Run the engine until `reading` is done; return its result or raise its error."""
+        task = asyncio.ensure_future(reading)
+        await self.until(task.done, steps=True)
+        return task.result()
 
 
 def ids_of(responses: Iterable[pb.GenerateResponse]) -> list[int]:
@@ -255,14 +257,12 @@ async def running(
 
 
 @contextlib.asynccontextmanager
-async def another_front(
-    service: SteppedService, front_id: int = 2, **config: Any
-) -> AsyncGenerator[SteppedService]:
-    """Start another front of the same engine. `config`: fields of FrontConfig."""
+async def another_front(service: SteppedService, **config: Any) -> AsyncGenerator[SteppedService]:
+    """Start the second front of the same engine. `config`: fields of FrontConfig."""
     server = FrontServer(
         service.front.text,
-        FrontConfig(front_id=front_id, **config),
-        port=service.link.port(front_id),
+        FrontConfig(front_id=2, **config),
+        port=service.link.port(2),
         clock=service.front.clock,
     )
     async with _served(server, service.engine, service.link) as other:

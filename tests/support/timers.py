@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 
+@dataclass(eq=False)
 class FakeTimer:
     """One scheduled call."""
 
-    def __init__(self, when: float, callback: Callable[[], None]) -> None:
-        self.when = when
-        self.callback = callback
-        self.is_cancelled = False
+    when: float
+    callback: Callable[[], None]
+    is_cancelled: bool = False
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -41,10 +42,7 @@ class FakeTimers:
     def advance(self, duration_s: float) -> None:
         """Advance the time; run each timer that is due at its time, in order."""
         end_s = self.now_s + duration_s
-        while True:
-            due = [t for t in self._timers if t.when <= end_s and not t.is_cancelled]
-            if not due:
-                break
+        while due := [t for t in self._timers if t.when <= end_s and not t.is_cancelled]:
             timer = min(due, key=lambda timer: timer.when)
             self._timers.remove(timer)
             self.now_s = max(self.now_s, timer.when)

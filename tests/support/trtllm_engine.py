@@ -14,12 +14,8 @@ import importlib
 import select
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from penstock.executor.config import ExecutorConfig, ExecutorKind
 from penstock.executor.trtllm.config import (
@@ -42,6 +38,7 @@ from support.patience import PATIENCE_S
 from support.trtllm_folders import hugging_face_folder
 
 if TYPE_CHECKING:
+    from tensorrt_llm.executor.request import GenerationRequest
     from tensorrt_llm.fake_control import EngineControl, View
 
 VOCAB = 4096
@@ -55,49 +52,6 @@ _NUM_TURNS_TO_SETTLE = 12
 def fake_module(name: str) -> Any:
     """Return a module of the stand-in; only while the fixture `fake_trtllm` is in use."""
     return importlib.import_module(f"tensorrt_llm.{name}")
-
-
-def trtllm_config(
-    *,
-    max_batch_size: int = 4,
-    num_blocks: int = 64,
-    policy: CapacityPolicy = CapacityPolicy.GUARANTEED_NO_EVICT,
-    watch: WatchSettings | None = None,
-    **fields: Any,
-) -> TrtllmConfig:
-    """Return the config of a small engine whose loop timeouts a test reaches only by advancing
-    time.
-    """
-    return TrtllmConfig(
-        max_batch_size=max_batch_size,
-        max_num_tokens=fields.pop("max_num_tokens", 256),
-        max_seq_len=MAX_SEQ_LEN,
-        kv_cache_config=KvCacheSettings(
-            max_tokens=num_blocks * BLOCK_SIZE, tokens_per_block=BLOCK_SIZE
-        ),
-        scheduler_config=SchedulerSettings(capacity_scheduler_policy=policy),
-        watch=watch or watch_settings(),
-        **fields,
-    )
-
-
-def watch_settings(**changes: Any) -> WatchSettings:
-    settings = WatchSettings(
-        response_timeout_s=RESPONSE_TIMEOUT_S,
-        abort_grace_s=GRACE_S,
-        limits_timeout_s=PATIENCE_S,
-        shutdown_timeout_s=PATIENCE_S,
-    )
-    return replace(settings, **changes)
-
-
-def build_executor(
-    folder: Path, config: TrtllmConfig, clock: Callable[[], float]
-) -> TrtllmExecutor:
-    """Return an executor over a new engine of the stand-in, with its configured settings."""
-    model = hugging_face_folder(folder, vocab_size=VOCAB, max_position_embeddings=MAX_SEQ_LEN)
-    whole = ExecutorConfig(kind=ExecutorKind.TRTLLM, model_path=model, trtllm=config)
-    return TrtllmExecutor(whole, clock)
 
 
 def _settle(thread: LoopThread) -> None:
@@ -121,10 +75,11 @@ def hold_until_submitted(executor: TrtllmExecutor) -> Callable[[], None]:
 
 
 class TrtllmHouse:
-    """One engine. Its stand-in is paused after the start unless `is_free`.
+    """A small engine whose loop timeouts a test reaches only by advancing time. Its stand-in is
+    paused after the start unless `is_free`.
 
-    `fake`: settings of the stand-in. `scheduler`: fields of SchedulerConfig. `config`: arguments of
-    `trtllm_config`.
+    `fake`: settings of the stand-in. `scheduler`, `watch`: fields of SchedulerConfig and
+    WatchSettings. `config`: other fields of TrtllmConfig.
     """
 
     def __init__(
@@ -133,17 +88,35 @@ class TrtllmHouse:
         *,
         fake: dict[str, Any] | None = None,
         scheduler: dict[str, Any] | None = None,
+        watch: dict[str, Any] | None = None,
+        num_blocks: int = 64,
+        policy: CapacityPolicy = CapacityPolicy.GUARANTEED_NO_EVICT,
         is_free: bool = False,
         **config: Any,
     ) -> None:
         control = fake_module("fake_control")
         control.configure(**(fake or {}))
-        self.config = trtllm_config(**config)
+        limits_s: dict[str, Any] = {
+            "response_timeout_s": RESPONSE_TIMEOUT_S,
+            "abort_grace_s": GRACE_S,
+            "limits_timeout_s": PATIENCE_S,
+            "shutdown_timeout_s": PATIENCE_S,
+            **(watch or {}),
+        }
+        pages = KvCacheSettings(max_tokens=num_blocks * BLOCK_SIZE, tokens_per_block=BLOCK_SIZE)
+        self.config = TrtllmConfig(
+            kv_cache_config=pages,
+            scheduler_config=SchedulerSettings(capacity_scheduler_policy=policy),
+            watch=WatchSettings(**limits_s),
+            max_seq_len=MAX_SEQ_LEN,
+            **{"max_batch_size": 4, "max_num_tokens": 256, **config},
+        )
         self.clock = FakeClock()
-        self.executor = build_executor(folder, self.config, self.clock)
+        model = hugging_face_folder(folder, vocab_size=VOCAB, max_position_embeddings=MAX_SEQ_LEN)
+        whole = ExecutorConfig(kind=ExecutorKind.TRTLLM, model_path=model, trtllm=self.config)
+        self.executor = TrtllmExecutor(whole, self.clock)
         self.control: EngineControl = control.engine()
-        self.num_warm_ups = len(self.control.submitted)
-        policy = self.config.scheduler_config.capacity_scheduler_policy
+        self._num_warm_ups = len(self.control.submitted)
         settings = {
             "max_num_batched_tokens": self.config.max_num_tokens,
             "admission_policy": AdmissionPolicy[policy.name],
@@ -174,16 +147,16 @@ class TrtllmHouse:
         return self.executor._blocks.num_inside
 
     @property
-    def submitted_prompts(self) -> list[list[int]]:
-        """Return the prompts submitted to the engine, in order, without limit probes."""
-        return [item.prompt_token_ids for item in self.control.submitted[self.num_warm_ups :]]
+    def submitted(self) -> Sequence[GenerationRequest]:
+        """The requests submitted to the engine, in order, without limit probes."""
+        return self.control.submitted[self._num_warm_ups :]
 
     @property
     def submitted_keys(self) -> list[int]:
         """Return the keys of submitted `support.core.make_spec` requests, found by their
         prompts.
         """
-        return [prompt[0] // 100 for prompt in self.submitted_prompts]
+        return [item.prompt_token_ids[0] // 100 for item in self.submitted]
 
     def view(self) -> View:
         return self.control.view()
@@ -265,15 +238,15 @@ class TrtllmHouse:
             self.round()
         raise AssertionError(f"still busy after {max_rounds} rounds")
 
-    def run_free(self, max_steps: int = 20_000) -> None:
+    def run_free(self) -> None:
         """Let the stand-in run until neither the scheduler nor it has a request."""
         self.control.resume()
-        for _ in range(max_steps):
+        for _ in range(20_000):
             collect_events(self.engine, self.outcomes)
             if not (self.engine.has_work or self.num_inside):
                 return
             assert self.is_ready(PATIENCE_S) or not self.num_inside, "no news"
-        raise AssertionError(f"still busy after {max_steps} steps")
+        raise AssertionError("still busy")
 
     def join_engine_loop(self) -> None:
         """Wait for the end of the stand-in's loop."""
@@ -334,12 +307,6 @@ def reference(house: TrtllmHouse, prompt: Sequence[int], count: int) -> list[int
 def greedy_spec(key: int, prompt: int | Sequence[int] = 5, **fields: Any) -> RequestSpec:
     """Return a spec of `make_spec` with greedy sampling, so that its output is always the same."""
     return make_spec(key, prompt, sampling=SamplingParams(temperature=0.0), **fields)
-
-
-def prompt_of(spec: RequestSpec) -> list[int]:
-    ids: NDArray[np.int32] = spec.prompt_ids
-    tokens: list[int] = ids.tolist()
-    return tokens
 
 
 def wrapped(monkeypatch: Any, owner: Any, name: str, around: Callable[..., Any]) -> None:

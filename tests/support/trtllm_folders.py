@@ -38,13 +38,13 @@ def modelopt_folder(path: Path, algorithm: str | None, kv_cache: str | None = No
     return path
 
 
-def checkpoint_config(*, tp_size: int = 1, pp_size: int = 1) -> dict[str, Any]:
+def checkpoint_config(*, tp_size: int = 1) -> dict[str, Any]:
     return {
         "architecture": "LlamaForCausalLM",
         "dtype": "bfloat16",
         "vocab_size": 32000,
         "max_position_embeddings": 4096,
-        "mapping": {"world_size": tp_size * pp_size, "tp_size": tp_size, "pp_size": pp_size},
+        "mapping": {"world_size": tp_size, "tp_size": tp_size, "pp_size": 1},
         "quantization": {"quant_algo": "W8A8_SQ_PER_CHANNEL", "kv_cache_quant_algo": "INT8"},
     }
 

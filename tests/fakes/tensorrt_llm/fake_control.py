@@ -76,16 +76,16 @@ class View:
 
 
 class EngineControl:
-    """Controls one engine. Its methods may be called from any thread."""
+    """Controls one engine. Its methods may be called from any thread. `settings`: the engine's own,
+    which tests may change as `Settings` states. `release` ends a hang, and lets a blocked shutdown
+    return.
+    """
 
     def __init__(self, engine: PyExecutor, proxy: GenerationExecutorProxy) -> None:
-        self._engine = engine
-        self._proxy = proxy
-
-    @property
-    def settings(self) -> Settings:
-        """The engine's own settings, which tests may change as `Settings` states."""
-        return self._engine.settings
+        self._engine, self._proxy, self.settings = engine, proxy, engine.settings
+        self.pause, self.step, self.inject = engine.pause, engine.step, engine.inject
+        self.wait_for_iteration = engine.wait_for_iteration
+        self.release = engine.released.set
 
     @property
     def submitted(self) -> Sequence[GenerationRequest]:
@@ -117,39 +117,9 @@ class EngineControl:
             is_alive=engine.is_alive,
         )
 
-    def pause(self) -> None:
-        """Pause the engine: only `step` runs iterations."""
-        self._engine.set_paused(True)
-
     def resume(self) -> None:
         """End the pause."""
-        self._engine.set_paused(False)
-
-    def step(self, count: int = 1, timeout_s: float = 30.0) -> None:
-        """Run `count` iterations of a paused engine, also if there is no work, and return when they
-        are done.
-
-        By then their responses are in the results' queues. Raises TimeoutError if the engine is
-        dead or hangs.
-        """
-        self._engine.run_iterations(count, timeout_s)
-
-    def wait_for_iteration(self, iteration: int, timeout_s: float = 30.0) -> None:
-        """Wait until this iteration has ended. Raises TimeoutError after `timeout_s`."""
-        self._engine.wait_for_iteration(iteration, timeout_s)
-
-    def inject(self, fault: str) -> None:
-        """Inject a fault into the next iteration; the iteration runs even if there is no work.
-
-        "kill" ends the loop silently, and no request gets a response; "fatal" ends the engine with
-        an error that consumers receive; "hang" blocks until `release`; "fail_all" fails every
-        active request.
-        """
-        self._engine.inject(fault)
-
-    def release(self) -> None:
-        """End a hang, and let a blocked shutdown return."""
-        self._engine.released.set()
+        self._engine.pause(False)
 
 
 _settings = Settings()

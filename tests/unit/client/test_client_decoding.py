@@ -25,7 +25,8 @@ from penstock.client import (
     WaitReason,
 )
 from penstock.client.decoding import decode_event, decode_generation, decode_model
-from support.scripted_server import demo_model, duration, finished_message
+from penstock.server.rpc.mapping_out import duration_of
+from support.scripted_server import demo_model, finished_message
 
 
 def test_accepted() -> None:
@@ -48,8 +49,8 @@ def test_progress_distinguishes_next_in_queue_from_not_known() -> None:
         state=pb.RequestState.REQUEST_STATE_PENDING,
         queue_position=0,
         wait_reason=pb.WaitReason.WAIT_REASON_BLOCKS,
-        queue_duration=duration(0.25),
-        estimated_queue_duration=duration(1.5),
+        queue_duration=duration_of(0.25),
+        estimated_queue_duration=duration_of(1.5),
         num_preemptions=1,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from tensorrt_llm._torch.pyexecutor.llm_request import Response
@@ -19,35 +20,6 @@ if TYPE_CHECKING:
     from tensorrt_llm.llmapi.llm import EngineLimits
 
 MAX_REMEMBERED = 20_000
-MAX_STATS = 1000
-
-
-class FetchedStats:
-    """Statistics that are kept until the next fetch; of more than MAX_STATS the oldest
-    are dropped.
-    """
-
-    def __init__(self) -> None:
-        self._kept: deque[dict[str, Any]] = deque(maxlen=MAX_STATS)
-        self._changed = threading.Condition()
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def put(self, stats: dict[str, Any]) -> None:
-        with self._changed:
-            self._kept.append(stats)
-            self._changed.notify_all()
-
-    def fetch(self, timeout_s: float | None) -> list[dict[str, Any]]:
-        """Return and remove all statistics, waiting at most `timeout_s` for the first. Blocks the
-        caller's thread.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._kept), timeout_s)
-            found = list(self._kept)
-            self._kept.clear()
-        return found
 
 
 class GenerationExecutorProxy:
@@ -67,7 +39,9 @@ class GenerationExecutorProxy:
         self.stats: IterationResult | None = None
         """One object for all readers; None before the first submission."""
         # Exists only where statistics are fetched.
-        self.rpc_client = None if settings.stats == "push" else FetchedStats()
+        self.rpc_client: SimpleQueue[dict[str, Any]] | None = (
+            None if settings.stats == "push" else SimpleQueue()
+        )
         self.engine = PyExecutor(limits, settings, self._dispatch, self._report)
         self._worker = (
             WorkerProcess(settings.worker_lifetime_s, self._lose_worker)
@@ -84,7 +58,7 @@ class GenerationExecutorProxy:
     def num_unread_stats(self) -> int:
         """Number of statistics that were not read yet."""
         if self.rpc_client is not None:
-            return len(self.rpc_client)
+            return self.rpc_client.qsize()
         return 0 if self.stats is None else len(self.stats.queue)
 
     def submit(self, request: GenerationRequest) -> RequestOutput:

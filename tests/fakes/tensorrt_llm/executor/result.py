@@ -34,30 +34,24 @@ class RequestOutput:
 
     def __init__(self, request: GenerationRequest, executor: GenerationExecutorProxy) -> None:
         self.request_id = request.id
-        self.prompt: str | None = None
         self.prompt_token_ids = request.prompt_token_ids
         self.outputs = [CompletionOutput(index=0)]
         self.finished = False
-        self.context_logits = None
         self.cached_tokens = 0
-        self.decoding_iter = 0
-        self.avg_decoded_tokens_per_iter: float | None = None
-        self.metrics_dict: dict[Any, float] = {}
-        self.trace_headers = None
-        self.disaggregated_params = None
+        # Recorded, but read by no caller.
+        self.prompt = self.context_logits = self.trace_headers = self.disaggregated_params = None
+        self.metrics_dict = self.decoding_iter = self.avg_decoded_tokens_per_iter = None
         self.queue: AsyncQueue[Response] = AsyncQueue()
         self._params = request.sampling_params
         self._executor = weakref.proxy(executor)
-        self._is_aborted = False
 
     def abort(self) -> None:
         """Ask the engine to end the request, and return at once. A waiting reader is not woken."""
         self._executor.abort_request(self.request_id)
-        self._is_aborted = True
 
     def aborted(self) -> bool:
         """Return whether `abort` was called, even if it had no effect."""
-        return self._is_aborted
+        return self.request_id in self._executor.aborted
 
     def result(self, timeout: float | None = None) -> RequestOutput:
         raise NotImplementedError("the stand-in is read on a loop")
@@ -112,11 +106,8 @@ class IterationResult:
 
     def __init__(self) -> None:
         self.queue: AsyncQueue[dict[str, Any]] = AsyncQueue()
-        self._timeout_s: float | None = None
+        self.timeout_s: float | None = None
         self._is_done = False
-
-    def set_timeout(self, timeout: float | None) -> None:
-        self._timeout_s = timeout
 
     def mark_undone(self) -> None:
         """Allow iteration again after its end."""
@@ -129,7 +120,7 @@ class IterationResult:
         if self._is_done:
             raise StopAsyncIteration
         try:
-            return await self.queue.get(self._timeout_s)
+            return await self.queue.get(self.timeout_s)
         except TimeoutError as error:
             self._is_done = True
             raise StopAsyncIteration from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -119,9 +121,10 @@ class LLM:
         )
         settings = fake_control.settings_of_new_engine()
         loaded = HashedModel(Path(model))
-        self.tokenizer = self._load_tokenizer()
-        if settings.load_s > 0.0:
-            time.sleep(settings.load_s)
+        self.tokenizer = (
+            None if self.args.skip_tokenizer_init else TokenizerBase(Path(tokenizer or model))
+        )
+        time.sleep(settings.load_s)
         if settings.build_error:
             raise RuntimeError(settings.build_error)
         limits = limits_of(self.args, loaded, self.tokenizer, settings)
@@ -171,7 +174,12 @@ class LLM:
         """
         assert self._executor is not None
         assert self._executor.rpc_client is not None, "pushed statistics are read on the loop"
-        return self._executor.rpc_client.fetch(timeout)
+        found: list[dict[str, Any]] = []
+        with contextlib.suppress(queue.Empty):
+            found.append(self._executor.rpc_client.get(timeout=timeout))
+            while True:
+                found.append(self._executor.rpc_client.get_nowait())
+        return found
 
     def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[dict[str, Any]]:
         """Return an iterator over pushed statistics, the same object every time. Not a
@@ -179,7 +187,7 @@ class LLM:
         """
         assert self._executor is not None
         assert self._executor.stats is not None, "statistics exist after the first submission"
-        self._executor.stats.set_timeout(timeout)
+        self._executor.stats.timeout_s = timeout
         return self._executor.stats
 
     def shutdown(self) -> None:
@@ -193,8 +201,3 @@ class LLM:
 
     def _check_health(self) -> bool:
         return self._executor is not None and not self._executor.is_shutdown()
-
-    def _load_tokenizer(self) -> TokenizerBase | None:
-        if self.args.skip_tokenizer_init:
-            return None
-        return TokenizerBase(Path(self.args.tokenizer or self.args.model))

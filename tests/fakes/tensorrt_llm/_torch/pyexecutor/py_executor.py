@@ -75,17 +75,28 @@ class PyExecutor:
             self._changed.notify_all()
 
     def inject(self, fault: str) -> None:
+        """Inject a fault into the next iteration; the iteration runs even if there is no work.
+
+        "kill" ends the loop silently, and no request gets a response; "fatal" ends the engine with
+        an error that consumers receive; "hang" blocks until `release`; "fail_all" fails every
+        active request.
+        """
         with self._changed:
             self._faults.add(fault)
             self._changed.notify_all()
 
-    def set_paused(self, is_paused: bool) -> None:
+    def pause(self, is_paused: bool = True) -> None:
+        """Pause the loop: only `step` runs iterations. `is_paused` False: end the pause."""
         with self._changed:
             self.settings.is_paused = is_paused
             self._changed.notify_all()
 
-    def run_iterations(self, count: int, timeout_s: float) -> None:
-        """Allow `count` iterations and wait until they have ended."""
+    def step(self, count: int = 1, timeout_s: float = 30.0) -> None:
+        """Run `count` iterations of the paused loop, also if there is no work, and return when they
+        are done. By then their responses are in the results' queues.
+
+        Raises TimeoutError if the engine is dead or hangs.
+        """
         with self._changed:
             self._num_allowed += count
             # One that began before the pause may still run; it is none of the allowed.
@@ -93,7 +104,8 @@ class PyExecutor:
             self._changed.notify_all()
         self.wait_for_iteration(last, timeout_s)
 
-    def wait_for_iteration(self, iteration: int, timeout_s: float) -> None:
+    def wait_for_iteration(self, iteration: int, timeout_s: float = 30.0) -> None:
+        """Wait until this iteration has ended. Raises TimeoutError after `timeout_s`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.iteration >= iteration, timeout_s):
                 raise TimeoutError(f"iteration {iteration} did not end within {timeout_s} s")
@@ -182,10 +194,8 @@ class PyExecutor:
         step_s = self.settings.step_s
         if step_s <= 0.0:
             return
-        now_s = time.perf_counter()
-        self._next_at_s = max(now_s, self._next_at_s + step_s)
-        if self._next_at_s <= now_s or self._next_at_s > now_s + step_s:
-            self._next_at_s = now_s + step_s
+        now_s, due_s = time.perf_counter(), self._next_at_s + step_s
+        self._next_at_s = due_s if now_s < due_s <= now_s + step_s else now_s + step_s
         self._stopped.wait(self._next_at_s - time.perf_counter())
 
     def _stats(self) -> dict[str, Any]:

@@ -55,7 +55,16 @@ class TorchSampler:
         return token, self._logprobs(logits, token, params.logprobs)
 
     def _logprobs(self, logits: NDArray[np.float64], token: int, count: int) -> Logprobs:
-        return _logprobs(logits, token, count)
+        """Return logprobs and ranks of the `count` likeliest tokens and of the chosen one."""
+        top = logits.max()
+        normaliser = top + float(np.log(np.exp(logits - top).sum()))
+        order = np.argsort(-logits, kind="stable").tolist()
+        ranked = {*order[:count], token}
+        return {
+            each: (float(logits[each] - normaliser), rank)
+            for rank, each in enumerate(order, start=1)
+            if each in ranked
+        }
 
     def _edit(self, request: LlmRequest, logits: NDArray[np.float64]) -> None:
         params = request.params
@@ -110,7 +119,7 @@ class TRTLLMSampler(TorchSampler):
 
     def _logprobs(self, logits: NDArray[np.float64], token: int, count: int) -> Logprobs:
         """Return the logprob of the chosen token alone, with rank 1 whatever its true rank."""
-        return {token: (_logprobs(logits, token, count)[token][0], 1)}
+        return {token: (super()._logprobs(logits, token, count)[token][0], 1)}
 
     def _counted_length(self, request: LlmRequest) -> int:
         return len(request.generated)
@@ -124,16 +133,3 @@ class TRTLLMSampler(TorchSampler):
         weights = super()._narrowed(params, logits)
         weights[weights < (params.min_p or 0.0) * weights.max()] = 0.0
         return weights
-
-
-def _logprobs(logits: NDArray[np.float64], token: int, count: int) -> Logprobs:
-    """Return logprobs and ranks of the `count` likeliest tokens and of the chosen one."""
-    top = logits.max()
-    normaliser = top + float(np.log(np.exp(logits - top).sum()))
-    order = np.argsort(-logits, kind="stable").tolist()
-    ranked = {*order[:count], token}
-    return {
-        each: (float(logits[each] - normaliser), rank)
-        for rank, each in enumerate(order, start=1)
-        if each in ranked
-    }
