@@ -27,10 +27,10 @@ async def last_words(service: Service) -> str:
 
 async def test_without_the_package_the_service_states_what_to_install() -> None:
     async with launched("--executor", "trtllm") as service:
-        said = await last_words(service)
+        message = await last_words(service)
 
-    assert "pip install 'penstock[trtllm]'" in said
-    assert "nvidia/tensorrt-llm/release" in said
+    assert "pip install 'penstock[trtllm]'" in message
+    assert "nvidia/tensorrt-llm/release" in message
 
 
 async def test_what_can_be_found_before_the_load_ends_it_before_anything_starts(
@@ -39,9 +39,9 @@ async def test_what_can_be_found_before_the_load_ends_it_before_anything_starts(
     engine = str(engine_folder(tmp_path / "engine"))
     arguments = ("--executor", "trtllm", "--model", engine)
     async with launched(*arguments, environment=child_environment()) as service:
-        said = await last_words(service)
+        message = await last_words(service)
 
-    assert "max_batch_size must be at most 64, the engine's, not 256" in said
+    assert "max_batch_size must be at most 64, the engine's, not 256" in message
     assert not any("starting: " in line for line in service.stderr)
 
 

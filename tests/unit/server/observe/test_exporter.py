@@ -269,11 +269,11 @@ async def test_thousands_of_live_requests_leave_room_for_others(
     peer = await observer.greeted()
     tick(0)
     peer.send(LiveQuery(ticket=1))
-    num_told = 0
-    while num_told < 3000:
+    num_reported = 0
+    while num_reported < 3000:
         part = await peer.next()
         assert isinstance(part, LiveAnswer)
-        num_told += len(part.views)
+        num_reported += len(part.views)
     await box.close(0.0)
     assert sum(grown) == 3000
     assert max(grown) <= 128
