@@ -83,14 +83,14 @@ class Program:
         if not raw:
             code = await self._process.wait()
             await self._listener
-            raise EOFError(f"the program ended with code {code}{self.last_words}")
+            raise EOFError(f"the program ended with code {code}{self.stderr_suffix}")
         line: object = json.loads(raw)
         if not isinstance(line, dict):
             raise ValueError(f"no JSON object: {raw[:100]!r}")
         return cast("dict[str, Any]", line)
 
     @property
-    def last_words(self) -> str:
+    def stderr_suffix(self) -> str:
         """Return the end of the program's stderr, as a suffix for a message."""
         return "; stderr: " + " | ".join(self._stderr_lines) if self._stderr_lines else ""
 
@@ -153,7 +153,7 @@ class Run:
             async with asyncio.timeout(self._answer_s):
                 result = await self._converse(program, scenario)
         except TimeoutError:
-            why = f"no answer within {self._answer_s:g} s{program.last_words}"
+            why = f"no answer within {self._answer_s:g} s{program.stderr_suffix}"
             result = Result(scenario=name, outcome="failed", why=why)
             await self._end_program()
         except (EOFError, ValueError) as error:
@@ -171,7 +171,7 @@ class Run:
         if code == 0:
             return ""
         how = f"exited with {code}" if code is not None else f"did not exit within {_EXIT_S:.0f} s"
-        return f"at the end of its stdin the program {how}{self._program.last_words}"
+        return f"at the end of its stdin the program {how}{self._program.stderr_suffix}"
 
     async def _ready_program(self) -> Program:
         address = await self._harness.address()

@@ -96,7 +96,7 @@ def work_off(engine: AuditedEngine, connections: FrontConnections, num_steps: in
     connections.wake()
 
 
-def test_the_books_are_looked_over_whenever_the_work_is_done(path: Path) -> None:
+def test_integrity_is_checked_whenever_the_work_is_done(path: Path) -> None:
     engine = AuditedEngine()
 
     def test(connections: FrontConnections) -> None:
@@ -109,7 +109,7 @@ def test_the_books_are_looked_over_whenever_the_work_is_done(path: Path) -> None
     assert with_loop(path, engine, test) == []
 
 
-def test_wrong_books_end_the_loop(path: Path) -> None:
+def test_a_failed_integrity_check_ends_the_loop(path: Path) -> None:
     engine = AuditedEngine()
     engine.is_wrong = True
 

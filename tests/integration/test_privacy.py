@@ -271,5 +271,7 @@ async def test_content_that_is_asked_for_is_in_spans_and_nowhere_else(tmp_path: 
         in_spans = {leak.place for leak in canaries.find({"spans": spans}, words)}
         assert {"text", "chat", "role"} < in_spans
         assert any(place.startswith("output") for place in in_spans)
-        beside = {place for place in in_spans if not place.startswith("output")}
-        assert beside == {"text", "chat", "role"}, "content is prompt and output, and nothing else"
+        prompt_places = {place for place in in_spans if not place.startswith("output")}
+        assert prompt_places == {"text", "chat", "role"}, (
+            "content is prompt and output, and nothing else"
+        )

@@ -95,7 +95,7 @@ def test_a_loop_that_dies_in_silence_is_found_after_the_time_out_and_not_before(
         harness.turn()
 
 
-def test_silence_counts_from_the_last_word_about_anyone(build: BuildHarness) -> None:
+def test_silence_counts_from_the_last_response_of_any_request(build: BuildHarness) -> None:
     harness = build()
     harness.submit(greedy_spec(1, max_tokens=40), greedy_spec(2, max_tokens=40))
     for _ in range(5):

@@ -105,10 +105,10 @@ def test_a_preempted_request_goes_before_every_fresh_one_of_its_tenant() -> None
     reported = [engine.step()]
     submit_all(engine, "a", [3], prompt=3, max_tokens=2, deadline_s=1.0)
     reported += run_until_idle(engine)
-    thrown_out = changed(reported, Preempted)
+    preempted = changed(reported, Preempted)
     order = changed(reported, Admitted)
-    assert thrown_out
-    back = [index for index, key in enumerate(order) if key == thrown_out[0]][1]
+    assert preempted
+    back = [index for index, key in enumerate(order) if key == preempted[0]][1]
     assert order.index(3) > back
 
 

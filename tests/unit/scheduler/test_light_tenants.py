@@ -125,8 +125,8 @@ def test_a_request_gives_way_so_often_and_then_stays() -> None:
         if not engine.tenants.num_waiting_of("quiet"):
             key += 1
             submit(engine, "quiet", [key], prompt=3, max_tokens=1)
-        for thrown_out in changed([engine.step()], Preempted):
-            counts[thrown_out] += 1
+        for preempted in changed([engine.step()], Preempted):
+            counts[preempted] += 1
     assert max(counts.values()) == MAX_TENANT_PREEMPTIONS
     run_until_idle(engine)
 

@@ -90,7 +90,7 @@ def test_what_a_request_finds_again_after_a_preemption_is_not_a_hit() -> None:
     assert [one.chunk.cached_tokens for one in reported] == [16]
 
 
-def test_outputs_keep_apart_and_each_has_a_last_word() -> None:
+def test_outputs_are_separate_and_each_has_a_final_message() -> None:
     reported = messages(
         ChunkEncoder(),
         [ACCEPTED, piece(5, index=1), piece(6), piece(7, index=1), finished(end(1), end(2, 1))],

@@ -61,7 +61,7 @@ def ended(key: int) -> Completed:
     return Completed(key=key, at_s=5.0, reason=FinishReason.CANCELLED, wait=WAIT)
 
 
-async def test_a_record_waits_for_the_last_word() -> None:
+async def test_a_record_waits_for_the_final_event() -> None:
     site = Site()
     site.close(site.live(7))
     assert site.log.records == []

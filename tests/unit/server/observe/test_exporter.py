@@ -214,7 +214,7 @@ async def test_an_observer_that_breaks_the_protocol_is_hung_up_on(
         await observer.greeted()
 
 
-async def test_the_last_words_are_sent_before_it_hangs_up(
+async def test_the_final_messages_are_sent_before_it_disconnects(
     path: Path, observer: FakeObserver
 ) -> None:
     async with exporter(path) as box:
