@@ -141,6 +141,10 @@ class ScriptedPort:
     async def next_submission(self) -> tuple[RequestSpec, ...]:
         return await asyncio.wait_for(self._submitted.get(), PATIENCE_S)
 
+    async def next_key(self) -> int:
+        """Return the engine's key of the next request, of its first output."""
+        return (await self.next_submission())[0].key
+
     async def next_cancel(self) -> tuple[tuple[int, ...], FinishReason]:
         return await asyncio.wait_for(self._cancels.get(), PATIENCE_S)
 

@@ -1,11 +1,10 @@
 """Builders of resumable requests, and readers of their streams while a stepped engine runs."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from penstock.server.rpc.mapping_out import duration_of
 from penstock.v1 import generation_service_pb2 as pb
 from support.patience import PATIENCE_S
 from support.stepped_service import SteppedService, request
@@ -21,9 +20,8 @@ def resumable(
     """Return a greedy request of exactly `num_tokens` output tokens, with their ids, that can be
     resumed for `grace_s` seconds.
     """
-    message = request(num_tokens, prompt, request_id=request_id)
-    message.resume_timeout.FromMicroseconds(round(grace_s * 1e6))
-    return message
+    grace = duration_of(grace_s)
+    return request(num_tokens, prompt, request_id=request_id, resume_timeout=grace)
 
 
 def resumed(

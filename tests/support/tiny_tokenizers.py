@@ -1,7 +1,5 @@
 """Tiny tokenizers of every family that the text layer supports, trained on a few lines."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence
