@@ -74,8 +74,7 @@ def make_text(folder: Path) -> ModelText:
     """Return the text layer of a model "tiny", whose files are written below `folder`: a byte-level
     tokenizer and a chat template.
     """
-    path = tiny_tokenizers.write_model_folder(folder / "tiny")
-    return ModelText.load(path, name="tiny")
+    return ModelText.load(tiny_tokenizers.write_model_folder(folder / "tiny"), name="tiny")
 
 
 class ScriptedPort:
@@ -351,8 +350,5 @@ async def collect(
 
 
 def text_of(responses: Iterable[pb.GenerateResponse], output_index: int = 0) -> str:
-    return "".join(
-        response.tokens.text
-        for response in responses
-        if response.WhichOneof("event") == "tokens" and response.tokens.output_index == output_index
-    )
+    pieces = (response.tokens for response in responses)
+    return "".join(piece.text for piece in pieces if piece.output_index == output_index)
