@@ -60,7 +60,7 @@ from report import (
 NUM_ATTEMPTS = 3
 MAX_FOREIGN_CORES = 0.3
 MIN_RUNS = 3
-"""Minimum number of runs of a server, or of common rounds of a ratio, for a verdict."""
+"""Minimum number of runs of a server, or of common rounds of a ratio, for a result."""
 BASE: Load = (256, 20.0)
 BUSY: Load = (256, 5.0)
 OVERLOAD: Load = (256, 2.5)

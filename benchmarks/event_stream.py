@@ -87,9 +87,9 @@ class Caller:
                     raise StreamFailed(event[:300])
                 if not ttft_s and '"content":' in event and _EMPTY not in event:
                     ttft_s = time.perf_counter() - began_s
-                told = json.loads(event)
-                usage = told.get("usage") or usage
-                texts += [one["delta"].get("content") or "" for one in told["choices"]]
+                document = json.loads(event)
+                usage = document.get("usage") or usage
+                texts += [one["delta"].get("content") or "" for one in document["choices"]]
         details = usage.get("prompt_tokens_details") or {}
         return Answered(
             ttft_s=ttft_s,

@@ -75,7 +75,7 @@ class _Traffic:
         self._next_key = 1
         self._decoding: list[int] = []
         self._prompts: set[int] = set()
-        self._told_s: dict[int, float] = {}
+        self._last_s: dict[int, float] = {}
 
     def follow(self, share: float) -> None:
         """Submit and cancel requests to match the load after this share of the run."""
@@ -117,10 +117,10 @@ class _Traffic:
         """Record a step; return the inter-token times of this step, seconds."""
         keys = [key for key in events.keys.tolist() if key not in self._prompts]
         now = events.at_s
-        itl_s = [now - self._told_s[key] for key in keys if key in self._told_s]
-        self._told_s.update(dict.fromkeys(keys, now))
+        itl_s = [now - self._last_s[key] for key in keys if key in self._last_s]
+        self._last_s.update(dict.fromkeys(keys, now))
         for end in events.ends:
-            self._told_s.pop(end.key, None)
+            self._last_s.pop(end.key, None)
             self._prompts.discard(end.key)
             if end.key in self._decoding:
                 self._decoding.remove(end.key)
@@ -220,9 +220,9 @@ def drive(plant: Plant, config: SchedulerConfig, duration_s: float) -> Run:
     while clock() < duration_s:
         traffic.follow(clock() / duration_s)
         events = engine.step()
-        told_s = traffic.note(events)
-        itl_s += told_s
-        itl_at_s += [events.at_s] * len(told_s)
+        latencies_s = traffic.note(events)
+        itl_s += latencies_s
+        itl_at_s += [events.at_s] * len(latencies_s)
         if len(measures) > len(at_s):
             at_s.append(clock())
             limits.append(

@@ -271,8 +271,8 @@ def neighbour(bench: Bench) -> Section:
     def raw(labels: Sequence[Raw], results: Sequence[TrialResult]) -> list[Raw]:
         quiet = [_of_tenant(result.summary, _QUIET) for result in results]
         return [
-            {**label, "beside": beside, "alone": alone}
-            for label, beside, alone in zip(labels[::2], quiet[::2], quiet[1::2], strict=True)
+            {**label, "flooded": flooded, "alone": alone}
+            for label, flooded, alone in zip(labels[::2], quiet[::2], quiet[1::2], strict=True)
         ]
 
     return Section(
@@ -287,13 +287,13 @@ def neighbour(bench: Bench) -> Section:
         columns={
             "policy": lambda row: row["policy"],
             "p50 alone s": lambda row: row["alone"]["ttft"]["p50_s"],
-            "p50 beside s": lambda row: row["beside"]["ttft"]["p50_s"],
+            "p50 beside s": lambda row: row["flooded"]["ttft"]["p50_s"],
             "p99 alone s": lambda row: row["alone"]["ttft_p99_of_all_s"],
-            "p99 beside s": lambda row: row["beside"]["ttft_p99_of_all_s"],
+            "p99 beside s": lambda row: row["flooded"]["ttft_p99_of_all_s"],
             "times": lambda row: slowdown(row),
             "good alone %": lambda row: 100 * row["alone"]["good_share"],
-            "beside %": lambda row: 100 * row["beside"]["good_share"],
-            "late": lambda row: row["beside"]["num_late"],
+            "beside %": lambda row: 100 * row["flooded"]["good_share"],
+            "late": lambda row: row["flooded"]["num_late"],
         },
     )
 
@@ -301,8 +301,8 @@ def neighbour(bench: Bench) -> Section:
 def slowdown(row: Raw) -> float:
     """Return the p99 TTFT next to the flood divided by the p99 TTFT alone."""
     alone_s: float = row["alone"]["ttft_p99_of_all_s"]
-    beside_s: float = row["beside"]["ttft_p99_of_all_s"]
-    return beside_s / alone_s if alone_s > 0.0 else math.nan
+    flooded_s: float = row["flooded"]["ttft_p99_of_all_s"]
+    return flooded_s / alone_s if alone_s > 0.0 else math.nan
 
 
 def _of_tenant(summary: Summary, tenant: str) -> Raw:

@@ -96,8 +96,8 @@ def ray_service(*given: str) -> Generator[int]:
     assert site.stdin is not None
     assert site.stdout is not None
     try:
-        is_heard = select.select([site.stdout], [], [], _START_S)[0]
-        if not is_heard or site.stdout.readline() != b"ready\n":
+        is_ready = select.select([site.stdout], [], [], _START_S)[0]
+        if not is_ready or site.stdout.readline() != b"ready\n":
             raise RunFailed("Ray did not start; is ray[serve] installed?")
         yield grpc_port
     finally:

@@ -181,8 +181,8 @@ def write_json(path: Path | None, results: Any, checks: Sequence[Check]) -> None
     if path is None:
         return
     machine = {"python": platform.python_version(), "machine": platform.machine()}
-    told = [{**asdict(check), "holds": check.holds} for check in checks]
-    document = {"machine": machine, "results": results, "checks": told}
+    check_rows = [{**asdict(check), "holds": check.holds} for check in checks]
+    document = {"machine": machine, "results": results, "checks": check_rows}
     path.write_text(json.dumps(document, indent=2, default=_plain) + "\n", encoding="utf-8")
     progress(f"written: {path}")
 

@@ -96,8 +96,12 @@ def turn(side: str, service: Service, seed: int, window_s: float) -> Turn:
     load: dict[str, object] = {"streams": 0, "connections": 4, "concurrency": IN_FLIGHT}
     times: dict[str, object] = {"warm": 1.0, "window": window_s, "drain": 10.0, "seed": seed}
     pids = [pid for role in ("front", "engine", "observer") for pid in service.pids(role)]
-    told = ",".join(map(str, pids))
-    where: dict[str, object] = {"port": service.port, "pids": told, "request": request(NUM_TOKENS)}
+    listed_pids = ",".join(map(str, pids))
+    where: dict[str, object] = {
+        "port": service.port,
+        "pids": listed_pids,
+        "request": request(NUM_TOKENS),
+    }
     found = run_client("arrive", {**load, **times, **where})
     span_s = (found["end_ns"] - found["start_ns"]) * 1e-9
     num, cpu_s = max(1, found["num_finished"]), (*found["cpu_s"], 0.0)

@@ -290,7 +290,9 @@ def measure(options: Namespace) -> Outcome:
 
 def _own_s() -> float:
     """Return the CPU time of this process and its children."""
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    usages = (
+        resource.getrusage(which) for which in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 

@@ -250,8 +250,8 @@ def main(argv: list[str]) -> int:
             return 1
         except (KeyError, ValueError, json_format.ParseError) as error:
             # str() of a KeyError would quote its message.
-            told = error.args[0] if isinstance(error, KeyError) else error
-            print(f"{args.name}: {told}", file=sys.stderr)
+            reason = error.args[0] if isinstance(error, KeyError) else error
+            print(f"{args.name}: {reason}", file=sys.stderr)
             return 1
         except BrokenPipeError:
             # The reader of the pipe, e.g. `head`, has exited.

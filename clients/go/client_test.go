@@ -91,8 +91,8 @@ func finished(sequence uint64) *pb.GenerateResponse {
 	}}
 }
 
-// refusal returns a status with a reason and a retry delay.
-func refusal(t *testing.T, code codes.Code, reason string, after time.Duration) error {
+// rejection returns a status with a reason and a retry delay.
+func rejection(t *testing.T, code codes.Code, reason string, after time.Duration) error {
 	t.Helper()
 	s, err := status.New(code, "no").WithDetails(
 		&errdetails.ErrorInfo{Domain: errorDomain, Reason: reason},
@@ -145,12 +145,12 @@ func TestTraceAndTokenTravel(t *testing.T) {
 	}
 }
 
-func TestRefusedCallIsTriedAgain(t *testing.T) {
+func TestRejectedCallIsTriedAgain(t *testing.T) {
 	numCalls := 0
 	ctx, client := serve(t, &fakeService{
 		generate: func(_ *pb.GenerateRequest, s pb.GenerationService_GenerateServer) error {
 			if numCalls++; numCalls == 1 {
-				return refusal(t, codes.ResourceExhausted, "QUEUE_FULL", time.Millisecond)
+				return rejection(t, codes.ResourceExhausted, "QUEUE_FULL", time.Millisecond)
 			}
 			return sendAll(s.Send, accepted("a"), tokens(1, "x"), finished(2))
 		},
@@ -166,7 +166,7 @@ func TestRejectionIsReturnedWhenAttemptsEnd(t *testing.T) {
 	ctx, client := serve(t, &fakeService{
 		generate: func(*pb.GenerateRequest, pb.GenerationService_GenerateServer) error {
 			numCalls++
-			return refusal(t, codes.ResourceExhausted, "QUEUE_FULL", time.Millisecond)
+			return rejection(t, codes.ResourceExhausted, "QUEUE_FULL", time.Millisecond)
 		},
 	})
 	_, err := textOf(client.Generate(ctx, &pb.GenerateRequest{}))

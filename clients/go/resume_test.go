@@ -75,7 +75,7 @@ func TestLossIsReportedWhenTheRequestIsForgotten(t *testing.T) {
 	ctx, client := serve(t, &fakeService{
 		generate: loseAfterOne,
 		resume: func(*pb.ResumeRequest, pb.GenerationService_ResumeServer) error {
-			return refusal(t, codes.NotFound, "REQUEST_NOT_FOUND", 0)
+			return rejection(t, codes.NotFound, "REQUEST_NOT_FOUND", 0)
 		},
 	})
 	if _, err := textOf(client.Generate(ctx, graceful())); status.Code(err) != codes.Unavailable {

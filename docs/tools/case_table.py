@@ -43,17 +43,17 @@ def tests_of(cell: str) -> frozenset[tuple[str, str]]:
     return frozenset(_LINK.findall(cell))
 
 
-def told_tests() -> Tests:
+def listed_tests() -> Tests:
     """Return the tests that the table lists; raise ValueError for a duplicate case number."""
-    told: dict[int, frozenset[tuple[str, str]]] = {}
+    listed: dict[int, frozenset[tuple[str, str]]] = {}
     for line in TABLE.read_text(encoding="utf-8").splitlines():
         match = _ROW.fullmatch(line)
         if match:
             number = int(match.group(1))
-            if number in told:
+            if number in listed:
                 raise ValueError(f"case {number} is in {TABLE.name} twice")
-            told[number] = tests_of(match.group(4))
-    return told
+            listed[number] = tests_of(match.group(4))
+    return listed
 
 
 def cell_of(tests: frozenset[tuple[str, str]]) -> str:

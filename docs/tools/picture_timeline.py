@@ -78,13 +78,13 @@ class Timeline:
 class View:
     """How to draw a recording.
 
-    `told`: the highlighted requests, which have arrows; if empty, all are highlighted, without
-    arrows. `tenants` has the colour of each tenant's decodes, `max_lanes` is the maximum number of
-    lanes of the queue, and `areas` are the counters to draw.
+    `highlighted`: the requests that are highlighted and have arrows; if empty, all are highlighted,
+    without arrows. `tenants` has the colour of each tenant's decodes, `max_lanes` is the maximum
+    number of lanes of the queue, and `areas` are the counters to draw.
     """
 
     title: str
-    told: tuple[str, ...] = ()
+    highlighted: tuple[str, ...] = ()
     tenants: Mapping[str, str] = field(default_factory=dict[str, str])
     max_lanes: int = 12
     areas: tuple[str, ...] = ("KV blocks", "waiting")
@@ -195,9 +195,11 @@ class _Picture:
         """Return the lanes to draw: the first ones, of which the last are replaced by lanes of
         highlighted requests.
         """
-        told = {each.track for each in self._timeline.on(_QUEUE) if each.name in self._view.told}
-        others = [track for track in lanes if track not in told]
-        return sorted(told.union(others[: max(0, self._view.max_lanes - len(told))]))
+        highlighted = {
+            each.track for each in self._timeline.on(_QUEUE) if each.name in self._view.highlighted
+        }
+        others = [track for track in lanes if track not in highlighted]
+        return sorted(highlighted.union(others[: max(0, self._view.max_lanes - len(highlighted))]))
 
     def _grid(self) -> None:
         for each in ticks(self._length_s, 10):
@@ -298,12 +300,12 @@ class _Picture:
                 self._drawing.text(x + 6, middle + 4, name, size=9, fill=RED)
 
     def _arrows(self) -> None:
-        told = {
+        highlighted = {
             (each.track, round(each.start_s, 6)) for each in self._timeline.slices
-            if each.name in self._view.told
+            if each.name in self._view.highlighted
         }  # fmt: skip
         for points in self._timeline.arrows.values():
-            if not any((track, round(at_s, 6)) in told for track, at_s in points):
+            if not any((track, round(at_s, 6)) in highlighted for track, at_s in points):
                 continue
             for (track, at_s), (next_track, next_s) in itertools.pairwise(points):
                 rows = self._rows.get(track), self._rows.get(next_track)
@@ -329,7 +331,7 @@ class _Picture:
             self._drawing.text(x + 4, y, words, size=size, fill=fill)
 
     def _opacity(self, name: str) -> float:
-        return 1.0 if not self._view.told or name in self._view.told else _PALE
+        return 1.0 if not self._view.highlighted or name in self._view.highlighted else _PALE
 
     def _span(self, each: Slice) -> tuple[float, float]:
         return self._x(each.start_s), self._x(each.end_s)

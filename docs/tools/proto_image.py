@@ -46,8 +46,8 @@ class CommentedFile:
 
 def find_buf() -> str | None:
     """Return the path of buf: next to this Python, or on the PATH. None if it is missing."""
-    beside = Path(sys.executable).parent
-    return shutil.which("buf", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
+    bin_folder = Path(sys.executable).parent
+    return shutil.which("buf", path=f"{bin_folder}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
 def read_contract(buf: str, protos: Path = REPOSITORY / "protos") -> list[CommentedFile]:

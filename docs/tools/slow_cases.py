@@ -100,7 +100,9 @@ def _blocks() -> Case:
             "max_over_time(penstock_kv_cache_usage_ratio[5m])": "",
             _RUNNING: "",
         },
-        view=View(title="KV blocks are short: who waits, who is preempted", told=("essay-9",)),
+        view=View(
+            title="KV blocks are short: who waits, who is preempted", highlighted=("essay-9",)
+        ),
         look_s=2.0,
     )
 
@@ -135,7 +137,7 @@ def _flood() -> Case:
         },
         view=View(
             title="A flood: one tenant holds every slot and the whole queue",
-            told=("chat-4",),
+            highlighted=("chat-4",),
             tenants={"batch": BLUE, "chat": GREEN},
             max_lanes=14,
             areas=("waiting",),
@@ -166,7 +168,7 @@ def _prompt() -> Case:
         },
         view=View(
             title="One long prompt: a step that everybody waits for",
-            told=("report-1", "chat-7"),
+            highlighted=("report-1", "chat-7"),
             areas=(),
         ),
         has_timeline_after=True,

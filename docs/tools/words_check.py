@@ -1,8 +1,8 @@
 """Check the words of the documentation: `python docs/tools/words_check.py [--count] [FILE ...]`.
 
 Contains the markers of unclear prose with their replacements. Checks Markdown without code,
-comments and strings of Python files, comments of proto files and Makefiles, and the whole text of
-other files, so that names in other languages are also checked.
+comments, strings and identifiers of Python files, comments of proto files and Makefiles, and the
+whole text of other files, so that names in other languages are also checked.
 """
 
 from __future__ import annotations
@@ -49,11 +49,14 @@ _MARKERS = {
     r"believes?|believed|knew": "trust, accept; has, records",
     r"bur(?:y|ies|ied)|bequeath\w*|keepsakes?": "detached request, transfer",
     r"orphan(?:ed)? (?:request|stream|output)s?": "detached request",
+    r"(?<!connection\s)refus(?:es?|ed|als?|ing)": "reject, rejection",
+    r"houses?|verdicts?": "harness, service; result",
     r"(?<=[.:]\s)(?:whether|what|how|where) (?:\w+ ){1,8}(?:says|shows|decides)": "subject first",
 }
 _SPACE = r"\s+(?:(?://+|\#+|>) )?"
 _MARKER = re.compile("|".join(rf"(\b(?:{m})\b)" for m in _MARKERS).replace(" ", _SPACE), re.I)
 _DOCSTRINGS_ONLY = ("tests/", "benchmarks/", "docs/tools/", "clients/examples/")
+_NAME_PARTS = re.compile(r"_+|(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _BUILT = {"build", "dist", "generated", "node_modules", "v1"}
 _CODE = re.compile(
     r"^ *(`{3,})[^`]*$.*?^ *\1|<!--.*?-->|`[^`]+`|\]\([^)]*\)|https?://\S+", re.M | re.S
@@ -61,14 +64,19 @@ _CODE = re.compile(
 
 
 def prose(path: Path, text: str) -> str:
-    """Return the prose of a file, with line numbers preserved."""
+    """Return the prose of a file, with line numbers preserved. The prose of a Python file includes
+    the words of each identifier, where it is first used."""
     if path.suffix == ".proto":
         text = "\n".join(map(_comment, text.splitlines()))
     if path.name in ("Makefile", "pyproject.toml", "mkdocs.yml"):
         text = "\n".join(line.partition("#")[2] for line in text.splitlines())
     if path.suffix == ".py":
         lines = [""] * (text.count("\n") + 2)
+        names: set[str] = set()
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.NAME and token.string not in names:
+                names.add(token.string)
+                lines[token.start[0] - 1] += f" | {_NAME_PARTS.sub(' ', token.string)} |"
             if token.type == tokenize.COMMENT or _is_prose(path, token):
                 for number, line in enumerate(token.string.splitlines(), token.start[0] - 1):
                     lines[number] += f" {line}"

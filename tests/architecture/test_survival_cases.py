@@ -15,15 +15,15 @@ def test_every_case_has_a_test() -> None:
 
 
 def test_the_table_has_every_case_once_and_in_order() -> None:
-    assert list(case_table.told_tests()) == list(ALL)
+    assert list(case_table.listed_tests()) == list(ALL)
 
 
 def test_the_table_names_the_tests_there_are() -> None:
-    told, written = case_table.told_tests(), case_table.written_tests()
+    reported, written = case_table.listed_tests(), case_table.written_tests()
     wrong = {
-        number: (sorted(told[number]), sorted(written.get(number, ())))
-        for number in told
-        if told[number] != written.get(number, frozenset())
+        number: (sorted(reported[number]), sorted(written.get(number, ())))
+        for number in reported
+        if reported[number] != written.get(number, frozenset())
     }
 
     assert wrong == {}, "make cases writes the table's last column anew"

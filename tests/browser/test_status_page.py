@@ -20,7 +20,7 @@ pytestmark = pytest.mark.browser
 Status = Callable[[], bytes]
 
 
-class PageHouse:
+class PageHarness:
     """Serves the page with a status that the test sets. `num_asked`: number of times that the
     status was fetched.
     """
@@ -29,12 +29,12 @@ class PageHouse:
         self.num_asked = 0
         self.status: Status = lambda: status_json(snapshot(), ())
         self.server = MetricsServer(
-            host="127.0.0.1", port=0, metrics=ServiceMetrics(model="demo"), status=self._tell
+            host="127.0.0.1", port=0, metrics=ServiceMetrics(model="demo"), status=self._respond
         )
         self.server.start()
         self._home = home
 
-    def _tell(self) -> bytes:
+    def _respond(self) -> bytes:
         self.num_asked += 1
         return self.status()
 
@@ -43,13 +43,13 @@ class PageHouse:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Iterator[PageHouse]:
-    made = PageHouse(tmp_path)
+def harness(tmp_path: Path) -> Iterator[PageHarness]:
+    made = PageHarness(tmp_path)
     yield made
     made.server.close()
 
 
-def test_it_shows_the_service_and_keeps_asking(house: PageHouse) -> None:
+def test_it_shows_the_service_and_keeps_asking(harness: PageHarness) -> None:
     waiting = request_view(
         request_id="late-one", state="PENDING", phase="queue", waits_for="TOKEN_BUDGET",
         queue_position=2, tenant="borealis", age_s=0.25,
@@ -58,22 +58,22 @@ def test_it_shows_the_service_and_keeps_asking(house: PageHouse) -> None:
         "prefill_tokens_per_s": 21500.0, "decode_tokens_per_s": 7420.0, "mean_step_s": 0.0083,
         "num_prompt_tokens": 9_120_000, "num_cached_prompt_tokens": 5_400_000,
     }  # fmt: skip
-    house.status = lambda: status_json(
-        snapshot(1.79e9 + house.num_asked, num_processing=house.num_asked, **figures),
+    harness.status = lambda: status_json(
+        snapshot(1.79e9 + harness.num_asked, num_processing=harness.num_asked, **figures),
         (request_view(age_s=2.5), waiting),
     )
 
-    left = house.visit(10)
+    left = harness.visit(10)
 
-    assert house.num_asked >= 5
+    assert harness.num_asked >= 5
     assert left.attributes("body")[0]["data-connection"] == "live"
-    for told in (
+    for reported in (
         "live", "tiny", "engine up", "of 8", "for blocks", "7,420", "21,500", "8.3 ms",
         "100 blocks of 16 tokens", "40 (40 %)", "9,120,000 (59 % cached)", "7,000",
         "request-1", "acme", "decode", "2.50 s", "0af76519",
         "late-one", "borealis", "PENDING", "token budget (2 ahead)", "250 ms",
     ):  # fmt: skip
-        assert told in left.text, told
+        assert reported in left.text, reported
     curves = [path["d"] or "" for path in left.attributes("path")]
     assert sum(curve.count("L") >= 3 for curve in curves) >= 8
     assert "hidden" in left.by_id("lost")
@@ -81,7 +81,7 @@ def test_it_shows_the_service_and_keeps_asking(house: PageHouse) -> None:
     assert left.console == ()
 
 
-def test_what_clients_wrote_is_text_and_nothing_else(house: PageHouse) -> None:
+def test_what_clients_wrote_is_text_and_nothing_else(harness: PageHarness) -> None:
     scripts = (
         "<script>document.title='run'</script>",
         "<img src=x onerror=\"document.title='run'\">",
@@ -91,9 +91,9 @@ def test_what_clients_wrote_is_text_and_nothing_else(house: PageHouse) -> None:
         request_view(request_id=hostile, tenant=hostile, trace_id=hostile, model=hostile)
         for hostile in scripts
     )
-    house.status = lambda: status_json(snapshot(model=scripts[1]), views, scripts[0])
+    harness.status = lambda: status_json(snapshot(model=scripts[1]), views, scripts[0])
 
-    left = house.visit(4)
+    left = harness.visit(4)
 
     assert "<title>5 running, 3 waiting" in left.document
     assert [script.get("src") for script in left.attributes("script")] == ["/page.js"]
@@ -103,15 +103,15 @@ def test_what_clients_wrote_is_text_and_nothing_else(house: PageHouse) -> None:
         assert hostile in left.text
 
 
-def test_a_lost_service_is_seen_to_be_lost(house: PageHouse) -> None:
+def test_a_lost_service_is_seen_to_be_lost(harness: PageHarness) -> None:
     def go_away() -> bytes:
-        if house.num_asked == 3:
-            threading.Thread(target=house.server.close).start()
+        if harness.num_asked == 3:
+            threading.Thread(target=harness.server.close).start()
         return status_json(snapshot(), (request_view(),))
 
-    house.status = go_away
+    harness.status = go_away
 
-    left = house.visit(15)
+    left = harness.visit(15)
 
     assert left.attributes("body")[0]["data-connection"] == "lost"
     assert "hidden" not in left.by_id("lost")
@@ -120,29 +120,29 @@ def test_a_lost_service_is_seen_to_be_lost(house: PageHouse) -> None:
     assert "request-1" in left.text
 
 
-def test_it_finds_the_service_again(house: PageHouse) -> None:
+def test_it_finds_the_service_again(harness: PageHarness) -> None:
     def come_back() -> bytes:
-        if 2 <= house.num_asked <= 4:
+        if 2 <= harness.num_asked <= 4:
             raise OperationsError("not now")
         return status_json(snapshot(), ())
 
-    house.status = come_back
+    harness.status = come_back
 
-    left = house.visit(12)
+    left = harness.visit(12)
 
-    assert house.num_asked > 5
+    assert harness.num_asked > 5
     assert left.attributes("body")[0]["data-connection"] == "live"
     assert "hidden" in left.by_id("lost")
     assert "No live requests." in left.text
     assert any("503" in line for line in left.console)
 
 
-def test_it_states_what_is_wrong(house: PageHouse) -> None:
-    house.status = lambda: status_json(
+def test_it_states_what_is_wrong(harness: PageHarness) -> None:
+    harness.status = lambda: status_json(
         snapshot(is_up=False, mean_step_s=None), (), "the engine is down"
     )
 
-    left = house.visit(3)
+    left = harness.visit(3)
 
     assert "engine down" in left.text
     assert "Unknown: the engine is down" in left.text

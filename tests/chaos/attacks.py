@@ -89,7 +89,7 @@ async def rapid_reset(address: str, num: int = 20_000) -> Seen:
             num_sent += len(streams) * (len(data) + 5)
             await connection.until_granted(num_sent)
             await connection.send(*calls)
-        await connection.until_heard()
+        await connection.until_received()
         return seen(connection, num)
 
 
@@ -99,7 +99,7 @@ async def open_and_hang(address: str, num: int = 5_000) -> Seen:
         await connection.send(*(h2.headers(one, GENERATE) for one in range(1, 2 * num, 2)))
         num_beyond = num - MAX_CONCURRENT_STREAMS
         await connection.until(lambda: connection.counts[h2.RST_STREAM] >= num_beyond)
-        await connection.until_heard()
+        await connection.until_received()
         return seen(connection, num)
 
 
@@ -117,7 +117,7 @@ async def settings_flood(address: str, num: int = 100_000) -> Seen:
     """Send SETTINGS frames, each of which the server must acknowledge."""
     async with h2.raw_connection(address) as connection:
         await connection.send(h2.settings() * num)
-        await connection.until_heard()
+        await connection.until_received()
         return seen(connection, num)
 
 
@@ -133,7 +133,7 @@ async def empty_data(address: str, num: int = 100_000) -> Seen:
     """Send empty DATA frames, which no flow-control window bounds."""
     async with h2.raw_connection(address) as connection:
         await connection.send(h2.headers(1, GENERATE), h2.frame(h2.DATA, 0, 1) * num)
-        await connection.until_heard()
+        await connection.until_received()
         return seen(connection, num)
 
 
@@ -151,10 +151,10 @@ async def window_updates(address: str, num: int = 100_000) -> Seen:
     async with h2.raw_connection(address) as connection:
         one = h2.frame(h2.WINDOW_UPDATE, 0, 0, (1).to_bytes(4, "big"))
         await connection.send(one * num)
-        await connection.until_heard()
+        await connection.until_received()
         most = h2.frame(h2.WINDOW_UPDATE, 0, 0, (2**31 - 1).to_bytes(4, "big"))
         await connection.send(most * 2)
-        await connection.until_heard()
+        await connection.until_received()
         return seen(connection, num + 2)
 
 
@@ -262,7 +262,7 @@ async def unknown_fields(address: str, num: int = 10) -> Seen:
 async def zero_windows(address: str, num: int = 200) -> Seen:
     """Open calls with a receive window of zero, half of them streams, half unary."""
     async with zero_window_calls(address, num) as connection:
-        await connection.until_heard()
+        await connection.until_received()
         return seen(connection, num)
 
 
@@ -311,7 +311,7 @@ async def bad_frames(address: str, num: int = 100) -> Seen:
     for index in range(num):
         async with h2.raw_connection(address) as connection:
             await connection.send(forbidden[index % len(forbidden)])
-            await connection.until_heard()
+            await connection.until_received()
     return Seen(num_sent=num)
 
 

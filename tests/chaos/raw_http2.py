@@ -141,7 +141,7 @@ class RawConnection:
         async with asyncio.timeout(PATIENCE_S), self._news:
             await self._news.wait_for(lambda: self.is_closed or is_so())
 
-    async def until_heard(self) -> None:
+    async def until_received(self) -> None:
         """Send a PING, and wait until it is answered, so that the peer has read all earlier frames,
         or until the connection is closed.
         """
@@ -150,7 +150,7 @@ class RawConnection:
         await self.until(lambda: self.num_answered_pings > num_before)
 
     async def until_settled(self) -> None:
-        """Wait as `until_heard`, but with SETTINGS, where frequent pings would be rejected."""
+        """Wait as `until_received`, but with SETTINGS, where frequent pings would be rejected."""
         num_before = self.counts[SETTINGS]
         await self.send(settings())
         await self.until(lambda: self.counts[SETTINGS] > num_before)

@@ -260,7 +260,7 @@ class Load:
                     if kind is Kind.SLOW and num_events < 10:
                         await asyncio.sleep(0.3)  # so slowly does it read
                 else:
-                    cause = "was served" if kind in _FAIL else received.verdict()
+                    cause = "was served" if kind in _FAIL else received.outcome()
         except TimeoutError:
             cause = HUNG
         except PenstockError as error:
@@ -335,7 +335,7 @@ class _Received:
         elif isinstance(event, Finished):
             self._end = event
 
-    def verdict(self) -> str:
+    def outcome(self) -> str:
         """Return what is missing in a stream that ended without an error."""
         if self._end is None:
             return "no end"

@@ -72,22 +72,22 @@ async def all_streams(service: Service, kills: Sequence[int]) -> list[list[Event
     """Run all streams to their end; kill the engine each time that the first stream has the next of
     the token counts in `kills`.
     """
-    told: list[list[Event]] = [[] for _ in range(NUM_STREAMS)]
+    reported: list[list[Event]] = [[] for _ in range(NUM_STREAMS)]
     news = asyncio.Event()
     async with (
         Client(service.address, pool=PoolConfig(num_channels=4), retry=NO_RETRY) as client,
         asyncio.TaskGroup() as group,
     ):
-        for number, events in enumerate(told):
+        for number, events in enumerate(reported):
             group.create_task(read(client, number, events, news))
         for num_tokens in kills:
             engine = await service.next_pid("engine")
             async with asyncio.timeout(PATIENCE_S):
-                while len(ids_of(told[0])) < num_tokens:
+                while len(ids_of(reported[0])) < num_tokens:
                     news.clear()
                     await news.wait()
             os.kill(engine, signal.SIGKILL)
-    return told
+    return reported
 
 
 async def test_case_24_killed_engines_cost_a_pause_and_nothing_else() -> None:
@@ -126,5 +126,5 @@ async def test_case_24_one_answer_and_many_over_one_call_live_on_too() -> None:
         again: list[list[Event]] = [[], []]
         for number, events in zip((1, 2), again, strict=True):
             await read(client, number, events, asyncio.Event())
-        told = [[record.id for record in output.records], ids_of(many)]
-        assert told == [ids_of(events) for events in again]
+        reported = [[record.id for record in output.records], ids_of(many)]
+        assert reported == [ids_of(events) for events in again]

@@ -57,7 +57,7 @@ async def begin(address: str, request_id: str, events: list[Event]) -> ResumePoi
     return point
 
 
-async def go_on(
+async def continue_stream(
     address: str, point: ResumePoint, events: list[Event], *, asked: asyncio.Semaphore
 ) -> None:
     """Resume over another connection, on any front; release `asked` first."""
@@ -122,16 +122,18 @@ async def test_a_service_that_drains_does_not_wait_for_unread_streams() -> None:
 async def test_no_parked_request_is_lost_to_kills_during_hand_overs() -> None:
     async with started(*simulated(), "--fronts", "2") as service:
         engine = await service.next_pid("engine")
-        told: list[list[Event]] = [[] for _ in range(NUM_REQUESTS)]
+        reported: list[list[Event]] = [[] for _ in range(NUM_REQUESTS)]
         points = await asyncio.gather(
-            *(begin(service.address, f"r{n}", told[n]) for n in range(NUM_REQUESTS))
+            *(begin(service.address, f"r{n}", reported[n]) for n in range(NUM_REQUESTS))
         )
         asked = asyncio.Semaphore(0)
         resumes: list[asyncio.Task[None]] = []
         num_each = NUM_REQUESTS // (NUM_KILLS + 1)
         for number, point in enumerate(points):
             resumes.append(
-                asyncio.create_task(go_on(service.address, point, told[number], asked=asked))
+                asyncio.create_task(
+                    continue_stream(service.address, point, reported[number], asked=asked)
+                )
             )
             # The requests that were begun are at different points of their way between two fronts.
             await asked.acquire()
@@ -139,9 +141,9 @@ async def test_no_parked_request_is_lost_to_kills_during_hand_overs() -> None:
                 os.kill(engine, signal.SIGKILL)
                 engine = await service.next_pid("engine")
         await asyncio.gather(*resumes)
-        whole = ids_of(told[0])
+        whole = ids_of(reported[0])
         assert len(whole) == OPTIONS["max_tokens"]
-        for events in told:
+        for events in reported:
             assert [event.sequence for event in events] == list(range(len(events)))
             assert ids_of(events) == whole
         service.signal(signal.SIGTERM)

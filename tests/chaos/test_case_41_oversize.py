@@ -62,7 +62,7 @@ async def test_case_41_nothing_is_taken_from_unauthenticated_callers(tmp_path: P
     async with besieged("--policy-file", str(premises.policy_file)) as siege:
         for path in (attacks.GENERATE, "/grpc.channelz.v1.Channelz/GetServers"):
             async with attacks.half_sent_calls(siege.address, path, NUM_HALF) as connection:
-                # Refused by their headers, each of them.
+                # Rejected by their headers, each of them.
                 await connection.until_all_answered(NUM_HALF)
                 assert set(connection.statuses) == {attacks.UNAUTHENTICATED}
                 assert connection.granted[0] < 4 * MAX_MESSAGE_BYTES

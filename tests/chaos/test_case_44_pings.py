@@ -30,7 +30,7 @@ async def test_case_44_a_client_that_pings_all_the_time_is_turned_out() -> None:
     ):
         # Each is answered before the next is sent: not a flood, but far too many.
         for _ in range(10):
-            await connection.until_heard()
+            await connection.until_received()
         await connection.until_closed()
         assert connection.goaway == h2.ENHANCE_YOUR_CALM
         assert connection.goaway_text == b"too_many_pings"

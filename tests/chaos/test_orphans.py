@@ -122,12 +122,12 @@ async def test_workers_of_a_killed_engine_are_gone_before_the_next_one_is_ready(
             if re.search(r"supervised_process: (engine|front \d) died", line)
         ]
         assert len(deaths) == 1
-        told = {
+        reported = {
             line.split(" left behind by the engine: ")[-1].strip()
             for line in service.stderr
             if "SIGTERM sent" in line
         }
-        assert {int(re.findall(r"pid=(\d+) name=\S+$", line)[0]) for line in told} >= before
+        assert {int(re.findall(r"pid=(\d+) name=\S+$", line)[0]) for line in reported} >= before
 
 
 async def test_only_what_ignores_sigterm_is_killed(folder: Path) -> None:
@@ -136,11 +136,11 @@ async def test_only_what_ignores_sigterm_is_killed(folder: Path) -> None:
         (worker,) = workers_in(folder)
         os.kill(await service.next_pid("engine"), signal.SIGKILL)
         await service.next_pid("engine")
-        told = [
+        reported = [
             line for line in service.stderr if f"left behind by the engine: pid={worker} " in line
         ]
-        assert ["SIGTERM sent" in line for line in told] == [True, False]
-        assert "SIGKILL sent" in told[1]
+        assert ["SIGTERM sent" in line for line in reported] == [True, False]
+        assert "SIGKILL sent" in reported[1]
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
 
@@ -165,8 +165,8 @@ async def test_a_failed_load_is_one_line_and_leaves_no_worker(
     environment = engine_conduct(folder, "detached", load)
     async with launched(*simulated(), environment=environment) as service:
         assert await service.ended() == 2
-        told = [line for line in service.stderr if line.startswith("penstock serve: ")]
-        assert told == [f"penstock serve: {message}\n"]
+        reported = [line for line in service.stderr if line.startswith("penstock serve: ")]
+        assert reported == [f"penstock serve: {message}\n"]
         assert not [line for line in service.stderr if "Traceback" in line]
         (worker,) = workers_in(folder)
         assert entry_of(worker) is None
@@ -210,24 +210,24 @@ exec "$@"
 async def test_what_is_not_the_engines_stays(folder: Path) -> None:
     environment = engine_conduct(folder, "detached")
     through = ["sh", "-c", ENTRYPOINT, str(folder)]
-    strangers: list[int] = []
+    foreign_pids: list[int] = []
     try:
         async with started(*simulated(), environment=environment, through=through) as service:
-            strangers = [int((folder / f"stranger-{n}").read_text()) for n in range(2)]
+            foreign_pids = [int((folder / f"stranger-{n}").read_text()) for n in range(2)]
             (worker,) = workers_in(folder)
             # The inner process is now an orphan, which the supervisor adopts; it is not an
             # engine's.
-            os.kill(strangers[0], signal.SIGKILL)
+            os.kill(foreign_pids[0], signal.SIGKILL)
             os.kill(await service.next_pid("engine"), signal.SIGKILL)
             await service.next_pid("engine")
             assert entry_of(worker) is None
-            adopted = entry_of(strangers[1])
+            adopted = entry_of(foreign_pids[1])
             assert adopted is not None
             assert not adopted.has_ended
             assert adopted.parent_pid == service.process.pid
             service.signal(signal.SIGTERM)
             assert await service.ended() == 0
-        assert is_alive(strangers[1])
+        assert is_alive(foreign_pids[1])
     finally:
-        for pid in strangers[1:]:
+        for pid in foreign_pids[1:]:
             os.kill(pid, signal.SIGKILL)

@@ -23,7 +23,7 @@ from penstock.scheduler.request import (
 )
 from support.core import make_spec
 from support.patience import PATIENCE_S
-from support.trtllm_engine import TrtllmHouse, reference
+from support.trtllm_engine import TrtllmHarness, reference
 
 NUM_REQUESTS = int(os.environ.get("PENSTOCK_NUM_REQUESTS", "2000"))
 MAX_WAITING = 60
@@ -36,7 +36,7 @@ class Storm:
 
     def __init__(self, folder: Path, policy: CapacityPolicy, seed: int) -> None:
         self.random = random.Random(seed)
-        self.house = TrtllmHouse(
+        self.harness = TrtllmHarness(
             folder,
             is_free=True,
             max_batch_size=16,
@@ -55,7 +55,7 @@ class Storm:
         prompt = [*stem, *(choose.randrange(100, 4000) for _ in range(choose.randint(1, 9)))]
         if choose.random() < 0.03:
             prompt[-1] = POISON
-        now_s = self.house.clock.now_s
+        now_s = self.harness.clock.now_s
         return make_spec(
             key,
             prompt,
@@ -72,7 +72,7 @@ class Storm:
         """Return the deadline of request `key`, at the current time for every hundredth; NO_TIME
         for most.
         """
-        now_s = self.house.clock.now_s
+        now_s = self.harness.clock.now_s
         if key % 100 == 0:
             return now_s
         choose = self.random
@@ -80,55 +80,55 @@ class Storm:
 
     def arrive(self) -> None:
         for _ in range(self.random.randint(0, 12)):
-            waiting = len(self.house.engine.queue)
+            waiting = len(self.harness.engine.queue)
             if len(self.specs) < NUM_REQUESTS and waiting < MAX_WAITING:
                 key = len(self.specs) + 1
                 self.specs[key] = self.spec(key)
                 self.live.append(key)
-                self.house.submit(self.specs[key])
+                self.harness.submit(self.specs[key])
 
     def cancel(self) -> None:
         for _ in range(self.random.randint(0, 3)):
             if self.live:
                 reason = self.random.choice((FinishReason.CANCELLED, FinishReason.STOP))
-                self.house.engine.cancel(self.random.choice(self.live), reason)
+                self.harness.engine.cancel(self.random.choice(self.live), reason)
 
     def step(self) -> None:
-        house = self.house
-        house.clock.now_s += 0.02 * self.random.random()
-        events = house.engine.step()
+        harness = self.harness
+        harness.clock.now_s += 0.02 * self.random.random()
+        events = harness.engine.step()
         for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):
-            house.outcomes[key].tokens.append(token)
+            harness.outcomes[key].tokens.append(token)
         for end in events.ends:
-            assert house.outcomes[end.key].end is None
-            house.outcomes[end.key].end = end
+            assert harness.outcomes[end.key].end is None
+            harness.outcomes[end.key].end = end
             self.live.remove(end.key)
         self.num_preempted += sum(type(change).__name__ == "Preempted" for change in events.changes)
 
     def run(self) -> None:
-        house = self.house
+        harness = self.harness
         for turn in range(200_000):
             is_over = len(self.specs) == NUM_REQUESTS
-            if is_over and not house.engine.has_work and not house.num_inside:
+            if is_over and not harness.engine.has_work and not harness.num_inside:
                 return
             self.arrive()
             if self.random.random() < 0.5:
                 self.cancel()
             self.step()
             if turn % 50 == 0:
-                house.engine.check_integrity()
+                harness.engine.check_integrity()
             # Sometimes run a step although the engine has not asked for it.
-            if house.num_inside and self.random.random() < 0.9:
-                assert house.is_ready(PATIENCE_S)
+            if harness.num_inside and self.random.random() < 0.9:
+                assert harness.is_ready(PATIENCE_S)
         raise AssertionError("still busy")
 
     def check_outcomes(self) -> None:
         """Check that every reported token and end is correct."""
         for key, spec in self.specs.items():
-            outcome = self.house.outcomes[key]
+            outcome = self.harness.outcomes[key]
             if spec.sampling.temperature == 0.0:
                 prompt = spec.prompt_ids.tolist()
-                assert outcome.tokens == reference(self.house, prompt, len(outcome.tokens))
+                assert outcome.tokens == reference(self.harness, prompt, len(outcome.tokens))
             if isinstance(outcome.end, Failed):
                 assert outcome.end.reason in {
                     FailureReason.EXECUTOR_REQUEST_FAILED,
@@ -177,12 +177,12 @@ def test_nothing_is_left_of_thousands_of_requests(
     record_property("seed", seed)
     before = Belongings()
     storm = Storm(tmp_path, policy, seed)
-    house = storm.house
+    harness = storm.harness
     try:
         during = Belongings()
         storm.run()
         storm.check_outcomes()
-        ends = [house.outcomes[key].end for key in storm.specs]
+        ends = [harness.outcomes[key].end for key in storm.specs]
         kinds = {end.reason for end in ends if end is not None}
         assert len([end for end in ends if end is not None]) == NUM_REQUESTS
         assert kinds >= {
@@ -194,15 +194,15 @@ def test_nothing_is_left_of_thousands_of_requests(
         # Whether there is enough at once to preempt depends on the machine.
         if policy is not CapacityPolicy.MAX_UTILIZATION:
             assert storm.num_preempted == 0
-        house.control.pause()
-        house.iterate()
-        house.check_clean(num_lost=house.executor.num_given_up)
-        assert len(house.control.aborted) == len(set(house.control.aborted))
+        harness.control.pause()
+        harness.iterate()
+        harness.check_clean(num_lost=harness.executor.num_given_up)
+        assert len(harness.control.aborted) == len(set(harness.control.aborted))
         if policy is CapacityPolicy.GUARANTEED_NO_EVICT:  # with the other it may pause by itself
-            assert house.executor.audit.num_checks > 0
-            assert house.executor.audit.num_drifts == 0
-        assert house.executor.num_given_up < len(house.control.aborted)
+            assert harness.executor.audit.num_checks > 0
+            assert harness.executor.audit.num_drifts == 0
+        assert harness.executor.num_given_up < len(harness.control.aborted)
         assert Belongings().added_since(during) == []
     finally:
-        house.close()
+        harness.close()
     assert Belongings().added_since(before) == []

@@ -232,22 +232,22 @@ async def test_greedy_requests_of_a_killed_engine_continue_in_the_next() -> None
             await site.service.next_pid("engine")
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-async def test_a_worker_that_is_killed_is_the_engines_death(is_told: bool) -> None:
+@pytest.mark.parametrize("is_reported", [True, False])
+async def test_a_worker_that_is_killed_is_the_engines_death(is_reported: bool) -> None:
     async with (
         serving(
             "--log-foreign-text",
             "on",
             watch={"response_timeout_s": RESPONSE_TIMEOUT_S},
-            is_worker_death_fatal=is_told,
+            is_worker_death_fatal=is_reported,
         ) as site,
         running_streams(site) as (channel, streams),
     ):
         (worker,) = site.workers()
         os.kill(worker, signal.SIGKILL)
         await check_lost(*streams)
-        said = "the executor failed" if is_told else "returned nothing for"
-        await site.service.until_logged(said)
+        message = "the executor failed" if is_reported else "returned nothing for"
+        await site.service.until_logged(message)
         await site.service.next_pid("engine")
         await check_serves(site, channel)
 

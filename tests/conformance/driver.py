@@ -35,7 +35,7 @@ def parsed(known: tuple[str, ...]) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def tell(result: Result) -> None:
+def print_result(result: Result) -> None:
     """Print the result of one scenario as a line."""
     why = f"  {result.why}" if result.why else ""
     print(f"{result.outcome:8}{result.scenario}{why}", flush=True)
@@ -50,7 +50,7 @@ def main() -> int:
     known = tuple(scenario.name for scenario in SCENARIOS)
     options = parsed(known)
     command = shlex.split(options.program)
-    results = asyncio.run(results_of(command, options.scenario or known, tell))
+    results = asyncio.run(results_of(command, options.scenario or known, print_result))
     if options.json is not None:
         document = [asdict(result) for result in results]
         options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -116,10 +116,10 @@ def roots_of(spans: Sequence[Any]) -> list[Root]:
     """Return the generation requests that the service's spans describe, except the requests that
     the test driver itself sent.
     """
-    told = [(span, attributes_of(span.attributes)) for span in spans]
+    report = [(span, attributes_of(span.attributes)) for span in spans]
     return [
         _root(span, attributes)
-        for span, attributes in told
+        for span, attributes in report
         if str(attributes.get("rpc.method", "")).startswith(_SERVICE)
         and not str(attributes.get("gen_ai.response.id", "")).startswith(DRIVER_PREFIX)
     ]

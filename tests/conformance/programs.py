@@ -19,7 +19,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUILD_S = 900.0
 _VERSION_S = 20.0
-_NUM_TOLD_LINES = 15
+_NUM_KEPT_LINES = 15
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
 
 
@@ -96,33 +96,35 @@ class Language:
             raise NotBuilt(f"its build took more than {BUILD_S:.0f} s") from None
         lines = built.stdout.splitlines()
         if built.returncode or len(lines) != 1:
-            said = built.stderr.splitlines()[-_NUM_TOLD_LINES:] + lines[-1:]
-            raise NotBuilt(f"make program ended with {built.returncode}: " + " | ".join(said))
+            ended = built.stderr.splitlines()[-_NUM_KEPT_LINES:] + lines[-1:]
+            raise NotBuilt(f"make program ended with {built.returncode}: " + " | ".join(ended))
         return shlex.split(lines[0])
 
-    def told_versions(self) -> str:
+    def installed_versions(self) -> str:
         """Return the versions of the language's tools and libraries, as far as they report one."""
         if not self.folder:
             grpc = importlib.metadata.version("grpcio")
             return f"Python {platform.python_version()}, grpcio {grpc}"
-        told = [(each.name, _told_version(each.command, self.path)) for each in self.versions]
-        return ", ".join(f"{name} {version}" for name, version in told if version)
+        report = [
+            (each.name, _installed_version(each.command, self.path)) for each in self.versions
+        ]
+        return ", ".join(f"{name} {version}" for name, version in report if version)
 
 
 def _environment() -> dict[str, str]:
     """Return this process's environment without the variables of make, whose warnings would be
     mixed with the output.
     """
-    told = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    return {**told, "PYTHON": sys.executable}
+    report = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return {**report, "PYTHON": sys.executable}
 
 
-def _told_version(command: tuple[str, ...], folder: Path) -> str:
+def _installed_version(command: tuple[str, ...], folder: Path) -> str:
     """Return the first version number in the output of a command; "" if there is none or the
     command fails.
     """
     try:
-        said = subprocess.run(
+        ended = subprocess.run(
             command,
             cwd=folder,
             stdin=subprocess.DEVNULL,
@@ -133,8 +135,8 @@ def _told_version(command: tuple[str, ...], folder: Path) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = _VERSION.search(said.stdout + said.stderr)
-    return found.group() if found and not said.returncode else ""
+    found = _VERSION.search(ended.stdout + ended.stderr)
+    return found.group() if found and not ended.returncode else ""
 
 
 def _of_debian(package: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
-from conformance.house import House
+from conformance.harness import Harness
 from conformance.scenarios import BY_NAME, Act, Scenario
 
 Outcome = Literal["passed", "failed", "skipped"]
@@ -28,7 +28,7 @@ ANSWER_S = 90.0
 _EXIT_S = 30.0
 _MAX_LINE_BYTES = 1 << 20
 _MAX_LINES = 20
-_NUM_TOLD_LINES = 12
+_NUM_KEPT_LINES = 12
 _MAX_WHY_CHARS = 600
 
 
@@ -46,7 +46,7 @@ class Program:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._said: deque[str] = deque(maxlen=_NUM_TOLD_LINES)
+        self._stderr_lines: deque[str] = deque(maxlen=_NUM_KEPT_LINES)
         self._listener = asyncio.create_task(self._listen())
 
     @classmethod
@@ -68,7 +68,7 @@ class Program:
     def is_running(self) -> bool:
         return self._process.returncode is None
 
-    async def tell(self, line: str) -> None:
+    async def write_line(self, line: str) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `read` reports its end
             self._process.stdin.write(f"{line}\n".encode())
@@ -83,16 +83,16 @@ class Program:
         if not raw:
             code = await self._process.wait()
             await self._listener
-            raise EOFError(f"the program ended with code {code}{self.last_words}")
+            raise EOFError(f"the program ended with code {code}{self.stderr_suffix}")
         line: object = json.loads(raw)
         if not isinstance(line, dict):
             raise ValueError(f"no JSON object: {raw[:100]!r}")
         return cast("dict[str, Any]", line)
 
     @property
-    def last_words(self) -> str:
+    def stderr_suffix(self) -> str:
         """Return the end of the program's stderr, as a suffix for a message."""
-        return "; stderr: " + " | ".join(self._said) if self._said else ""
+        return "; stderr: " + " | ".join(self._stderr_lines) if self._stderr_lines else ""
 
     async def exit_code(self) -> int | None:
         """Close the program's stdin; return its exit code, None if it does not exit in time."""
@@ -114,20 +114,20 @@ class Program:
     async def _listen(self) -> None:
         assert self._process.stderr is not None
         while raw := await self._process.stderr.read(4096):
-            self._said.extend(raw.decode(errors="replace").splitlines())
+            self._stderr_lines.extend(raw.decode(errors="replace").splitlines())
 
 
 class Run:
     """Runs scenarios one after another on one program: `async with Run(command) as run`."""
 
     def __init__(
-        self, command: Sequence[str], *, house: House | None = None, answer_s: float = ANSWER_S
+        self, command: Sequence[str], *, harness: Harness | None = None, answer_s: float = ANSWER_S
     ) -> None:
         self._command = command
-        self._house = house or House()
+        self._harness = harness or Harness()
         self._answer_s = answer_s
         self._program: Program | None = None
-        self._told_address = ""
+        self._sent_address = ""
 
     async def __aenter__(self) -> Self:
         return self
@@ -139,21 +139,21 @@ class Run:
         traceback: TracebackType | None,
     ) -> None:
         await self._end_program()
-        await self._house.close()
+        await self._harness.close()
 
     async def ask(self, name: str) -> Result:
         """Run one scenario and return its result; errors of the program are a failed result."""
         scenario = BY_NAME[name]
         try:
             program = await self._ready_program()
-            await self._house.begin(scenario.name)
+            await self._harness.begin(scenario.name)
         except (FileNotFoundError, PermissionError) as error:
             return Result(scenario=name, outcome="failed", why=f"does not start: {error}")
         try:
             async with asyncio.timeout(self._answer_s):
                 result = await self._converse(program, scenario)
         except TimeoutError:
-            why = f"no answer within {self._answer_s:g} s{program.last_words}"
+            why = f"no answer within {self._answer_s:g} s{program.stderr_suffix}"
             result = Result(scenario=name, outcome="failed", why=why)
             await self._end_program()
         except (EOFError, ValueError) as error:
@@ -171,20 +171,20 @@ class Run:
         if code == 0:
             return ""
         how = f"exited with {code}" if code is not None else f"did not exit within {_EXIT_S:.0f} s"
-        return f"at the end of its stdin the program {how}{self._program.last_words}"
+        return f"at the end of its stdin the program {how}{self._program.stderr_suffix}"
 
     async def _ready_program(self) -> Program:
-        address = await self._house.address()
+        address = await self._harness.address()
         if self._program is None or not self._program.is_running:
             await self._end_program()
             self._program = await Program.start(self._command, address)
-        elif address != self._told_address:
-            await self._program.tell(f"address {address}")
-        self._told_address = address
+        elif address != self._sent_address:
+            await self._program.write_line(f"address {address}")
+        self._sent_address = address
         return self._program
 
     async def _converse(self, program: Program, scenario: Scenario) -> Result:
-        await program.tell(scenario.name)
+        await program.write_line(scenario.name)
         has_acted = scenario.act is Act.NOTHING
         for _ in range(_MAX_LINES):
             line = await program.read()
@@ -204,22 +204,22 @@ class Run:
 
     async def _act(self, program: Program, act: Act) -> None:
         if act is Act.KILL_ENGINE:
-            await self._house.kill_engine()
+            await self._harness.kill_engine()
         elif act is Act.DRAIN:
-            await self._house.drain()
-            await program.tell("go")
+            await self._harness.drain()
+            await program.write_line("go")
 
     async def _cleaned(self, scenario: Scenario, result: Result) -> Result:
         """Return `result`, or a failed result if a passed scenario left no evidence at the service
         or left requests running.
         """
-        why = await self._house.lacks() if result.outcome == "passed" else ""
+        why = await self._harness.lacks() if result.outcome == "passed" else ""
         if scenario.act is Act.DRAIN or why or result.outcome == "failed":
-            await self._house.close()
+            await self._harness.close()
         else:
-            why = await self._house.why_not_idle()
+            why = await self._harness.why_not_idle()
             if why:
-                await self._house.close()
+                await self._harness.close()
         if not why:
             return result
         return Result(scenario=scenario.name, outcome="failed", why=_short(why))

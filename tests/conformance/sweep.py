@@ -18,7 +18,7 @@ NAMES = tuple(scenario.name for scenario in SCENARIOS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class LanguageReport:
     """The result for one language: its results by scenario, or in `not_run` why there are none."""
 
     language: Language
@@ -43,17 +43,19 @@ class Told:
         return not self.results and not self.language.why_not()
 
 
-def run_language(language: Language, on_result: Callable[[Result], None] = lambda _: None) -> Told:
+def run_language(
+    language: Language, on_result: Callable[[Result], None] = lambda _: None
+) -> LanguageReport:
     """Build a language's program and run all scenarios on it.
 
     An error of the driver becomes a result named "driver", so that other languages still run.
     """
     if why := language.why_not():
-        return Told(language=language, not_run=why)
+        return LanguageReport(language=language, not_run=why)
     try:
         command = language.command()
     except NotBuilt as error:
-        return Told(language=language, not_run=f"not built: {error}")
+        return LanguageReport(language=language, not_run=f"not built: {error}")
     results: list[Result] = []
 
     def add(result: Result) -> None:
@@ -66,12 +68,12 @@ def run_language(language: Language, on_result: Callable[[Result], None] = lambd
         traceback.print_exc()
         why = f"{type(error).__name__}: {error}"
         add(Result(scenario="driver", outcome="failed", why=why))
-    versions = language.told_versions()
-    return Told(language=language, versions=versions, results=tuple(results))
+    versions = language.installed_versions()
+    return LanguageReport(language=language, versions=versions, results=tuple(results))
 
 
-def page_of(all_told: Sequence[Told]) -> str:
-    return "\n".join([*_head(), *_languages(all_told), *_scenarios(all_told), *_failures(all_told)])
+def page_of(reports: Sequence[LanguageReport]) -> str:
+    return "\n".join([*_head(), *_languages(reports), *_scenarios(reports), *_failures(reports)])
 
 
 def _head() -> list[str]:
@@ -90,9 +92,10 @@ def _head() -> list[str]:
     ]
 
 
-def _languages(all_told: Sequence[Told]) -> list[str]:
+def _languages(reports: Sequence[LanguageReport]) -> list[str]:
     rows = [
-        f"| {told.language.name} | {told.versions or '-'} | {_summary(told)} |" for told in all_told
+        f"| {report.language.name} | {report.versions or '-'} | {_summary(report)} |"
+        for report in reports
     ]
     return [
         "## Languages",
@@ -104,15 +107,15 @@ def _languages(all_told: Sequence[Told]) -> list[str]:
     ]
 
 
-def _summary(told: Told) -> str:
-    if told.not_run:
-        return f"not run: {_in_cell(told.not_run)}"
-    return f"{told.num_passed} of {len(NAMES)}"
+def _summary(report: LanguageReport) -> str:
+    if report.not_run:
+        return f"not run: {_in_cell(report.not_run)}"
+    return f"{report.num_passed} of {len(NAMES)}"
 
 
-def _scenarios(all_told: Sequence[Told]) -> list[str]:
-    run = [told for told in all_told if told.results]
-    header = "".join(f" {told.language.name} |" for told in run)
+def _scenarios(reports: Sequence[LanguageReport]) -> list[str]:
+    run = [report for report in reports if report.results]
+    header = "".join(f" {report.language.name} |" for report in run)
     lines = [
         "## Scenarios",
         "",
@@ -120,21 +123,21 @@ def _scenarios(all_told: Sequence[Told]) -> list[str]:
         "|---|---|" + "---|" * len(run),
     ]
     for scenario in SCENARIOS:
-        cells = "".join(f" {_outcome(told, scenario.name)} |" for told in run)
+        cells = "".join(f" {_outcome(report, scenario.name)} |" for report in run)
         lines.append(f"| `{scenario.name}` | {scenario.holds} |{cells}")
     return [*lines, ""]
 
 
-def _outcome(told: Told, name: str) -> str:
-    outcomes = [result.outcome for result in told.results if result.scenario == name]
+def _outcome(report: LanguageReport, name: str) -> str:
+    outcomes = [result.outcome for result in report.results if result.scenario == name]
     return outcomes[0] if outcomes else "not run"
 
 
-def _failures(all_told: Sequence[Told]) -> list[str]:
+def _failures(reports: Sequence[LanguageReport]) -> list[str]:
     lines = [
-        f"- {told.language.name}, `{result.scenario}`: {result.outcome}: {_in_cell(result.why)}"
-        for told in all_told
-        for result in told.results
+        f"- {report.language.name}, `{result.scenario}`: {result.outcome}: {_in_cell(result.why)}"
+        for report in reports
+        for result in report.results
         if result.outcome != "passed"
     ]
     return ["## Not passed", "", *lines, ""] if lines else []

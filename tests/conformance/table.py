@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from conformance.runs import Result
-    from conformance.sweep import Told
+    from conformance.sweep import LanguageReport
 
 TESTS = Path(__file__).resolve().parents[1]
 PAGE = TESTS.parent / "docs" / "conformance.md"
@@ -35,21 +35,21 @@ def parsed(known: list[str]) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def as_data(told: Told) -> dict[str, Any]:
+def as_data(report: LanguageReport) -> dict[str, Any]:
     return {
-        "language": told.language.name,
-        "versions": told.versions,
-        "num_passed": told.num_passed,
-        "not_run": told.not_run,
-        "is_well": told.is_well,
+        "language": report.language.name,
+        "versions": report.versions,
+        "num_passed": report.num_passed,
+        "not_run": report.not_run,
+        "is_well": report.is_well,
         "results": [
             {"scenario": result.scenario, "outcome": result.outcome, "why": result.why}
-            for result in told.results
+            for result in report.results
         ],
     }
 
 
-def tell(result: Result) -> None:
+def print_result(result: Result) -> None:
     """Print each failure as it happens."""
     if result.outcome != "passed":
         print(f"  {result.scenario}: {result.outcome}: {result.why}", flush=True)
@@ -62,20 +62,22 @@ def main() -> int:
     from conformance.sweep import NAMES, page_of, run_language
 
     options = parsed([language.name for language in LANGUAGES])
-    all_told: list[Told] = []
+    reports: list[LanguageReport] = []
     for language in LANGUAGES:
         if options.language and language.name not in options.language:
             continue
-        told = run_language(language, tell)
-        summary = f"not run: {told.not_run}" if told.not_run else f"{told.num_passed}/{len(NAMES)}"
+        report = run_language(language, print_result)
+        summary = (
+            f"not run: {report.not_run}" if report.not_run else f"{report.num_passed}/{len(NAMES)}"
+        )
         print(f"{language.name}: {summary}", flush=True)
-        all_told.append(told)
+        reports.append(report)
     if not options.no_page and not options.language:
-        PAGE.write_text(page_of(all_told), encoding="utf-8")
+        PAGE.write_text(page_of(reports), encoding="utf-8")
     if options.json is not None:
-        data = {"num_scenarios": len(NAMES), "languages": [as_data(told) for told in all_told]}
+        data = {"num_scenarios": len(NAMES), "languages": [as_data(report) for report in reports]}
         options.json.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    return int(not all(told.is_well for told in all_told))
+    return int(not all(report.is_well for report in reports))
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ SPECIFICATION = Path(__file__).with_name("README.md")
 
 def test_the_specification_has_every_scenario_in_order() -> None:
     scenarios = SPECIFICATION.read_text(encoding="utf-8").split("## The scenarios")[1]
-    told = re.findall(r"^\| `(\w+)` \|", scenarios, re.MULTILINE)
+    report = re.findall(r"^\| `(\w+)` \|", scenarios, re.MULTILINE)
 
-    assert told == list(NAMES)
+    assert report == list(NAMES)
     assert len(SCENARIOS) == 20
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from conformance.house import House
+from conformance.harness import Harness
 from conformance.runs import Run
 
 LIAR = """
@@ -23,8 +23,8 @@ for line in sys.stdin:
 
 @pytest.mark.parametrize("name", ["deadline", "engine_killed"])
 async def test_a_program_that_only_reports_passed_fails(name: str) -> None:
-    house = House(evidence_s=0.5)
-    async with Run([sys.executable, "-c", LIAR], house=house) as run:
+    harness = Harness(evidence_s=0.5)
+    async with Run([sys.executable, "-c", LIAR], harness=harness) as run:
         result = await run.ask(name)
 
     assert result.outcome == "failed"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from conformance.house import House
+from conformance.harness import Harness
 from conformance.runs import Result, Run
 
 # Real processes, a fake service.
@@ -20,7 +20,7 @@ def passed(name):
 """
 
 
-class NoHouse(House):
+class FakeHarness(Harness):
     """Stands in for the service, and records the calls that it receives."""
 
     def __init__(self, busy: Sequence[str] = (), lacking: Mapping[str, str] | None = None) -> None:
@@ -65,8 +65,8 @@ def program(body: str) -> list[str]:
     ]
 
 
-async def results(body: str, *names: str, house: House | None = None) -> list[Result]:
-    async with Run(program(body), house=house or NoHouse(), answer_s=10.0) as run:
+async def results(body: str, *names: str, harness: Harness | None = None) -> list[Result]:
+    async with Run(program(body), harness=harness or FakeHarness(), answer_s=10.0) as run:
         return [await run.ask(name) for name in names]
 
 
@@ -93,7 +93,7 @@ async def test_what_breaks_the_rules_fails_its_scenario_alone(bad: str, why: str
 
 
 async def test_a_program_that_does_not_answer_is_killed() -> None:
-    async with Run(program("pass"), house=NoHouse(), answer_s=0.1) as run:
+    async with Run(program("pass"), harness=FakeHarness(), answer_s=0.1) as run:
         result = await run.ask("chat")
 
     assert result == Result(scenario="chat", outcome="failed", why="no answer within 0.1 s")
@@ -109,13 +109,13 @@ elif line == "engine_killed":
     write_line(scenario=line, event="ready")
     passed(line)
 """
-    house = NoHouse()
+    harness = FakeHarness()
 
-    killed, drained = await results(body, "engine_killed", "drain", house=house)
+    killed, drained = await results(body, "engine_killed", "drain", harness=harness)
 
     assert killed.outcome == "passed"
     assert drained.why == "go"
-    assert house.acts == ["engine_killed", "kill", "drain", "drain"]
+    assert harness.acts == ["engine_killed", "kill", "drain", "drain"]
 
 
 async def test_what_is_left_on_the_server_fails_and_the_next_finds_another_service() -> None:
@@ -127,9 +127,9 @@ elif line == "resume":
 else:
     passed(line)
 """
-    house = NoHouse(busy=["3 requests live"])
+    harness = FakeHarness(busy=["3 requests live"])
 
-    chat, resume = await results(body, "chat", "resume", house=house)
+    chat, resume = await results(body, "chat", "resume", harness=harness)
 
     assert chat.outcome == "failed"
     assert chat.why == "3 requests live"

@@ -30,7 +30,7 @@ from penstock.scheduler.request import (
     SamplingParams,
 )
 from support.core import BLOCK_SIZE, make_spec
-from support.executor_runs import House, Witness
+from support.executor_runs import Harness, Witness
 from support.trtllm_engine import hold_until_submitted
 from support.trtllm_folders import hugging_face_folder
 
@@ -133,7 +133,7 @@ CASES = [
 
 
 @pytest.fixture(params=CASES)
-def house(request: pytest.FixtureRequest, tmp_path: Path, fake_trtllm: None) -> Iterator[House]:
+def harness(request: pytest.FixtureRequest, tmp_path: Path, fake_trtllm: None) -> Iterator[Harness]:
     make: Callable[[Path], ExecutorConfig] = request.param
     folder = tmp_path
     if make in (torch_on_cpu, torch_eager, torch_eight_bit, *ON_CUDA.values()):
@@ -141,9 +141,9 @@ def house(request: pytest.FixtureRequest, tmp_path: Path, fake_trtllm: None) -> 
     if make is torch_eager:
         from penstock.executor.torch.executor import TorchExecutor
 
-        built = House(make(folder), TorchExecutor)
+        built = Harness(make(folder), TorchExecutor)
     else:
-        built = House(make(folder))
+        built = Harness(make(folder))
     yield built
     built.close()
 
@@ -169,8 +169,8 @@ def crowd(count: int = 6, **fields: Any) -> list[RequestSpec]:
     ]
 
 
-def needs(house: House, feature: Feature) -> None:
-    if feature not in house.executor().info.features:
+def needs(harness: Harness, feature: Feature) -> None:
+    if feature not in harness.executor().info.features:
         pytest.skip(f"the executor does not offer {feature.value}")
 
 
@@ -183,12 +183,12 @@ def arm(executor: Witness) -> Witness:
     return executor
 
 
-def tokens_alone(house: House, specs: list[RequestSpec]) -> list[list[int]]:
-    return [house.run(spec)[0].tokens for spec in specs]
+def tokens_alone(harness: Harness, specs: list[RequestSpec]) -> list[list[int]]:
+    return [harness.run(spec)[0].tokens for spec in specs]
 
 
-def test_limits_are_sane(house: House) -> None:
-    executor = house.executor(num_blocks=20, max_num_seqs=3)
+def test_limits_are_sane(harness: Harness) -> None:
+    executor = harness.executor(num_blocks=20, max_num_seqs=3)
     info = executor.info
 
     assert info.name
@@ -200,106 +200,110 @@ def test_limits_are_sane(house: House) -> None:
     assert (executor.ready_fd is not None) == info.is_self_paced
 
 
-def test_a_request_runs_to_its_length(house: House) -> None:
-    (outcome,) = house.run(spec_of(1, prompt_of(5), max_tokens=7))
+def test_a_request_runs_to_its_length(harness: Harness) -> None:
+    (outcome,) = harness.run(spec_of(1, prompt_of(5), max_tokens=7))
 
     assert len(outcome.tokens) == 7
     assert isinstance(outcome.end, Completed)
     assert outcome.end.reason is FinishReason.LENGTH
 
 
-def test_requests_that_join_and_leave_get_what_they_get_alone(house: House) -> None:
+def test_requests_that_join_and_leave_get_what_they_get_alone(harness: Harness) -> None:
     specs = crowd()
-    executor = house.executor()
+    executor = harness.executor()
 
-    together = house.run(*specs, stagger=True, executor=executor)
+    together = harness.run(*specs, stagger=True, executor=executor)
 
     assert executor.max_rows > 1
-    assert [outcome.tokens for outcome in together] == tokens_alone(house, specs)
+    assert [outcome.tokens for outcome in together] == tokens_alone(harness, specs)
 
 
-def test_chunked_prefill_changes_nothing(house: House) -> None:
+def test_chunked_prefill_changes_nothing(harness: Harness) -> None:
     specs = crowd()
-    executor = house.executor(max_num_seqs=3)
+    executor = harness.executor(max_num_seqs=3)
 
-    chunked = house.run(*specs, budget=5, executor=executor)
+    chunked = harness.run(*specs, budget=5, executor=executor)
 
     # One that paces itself cuts prompts out of sight.
     assert executor.info.is_self_paced or executor.num_prefill_rows > len(specs)
-    assert [outcome.tokens for outcome in chunked] == tokens_alone(house, specs)
+    assert [outcome.tokens for outcome in chunked] == tokens_alone(harness, specs)
 
 
-def test_slots_and_blocks_are_used_again(house: House) -> None:
+def test_slots_and_blocks_are_used_again(harness: Harness) -> None:
     specs = crowd()
 
-    squeezed = house.run(*specs, max_num_seqs=1, num_blocks=10)
+    squeezed = harness.run(*specs, max_num_seqs=1, num_blocks=10)
 
-    assert [outcome.tokens for outcome in squeezed] == tokens_alone(house, specs)
+    assert [outcome.tokens for outcome in squeezed] == tokens_alone(harness, specs)
 
 
-def test_preemption_changes_nothing(house: House) -> None:
+def test_preemption_changes_nothing(harness: Harness) -> None:
     specs = [spec_of(i + 1, prompt_of(8, i), max_tokens=16) for i in range(4)]
 
-    executor, begin = house.executor(num_blocks=12), None
+    executor, begin = harness.executor(num_blocks=12), None
     if isinstance(executor.inner, TrtllmExecutor):  # It would run the first alone meanwhile.
         begin = hold_until_submitted(executor.inner)
-    squeezed = house.run(*specs, executor=executor, on_submitted=begin)
+    squeezed = harness.run(*specs, executor=executor, on_submitted=begin)
 
     assert sum(outcome.num_preemptions for outcome in squeezed) > 0
-    assert [outcome.tokens for outcome in squeezed] == tokens_alone(house, specs)
+    assert [outcome.tokens for outcome in squeezed] == tokens_alone(harness, specs)
 
 
-def test_prefix_hits_change_nothing(house: House) -> None:
+def test_prefix_hits_change_nothing(harness: Harness) -> None:
     stem = prompt_of(14)
     specs = [
         spec_of(i + 1, np.concatenate((stem, prompt_of(1 + i, i + 3))), hashed=True)
         for i in range(4)
     ]
 
-    shared = house.run(*specs, stagger=True)
+    shared = harness.run(*specs, stagger=True)
 
     assert [outcome.num_cached_tokens for outcome in shared[1:]] == [12, 12, 12]
-    assert [outcome.tokens for outcome in shared] == tokens_alone(house, specs)
+    assert [outcome.tokens for outcome in shared] == tokens_alone(harness, specs)
 
 
-def test_sampling_depends_on_the_seed_and_never_on_the_batch(house: House) -> None:
-    needs(house, Feature.SEED)
+def test_sampling_depends_on_the_seed_and_never_on_the_batch(harness: Harness) -> None:
+    needs(harness, Feature.SEED)
     prompt = prompt_of(6)
     specs = [
         spec_of(i + 1, prompt, sampling=SamplingParams(temperature=1.0, seed=i // 2))
         for i in range(6)
     ]
 
-    together = [outcome.tokens for outcome in house.run(*specs, stagger=True)]
+    together = [outcome.tokens for outcome in harness.run(*specs, stagger=True)]
 
-    assert together == tokens_alone(house, specs)
+    assert together == tokens_alone(harness, specs)
     assert together[0] == together[1]
     assert together[0] != together[2]
 
 
-def test_a_replayed_request_continues_where_it_was(house: House) -> None:
-    needs(house, Feature.SEED)
+def test_a_replayed_request_continues_where_it_was(harness: Harness) -> None:
+    needs(harness, Feature.SEED)
     sampling = SamplingParams(temperature=1.0, seed=7)
     whole = spec_of(1, prompt_of(6), max_tokens=9, sampling=sampling)
-    (first_life,) = house.run(whole)
+    (first_life,) = harness.run(whole)
     prompt = np.array([*whole.prompt_ids, *first_life.tokens[:4]], dtype=np.int32)
 
-    (second_life,) = house.run(spec_of(2, prompt, max_tokens=9, num_replayed=4, sampling=sampling))
+    (second_life,) = harness.run(
+        spec_of(2, prompt, max_tokens=9, num_replayed=4, sampling=sampling)
+    )
 
     assert first_life.tokens == first_life.tokens[:4] + second_life.tokens
 
 
 @pytest.mark.parametrize("num_stop_ids", [1, 10])
 def test_stop_ids_end_a_request_but_never_before_min_tokens(
-    house: House, num_stop_ids: int
+    harness: Harness, num_stop_ids: int
 ) -> None:
-    needs(house, Feature.MIN_TOKENS)
-    if num_stop_ids > 1 and house.executor().info.name == "trtllm":
+    needs(harness, Feature.MIN_TOKENS)
+    if num_stop_ids > 1 and harness.executor().info.name == "trtllm":
         pytest.skip("the engine bars its one end id; docs/tensorrt-llm-mapping.md tells")
-    (free,) = house.run(spec_of(1, prompt_of(6), max_tokens=10))
+    (free,) = harness.run(spec_of(1, prompt_of(6), max_tokens=10))
     stop_ids = tuple(sorted(set(free.tokens[:num_stop_ids])))
 
-    (bounded,) = house.run(spec_of(2, prompt_of(6), max_tokens=10, min_tokens=4, stop_ids=stop_ids))
+    (bounded,) = harness.run(
+        spec_of(2, prompt_of(6), max_tokens=10, min_tokens=4, stop_ids=stop_ids)
+    )
 
     assert isinstance(bounded.end, Completed)
     assert not set(bounded.tokens[:4]) & set(stop_ids)
@@ -309,22 +313,22 @@ def test_stop_ids_end_a_request_but_never_before_min_tokens(
 
 
 @pytest.mark.parametrize("budget", [8, 256])
-def test_a_request_that_fails_fails_alone(house: House, budget: int) -> None:
+def test_a_request_that_fails_fails_alone(harness: Harness, budget: int) -> None:
     good = crowd(4)
     poisoned = spec_of(99, np.append(prompt_of(9), np.int32(POISON)))
 
-    *others, failed = house.run(*good, poisoned, budget=budget)
+    *others, failed = harness.run(*good, poisoned, budget=budget)
 
     assert isinstance(failed.end, Failed)
     assert failed.end.reason is FailureReason.EXECUTOR_REQUEST_FAILED
     assert failed.tokens == []
-    assert [outcome.tokens for outcome in others] == tokens_alone(house, good)
+    assert [outcome.tokens for outcome in others] == tokens_alone(harness, good)
 
 
 @pytest.mark.parametrize("budget", [8, 256])
 @pytest.mark.parametrize("places", [(0,), (3,), (5,), (1, 2), (0, 5)], ids=str)
 def test_a_request_that_makes_the_step_raise_fails_alone(
-    house: House, places: tuple[int, ...], budget: int
+    harness: Harness, places: tuple[int, ...], budget: int
 ) -> None:
     """At any position in the batch, and with any number of such requests."""
     good = crowd(4)
@@ -333,7 +337,7 @@ def test_a_request_that_makes_the_step_raise_fails_alone(
         prompt = np.append(prompt_of(9, place), np.int32(BREAKER))
         specs.insert(place, spec_of(90 + place, prompt))
 
-    outcomes = house.run(*specs, budget=budget, executor=arm(house.executor()))
+    outcomes = harness.run(*specs, budget=budget, executor=arm(harness.executor()))
 
     for spec, outcome in zip(specs, outcomes, strict=True):
         if spec.key >= 90:
@@ -341,26 +345,26 @@ def test_a_request_that_makes_the_step_raise_fails_alone(
             assert outcome.end.reason is FailureReason.EXECUTOR_REQUEST_FAILED
             assert outcome.tokens == []
     others = [o.tokens for s, o in zip(specs, outcomes, strict=True) if s.key < 90]
-    assert others == tokens_alone(house, good)
+    assert others == tokens_alone(harness, good)
 
 
-def test_blocks_of_a_failed_request_do_no_harm(house: House) -> None:
+def test_blocks_of_a_failed_request_do_no_harm(harness: Harness) -> None:
     poisoned = [spec_of(90 + i, np.array([POISON] * 8, dtype=np.int32)) for i in range(2)]
     good = spec_of(1, prompt_of(20), max_tokens=12)
 
-    outcomes = house.run(*poisoned, good, num_blocks=8, max_num_seqs=1)
+    outcomes = harness.run(*poisoned, good, num_blocks=8, max_num_seqs=1)
 
-    assert [outcome.tokens for outcome in outcomes] == [[], [], *tokens_alone(house, [good])]
+    assert [outcome.tokens for outcome in outcomes] == [[], [], *tokens_alone(harness, [good])]
 
 
-def test_logprobs_are_next_to_their_tokens(house: House) -> None:
-    needs(house, Feature.LOGPROBS)
+def test_logprobs_are_next_to_their_tokens(harness: Harness) -> None:
+    needs(harness, Feature.LOGPROBS)
     asks = SamplingParams(temperature=0.0, num_logprobs=3)
     silent, asking = spec_of(1, prompt_of(9, 1)), spec_of(2, prompt_of(6), sampling=asks)
 
-    plain, outcome = house.run(silent, asking)
+    plain, outcome = harness.run(silent, asking)
 
-    assert [plain.tokens, outcome.tokens] == tokens_alone(house, [silent, asking])
+    assert [plain.tokens, outcome.tokens] == tokens_alone(harness, [silent, asking])
     assert len(outcome.logprobs) == len(outcome.tokens)
     for token, logprobs in zip(outcome.tokens, outcome.logprobs, strict=True):
         top = logprobs.top_logprobs[0, :3]
@@ -371,27 +375,27 @@ def test_logprobs_are_next_to_their_tokens(house: House) -> None:
         assert np.exp(top).sum() <= 1.0 + 1e-5
 
 
-def test_prompt_logprobs_cover_the_prompt_whatever_the_chunks(house: House) -> None:
-    needs(house, Feature.PROMPT_LOGPROBS)
+def test_prompt_logprobs_cover_the_prompt_whatever_the_chunks(harness: Harness) -> None:
+    needs(harness, Feature.PROMPT_LOGPROBS)
     asks = SamplingParams(temperature=0.0, num_prompt_logprobs=0)
     specs = [spec_of(i + 1, prompt_of(17), hashed=True, sampling=asks) for i in range(2)]
 
-    whole, again = house.run(*specs, stagger=True)
-    chunked = house.run(specs[0], budget=8)[0]
+    whole, again = harness.run(*specs, stagger=True)
+    chunked = harness.run(specs[0], budget=8)[0]
 
     assert sorted(whole.prompt_logprobs) == list(range(1, 17))
     # Tiles of scores are rounded where a chunk ends, and keys in 8 bits leave more to round.
-    near = 2e-3 if house.config.kv_cache_dtype != "auto" else 1e-4
+    near = 2e-3 if harness.config.kv_cache_dtype != "auto" else 1e-4
     assert again.prompt_logprobs == pytest.approx(whole.prompt_logprobs, abs=near)
     assert chunked.prompt_logprobs == pytest.approx(whole.prompt_logprobs, abs=near)
 
 
-def test_close_is_idempotent_and_final(house: House) -> None:
-    executor = house.executor()
-    house.run(spec_of(1, prompt_of(3)), executor=executor)
+def test_close_is_idempotent_and_final(harness: Harness) -> None:
+    executor = harness.executor()
+    harness.run(spec_of(1, prompt_of(3)), executor=executor)
 
     executor.close()
     executor.close()
 
     with pytest.raises(ExecutorDied):
-        house.run(spec_of(2, prompt_of(3)), executor=executor)
+        harness.run(spec_of(2, prompt_of(3)), executor=executor)

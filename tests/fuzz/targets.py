@@ -59,7 +59,7 @@ def parse_messages(data: bytes) -> None:
             abort_of(error.failure)
 
 
-def _told(error: Exception) -> None:
+def _check_status(error: Exception) -> None:
     """Check that an error has a message."""
     assert str(error)
 
@@ -106,7 +106,7 @@ def read_policy(data: bytes) -> None:
     try:
         parse_policy(data.decode("utf-8", "replace"), Path("/nowhere"))
     except BadPolicy as error:
-        _told(error)
+        _check_status(error)
 
 
 def read_keys(data: bytes) -> None:
@@ -114,7 +114,7 @@ def read_keys(data: bytes) -> None:
     try:
         read_key_set(data, ("RS256", "ES256", "EdDSA"))
     except BadKeySet as error:
-        _told(error)
+        _check_status(error)
 
 
 TARGETS: dict[str, Target] = {

@@ -87,7 +87,7 @@ async def _outcome(channel: Any, path: str, data: bytes) -> grpc.StatusCode:
     except grpc.aio.AioRpcError as error:
         return error.code()
     except asyncio.InvalidStateError:
-        # Refused while its command was written.
+        # Rejected while its command was written.
         pass
     code: grpc.StatusCode = await call.code()
     return code

@@ -103,9 +103,9 @@ def hash_of(digest: int) -> int:
 
 async def test_a_snapshot_and_what_follows_it(served: ServedFront) -> None:
     call = await followed(served)
-    hear = served.port.cache_listeners[b"c"]
-    hear(CacheUpdate(ticket=0, changes=(block(1), block(2, 1), block(200, 1)), part=ALL))
-    hear(CacheUpdate(ticket=0, changes=(b"\2" * 16, b"\1" * 16, block(3, 200, (7, 8)))))
+    read_commands = served.port.cache_listeners[b"c"]
+    read_commands(CacheUpdate(ticket=0, changes=(block(1), block(2, 1), block(200, 1)), part=ALL))
+    read_commands(CacheUpdate(ticket=0, changes=(b"\2" * 16, b"\1" * 16, block(3, 200, (7, 8)))))
 
     first, second = await call.read(), await call.read()
 
@@ -132,10 +132,10 @@ async def test_a_snapshot_and_what_follows_it(served: ServedFront) -> None:
 
 async def test_an_engines_loss_clears_all_and_the_next_begins_again(served: ServedFront) -> None:
     call = await followed(served)
-    hear = served.port.cache_listeners[b"c"]
-    hear(CacheUpdate(ticket=0, changes=(block(1),), part=ALL))
-    hear(None)
-    hear(CacheUpdate(ticket=0, changes=(), part=ALL))
+    read_commands = served.port.cache_listeners[b"c"]
+    read_commands(CacheUpdate(ticket=0, changes=(block(1),), part=ALL))
+    read_commands(None)
+    read_commands(CacheUpdate(ticket=0, changes=(), part=ALL))
 
     batches = [await call.read() for _ in range(3)]
 
@@ -169,11 +169,11 @@ async def test_a_subscriber_that_reads_is_not_disconnected_by_large_updates(
 
 async def test_a_subscriber_that_does_not_read_is_disconnected(served: ServedFront) -> None:
     call = await followed(served)
-    hear = served.port.cache_listeners[b"c"]
+    read_commands = served.port.cache_listeners[b"c"]
     many = CacheUpdate(ticket=0, changes=(b"\1" * 16,) * 40_000)
 
-    hear(many)
-    hear(many)
+    read_commands(many)
+    read_commands(many)
 
     assert (await rejected(call)).code() is CODE.RESOURCE_EXHAUSTED
     assert served.server.front.counters.num_cut_readers == 1
@@ -181,24 +181,24 @@ async def test_a_subscriber_that_does_not_read_is_disconnected(served: ServedFro
 
 async def test_a_subscriber_that_blocks_a_write_is_disconnected(served: ServedFront) -> None:
     call = await followed(served)
-    hear = served.port.cache_listeners[b"c"]
+    read_commands = served.port.cache_listeners[b"c"]
     (writer,) = served.server.front.shared_writers
     large = CacheUpdate(ticket=0, changes=(b"\1" * 16,) * 60_000)
-    num_heard = 0
+    num_received = 0
 
     def is_stuck_or_cut() -> bool:
         """Send an empty update; return whether the reader was disconnected or another
         write began.
         """
-        hear(CacheUpdate(ticket=0, changes=()))
-        return writer.is_cut or writer.num_writes > num_heard
+        read_commands(CacheUpdate(ticket=0, changes=()))
+        return writer.is_cut or writer.num_writes > num_received
 
     # The network takes an unknown number of them before it is full.
     for _ in range(100):
         if writer.is_cut:
             break
-        num_heard = writer.num_writes
-        hear(large)
+        num_received = writer.num_writes
+        read_commands(large)
         await until(is_stuck_or_cut)
 
     assert writer.num_writes < 100

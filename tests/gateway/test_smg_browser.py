@@ -58,9 +58,9 @@ class Browser:
             if session:
                 message["sessionId"] = session
             self._commands.write(json.dumps(message).encode() + b"\0")
-        told = answer.result(PATIENCE_S)
-        assert "error" not in told, told
-        result: dict[str, Any] = told["result"]
+        reported = answer.result(PATIENCE_S)
+        assert "error" not in reported, reported
+        result: dict[str, Any] = reported["result"]
         return result
 
     def open(self, url: str) -> Page:
@@ -185,14 +185,14 @@ def event(delta: dict[str, str], num_tokens: int, finish_reason: str | None = No
     return b"data: " + json.dumps(chunk).encode()
 
 
-TOLD = b"".join(event({"content": "x"}, num) + b"\n\n" for num in range(1, 4))
+DELIVERED = b"".join(event({"content": "x"}, num) + b"\n\n" for num in range(1, 4))
 ENDED = event({"content": "y"}, 4, "length")
 STREAMS = {
-    "cut": (TOLD, 3),
-    "cut-within-an-event": (TOLD + b'data: {"choices": [{"del', 3),
-    "done-without-a-reason": (TOLD + b"data: [DONE]\n\n", 3),
-    "no-last-blank-line": (TOLD + ENDED, 4),
-    "whole": (TOLD + ENDED + b"\n\ndata: [DONE]\n\n", 4),
+    "cut": (DELIVERED, 3),
+    "cut-within-an-event": (DELIVERED + b'data: {"choices": [{"del', 3),
+    "done-without-a-reason": (DELIVERED + b"data: [DONE]\n\n", 3),
+    "no-last-blank-line": (DELIVERED + ENDED, 4),
+    "whole": (DELIVERED + ENDED + b"\n\ndata: [DONE]\n\n", 4),
 }
 """Possible responses of a gateway and their numbers of tokens, by the requested model."""
 IS_OVER = "['done', 'stopped', 'failed'].includes(document.body.dataset.state)"

@@ -24,7 +24,7 @@ TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 @dataclass
-class House:
+class Harness:
     """Two workers, the gateway in front of them, and the collector of all their traces."""
 
     workers: list[Service]
@@ -35,7 +35,7 @@ class House:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[House]:
+async def harness() -> AsyncIterator[Harness]:
     async with contextlib.AsyncExitStack() as stack:
         receiver = stack.enter_context(grpc_receiver())
         workers, operations = [], []
@@ -61,7 +61,7 @@ async def house() -> AsyncIterator[House]:
             )
         )
         client = await stack.enter_async_context(openai_client(made))
-        yield House(workers, operations, made, client, receiver)
+        yield Harness(workers, operations, made, client, receiver)
 
 
 async def read(stream: Any) -> tuple[dict[int, str], dict[int, str], Any]:
@@ -79,11 +79,11 @@ async def read(stream: Any) -> tuple[dict[int, str], dict[int, str], Any]:
     return texts, reasons, usage
 
 
-async def test_chat_streams_the_text_of_the_worker(house: House) -> None:
-    async with Client(house.workers[0].address) as direct:
+async def test_chat_streams_the_text_of_the_worker(harness: Harness) -> None:
+    async with Client(harness.workers[0].address) as direct:
         messages = [ChatMessage(role="user", content="What is a penstock?")]
         wanted = await direct.generate_once(messages, max_tokens=24, temperature=0.0)
-    stream = await house.openai.chat.completions.create(
+    stream = await harness.openai.chat.completions.create(
         model="demo",
         messages=MESSAGES,
         max_tokens=24,
@@ -100,12 +100,12 @@ async def test_chat_streams_the_text_of_the_worker(house: House) -> None:
     assert usage.prompt_tokens == wanted.finished.usage.num_prompt_tokens
 
 
-async def test_completions_and_seeds_are_the_workers(house: House) -> None:
+async def test_completions_and_seeds_are_the_workers(harness: Harness) -> None:
     """Seeds are passed on, and the gateway adds no begin-of-sequence token to a text prompt."""
     prompt = TextPrompt(text="The gate opens", add_special_tokens=False)
-    async with Client(house.workers[0].address) as direct:
+    async with Client(harness.workers[0].address) as direct:
         wanted = await direct.generate_once(prompt, max_tokens=16, seed=7)
-    answer = await house.openai.completions.create(
+    answer = await harness.openai.completions.create(
         model="demo", prompt="The gate opens", max_tokens=16, seed=7
     )
 
@@ -114,8 +114,8 @@ async def test_completions_and_seeds_are_the_workers(house: House) -> None:
     assert answer.usage.completion_tokens == 16
 
 
-async def test_several_choices_with_logprobs(house: House) -> None:
-    stream = await house.openai.chat.completions.create(
+async def test_several_choices_with_logprobs(harness: Harness) -> None:
+    stream = await harness.openai.chat.completions.create(
         model="demo", messages=MESSAGES, max_tokens=6, n=3, stream=True,
         stream_options={"include_usage": True},
     )  # fmt: skip
@@ -125,23 +125,23 @@ async def test_several_choices_with_logprobs(house: House) -> None:
     assert reasons == dict.fromkeys(texts, "length")
     assert usage.completion_tokens == 18
 
-    whole = await house.openai.chat.completions.create(
+    whole = await harness.openai.chat.completions.create(
         model="demo", messages=MESSAGES, max_tokens=6, temperature=0, logprobs=True, top_logprobs=2
     )  # greedy: a drawn token may be half a character, of which the gateway has no entry
-    told = whole.choices[0].logprobs.content
-    assert len(told) == 6
-    assert all(len(one.top_logprobs) == 2 for one in told)
-    assert "".join(one.token for one in told) == whole.choices[0].message.content
+    reported = whole.choices[0].logprobs.content
+    assert len(reported) == 6
+    assert all(len(one.top_logprobs) == 2 for one in reported)
+    assert "".join(one.token for one in reported) == whole.choices[0].message.content
 
 
-async def test_a_stop_string_ends_the_work(house: House) -> None:
+async def test_a_stop_string_ends_the_work(harness: Harness) -> None:
     """The gateway alone would truncate the text but let the worker run to the end."""
-    long = await house.openai.chat.completions.create(
+    long = await harness.openai.chat.completions.create(
         model="demo", messages=MESSAGES, max_tokens=40, temperature=0.0
     )
     text = long.choices[0].message.content
     stop = text[len(text) // 4 : len(text) // 4 + 6]
-    stream = await house.openai.chat.completions.create(
+    stream = await harness.openai.chat.completions.create(
         model="demo", messages=MESSAGES, max_tokens=40, temperature=0.0, stop=stop, stream=True,
         stream_options={"include_usage": True},
     )  # fmt: skip
@@ -154,9 +154,9 @@ async def test_a_stop_string_ends_the_work(house: House) -> None:
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-async def test_a_client_that_leaves_takes_its_work_along(house: House, is_stream: bool) -> None:
-    before = [num_made(await one.get_stats()) for one in house.operations]
-    call = house.openai.chat.completions.create(
+async def test_a_client_that_leaves_takes_its_work_along(harness: Harness, is_stream: bool) -> None:
+    before = [num_made(await one.get_stats()) for one in harness.operations]
+    call = harness.openai.chat.completions.create(
         model="demo", messages=MESSAGES, max_tokens=900, stream=is_stream
     )
     if is_stream:
@@ -165,10 +165,10 @@ async def test_a_client_that_leaves_takes_its_work_along(house: House, is_stream
         await stream.close()
     else:
         task = asyncio.create_task(call)
-        await until_one_runs(house.operations)
+        await until_one_runs(harness.operations)
         task.cancel()
 
-    for one, num_before in zip(house.operations, before, strict=True):
+    for one, num_before in zip(harness.operations, before, strict=True):
         stats = await until_stats(one, is_idle)
         assert num_made(stats) - num_before < 900, "it was not aborted"
 
@@ -194,10 +194,10 @@ def is_idle(stats: Any) -> bool:
     return not model_of(stats).num_processing and not model_of(stats).num_pending
 
 
-async def test_a_form_is_rejected_where_the_executor_has_none(house: House) -> None:
+async def test_a_form_is_rejected_where_the_executor_has_none(harness: Harness) -> None:
     """It is not ignored: the client gets an error that names it."""
     with pytest.raises(openai().APIStatusError) as caught:
-        await house.openai.chat.completions.create(
+        await harness.openai.chat.completions.create(
             model="demo", messages=MESSAGES, max_tokens=8, response_format={"type": "json_object"}
         )
 
@@ -205,9 +205,9 @@ async def test_a_form_is_rejected_where_the_executor_has_none(house: House) -> N
     assert "json_schema" in str(caught.value)
 
 
-async def test_invalid_fields_are_reported_by_their_gateway_name(house: House) -> None:
+async def test_invalid_fields_are_reported_by_their_gateway_name(harness: Harness) -> None:
     with pytest.raises(openai().BadRequestError) as caught:
-        await house.openai.chat.completions.create(
+        await harness.openai.chat.completions.create(
             model="demo", messages=MESSAGES, max_tokens=8, stop="s" * 65
         )
 
@@ -215,15 +215,15 @@ async def test_invalid_fields_are_reported_by_their_gateway_name(house: House) -
 
 
 async def test_the_trace_goes_from_the_caller_through_the_gateway_into_the_engine(
-    house: House,
+    harness: Harness,
 ) -> None:
-    answer = await house.openai.chat.completions.create(
+    answer = await harness.openai.chat.completions.create(
         model="demo", messages=MESSAGES, max_tokens=4,
         extra_headers={"traceparent": f"00-{TRACE_ID}-{SPAN_ID}-01"},
     )  # fmt: skip
     assert answer.usage.completion_tokens == 4
 
-    spans = await asyncio.to_thread(house.receiver.wait_for_names, TRACE_ID, WANTED_SPANS)
+    spans = await asyncio.to_thread(harness.receiver.wait_for_names, TRACE_ID, WANTED_SPANS)
 
     by_name = {span.name: span for span in spans}
     root = by_name["vllm.grpc.engine.VllmEngine/Generate"]
@@ -241,9 +241,9 @@ WANTED_SPANS = frozenset(
 )
 
 
-async def test_the_gateway_knows_its_workers_and_their_load(house: House) -> None:
-    listed = (await house.gateway.get("/workers"))["workers"]
-    assert {one["url"] for one in listed} == {f"grpc://{w.address}" for w in house.workers}
+async def test_the_gateway_knows_its_workers_and_their_load(harness: Harness) -> None:
+    listed = (await harness.gateway.get("/workers"))["workers"]
+    assert {one["url"] for one in listed} == {f"grpc://{w.address}" for w in harness.workers}
     for one in listed:
         assert one["is_healthy"]
         assert one["runtime_type"] == "vllm"
@@ -253,7 +253,7 @@ async def test_the_gateway_knows_its_workers_and_their_load(house: House) -> Non
 
     async with asyncio.timeout(PATIENCE_S):
         # The gateway asks its workers in turn, and leaves out one that is slow to answer.
-        while not (loads := (await house.gateway.get("/loads"))["loads"]):
+        while not (loads := (await harness.gateway.get("/loads"))["loads"]):
             pass
     assert all(one["max_running_requests"] == 64 for one in loads)
     assert all(one["max_total_num_tokens"] > 0 for one in loads)

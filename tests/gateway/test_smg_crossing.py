@@ -47,7 +47,7 @@ class Call:
     answers: list[bytes] = field(default_factory=list)
 
 
-class TellingRelay(grpc.GenericRpcHandler):
+class RecordingRelay(grpc.GenericRpcHandler):
     """A gRPC relay that records `calls`, in order of arrival. While `is_shut` is True it rejects
     all calls with UNAVAILABLE.
     """
@@ -97,12 +97,12 @@ class TellingRelay(grpc.GenericRpcHandler):
 
 
 @asynccontextmanager
-async def telling_relay(address: str) -> AsyncGenerator[TellingRelay]:
+async def recording_relay(address: str) -> AsyncGenerator[RecordingRelay]:
     """Start a relay to the service at `address`; `relay.address` is the address of the relay."""
     async with grpc.aio.insecure_channel(
         address, options=[("grpc.use_local_subchannel_pool", 1)]
     ) as channel:
-        relay = TellingRelay(channel)
+        relay = RecordingRelay(channel)
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((relay,))
         port = server.add_insecure_port("127.0.0.1:0")
@@ -163,13 +163,13 @@ class Answer:
 
 
 @dataclass
-class House:
+class Harness:
     """The gateway, the relay between it and its worker, and its first response, sent before it had
     a worker.
     """
 
     gateway: Gateway
-    relay: TellingRelay
+    relay: RecordingRelay
     first_answer: Answer
 
     async def post(
@@ -216,18 +216,18 @@ def generation(data: bytes) -> Any:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[House]:
+async def harness() -> AsyncIterator[Harness]:
     async with contextlib.AsyncExitStack() as stack:
         worker = await stack.enter_async_context(
             started(*WORKER, environment=child_environment(step_s=0.01))
         )
-        relay = await stack.enter_async_context(telling_relay(worker.address))
+        relay = await stack.enter_async_context(recording_relay(worker.address))
         relay.is_shut = True
         made = await stack.enter_async_context(launched_gateway(relay.address))
         first = await first_answer(made)
         relay.is_shut = False
         await made.until_workers(1)
-        yield House(made, relay, first)
+        yield Harness(made, relay, first)
 
 
 async def first_answer(made: Gateway) -> Answer:
@@ -242,46 +242,49 @@ async def first_answer(made: Gateway) -> Answer:
     raise AssertionError("it does not listen")
 
 
-async def test_until_its_worker_is_there_the_gateway_knows_no_model(house: House) -> None:
-    assert (house.first_answer.status, house.first_answer.error["code"]) == (404, "model_not_found")
-    assert house.relay.calls[0].answers == []
-    assert (await house.post(CHAT)).status == 200
+async def test_until_its_worker_is_there_the_gateway_knows_no_model(harness: Harness) -> None:
+    assert (harness.first_answer.status, harness.first_answer.error["code"]) == (
+        404,
+        "model_not_found",
+    )
+    assert harness.relay.calls[0].answers == []
+    assert (await harness.post(CHAT)).status == 200
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-async def test_sampling_crosses(house: House, path: str) -> None:
+async def test_sampling_crosses(harness: Harness, path: str) -> None:
     asked: dict[str, Any] = {
         "temperature": 0.5, "top_p": 0.5, "top_k": 7, "min_p": 0.25, "frequency_penalty": 0.5,
         "presence_penalty": -0.5, "repetition_penalty": 1.5, "seed": 11, "stop_token_ids": [3],
         "stop": ["a"], "ignore_eos": True, "max_tokens": 8, "n": 2,
     }  # fmt: skip
 
-    params = await house.params(path, **asked)
+    params = await harness.params(path, **asked)
 
     assert {name: params.get(name) for name in asked} == asked
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-async def test_without_max_tokens_the_services_default_holds(house: House, path: str) -> None:
-    answer = await house.post(path, ignore_eos=True)
+async def test_without_max_tokens_the_services_default_holds(harness: Harness, path: str) -> None:
+    answer = await harness.post(path, ignore_eos=True)
 
     assert answer.body["usage"]["completion_tokens"] == DEFAULT_MAX_TOKENS
-    assert "max_tokens" not in await house.params(path)
+    assert "max_tokens" not in await harness.params(path)
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-async def test_seeds_beyond_32_bits_are_clamped(house: House, path: str) -> None:
+async def test_seeds_beyond_32_bits_are_clamped(harness: Harness, path: str) -> None:
     low, high = -(2**31), 2**31 - 1
-    for seed, told in ((-1, -1), (low, low), (high, high), (2**31, high), (-(2**40), low)):
-        assert (await house.params(path, seed=seed))["seed"] == told
+    for seed, reported in ((-1, -1), (low, low), (high, high), (2**31, high), (-(2**40), low)):
+        assert (await harness.params(path, seed=seed))["seed"] == reported
 
 
-async def test_an_openai_client_gets_what_its_json_schema_specifies(house: House) -> None:
+async def test_an_openai_client_gets_what_its_json_schema_specifies(harness: Harness) -> None:
     form = {
         "type": "json_schema",
         "json_schema": {"name": "place", "strict": True, "schema": CITY},
     }
-    async with openai_client(house.gateway) as client:
+    async with openai_client(harness.gateway) as client:
         ask: Any = client.chat.completions.create
         asked: dict[str, Any] = {"model": "demo", **PROMPTS[CHAT], "max_tokens": 64}
         whole = await ask(**asked, response_format=form)
@@ -311,8 +314,8 @@ FORMS: dict[str, tuple[dict[str, Any], str]] = {
         (TEXT, {"json_schema": json.dumps({"enum": ["Oslo"]})}, '"Oslo"'),
     ],
 )
-async def test_other_forms(house: House, path: str, form: dict[str, Any], text: str) -> None:
-    assert (await house.post(path, max_tokens=32, **form)).text == text
+async def test_other_forms(harness: Harness, path: str, form: dict[str, Any], text: str) -> None:
+    assert (await harness.post(path, max_tokens=32, **form)).text == text
 
 
 @pytest.mark.parametrize(
@@ -329,38 +332,38 @@ async def test_other_forms(house: House, path: str, form: dict[str, Any], text: 
         (TEXT, {"response_format": {"type": "json_object"}}),
     ],
 )  # fmt: skip
-async def test_what_the_gateway_drops(house: House, path: str, option: dict[str, Any]) -> None:
+async def test_what_the_gateway_drops(harness: Harness, path: str, option: dict[str, Any]) -> None:
     """They are dropped silently: neither the worker nor the client is notified."""
-    plain = await house.params(path, max_tokens=4)
+    plain = await harness.params(path, max_tokens=4)
 
-    assert (await house.post(path, max_tokens=4, **option)).status == 200
-    assert await house.params(path, max_tokens=4, **option) == plain
-
-
-async def test_min_tokens_of_a_plain_text_cross(house: House) -> None:
-    assert (await house.params(TEXT, max_tokens=8, min_tokens=3))["min_tokens"] == 3
+    assert (await harness.post(path, max_tokens=4, **option)).status == 200
+    assert await harness.params(path, max_tokens=4, **option) == plain
 
 
-async def test_logprobs_of_completions_are_made_and_not_handed_on(house: House) -> None:
-    answer = await house.post(TEXT, max_tokens=2, logprobs=2)
+async def test_min_tokens_of_a_plain_text_cross(harness: Harness) -> None:
+    assert (await harness.params(TEXT, max_tokens=8, min_tokens=3))["min_tokens"] == 3
 
-    call = house.relay.to("Generate")[-1]
+
+async def test_logprobs_of_completions_are_made_and_not_handed_on(harness: Harness) -> None:
+    answer = await harness.post(TEXT, max_tokens=2, logprobs=2)
+
+    call = harness.relay.to("Generate")[-1]
     assert generation(call.requests[0]).sampling_params.logprobs == 2
     assert not answer.body["choices"][0].get("logprobs")
-    chat = await house.post(CHAT, max_tokens=2, temperature=0, logprobs=True, top_logprobs=2)
+    chat = await harness.post(CHAT, max_tokens=2, temperature=0, logprobs=True, top_logprobs=2)
     assert len(chat.body["choices"][0]["logprobs"]["content"]) == 2
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-async def test_all_logprobs_cannot_be_asked_for(house: House, path: str) -> None:
+async def test_all_logprobs_cannot_be_asked_for(harness: Harness, path: str) -> None:
     options: dict[str, Any] = {"logprobs": -1}
     if path == CHAT:
         options = {"logprobs": True, "top_logprobs": -1}
 
-    assert (await house.post(path, max_tokens=2, **options)).status == 400
+    assert (await harness.post(path, max_tokens=2, **options)).status == 400
 
 
-async def test_tenant_and_priority_do_not_cross(house: House) -> None:
+async def test_tenant_and_priority_do_not_cross(harness: Harness) -> None:
     headers = {"x-tenant": "acme", "authorization": "Bearer secret", "x-session-id": "s"}
     options: dict[str, Any] = {
         "priority": 9,
@@ -369,9 +372,9 @@ async def test_tenant_and_priority_do_not_cross(house: House) -> None:
         "max_tokens": 2,
     }
 
-    message = await house.sent(CHAT, headers, **options)
+    message = await harness.sent(CHAT, headers, **options)
 
-    call = house.relay.to("Generate")[-1]
+    call = harness.relay.to("Generate")[-1]
     assert call.left_s is None
     assert call.metadata == {}
     assert {field.name for field, _ in message.ListFields()} == {
@@ -381,41 +384,41 @@ async def test_tenant_and_priority_do_not_cross(house: House) -> None:
     }
 
 
-async def test_images_are_rejected_before_they_get_here(house: House) -> None:
-    num_before = len(house.relay.to("Generate"))
+async def test_images_are_rejected_before_they_get_here(harness: Harness) -> None:
+    num_before = len(harness.relay.to("Generate"))
     content = [
         {"type": "text", "text": "What is it?"},
         {"type": "image_url", "image_url": {"url": PIXEL}},
     ]
 
-    answer = await house.post(CHAT, messages=[{"role": "user", "content": content}])
+    answer = await harness.post(CHAT, messages=[{"role": "user", "content": content}])
 
     assert (answer.status, answer.error["code"]) == (400, "multimodal_not_supported")
-    assert len(house.relay.to("Generate")) == num_before
+    assert len(harness.relay.to("Generate")) == num_before
 
 
-async def test_missing_methods_are_reported_to_the_client(house: House) -> None:
-    embedding = await house.post("/v1/embeddings", input="x")
+async def test_missing_methods_are_reported_to_the_client(harness: Harness) -> None:
+    embedding = await harness.post("/v1/embeddings", input="x")
     assert embedding.status == 501
     assert "embeddings is not supported by this service" in embedding.error["message"]
 
     for path in ("/flush_cache", "/start_profile", "/stop_profile"):
-        answer = await house.post(path)
+        answer = await harness.post(path)
         assert len(answer.body["failed"]) == 1
         assert "not supported" in answer.body["failed"][0]["error"]
 
 
-async def test_a_full_queue_is_429_without_a_hint(house: House) -> None:
+async def test_a_full_queue_is_429_without_a_hint(harness: Harness) -> None:
     """The worker's rejection has a retry delay; by default the gateway makes five attempts."""
-    async with openai_client(house.gateway) as client:
+    async with openai_client(harness.gateway) as client:
         streams = []
         for _ in range(MAX_SEATED):
             options = {"max_tokens": 1000, "stream": True, "extra_body": {"ignore_eos": True}}
             stream = await client.completions.create(model="demo", prompt="Where?", **options)
             await anext(aiter(stream))
             streams.append(stream)
-        num_before = len(house.relay.to("Generate"))
-        waiting = [asyncio.create_task(house.post(TEXT)) for _ in range(MAX_WAITING + 1)]
+        num_before = len(harness.relay.to("Generate"))
+        waiting = [asyncio.create_task(harness.post(TEXT)) for _ in range(MAX_WAITING + 1)]
         done, rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         (rejected,) = done
         for stream in streams:
@@ -425,4 +428,4 @@ async def test_a_full_queue_is_429_without_a_hint(house: House) -> None:
     assert rejected.result().status == 429
     assert "retry-after" not in rejected.result().headers
     assert [one.status for one in served] == [200] * MAX_WAITING
-    assert len(house.relay.to("Generate")) - num_before == MAX_WAITING + 5
+    assert len(harness.relay.to("Generate")) - num_before == MAX_WAITING + 5

@@ -73,11 +73,11 @@ def run_together(
     executor._graphs._forwards = _Recorded(graphs, replayed)
     engine = Engine(executor, SchedulerConfig(max_num_batched_tokens=1 << 16), FakeClock())
     engine.submit(tuple(specs))
-    told = []
+    reported = []
     while engine.has_work:
-        told.append(engine.step())
+        reported.append(engine.step())
     engine.check_integrity()
-    return told, replayed, set(graphs)
+    return reported, replayed, set(graphs)
 
 
 class _Recorded(dict[Any, Any]):
@@ -92,12 +92,12 @@ class _Recorded(dict[Any, Any]):
         return super().__getitem__(key)
 
 
-def max_error(told: list[StepEvents], specs: list[RequestSpec], naive: NaiveModel) -> float:
+def max_error(reported: list[StepEvents], specs: list[RequestSpec], naive: NaiveModel) -> float:
     """Return the largest absolute error of an output token's log probability against naive
     forwards.
     """
     tokens, found = defaultdict[int, list[int]](list), defaultdict[int, list[float]](list)
-    for events in told:
+    for events in reported:
         if events.logprobs is not None:
             columns = (events.keys, events.tokens, events.logprobs.chosen)
             for key, token, logprob in zip(*(each.tolist() for each in columns), strict=True):
@@ -124,10 +124,10 @@ def test_every_batch_size_decodes_as_a_full_forward(dtype: str, folder: Path) ->
     lengths = [1 + 37 * index % 211 for index in range(MAX_ROWS)]
     specs = specs_of(lengths, [4 + index for index in range(MAX_ROWS - 1)] + [MAX_ROWS + 8])
 
-    told, replayed, captured = run_together(folder, specs, dtype)
+    reported, replayed, captured = run_together(folder, specs, dtype)
 
     assert replayed == {key for key in captured if not key[1]}
-    assert max_error(told, specs, NaiveModel(folder, device="cuda")) < MAX_ERROR[dtype]
+    assert max_error(reported, specs, NaiveModel(folder, device="cuda")) < MAX_ERROR[dtype]
 
 
 @pytest.mark.parametrize("dtype", MAX_ERROR)
@@ -140,7 +140,7 @@ def test_every_batch_size_of_long_contexts_decodes_as_a_full_forward(
     lengths = [LONG_CONTEXT - 20, 1, 4000, 2300, 900, 3000, 2049, 17]
     specs = specs_of(lengths, [60, 8, 16, 24, 12, 20, 28, 30])
 
-    told, replayed, captured = run_together(folder, specs, dtype)
+    reported, replayed, captured = run_together(folder, specs, dtype)
 
     assert replayed >= {key for key in captured if key[1]}
-    assert max_error(told, specs, NaiveModel(folder, device="cuda")) < MAX_ERROR[dtype]
+    assert max_error(reported, specs, NaiveModel(folder, device="cuda")) < MAX_ERROR[dtype]

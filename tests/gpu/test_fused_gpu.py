@@ -97,8 +97,8 @@ def test_a_model_that_computes_more_than_its_tree_is_served_by_its_modules(
         executor = make_executor(folder, dtype=dtype)
 
     assert isinstance(executor, TorchExecutor)
-    (told,) = [record.message for record in caplog.records if "eager path" in record.message]
-    assert re.search(HIDDEN_DIFFERENCES[shape], told)
+    (reported,) = [record.message for record in caplog.records if "eager path" in record.message]
+    assert re.search(HIDDEN_DIFFERENCES[shape], reported)
     error = prompt_error(executor, NaiveModel(folder, device="cuda"))
     assert error < {"float32": 1e-4, "bfloat16": 0.03, "float16": 0.01}[dtype]
 
@@ -159,22 +159,22 @@ def test_options_give_the_same_tokens_on_both_paths(depth: int, name: str, folde
         )
         fused = make_executor(folder, pipeline_depth=depth)
 
-        told = run_mixed(fused, specs, budget=24)
+        reported = run_mixed(fused, specs, budget=24)
         expected = run_mixed(eager, specs, budget=24)
 
-        assert outputs(told) == outputs(expected)
-        found, known = prompt_scores(told), prompt_scores(expected)
+        assert outputs(reported) == outputs(expected)
+        found, known = prompt_scores(reported), prompt_scores(expected)
         assert found.keys() == known.keys()
         assert found == pytest.approx(known, abs=1e-3)
 
 
-def prompt_scores(told: Any) -> dict[tuple[int, int], float]:
+def prompt_scores(reported: Any) -> dict[tuple[int, int], float]:
     """Return prompt log probabilities by (key, position), because the two paths may chunk
     differently.
     """
     return {
         (key, first + offset): value
-        for events in told
+        for events in reported
         for key, first, part in events.prompt_logprobs
         for offset, value in enumerate(part.chosen.tolist())
     }
@@ -184,9 +184,9 @@ def prompt_scores(told: Any) -> dict[tuple[int, int], float]:
 def test_half_precision_gives_every_token(dtype: str, name: str, folder: Path) -> None:
     specs = mixed_specs(hashed=True, sampling=SamplingParams(temperature=0.8, num_logprobs=2))
 
-    told = run_mixed(make_executor(folder, dtype=dtype), specs, budget=64)
+    reported = run_mixed(make_executor(folder, dtype=dtype), specs, budget=64)
 
-    assert {key: len(tokens) for key, tokens in outputs(told).items()} == {
+    assert {key: len(tokens) for key, tokens in outputs(reported).items()} == {
         spec.key: spec.max_tokens for spec in specs
     }
 
@@ -209,9 +209,9 @@ def test_eight_bits_give_every_token_and_are_reported(
             make_executor(folder, **fields)
         return
     executor = make_executor(folder, **fields)
-    told = run_mixed(executor, specs, budget=24)
+    reported = run_mixed(executor, specs, budget=24)
 
-    assert all(len(outputs(told)[spec.key]) == spec.max_tokens for spec in specs)
+    assert all(len(outputs(reported)[spec.key]) == spec.max_tokens for spec in specs)
     info = executor.info
     pages = "bfloat16" if kv_cache_dtype == "auto" else "float8_e4m3fn"
     assert (info.quantization, info.kv_cache_dtype) == (quantization, pages)
@@ -229,13 +229,13 @@ def test_pages_in_fp8_follow_the_magnitude_of_keys_and_values(tmp_path: Path) ->
     sampling = SamplingParams(temperature=0.0, num_prompt_logprobs=0)
     specs = mixed_specs(hashed=False, sampling=sampling)
 
-    told = [
+    reported = [
         run_mixed(make_executor(path, dtype="bfloat16", kv_cache_dtype="fp8"), specs, budget=24)
         for path in (plain, scaled)
     ]
 
-    assert outputs(told[0]) == outputs(told[1])
-    assert prompt_scores(told[0]) == pytest.approx(prompt_scores(told[1]), abs=1e-3)
+    assert outputs(reported[0]) == outputs(reported[1])
+    assert prompt_scores(reported[0]) == pytest.approx(prompt_scores(reported[1]), abs=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -281,9 +281,9 @@ def test_a_lack_of_memory_at_an_admission_is_overcome(
 
     monkeypatch.setattr(executor._sampler, "_stage_counts", stage)
 
-    told = run_mixed(executor, specs, budget=24)
+    reported = run_mixed(executor, specs, budget=24)
 
-    assert outputs(told) == expected
+    assert outputs(reported) == expected
     assert num_calls > len(specs)
 
 
@@ -309,11 +309,11 @@ def test_values_that_are_not_finite_end_a_request_with_its_first_chunk(llama: Pa
         executor._packed._model._layers[-1].qkv.weight[-1].fill_(float("inf"))
     spec = max(mixed_specs(hashed=True), key=lambda spec: len(spec.prompt_ids))
 
-    told = run_mixed(executor, [spec], budget=24)
+    reported = run_mixed(executor, [spec], budget=24)
 
-    (end,) = ends(told).values()
+    (end,) = ends(reported).values()
     assert isinstance(end, Failed)
-    assert len(told) <= 2
+    assert len(reported) <= 2
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
@@ -370,8 +370,8 @@ def test_a_checkpoint_in_eight_bits_never_is_wide_on_the_device(
 
     assert peak < wide_peak - num_weights / 2
     specs = mixed_specs(hashed=False)
-    told = run_mixed(executor, specs, budget=24)
-    assert all(len(outputs(told)[spec.key]) == spec.max_tokens for spec in specs)
+    reported = run_mixed(executor, specs, budget=24)
+    assert all(len(outputs(reported)[spec.key]) == spec.max_tokens for spec in specs)
     if quantization == "fp8":
         name = "model.layers.23.mlp.down_proj.weight"
         found = executor._packed._model._layers[-1].down

@@ -85,12 +85,12 @@ def test_half_precision_gives_every_token_and_its_logprobs(folder: Path) -> None
     )
     specs = mixed_specs(hashed=False, sampling=sampling)
 
-    told = run_mixed(make_executor(folder, dtype="bfloat16"), specs, budget=64)
+    reported = run_mixed(make_executor(folder, dtype="bfloat16"), specs, budget=64)
 
-    assert {key: len(tokens) for key, tokens in outputs(told).items()} == {
+    assert {key: len(tokens) for key, tokens in outputs(reported).items()} == {
         spec.key: spec.max_tokens for spec in specs
     }
-    logprobs = [events.logprobs for events in told if events.logprobs is not None]
+    logprobs = [events.logprobs for events in reported if events.logprobs is not None]
     assert sum(len(part.chosen) for part in logprobs) == sum(spec.max_tokens for spec in specs)
     assert all((part.chosen <= 0).all() and (part.ranks >= 1).all() for part in logprobs)
 

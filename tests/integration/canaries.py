@@ -126,15 +126,15 @@ def rejected_requests() -> dict[str, pb.GenerateRequest | bytes]:
         "temperature": edit.put("sampling", "temperature", -1.0),
         "tokens": edit.tokens(*IDS, 2**31 - 1),
     }
-    told: dict[str, pb.GenerateRequest | bytes] = {}
+    reported: dict[str, pb.GenerateRequest | bytes] = {}
     for name, apply in edits.items():
         message = text_request(3)
         apply(message)
-        told[name] = message
-    told["malformed"] = b"\x0a\xff\xff\xff\x7f" + WORDS["malformed"].encode()
+        reported[name] = message
+    reported["malformed"] = b"\x0a\xff\xff\xff\x7f" + WORDS["malformed"].encode()
     unknown = WORDS["unknown"].encode()
     # Field 2000, a string: from a client of another version.
-    told["unknown field"] = text_request(3).SerializeToString() + (
+    reported["unknown field"] = text_request(3).SerializeToString() + (
         b"\x82\x7d" + bytes([len(unknown)]) + unknown
     )
-    return told
+    return reported

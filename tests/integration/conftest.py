@@ -17,21 +17,21 @@ from support.guarded import Premises
 from support.link import socket_path
 from support.operations_server import ServedDesk, serving_desk
 from support.scripted_server import ScriptedServer, scripted_server
-from support.trtllm_engine import TrtllmHouse
+from support.trtllm_engine import TrtllmHarness
 
 
 @pytest.fixture
-def build(tmp_path: Path, fake_trtllm: None) -> Iterator[Callable[..., TrtllmHouse]]:
-    """Provide a function that builds a TrtllmHouse, which is closed at the end."""
-    built: list[TrtllmHouse] = []
+def build(tmp_path: Path, fake_trtllm: None) -> Iterator[Callable[..., TrtllmHarness]]:
+    """Provide a function that builds a TrtllmHarness, which is closed at the end."""
+    built: list[TrtllmHarness] = []
 
-    def make(**settings: Any) -> TrtllmHouse:
-        built.append(TrtllmHouse(tmp_path, **settings))
+    def make(**settings: Any) -> TrtllmHarness:
+        built.append(TrtllmHarness(tmp_path, **settings))
         return built[-1]
 
     yield make
-    for house in built:
-        house.close()
+    for harness in built:
+        harness.close()
 
 
 @pytest.fixture

@@ -264,13 +264,13 @@ async def test_one_connection_stays_until_it_is_too_old(stack: AsyncExitStack) -
     connection.
     """
     a = await stack.enter_async_context(server("a"))
-    newcomer = await stack.enter_async_context(server("b"))
+    new_server = await stack.enter_async_context(server("b"))
     relay = await stack.enter_async_context(cut_relay(a.address))
     client = await stack.enter_async_context(Client(relay.address))
     async with steady_load(client) as load:
         await load.more("a")
         assert load.answered["b"] == 0
-        relay.target = newcomer.address
+        relay.target = new_server.address
         await load.more("b")
         await load.without("a")
     assert load.failures == []

@@ -78,20 +78,20 @@ async def test_a_sweep_over_a_real_service(service: Service, tmp_path: Path) -> 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_closed_loop_and_a_replayed_trace(service: Service, tmp_path: Path) -> None:
-    trace, told = tmp_path / "trace.jsonl", tmp_path / "bench.json"
+    trace, reported = tmp_path / "trace.jsonl", tmp_path / "bench.json"
     trace.write_text(TRACE, encoding="utf-8")
 
     closed = await bench(
-        *(service.address, *SHORT, "--concurrency", 5, "--requests", 12, "--json", told)
+        *(service.address, *SHORT, "--concurrency", 5, "--requests", 12, "--json", reported)
     )
     assert closed.code == 0, closed.err
-    [point] = points_of(told)
+    [point] = points_of(reported)
     assert (point["arrivals"], point["num_completed"]) == ("closed", 12)
     assert point["output_tokens_per_s"] * point["window_s"] == pytest.approx(36)
 
-    replayed = await bench(service.address, "--trace", trace, "--warm-up-s", 0, "--json", told)
+    replayed = await bench(service.address, "--trace", trace, "--warm-up-s", 0, "--json", reported)
     assert replayed.code == 0, replayed.err
-    [point] = points_of(told)
+    [point] = points_of(reported)
     assert (point["arrivals"], point["num_completed"], point["num_short"]) == ("replay", 3, 0)
     # The second prompt is the first one again, of which whole blocks were kept.
     assert point["cached_prompt_share"] > 0.0

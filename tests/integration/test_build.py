@@ -26,7 +26,7 @@ CHECKPOINT = {
 }
 
 
-class House:
+class Harness:
     """A checkpoint, an engine cache, and the log of builds."""
 
     def __init__(self, root: Path) -> None:
@@ -68,7 +68,7 @@ class House:
             return await ended(process)
 
 
-async def until_said(process: asyncio.subprocess.Process, text: bytes) -> None:
+async def until_printed(process: asyncio.subprocess.Process, text: bytes) -> None:
     """Read stderr up to a line with `text`."""
     assert process.stderr is not None
     line = b""
@@ -78,55 +78,55 @@ async def until_said(process: asyncio.subprocess.Process, text: bytes) -> None:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path)
+def harness(tmp_path: Path) -> Harness:
+    return Harness(tmp_path)
 
 
-async def test_a_checkpoint_is_built_once(house: House) -> None:
-    first = await house.build("--max-batch-size", "8", "--option", "gemm_plugin=auto")
-    second = await house.build("--max-batch-size", "8", "--option", "gemm_plugin=auto")
+async def test_a_checkpoint_is_built_once(harness: Harness) -> None:
+    first = await harness.build("--max-batch-size", "8", "--option", "gemm_plugin=auto")
+    second = await harness.build("--max-batch-size", "8", "--option", "gemm_plugin=auto")
 
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert first.out == second.out
     engine = Path(first.out.splitlines()[-1])
-    assert engine.parent == house.cache
+    assert engine.parent == harness.cache
     assert (engine / "rank0.engine").read_bytes() == b"a whole engine"
     assert "building all engines" in first.err
     assert "cached: built before" in second.err
-    assert len(house.builds) == 1
-    assert house.builds[0]["max_batch_size"] == "8"
-    assert house.builds[0]["gemm_plugin"] == "auto"
-    assert house.visible == [engine.name]
+    assert len(harness.builds) == 1
+    assert harness.builds[0]["max_batch_size"] == "8"
+    assert harness.builds[0]["gemm_plugin"] == "auto"
+    assert harness.visible == [engine.name]
     manifest = json.loads((engine / "penstock-build.json").read_text())
     assert manifest["inputs"]["settings"] == {"max_batch_size": "8", "gemm_plugin": "auto"}
     assert [file["name"] for file in manifest["inputs"]["files"]] == [
         "config.json",
         "rank0.safetensors",
     ]
-    assert manifest["command"][1:3] == ["--checkpoint_dir", str(house.model)]
+    assert manifest["command"][1:3] == ["--checkpoint_dir", str(harness.model)]
     assert manifest["duration_s"] >= 0
 
 
-async def test_other_settings_and_other_weights_are_other_engines(house: House) -> None:
-    paths = [(await house.build("--max-batch-size", "8")).out]
-    paths.append((await house.build("--max-batch-size", "16")).out)
-    (house.model / "rank0.safetensors").write_bytes(b"WEIGHTS")
-    paths.append((await house.build("--max-batch-size", "8")).out)
+async def test_other_settings_and_other_weights_are_other_engines(harness: Harness) -> None:
+    paths = [(await harness.build("--max-batch-size", "8")).out]
+    paths.append((await harness.build("--max-batch-size", "16")).out)
+    (harness.model / "rank0.safetensors").write_bytes(b"WEIGHTS")
+    paths.append((await harness.build("--max-batch-size", "8")).out)
 
     assert len(set(paths)) == 3
-    assert len(house.builds) == 3
+    assert len(harness.builds) == 3
 
 
-async def test_a_cached_engine_needs_no_builder(house: House) -> None:
-    built = await house.build()
-    again = await house.build(PATH="/nowhere")
+async def test_a_cached_engine_needs_no_builder(harness: Harness) -> None:
+    built = await harness.build()
+    again = await harness.build(PATH="/nowhere")
 
     assert again.code == 0, again.err
     assert again.out == built.out
 
 
-async def test_without_a_builder_it_states_what_to_install(house: House) -> None:
-    result = await house.build(PATH="/nowhere")
+async def test_without_a_builder_it_states_what_to_install(harness: Harness) -> None:
+    result = await harness.build(PATH="/nowhere")
 
     assert result.code == 2
     assert "penstock[trtllm]" in result.err
@@ -134,19 +134,19 @@ async def test_without_a_builder_it_states_what_to_install(house: House) -> None
     assert result.out == ""
 
 
-async def test_a_flag_the_builder_lacks_is_rejected_by_name(house: House) -> None:
-    result = await house.build("--max-num-tokens", "64", FAKE_BUILD_WITHOUT="max_num_tokens")
-    other = await house.build("--option", "warp_drive=1")
+async def test_a_flag_the_builder_lacks_is_rejected_by_name(harness: Harness) -> None:
+    result = await harness.build("--max-num-tokens", "64", FAKE_BUILD_WITHOUT="max_num_tokens")
+    other = await harness.build("--option", "warp_drive=1")
 
     assert (result.code, other.code) == (2, 2)
     assert "max_num_tokens: trtllm-build of this version has no --max_num_tokens" in result.err
     assert "warp_drive" in other.err
-    assert house.builds == []
+    assert harness.builds == []
 
 
-async def test_parallel_sizes_are_the_checkpoints(house: House) -> None:
-    wrong = await house.build("--tensor-parallel-size", "4")
-    right = await house.build("--tensor-parallel-size", "2")
+async def test_parallel_sizes_are_the_checkpoints(harness: Harness) -> None:
+    wrong = await harness.build("--tensor-parallel-size", "4")
+    right = await harness.build("--tensor-parallel-size", "2")
 
     assert wrong.code == 2
     assert "tensor_parallel_size: the checkpoint was converted for 2, not 4" in wrong.err
@@ -154,31 +154,33 @@ async def test_parallel_sizes_are_the_checkpoints(house: House) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "told"),
+    ("mode", "reported"),
     [
         ("fail", "CUDA error: out of memory"),
         ("empty", "succeeded but left no engine"),
         ("one rank", "left no engine: rank1.engine is missing, of 2 ranks"),
     ],
 )
-async def test_a_builder_that_fails_leaves_nothing(house: House, mode: str, told: str) -> None:
-    result = await house.build(FAKE_BUILD=mode)
+async def test_a_builder_that_fails_leaves_nothing(
+    harness: Harness, mode: str, reported: str
+) -> None:
+    result = await harness.build(FAKE_BUILD=mode)
 
     assert result.code == 1
-    assert told in result.err.splitlines()[-1]
+    assert reported in result.err.splitlines()[-1]
     assert result.out == ""
-    assert house.visible == []
+    assert harness.visible == []
 
 
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)]
 )
 async def test_a_build_that_is_interrupted_ends_the_builder(
-    house: House, number: signal.Signals, code: int
+    harness: Harness, number: signal.Signals, code: int
 ) -> None:
-    async with house.started(FAKE_BUILD="wait") as process:
-        await until_said(process, b"building engine")
-        builder = os.pidfd_open(house.builds[0]["pid"])
+    async with harness.started(FAKE_BUILD="wait") as process:
+        await until_printed(process, b"building engine")
+        builder = os.pidfd_open(harness.builds[0]["pid"])
         process.send_signal(number)
         result = await ended(process)
 
@@ -190,13 +192,15 @@ async def test_a_build_that_is_interrupted_ends_the_builder(
         os.close(builder)
     assert result.code == code
     assert "Traceback" not in result.err
-    assert house.visible == []
+    assert harness.visible == []
 
 
-async def test_a_killed_build_takes_its_builder_along_and_leaves_no_engine(house: House) -> None:
-    async with house.started(FAKE_BUILD="wait") as process:
-        await until_said(process, b"building engine")
-        builder = os.pidfd_open(house.builds[0]["pid"])
+async def test_a_killed_build_takes_its_builder_along_and_leaves_no_engine(
+    harness: Harness,
+) -> None:
+    async with harness.started(FAKE_BUILD="wait") as process:
+        await until_printed(process, b"building engine")
+        builder = os.pidfd_open(harness.builds[0]["pid"])
         process.kill()
         await process.communicate()
     try:
@@ -204,26 +208,26 @@ async def test_a_killed_build_takes_its_builder_along_and_leaves_no_engine(house
         ready, _, _ = await asyncio.to_thread(select.select, [builder], [], [], PATIENCE_S)
     finally:
         os.close(builder)
-    half = house.visible
-    result = await house.build("--wait-s", "5")
+    half = harness.visible
+    result = await harness.build("--wait-s", "5")
 
     assert ready
     assert len(half) == 1
     assert ".building-" in half[0]
     assert result.code == 0, result.err
-    assert house.visible == [Path(result.out.strip()).name]
-    assert len(house.builds) == 2
+    assert harness.visible == [Path(result.out.strip()).name]
+    assert len(harness.builds) == 2
 
 
-async def test_a_waiting_build_names_the_other_and_may_give_up(house: House) -> None:
-    async with house.started(FAKE_BUILD="wait") as first:
-        await until_said(first, b"building engine")
-        second = await house.build("--wait-s", "0.1")
-        await asyncio.to_thread(house.fifo.write_text, "go on")
+async def test_a_waiting_build_names_the_other_and_may_give_up(harness: Harness) -> None:
+    async with harness.started(FAKE_BUILD="wait") as first:
+        await until_printed(first, b"building engine")
+        second = await harness.build("--wait-s", "0.1")
+        await asyncio.to_thread(harness.fifo.write_text, "go on")
         assert (await ended(first)).code == 0
 
     assert second.code == 1
-    holder = f"process {first.pid}, its builder {house.builds[0]['pid']}"
+    holder = f"process {first.pid}, its builder {harness.builds[0]['pid']}"
     assert f"another build of this engine runs ({holder})" in second.err
     last = second.err.splitlines()[-1]
     assert "another build of this engine still runs after" in last
@@ -261,71 +265,71 @@ DAMAGES: dict[Callable[[Path], None], str] = {
 }
 
 
-async def test_a_damaged_engine_is_built_again(house: House) -> None:
-    engine = Path((await house.build()).out.strip())
-    for damage, told in DAMAGES.items():
+async def test_a_damaged_engine_is_built_again(harness: Harness) -> None:
+    engine = Path((await harness.build()).out.strip())
+    for damage, reported in DAMAGES.items():
         damage(engine)
 
-        again = await house.build()
+        again = await harness.build()
 
         assert again.code == 0, again.err
-        assert told in again.err
+        assert reported in again.err
         assert "building it again" in again.err
         assert again.out == f"{engine}\n"
         assert (engine / "rank1.engine").read_bytes() == b"a whole engine"
-        assert house.visible == [engine.name]
-    assert len(house.builds) == 1 + len(DAMAGES)
+        assert harness.visible == [engine.name]
+    assert len(harness.builds) == 1 + len(DAMAGES)
 
 
-async def test_two_builds_at_once_are_one(house: House) -> None:
-    async with house.started(FAKE_BUILD="wait") as first:
-        await until_said(first, b"building engine")
-        async with house.started() as second:
-            await until_said(second, b"another build of this engine runs")
-            await asyncio.to_thread(house.fifo.write_text, "go on")
+async def test_two_builds_at_once_are_one(harness: Harness) -> None:
+    async with harness.started(FAKE_BUILD="wait") as first:
+        await until_printed(first, b"building engine")
+        async with harness.started() as second:
+            await until_printed(second, b"another build of this engine runs")
+            await asyncio.to_thread(harness.fifo.write_text, "go on")
             results = [await ended(first), await ended(second)]
 
     assert [result.code for result in results] == [0, 0]
     assert results[0].out == results[1].out
     assert "cached: built meanwhile" in results[1].err
-    assert len(house.builds) == 1
+    assert len(harness.builds) == 1
 
 
-async def test_a_hugging_face_folder_needs_no_build(house: House) -> None:
-    (house.model / "rank0.safetensors").unlink()
+async def test_a_hugging_face_folder_needs_no_build(harness: Harness) -> None:
+    (harness.model / "rank0.safetensors").unlink()
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-    (house.model / "config.json").write_text(json.dumps(config))
+    (harness.model / "config.json").write_text(json.dumps(config))
 
-    plain = await house.build()
-    (house.model / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
-    quantised = await house.build()
+    plain = await harness.build()
+    (harness.model / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    quantised = await harness.build()
 
     for result in (plain, quantised):
         assert result.code == 0, result.err
         assert "PyTorch backend" in result.err
-        assert result.out == f"{house.model}\n"
+        assert result.out == f"{harness.model}\n"
     assert "FP8" in quantised.err
-    assert house.builds == []
+    assert harness.builds == []
 
 
-async def test_an_engine_is_one_already(house: House) -> None:
-    built = Path((await house.build()).out.strip())
-    shutil.rmtree(house.model)
-    shutil.copytree(built, house.model)
+async def test_an_engine_is_one_already(harness: Harness) -> None:
+    built = Path((await harness.build()).out.strip())
+    shutil.rmtree(harness.model)
+    shutil.copytree(built, harness.model)
 
-    result = await house.build()
+    result = await harness.build()
 
     assert result.code == 0, result.err
     assert "is a TensorRT engine" in result.err
-    assert result.out == f"{house.model}\n"
+    assert result.out == f"{harness.model}\n"
 
 
-async def test_an_unknown_folder_and_bad_settings_are_rejected(house: House) -> None:
-    bad_size = await house.build("--max-batch-size", "0")
-    bad_option = await house.build("--option", "gemm_plugin")
-    own_option = await house.build("--option", "output_dir=/tmp")
-    (house.model / "config.json").write_text("{}")
-    unknown = await house.build()
+async def test_an_unknown_folder_and_bad_settings_are_rejected(harness: Harness) -> None:
+    bad_size = await harness.build("--max-batch-size", "0")
+    bad_option = await harness.build("--option", "gemm_plugin")
+    own_option = await harness.build("--option", "output_dir=/tmp")
+    (harness.model / "config.json").write_text("{}")
+    unknown = await harness.build()
 
     results = (bad_size, bad_option, own_option, unknown)
     assert [result.code for result in results] == [2, 2, 2, 2]
@@ -333,14 +337,14 @@ async def test_an_unknown_folder_and_bad_settings_are_rejected(house: House) -> 
     assert "--option: must be NAME=VALUE" in bad_option.err
     assert "output_dir: has its own setting" in own_option.err
     assert "model_type" in unknown.err
-    assert house.builds == []
+    assert harness.builds == []
 
 
-async def test_a_folder_of_other_origin_is_not_overwritten(house: House) -> None:
-    engine = Path((await house.build()).out.strip())
+async def test_a_folder_of_other_origin_is_not_overwritten(harness: Harness) -> None:
+    engine = Path((await harness.build()).out.strip())
     (engine / "penstock-build.json").unlink()
 
-    result = await house.build()
+    result = await harness.build()
 
     assert result.code == 2
     assert "this cache did not create it" in result.err

@@ -56,7 +56,7 @@ async def test_case_01_cancel_while_pending(one_slot: SteppedService) -> None:
     await service.until(lambda: service.server.num_live_requests == 1)
     assert await waiting.code() is grpc.StatusCode.CANCELLED
     # Receiving it is enough: no step is needed, and none was done.
-    service.hear()
+    service.read_commands()
     assert list(service.engine.requests) == [running_key]
     assert len(service.engine.queue) == 0
     assert set(service.engine.computed) == {running_key}
@@ -180,7 +180,7 @@ async def until_blocked(served: ServedFront) -> int:
     async with asyncio.timeout(PATIENCE_S):
         while num_idle < 200:
             if not output.request.stream.num_backlog_tokens:
-                served.port.say(tokens=[(spec.key, token_id)] * 100)
+                served.port.emit(tokens=[(spec.key, token_id)] * 100)
                 num_idle = 0
             num_idle += 1
             await asyncio.sleep(0.001)  # the peer's window is its own process's business

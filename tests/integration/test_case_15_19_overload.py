@@ -34,11 +34,11 @@ NUM_TOKENS = 3
 FULL = SchedulerConfig(max_num_waiting=MAX_WAITING, max_num_batched_tokens=256)
 
 
-def num_heard(service: SteppedService) -> int:
+def num_received(service: SteppedService) -> int:
     """Return the number of requests that the engine has received: live ones, and rejected ones
     whose end is not reported yet.
     """
-    service.hear()
+    service.read_commands()
     return len(service.engine.requests) + len(service.engine.events.ends)
 
 
@@ -71,7 +71,7 @@ async def test_case_15_ten_times_as_many_as_may_wait(text: ModelText, is_shown: 
             burst.send(service, request(NUM_TOKENS))
         num_rejected = num_sent - MAX_WAITING
         if not is_shown:
-            await service.until(lambda: num_heard(service) == SLOTS + num_sent)
+            await service.until(lambda: num_received(service) == SLOTS + num_sent)
             service.step()
         await service.until(lambda: len(burst.done) == num_rejected)
         assert service.num_steps == num_steps + (not is_shown)
@@ -140,10 +140,10 @@ async def test_case_17_health_during_a_burst(text: ModelText) -> None:
     """A service that rejects most requests is busy, not unhealthy."""
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
         health: Any = health_pb2_grpc.HealthStub(service.channel)
-        told: list[int] = []
+        reported: list[int] = []
         watch = health.Watch(health_pb2.HealthCheckRequest())
-        watching = asyncio.ensure_future(_note(watch, told))
-        await service.until(lambda: bool(told))
+        watching = asyncio.ensure_future(_note(watch, reported))
+        await service.until(lambda: bool(reported))
         calls, burst = Calls(), Calls()
         await fill_slots(service, calls, SLOTS, num_tokens=40)
         show_queue(service)
@@ -155,7 +155,7 @@ async def test_case_17_health_during_a_burst(text: ModelText) -> None:
         await service.until(lambda: len(burst.done) == 9 * MAX_WAITING)
         assert len(burst.rejected) == 9 * MAX_WAITING
         watching.cancel()
-        assert told == [health_pb2.HealthCheckResponse.SERVING]
+        assert reported == [health_pb2.HealthCheckResponse.SERVING]
 
 
 async def test_case_18_one_tenant_floods(text: ModelText) -> None:
@@ -210,10 +210,10 @@ async def test_case_18_a_limit_per_minute_returns_a_retry_time(text: ModelText) 
 
 async def test_case_19_retries_respect_the_push_back_and_make_no_storm(text: ModelText) -> None:
     """The service stays full: no client retries early, and few retry in total."""
-    num_calls, told_s = 100, 1.5
+    num_calls, reported_s = 100, 1.5
     async with stepped(text, scheduler=FULL, max_num_seqs=SLOTS) as service:
         _, shown = await filled(service, num_tokens=40)
-        shown.queue_s = told_s
+        shown.queue_s = reported_s
         shown.turned()
         slept_s: list[float] = []
 
@@ -230,7 +230,7 @@ async def test_case_19_retries_respect_the_push_back_and_make_no_storm(text: Mod
         num_offered = service.front.admission.num_rejected
         assert num_offered == num_calls + len(slept_s)
         assert num_calls < num_offered <= 1.2 * num_calls
-        assert min(slept_s) >= told_s
+        assert min(slept_s) >= reported_s
 
 
 async def test_case_19_a_retry_after_the_returned_time_is_served(text: ModelText) -> None:
@@ -300,9 +300,9 @@ async def _ask(client: Client) -> int:
     return num_tokens
 
 
-async def _note(watch: Any, told: list[int]) -> None:
+async def _note(watch: Any, reported: list[int]) -> None:
     async for answer in watch:
-        told.append(answer.status)
+        reported.append(answer.status)
 
 
 async def _ended(service: SteppedService, task: asyncio.Task[Any]) -> None:
@@ -322,7 +322,7 @@ async def _steps_to_first_token(service: SteppedService) -> int:
 
     async with asyncio.timeout(PATIENCE_S):
         while not live():
-            service.hear()
+            service.read_commands()
             await asyncio.sleep(0)
     (mine,) = live()
     num_steps = 0

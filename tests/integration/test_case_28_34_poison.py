@@ -75,13 +75,13 @@ async def check_one_falls(service: SteppedService, text: ModelText, place: int) 
     await service.until(lambda: all(one.done() for one in reading), steps=True)
 
     outcomes = [one.result() for one in reading]
-    said, status, reason = outcomes.pop(place)
+    generated, status, reason = outcomes.pop(place)
     assert (status, reason) == ("INTERNAL", "EXECUTOR_REQUEST_FAILED")
-    assert said == reference(text, prompts.pop(place))[: len(said)]
+    assert generated == reference(text, prompts.pop(place))[: len(generated)]
     assert [status for _, status, _ in outcomes] == ["OK"] * (NUM_REQUESTS - 1)
     assert [ids for ids, _, _ in outcomes] == [reference(text, prompt) for prompt in prompts]
     await service.until_released()
-    service.hear()
+    service.read_commands()
     assert service.is_clean()
 
 
@@ -154,10 +154,10 @@ async def test_case_29_text_that_cannot_be_made_costs_one_request(
         for _ in range(3):
             calls.append(served.stub.Generate(message))
             keys.append((await served.port.next_submission())[0].key)
-        served.port.say(changes=[admitted(key) for key in keys])
+        served.port.emit(changes=[admitted(key) for key in keys])
         for letters in ("aaa", "bxb", "cxc"):
             ids = [served.encode(letter)[0] for letter in letters]
-            served.port.say(tokens=list(zip(keys, ids, strict=True)))
+            served.port.emit(tokens=list(zip(keys, ids, strict=True)))
         assert (keys[1],) in [gone for gone, _ in served.port.cancelled]
         for key in (keys[0], keys[2]):
             served.port.finish(key)
@@ -198,7 +198,7 @@ def test_case_34_blocks_that_are_not_to_be_had_cost_time_and_no_token(
         engine.submit((spec,))
     pool = engine.cache.pool
     random = np.random.default_rng(seed)
-    said: dict[int, list[int]] = {key: [] for key in specs}
+    generated: dict[int, list[int]] = {key: [] for key in specs}
     ends: dict[int, object] = {}
     num_failures = num_preemptions = 0
     for _ in range(10_000):
@@ -212,7 +212,7 @@ def test_case_34_blocks_that_are_not_to_be_had_cost_time_and_no_token(
         pool.release(taken)
         engine.check_integrity()
         for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):
-            said[key].append(token)
+            generated[key].append(token)
         num_preemptions += sum(isinstance(change, Preempted) for change in events.changes)
         ends |= {end.key: end for end in events.ends}
 
@@ -223,5 +223,5 @@ def test_case_34_blocks_that_are_not_to_be_had_cost_time_and_no_token(
         end = ends[key]
         assert isinstance(end, Completed)
         assert end.reason is FinishReason.LENGTH
-        np.testing.assert_array_equal(said[key], simulated_output(spec, 500))
+        np.testing.assert_array_equal(generated[key], simulated_output(spec, 500))
     assert pool.num_used == 0

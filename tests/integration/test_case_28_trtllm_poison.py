@@ -19,8 +19,8 @@ from penstock.scheduler.request import (
     RequestSpec,
 )
 from support.trtllm_engine import (
-    Houses,
-    TrtllmHouse,
+    BuildHarness,
+    TrtllmHarness,
     fake_module,
     greedy_spec,
     reference,
@@ -65,15 +65,17 @@ class Letters:
         return [ord(letter) % 64 + 8 for letter in text]
 
 
-def check_others(house: TrtllmHouse, others: list[RequestSpec]) -> None:
+def check_others(harness: TrtllmHarness, others: list[RequestSpec]) -> None:
     for spec in others:
-        assert house.finish(spec.key) is FinishReason.LENGTH
-        assert house.tokens(spec.key) == reference(house, spec.prompt_ids.tolist(), spec.max_tokens)
-    house.check_clean()
+        assert harness.finish(spec.key) is FinishReason.LENGTH
+        assert harness.tokens(spec.key) == reference(
+            harness, spec.prompt_ids.tolist(), spec.max_tokens
+        )
+    harness.check_clean()
 
 
 @pytest.fixture
-def guided(build: Houses, monkeypatch: pytest.MonkeyPatch) -> Houses:
+def guided(build: BuildHarness, monkeypatch: pytest.MonkeyPatch) -> BuildHarness:
     """Provide a builder of engines with guided decoding, whose constraints are not
     checked before.
     """
@@ -84,9 +86,9 @@ def guided(build: Houses, monkeypatch: pytest.MonkeyPatch) -> Houses:
 
 @pytest.mark.parametrize(("kind", "form", "reason"), BAD_FORMS)
 def test_case_28_a_form_that_cannot_be_compiled_fails_its_request_alone(
-    kind: ConstraintKind, form: str, reason: str, guided: Houses
+    kind: ConstraintKind, form: str, reason: str, guided: BuildHarness
 ) -> None:
-    house = guided(fake={"guided_error": reason})
+    harness = guided(fake={"guided_error": reason})
     others = [greedy_spec(key, 3 + key, max_tokens=12) for key in (1, 2, 3)]
     bad = replace(
         greedy_spec(9, 4, max_tokens=12),
@@ -101,31 +103,31 @@ def test_case_28_a_form_that_cannot_be_compiled_fails_its_request_alone(
         constraint=Constraint(kind=ConstraintKind.REGEX, texts=("ab",)),
         max_tokens=2,
     )
-    house.submit(others[0], bad, others[1])
-    house.turn()
-    house.iterate(2)
+    harness.submit(others[0], bad, others[1])
+    harness.turn()
+    harness.iterate(2)
 
-    house.submit(again, others[2], good)
-    house.run_until_idle()
+    harness.submit(again, others[2], good)
+    harness.run_until_idle()
 
-    assert (house.failure(9), house.failure(11)) == (REJECTED, REJECTED)
-    assert house.tokens(9) == house.tokens(11) == []
-    assert house.tokens(10) == Letters().encode("ab")
-    check_others(house, others)
+    assert (harness.failure(9), harness.failure(11)) == (REJECTED, REJECTED)
+    assert harness.tokens(9) == harness.tokens(11) == []
+    assert harness.tokens(10) == Letters().encode("ab")
+    check_others(harness, others)
 
 
 def test_case_28_a_hundred_bad_forms_in_a_row_do_not_restart_an_idle_engine(
-    guided: Houses,
+    guided: BuildHarness,
 ) -> None:
     kind, form, reason = BAD_FORMS[2]
-    house = guided(fake={"guided_error": reason})
+    harness = guided(fake={"guided_error": reason})
     bad = Constraint(kind=kind, texts=(form,))
     for key in range(1, 101):
-        house.submit(replace(greedy_spec(key, [5, 6]), constraint=bad, stop_ids=(END_ID,)))
-        house.run_until_idle()
+        harness.submit(replace(greedy_spec(key, [5, 6]), constraint=bad, stop_ids=(END_ID,)))
+        harness.run_until_idle()
 
-    assert {house.failure(key) for key in range(1, 101)} == {REJECTED}
-    house.check_clean()
+    assert {harness.failure(key) for key in range(1, 101)} == {REJECTED}
+    harness.check_clean()
 
 
 class Grammar:
@@ -152,11 +154,11 @@ class Grammar:
     ids=["dead end", "not compiled"],
 )
 def test_case_28_a_form_that_would_end_the_engine_never_reaches_it(
-    kind: ConstraintKind, form: str, guided: Houses, monkeypatch: pytest.MonkeyPatch
+    kind: ConstraintKind, form: str, guided: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checker = SimpleNamespace(fault=partial(fault_of, Grammar), close=lambda: None)
     monkeypatch.setattr("penstock.executor.trtllm.engine.installed_checker", lambda: checker)
-    house = guided()
+    harness = guided()
     others = [greedy_spec(key, 3 + key, max_tokens=12) for key in (1, 2, 3)]
     bad = replace(
         greedy_spec(9, 4),
@@ -168,42 +170,46 @@ def test_case_28_a_form_that_would_end_the_engine_never_reaches_it(
         stop_ids=(END_ID,),
         constraint=Constraint(kind=ConstraintKind.GRAMMAR, texts=('root ::= "ab"',)),
     )
-    house.submit(*others, bad, good)
-    house.run_free()
+    harness.submit(*others, bad, good)
+    harness.run_free()
 
-    assert house.failure(9) is REJECTED
-    assert sorted(house.submitted_keys) == [1, 2, 3, 10]
-    assert house.tokens(10) == Letters().encode("ab")
-    check_others(house, others)
+    assert harness.failure(9) is REJECTED
+    assert sorted(harness.submitted_keys) == [1, 2, 3, 10]
+    assert harness.tokens(10) == Letters().encode("ab")
+    check_others(harness, others)
 
 
-def test_case_28_a_dead_end_that_reaches_the_engine_is_its_end_at_once(guided: Houses) -> None:
-    house = guided()
+def test_case_28_a_dead_end_that_reaches_the_engine_is_its_end_at_once(
+    guided: BuildHarness,
+) -> None:
+    harness = guided()
     dead_end = Constraint(kind=ConstraintKind.GRAMMAR, texts=("root ::= root",))
-    house.submit(
+    harness.submit(
         greedy_spec(1, max_tokens=30),
         replace(greedy_spec(9, 4), constraint=dead_end, stop_ids=(END_ID,)),
     )
-    house.turn()
-    house.control.resume()
-    house.join_engine_loop()
-    house.settle()
+    harness.turn()
+    harness.control.resume()
+    harness.join_engine_loop()
+    harness.settle()
 
-    assert house.llm._check_health(), "the engine itself does not notice"
+    assert harness.llm._check_health(), "the engine itself does not notice"
     with pytest.raises(ExecutorDied, match="device-side assert"):
-        house.engine.step()
+        harness.engine.step()
 
 
-def test_case_28_a_request_that_the_engine_fails_leaves_the_others_alone(build: Houses) -> None:
-    house = build(fake={"fail_tokens": [FAIL_TOKEN]}, max_batch_size=8)
+def test_case_28_a_request_that_the_engine_fails_leaves_the_others_alone(
+    build: BuildHarness,
+) -> None:
+    harness = build(fake={"fail_tokens": [FAIL_TOKEN]}, max_batch_size=8)
     others = [greedy_spec(key, 3 + key, max_tokens=12) for key in (1, 2, 3)]
     poisoned = [greedy_spec(key, [*range(20, 23), FAIL_TOKEN], max_tokens=12) for key in (8, 9)]
 
-    house.submit(others[0], poisoned[0], others[1])
-    house.turn()
-    house.iterate(2)
-    house.submit(poisoned[1], others[2])
-    house.run_until_idle()
+    harness.submit(others[0], poisoned[0], others[1])
+    harness.turn()
+    harness.iterate(2)
+    harness.submit(poisoned[1], others[2])
+    harness.run_until_idle()
 
-    assert [house.failure(spec.key) for spec in poisoned] == [FAILED] * 2
-    check_others(house, others)
+    assert [harness.failure(spec.key) for spec in poisoned] == [FAILED] * 2
+    check_others(harness, others)

@@ -92,7 +92,7 @@ async def test_case_35_late_events_of_a_cancelled_request(
     token_id = served.encode("a")[0]
     served.port.admit(gone.key)
     assert counters.num_late_events == 1
-    served.port.say(tokens=[(gone.key, token_id), (here.key, token_id)])
+    served.port.emit(tokens=[(gone.key, token_id), (here.key, token_id)])
     assert counters.num_late_events == 2
     served.port.finish(gone.key)
     assert counters.num_late_events == 3
@@ -105,12 +105,12 @@ async def test_case_35_late_events_of_a_cancelled_request(
 
 
 def steps_until_clean(engine: Engine, most: int) -> list[StepEvents]:
-    told: list[StepEvents] = []
+    reported: list[StepEvents] = []
     while engine.has_work:
-        assert len(told) < most, "cleaning up takes too long"
-        told.append(engine.step())
+        assert len(reported) < most, "cleaning up takes too long"
+        reported.append(engine.step())
         engine.check_integrity()
-    return told
+    return reported
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -129,8 +129,8 @@ def test_case_36_cleanup_without_running_requests(depth: int) -> None:
         assert engine.cancel(key)
     assert engine.has_work, "somebody has to be told"
     # The results of steps in flight arrive, and then a turn reports the free slots to the executor.
-    told = steps_until_clean(engine, 2 + (depth - 1))
-    assert {end.key for events in told for end in events.ends} == set(range(1, 7))
+    reported = steps_until_clean(engine, 2 + (depth - 1))
+    assert {end.key for events in reported for end in events.ends} == set(range(1, 7))
     assert engine.cache.pool.num_used == 0
     assert set(executor.released) >= slots
 

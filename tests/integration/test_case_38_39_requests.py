@@ -150,11 +150,11 @@ async def test_case_38_what_is_off_is_named(
     if error is None:
         assert code is C.OK
         return
-    told = rich_error(error)
-    assert told.code is code
-    assert field is None or any(name.startswith(field) for name in told.fields)
+    reported = rich_error(error)
+    assert reported.code is code
+    assert field is None or any(name.startswith(field) for name in reported.fields)
     for word in ("Error", "Exception", "Traceback", "object at", "/"):
-        assert word not in told.message, "names of classes and places are ours alone"
+        assert word not in reported.message, "names of classes and places are ours alone"
 
 
 async def test_case_38_odd_metadata_is_accepted(served: SteppedService) -> None:

@@ -78,10 +78,10 @@ async def raw_code(
                 async for _ in call:
                     call.cancel()
                     return C.OK
-            told = f"{await call.details()} {await call.trailing_metadata()}"
-            assert not [secret for secret in ALL_TOKENS if secret in told]
+            reported = f"{await call.details()} {await call.trailing_metadata()}"
+            assert not [secret for secret in ALL_TOKENS if secret in reported]
             code: grpc.StatusCode = await call.code()
-        if code is not C.INTERNAL or "grpc-status-details-bin" in told:
+        if code is not C.INTERNAL or "grpc-status-details-bin" in reported:
             return code
     raise AssertionError("its core never got the message out")
 
@@ -123,8 +123,8 @@ async def test_case_45_a_certificate_that_the_policy_does_not_know(
     text: ModelText, premises: Premises
 ) -> None:
     security = Security(premises.config(is_mutual=True))
-    stranger = premises.channel_credentials(premises.clients.issue("stranger"))
-    async with serving(text, security=security, credentials=stranger) as served:
+    other = premises.channel_credentials(premises.clients.issue("other"))
+    async with serving(text, security=security, credentials=other) as served:
         path = "/penstock.v1.ModelService/GetModel"
         assert await raw_code(served.channel, path) is C.UNAUTHENTICATED
         assert await raw_code(served.channel, path, token=OTHER) is C.OK
@@ -165,11 +165,9 @@ async def test_case_45_a_token_is_for_its_tenant_alone(text: ModelText, premises
         call = served.stub.Generate(request(), metadata=forged)
         (spec,) = await served.port.next_submission()
         assert spec.tenant == "acme"
-        for stranger, code in ((OTHER, C.NOT_FOUND), (MUTE, C.PERMISSION_DENIED)):
+        for other, code in ((OTHER, C.NOT_FOUND), (MUTE, C.PERMISSION_DENIED)):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await served.stub.Cancel(
-                    pb.CancelRequest(request_id="r"), metadata=bearing(stranger)
-                )
+                await served.stub.Cancel(pb.CancelRequest(request_id="r"), metadata=bearing(other))
             assert caught.value.code() is code
         assert served.port.cancelled == []
         await served.stub.Cancel(pb.CancelRequest(request_id="r"), metadata=bearing(ACME))
@@ -239,7 +237,7 @@ async def test_operators_have_their_own_rights(premises: Premises) -> None:
                 for name, code in ((look, code_of_look), (lever, code_of_lever)):
                     path = f"/penstock.v1.OperationsService/{name}"
                     assert await raw_code(channel, path, token=token) is code
-        assert [told[0] for told in desk.told] == ["drain"], "by the one who may"
+        assert [reported[0] for reported in desk.commands] == ["drain"], "by the one who may"
     finally:
         await operations.stop()
 

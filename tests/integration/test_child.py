@@ -28,7 +28,7 @@ WAIT = "line.recv(4096)"
 READY = FROM_CHILD.encode(Ready(facts={"num_blocks": 7}))
 
 
-async def spawn_saying(folder: Path, words: bytes, end: str = WAIT) -> Child:
+async def spawn_printing(folder: Path, words: bytes, end: str = WAIT) -> Child:
     """Start a child that sends `words` on its control socket, and then runs the code `end`, by
     default waiting until the socket is closed.
     """
@@ -46,7 +46,7 @@ async def spawn_saying(folder: Path, words: bytes, end: str = WAIT) -> Child:
 
 
 async def test_the_startup_report_of_a_ready_child(tmp_path: Path) -> None:
-    child = await spawn_saying(tmp_path, READY)
+    child = await spawn_printing(tmp_path, READY)
     try:
         assert await child.started() == {"num_blocks": 7}
     finally:
@@ -67,7 +67,7 @@ async def test_the_startup_report_of_a_ready_child(tmp_path: Path) -> None:
 async def test_a_child_that_makes_no_sense_has_failed_and_is_ended(
     tmp_path: Path, words: bytes
 ) -> None:
-    child = await spawn_saying(tmp_path, words, end="import signal\nsignal.pause()")
+    child = await spawn_printing(tmp_path, words, end="import signal\nsignal.pause()")
     with pytest.raises(ChildFailed, match="speaker: invalid startup report"):
         await child.started()
     assert await child.ended() < 0, "killed: it had not ended by itself"
@@ -77,7 +77,7 @@ async def test_a_child_that_makes_no_sense_has_failed_and_is_ended(
 async def test_a_child_that_ends_before_its_frame_does_is_reported_by_its_exit(
     tmp_path: Path, words: bytes
 ) -> None:
-    child = await spawn_saying(tmp_path, words, end="sys.exit(5)")
+    child = await spawn_printing(tmp_path, words, end="sys.exit(5)")
     with pytest.raises(ChildFailed, match=r"speaker: .*5.* before it was ready"):
         await child.started()
     assert await child.ended() == 5
@@ -88,7 +88,7 @@ async def test_its_end_is_seen_though_what_it_forked_holds_the_line_open(
     tmp_path: Path, words: bytes
 ) -> None:
     fork = f"import os\nif os.fork():\n    os._exit(5)\n{WAIT}"
-    child = await spawn_saying(tmp_path, words, end=fork)
+    child = await spawn_printing(tmp_path, words, end=fork)
     with pytest.raises(ChildFailed, match=r"speaker: exit code 5 before it was ready"):
         await child.started()
     assert await child.ended() == 5  # hangs up, which ends the other one
@@ -96,14 +96,14 @@ async def test_its_end_is_seen_though_what_it_forked_holds_the_line_open(
 
 async def test_a_failure_is_reported_with_the_childs_message(tmp_path: Path) -> None:
     words = FROM_CHILD.encode(StartFailed(message="no such model"))
-    child = await spawn_saying(tmp_path, words, end="sys.exit(4)")
+    child = await spawn_printing(tmp_path, words, end="sys.exit(4)")
     with pytest.raises(ChildFailed, match=r"^no such model$"):
         await child.started()
     assert await child.ended() == 4
 
 
 async def test_a_slot_whose_first_child_makes_no_sense_fails(tmp_path: Path) -> None:
-    child = await spawn_saying(tmp_path, b"no frame\n")
+    child = await spawn_printing(tmp_path, b"no frame\n")
 
     async def spawn() -> Child:
         return child

@@ -41,12 +41,12 @@ async def test_generate_prints_text_then_one_line(server: ScriptedServer) -> Non
 
 
 async def test_tokens_come_as_they_are_generated(server: ScriptedServer) -> None:
-    goes_on = asyncio.Event()
+    proceed = asyncio.Event()
 
     async def pause(call: ServedCall) -> None:
         await call.accepted()
         await call.tokens("first")
-        await goes_on.wait()
+        await proceed.wait()
         await call.tokens(" second")
         await call.finished()
 
@@ -54,7 +54,7 @@ async def test_tokens_come_as_they_are_generated(server: ScriptedServer) -> None
     async with started(server, "generate", "Hi") as process:
         assert process.stdout is not None
         first = await asyncio.wait_for(process.stdout.readexactly(5), PATIENCE_S)
-        goes_on.set()
+        proceed.set()
         rest, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
 
     assert (first, rest) == (b"first", b" second\n")

@@ -13,7 +13,7 @@ from support.scripted_server import (
     ScriptedServer,
     ServedCall,
     error_info,
-    say_hello,
+    send_hello,
     speak_and_wait,
 )
 
@@ -87,7 +87,7 @@ async def chat(
     return process
 
 
-async def said(terminal: Terminal, line: bytes, answer: bytes) -> None:
+async def expect_answer(terminal: Terminal, line: bytes, answer: bytes) -> None:
     """Type a line at the prompt; wait until `answer` is displayed."""
     await terminal.wait_for(b"> ")
     terminal.type(line + b"\n")
@@ -100,12 +100,12 @@ async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(
     async def reject(call: ServedCall) -> None:
         await call.fail(grpc.StatusCode.INTERNAL, "oh", error_info("INTERNAL"))
 
-    server.scripts.extend([speak_and_wait, reject, say_hello])
-    await said(terminal, b"one", b"begun")
+    server.scripts.extend([speak_and_wait, reject, send_hello])
+    await expect_answer(terminal, b"one", b"begun")
     chat.send_signal(signal.SIGINT)
     await terminal.wait_for(b"cancelled")
-    await said(terminal, b"two", b"INTERNAL: oh")
-    await said(terminal, b"three", b"Hello, world")
+    await expect_answer(terminal, b"two", b"INTERNAL: oh")
+    await expect_answer(terminal, b"three", b"Hello, world")
     await terminal.wait_for(b"> ")
     terminal.type(b"/quit\n")
 
@@ -124,12 +124,14 @@ async def test_chat_at_a_terminal_shows_how_to_leave_a_full_context(
         code = grpc.StatusCode.INVALID_ARGUMENT
         await call.fail(code, "513 tokens", error_info("PROMPT_TOO_LONG"))
 
-    server.scripts.extend([reject, say_hello, reject])
+    server.scripts.extend([reject, send_hello, reject])
     await terminal.wait_for(b"/reset clears the chat, /quit exits")
     # /reset is not suggested if there is no dialogue to clear.
-    await said(terminal, b"one", b"(PROMPT_TOO_LONG): 513 tokens\r\n")
-    await said(terminal, b"two", b"Hello, world")
-    await said(terminal, b"three", b"(PROMPT_TOO_LONG): 513 tokens; /reset clears the chat\r\n")
+    await expect_answer(terminal, b"one", b"(PROMPT_TOO_LONG): 513 tokens\r\n")
+    await expect_answer(terminal, b"two", b"Hello, world")
+    await expect_answer(
+        terminal, b"three", b"(PROMPT_TOO_LONG): 513 tokens; /reset clears the chat\r\n"
+    )
     await terminal.wait_for(b"> ")
     terminal.type(b"/quit\n")
 

@@ -49,8 +49,8 @@ async def test_a_call_that_ends_under_writes_is_reported_as_it_ended(
         prompts = (f"prompt {number}" for number in range(NUM_REQUESTS))
         errors = await asyncio.gather(*(error_of(face, prompt) for prompt in prompts))
 
-        told = {str(error) for error in errors if not isinstance(error, Unauthenticated)}
-        assert told == set()
+        reported = {str(error) for error in errors if not isinstance(error, Unauthenticated)}
+        assert reported == set()
         server.rejections.clear()
         await face.close()
 

@@ -65,13 +65,13 @@ async def test_no_service_at_the_address(face: Face, time: FakeTime) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
-        nobody = type(face)(address, time)
+        unreachable = type(face)(address, time)
 
         with pytest.raises(Unavailable):
-            await nobody.events("Hi")
+            await unreachable.events("Hi")
 
         assert len(time.slept_s) == POLICY.max_attempts - 1
-        await nobody.close()
+        await unreachable.close()
 
 
 async def test_generate_once(face: Face, server: ScriptedServer, time: FakeTime) -> None:

@@ -48,19 +48,19 @@ def speaking_until(event: asyncio.Event) -> Any:
 
 async def held(face: Face, server: ScriptedServer) -> tuple[asyncio.Task[Any], asyncio.Event]:
     """Return a call that the server does not finish until the event is set, and the event."""
-    go_on = asyncio.Event()
-    server.scripts.append(speaking_until(go_on))
+    proceed = asyncio.Event()
+    server.scripts.append(speaking_until(proceed))
     first = asyncio.create_task(face.events("first"))
     await arrived(server)
-    return first, go_on
+    return first, proceed
 
 
 async def test_each_channel_has_a_connection(
     kind: Any, server: ScriptedServer, time: FakeTime
 ) -> None:
     face: Face = kind(server.address, time, pool=PoolConfig(num_channels=3))
-    go_on = asyncio.Event()
-    server.scripts.extend([speaking_until(go_on)] * 6)
+    proceed = asyncio.Event()
+    server.scripts.extend([speaking_until(proceed)] * 6)
     streams = [asyncio.create_task(face.events("Hi")) for _ in range(6)]
     calls = [await arrived(server) for _ in range(6)]
 
@@ -68,7 +68,7 @@ async def test_each_channel_has_a_connection(
 
     assert len(set(peers)) == 3
     assert {peers.count(peer) for peer in peers} == {2}
-    go_on.set()
+    proceed.set()
     await asyncio.gather(*streams)
     assert face.client.pool_state.num_open_channels == 3
     # Connections last: more calls need no more of them.
@@ -80,7 +80,7 @@ async def test_each_channel_has_a_connection(
 async def test_calls_wait_for_their_turn(kind: Any, server: ScriptedServer, time: FakeTime) -> None:
     pool = PoolConfig(max_concurrent_calls=1, max_waiting_calls=1)
     face: Face = kind(server.address, time, pool=pool)
-    first, go_on = await held(face, server)
+    first, proceed = await held(face, server)
     second = asyncio.create_task(face.events("second"))
     await until_true(lambda: face.client.pool_state.num_waiting_calls == 1)
 
@@ -91,7 +91,7 @@ async def test_calls_wait_for_their_turn(kind: Any, server: ScriptedServer, time
     assert await face.call("health") is HealthStatus.SERVING
     assert len(server.requests) == 1
 
-    go_on.set()
+    proceed.set()
     await asyncio.gather(first, second)
     assert [call.request.text_prompt.text for call in server.requests] == ["first", "second"]
     assert face.client.pool_state.num_open_calls == 0
@@ -102,14 +102,14 @@ async def test_waiting_counts_towards_the_deadline(
     kind: Any, server: ScriptedServer, time: FakeTime
 ) -> None:
     face: Face = kind(server.address, time, pool=PoolConfig(max_concurrent_calls=1))
-    first, go_on = await held(face, server)
+    first, proceed = await held(face, server)
 
     with pytest.raises(DeadlineExceeded):
         await face.events("second", deadline_s=0.05)
 
     assert len(server.requests) == 1
     assert face.client.pool_state.num_waiting_calls == 0
-    go_on.set()
+    proceed.set()
     await first
     await face.events("third")
     await face.close()
@@ -140,14 +140,14 @@ async def test_an_address_that_never_answers_gets_no_share(
 async def test_a_deadline_on_a_live_connection_is_no_reason_to_leave_it(
     kind: Any, server: ScriptedServer, time: FakeTime
 ) -> None:
-    async def say_nothing(call: ServedCall) -> None:
+    async def send_nothing(call: ServedCall) -> None:
         await call.cancelled.wait()
 
     async with scripted_server() as other:
         face: Face = kind([server.address, other.address], time)
         for _ in range(2):
             await face.events("Hi")
-        server.scripts.append(say_nothing)
+        server.scripts.append(send_nothing)
         with pytest.raises(DeadlineExceeded):
             await face.events("Hi", deadline_s=4.0)
 
@@ -161,13 +161,13 @@ async def test_a_deadline_on_a_live_connection_is_no_reason_to_leave_it(
 
 async def test_a_waiting_task_may_be_cancelled(server: ScriptedServer, time: FakeTime) -> None:
     face = AsyncFace(server.address, time, pool=PoolConfig(max_concurrent_calls=1))
-    first, go_on = await held(face, server)
+    first, proceed = await held(face, server)
     second = asyncio.create_task(face.events("second"))
     third = asyncio.create_task(face.events("third"))
     await until_true(lambda: face.client.pool_state.num_waiting_calls == 2)
 
     # The place comes in the same moment as the cancellation, and must not be lost.
-    go_on.set()
+    proceed.set()
     await first
     second.cancel()
 
@@ -185,15 +185,15 @@ async def test_calls_are_spread_over_addresses(
     async with scripted_server() as one, scripted_server() as two:
         addresses = [one.address, two.address]
         face: Face = kind(addresses, time, pool=PoolConfig(num_channels=num_channels))
-        go_on = asyncio.Event()
+        proceed = asyncio.Event()
         for server in (one, two):
-            server.scripts.extend([speaking_until(go_on)] * 2)
+            server.scripts.extend([speaking_until(proceed)] * 2)
 
         streams = [asyncio.create_task(face.events("Hi")) for _ in range(4)]
         for server in (one, two):
             for _ in range(2):
                 await arrived(server)
-        go_on.set()
+        proceed.set()
         await asyncio.gather(*streams)
         await face.close()
 
@@ -232,7 +232,7 @@ async def test_closing_may_wait_for_open_calls(
     kind: Any, server: ScriptedServer, time: FakeTime
 ) -> None:
     face: Face = kind(server.address, time, pool=PoolConfig(max_concurrent_calls=1))
-    first, go_on = await held(face, server)
+    first, proceed = await held(face, server)
     second = asyncio.create_task(face.events("second"))
     await until_true(lambda: face.client.pool_state.num_waiting_calls == 1)
 
@@ -242,7 +242,7 @@ async def test_closing_may_wait_for_open_calls(
         await second
     with pytest.raises(RuntimeError, match="closed"):
         await face.events("third")
-    go_on.set()
+    proceed.set()
     assert len(await first) == 3
     await asyncio.wait_for(closing, 60)
     await face.close()
@@ -268,8 +268,8 @@ async def test_connections_age_unnoticed(kind: Any, time: FakeTime) -> None:
     ageing = (("grpc.max_connection_age_ms", 50), ("grpc.max_connection_age_grace_ms", 60_000))
     async with scripted_server(options=ageing) as server:
         face: Face = kind(server.address, time)
-        go_on = asyncio.Event()
-        server.scripts.append(speaking_until(go_on))
+        proceed = asyncio.Event()
+        server.scripts.append(speaking_until(proceed))
         old = asyncio.create_task(face.events("old"))
         first = (await arrived(server)).peer
 
@@ -281,7 +281,7 @@ async def test_connections_age_unnoticed(kind: Any, time: FakeTime) -> None:
                 break
 
         assert len(peers - {first}) >= 3
-        go_on.set()
+        proceed.set()
         assert len(await old) == 3
         assert time.slept_s == [], "no call was seen to fail"
         await face.close()

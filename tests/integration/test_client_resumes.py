@@ -73,7 +73,7 @@ async def events_of(kind: type, address: str, **options: Any) -> list[Event]:
     return await asyncio.to_thread(read)
 
 
-def told(events: list[Event]) -> tuple[str, list[int], Any]:
+def reported(events: list[Event]) -> tuple[str, list[int], Any]:
     tokens = [event for event in events if isinstance(event, Tokens)]
     end = events[-1]
     assert isinstance(end, Finished)
@@ -92,7 +92,7 @@ async def test_a_stream_outlives_its_connections(
 
     events = await events_of(kind, relay.address, multiplex=multiplex)
     assert relay.num_cuts
-    assert told(events) == told(whole)
+    assert reported(events) == reported(whole)
     sequences = [event.sequence for event in events]
     assert sequences == list(range(len(events)))
 
@@ -126,7 +126,7 @@ async def test_a_client_resumes_at_another_front(service: SteppedService, relay:
                 relay.target = other.address
                 await service.disconnect()
                 relay.cut()
-        assert told(events) == told(whole)
+        assert reported(events) == reported(whole)
         assert sum(isinstance(event, Accepted) for event in events) == 1
 
 
@@ -150,11 +150,11 @@ async def test_another_process_continues_from_a_point(service: SteppedService) -
         call.cancel()
     async with Client(service.address) as second:
         rest = [event async for event in second.resume(point)]
-        assert told([*events, *rest]) == told(whole)
+        assert reported([*events, *rest]) == reported(whole)
         again = [event async for event in second.resume(point)]
-        assert told([*events, *again]) == told(whole)
+        assert reported([*events, *again]) == reported(whole)
         everything = [event async for event in second.resume(point.request_id)]
-        assert told(everything) == told(whole)
+        assert reported(everything) == reported(whole)
         with pytest.raises(SequenceUnavailable):
             async for _ in second.resume(
                 ResumePoint(
@@ -209,7 +209,7 @@ async def test_a_forgotten_request_ends_with_the_original_error(
 
 def forget_all(service: SteppedService) -> None:
     """Drop all streams that the engine keeps, as after the end of their grace period."""
-    service.hear()
+    service.read_commands()
     kept = service.link.dispatcher.kept
     for stream in tuple(kept._streams.values()):  # pyright: ignore[reportPrivateUsage]
         kept._drop(stream)  # pyright: ignore[reportPrivateUsage]

@@ -96,7 +96,7 @@ def work_off(engine: AuditedEngine, connections: FrontConnections, num_steps: in
     connections.wake()
 
 
-def test_the_books_are_looked_over_whenever_the_work_is_done(path: Path) -> None:
+def test_integrity_is_checked_whenever_the_work_is_done(path: Path) -> None:
     engine = AuditedEngine()
 
     def test(connections: FrontConnections) -> None:
@@ -109,7 +109,7 @@ def test_the_books_are_looked_over_whenever_the_work_is_done(path: Path) -> None
     assert with_loop(path, engine, test) == []
 
 
-def test_wrong_books_end_the_loop(path: Path) -> None:
+def test_a_failed_integrity_check_ends_the_loop(path: Path) -> None:
     engine = AuditedEngine()
     engine.is_wrong = True
 
@@ -150,7 +150,7 @@ class SelfPacedEngine(FakeEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.read_fd, self.tell_fd = os.pipe()
+        self.read_fd, self.notify_fd = os.pipe()
         self.steps: queue.Queue[bytes] = queue.Queue()
         self.wakeup_s = NO_TIME
 
@@ -168,27 +168,27 @@ class SelfPacedEngine(FakeEngine):
     def step(self) -> StepEvents:
         os.set_blocking(self.read_fd, False)
         try:
-            told = os.read(self.read_fd, 16)
+            reported = os.read(self.read_fd, 16)
         except BlockingIOError:
-            told = b""
+            reported = b""
         self.wakeup_s = NO_TIME
-        self.steps.put(told)
+        self.steps.put(reported)
         return StepEvents(step=0, at_s=0.0)
 
-    def next_told(self) -> bytes:
+    def next_notification(self) -> bytes:
         """Return what the next step with news read; a step comes once in a while without any."""
-        while not (told := self.steps.get(timeout=PATIENCE_S)):
+        while not (reported := self.steps.get(timeout=PATIENCE_S)):
             pass
-        return told
+        return reported
 
 
 def test_a_self_paced_engine_steps_when_there_is_reason_to(path: Path) -> None:
     engine = SelfPacedEngine()
 
     def test(connections: FrontConnections) -> None:
-        for told in (b"a", b"b"):
-            os.write(engine.tell_fd, told)
-            assert engine.next_told() == told
+        for reported in (b"a", b"b"):
+            os.write(engine.notify_fd, reported)
+            assert engine.next_notification() == reported
         # A front has sent something.
         connections.wake()
         assert engine.steps.get(timeout=PATIENCE_S) == b""
@@ -202,4 +202,4 @@ def test_a_self_paced_engine_steps_when_there_is_reason_to(path: Path) -> None:
 
     assert with_loop(path, engine, test) == []
     os.close(engine.read_fd)
-    os.close(engine.tell_fd)
+    os.close(engine.notify_fd)

@@ -53,7 +53,7 @@ class BeatingPublisher(StatusPublisher):
         self.rounds.put(None)
 
 
-def test_an_idle_loop_comes_round_and_runs_its_tasks(path: Path, board_fd: int) -> None:
+def test_an_idle_loop_continues_and_runs_its_tasks(path: Path, board_fd: int) -> None:
     dispatcher = Dispatcher(FakeEngine(), hello(), kept_limits=KEPT_LIMITS)
     board, view = EngineBoard(board_fd, 3), BoardView(board_fd)
     done: queue.Queue[str] = queue.Queue()

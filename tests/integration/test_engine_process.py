@@ -30,7 +30,7 @@ MODULE = "penstock.server.processes.engine_process"
 SIMULATED = ExecutorConfig(kind=ExecutorKind.SIMULATED, num_blocks=1024, max_seq_len=8192)
 
 
-class Heard:
+class Received:
     def __init__(self) -> None:
         self.hello: asyncio.Future[EngineHello] = asyncio.get_running_loop().create_future()
         self.num_tokens = 0
@@ -73,11 +73,11 @@ async def engine(path: Path, executor: ExecutorConfig) -> AsyncGenerator[Child]:
 
 
 @contextlib.asynccontextmanager
-async def front(path: Path) -> AsyncGenerator[tuple[UnixEnginePort, Heard]]:
-    port, heard = UnixEnginePort(path, 1), Heard()
-    await port.start(heard)
+async def front(path: Path) -> AsyncGenerator[tuple[UnixEnginePort, Received]]:
+    port, received = UnixEnginePort(path, 1), Received()
+    await port.start(received)
     try:
-        yield port, heard
+        yield port, received
     finally:
         await port.close()
 
@@ -88,37 +88,37 @@ def spec(max_tokens: int) -> RequestSpec:
 
 
 async def test_it_serves_a_front_and_ends_when_stopped(path: Path) -> None:
-    async with engine(path, SIMULATED) as child, front(path) as (port, heard):
+    async with engine(path, SIMULATED) as child, front(path) as (port, received):
         facts = await asyncio.wait_for(child.started(), PATIENCE_S)
         assert facts["num_blocks"] == 1024
-        greeting = await asyncio.wait_for(heard.hello, PATIENCE_S)
+        greeting = await asyncio.wait_for(received.hello, PATIENCE_S)
         assert (greeting.epoch, greeting.model) == (7, "m")
         assert greeting.executor.num_blocks == 1024
         port.submit((spec(max_tokens=33),))
-        assert isinstance(await asyncio.wait_for(heard.end, PATIENCE_S), Completed)
-        assert heard.num_tokens == 33
+        assert isinstance(await asyncio.wait_for(received.end, PATIENCE_S), Completed)
+        assert received.num_tokens == 33
         child.stop()
         assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_OK
-        await asyncio.wait_for(heard.lost.wait(), PATIENCE_S)
+        await asyncio.wait_for(received.lost.wait(), PATIENCE_S)
 
 
 async def test_it_ends_with_its_own_code_when_the_executor_dies(path: Path) -> None:
     fault = Fault(kind=FaultKind.EXECUTOR_DIES, at_output=3)
     executor = dataclasses.replace(SIMULATED, simulated=SimulatedConfig(faults=(fault,)))
-    async with engine(path, executor) as child, front(path) as (port, heard):
+    async with engine(path, executor) as child, front(path) as (port, received):
         await asyncio.wait_for(port.wait_up(), PATIENCE_S)
         port.submit((spec(max_tokens=1000),))
-        await asyncio.wait_for(heard.lost.wait(), PATIENCE_S)
+        await asyncio.wait_for(received.lost.wait(), PATIENCE_S)
         assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_ENGINE_DIED
-        assert not heard.end.done()
+        assert not received.end.done()
 
 
 async def test_it_does_not_outlive_its_supervisor(path: Path) -> None:
-    async with engine(path, SIMULATED) as child, front(path) as (port, heard):
+    async with engine(path, SIMULATED) as child, front(path) as (port, received):
         await asyncio.wait_for(port.wait_up(), PATIENCE_S)
         child.close_lifeline()
         assert await asyncio.wait_for(child.ended(), PATIENCE_S) == EXIT_ORPHANED
-        await asyncio.wait_for(heard.lost.wait(), PATIENCE_S)
+        await asyncio.wait_for(received.lost.wait(), PATIENCE_S)
         assert not path.parent.exists()
 
 

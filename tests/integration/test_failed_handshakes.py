@@ -24,7 +24,7 @@ GARBAGE = (
 )
 
 
-def stranger(ca_file: Path, shown: Issued | None) -> ssl.SSLContext:
+def foreign_context(ca_file: Path, shown: Issued | None) -> ssl.SSLContext:
     """Return a TLS context with the client certificate `shown`, or without one."""
     context = ssl.create_default_context(cafile=str(ca_file))
     context.check_hostname = False
@@ -50,7 +50,7 @@ async def knock(port: int, data: bytes, context: ssl.SSLContext | None = None) -
 async def knock_in_all_ways(service: Service, premises: Premises) -> None:
     operations = await service.door("operations")
     forged = premises.authority.issue("forged")
-    contexts = [stranger(premises.authority.ca_file, shown) for shown in (None, forged)]
+    contexts = [foreign_context(premises.authority.ca_file, shown) for shown in (None, forged)]
     for address in (service.address, operations):
         port = int(address.rpartition(":")[2])
         for data in GARBAGE:
@@ -85,5 +85,5 @@ async def test_failed_handshakes_write_nothing(
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
     assert service.stderr
-    said = [json.loads(line) for line in service.stderr]
-    assert not [line for line in said if line["level"] in ("warning", "error")]
+    logged = [json.loads(line) for line in service.stderr]
+    assert not [line for line in logged if line["level"] in ("warning", "error")]

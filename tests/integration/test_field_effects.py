@@ -386,7 +386,7 @@ async def play(served: ServedFront, spec: RequestSpec) -> None:
     port, sampling = served.port, spec.sampling
     port.admit(spec.key)
     if sampling.num_prompt_logprobs >= 0:
-        port.say(prompt_logprobs=[(spec.key, 1, flat_logprobs(spec.num_prompt_tokens - 1))])
+        port.emit(prompt_logprobs=[(spec.key, 1, flat_logprobs(spec.num_prompt_tokens - 1))])
     rows = flat_logprobs(1) if sampling.num_logprobs >= 0 else None
     output = served.server.front.table.output(spec.key)
     assert output is not None
@@ -397,7 +397,7 @@ async def play(served: ServedFront, spec: RequestSpec) -> None:
         return stream.num_backlog_tokens <= max_held
 
     for token_id in served.encode(DRAWN_TEXT):
-        port.say(tokens=[(spec.key, token_id)], logprobs=rows)
+        port.emit(tokens=[(spec.key, token_id)], logprobs=rows)
         await until_true(is_written)
         max_held = chunks.min_tokens - 1 if chunks.is_holding else 0
     port.finish(spec.key)
@@ -405,18 +405,18 @@ async def play(served: ServedFront, spec: RequestSpec) -> None:
 
 def given(served: ServedFront, specs: tuple[RequestSpec, ...]) -> Seen:
     leader = specs[0]
-    told: Seen = {item.name: getattr(leader, item.name) for item in fields(leader)}
-    del told["key"], told["prompt_ids"], told["sampling"], told["block_hashes"]
+    reported: Seen = {item.name: getattr(leader, item.name) for item in fields(leader)}
+    del reported["key"], reported["prompt_ids"], reported["sampling"], reported["block_hashes"]
     hashes = hash_blocks(leader.prompt_ids, INFO.block_size, chain_root(leader.hash_salt))
-    told["num_hashes"] = len(leader.block_hashes)
-    told["are_hashes_of_salt"] = leader.block_hashes == hashes
+    reported["num_hashes"] = len(leader.block_hashes)
+    reported["are_hashes_of_salt"] = leader.block_hashes == hashes
     for item in fields(leader.sampling):
-        told[f"sampling.{item.name}"] = getattr(leader.sampling, item.name)
+        reported[f"sampling.{item.name}"] = getattr(leader.sampling, item.name)
     # Special tokens are not skipped, as some fields concern them.
     tokenizer = served.server.front.text.files.tokenizer
-    told["prompt"] = tokenizer.decode(leader.prompt_ids.tolist(), skip_special_tokens=False)
-    told["seeds"] = [spec.sampling.seed for spec in specs]
-    return told
+    reported["prompt"] = tokenizer.decode(leader.prompt_ids.tolist(), skip_special_tokens=False)
+    reported["seeds"] = [spec.sampling.seed for spec in specs]
+    return reported
 
 
 def delivered(responses: list[pb.GenerateResponse]) -> Seen:

@@ -40,8 +40,8 @@ async def test_an_engine_that_comes_or_goes_is_reported_at_once(
     listener.bind(str(path))
     listener.listen()
     beats = Beats()
-    hub = FrontReceiver(beats)
-    await hub.start(listener)
+    receiver = FrontReceiver(beats)
+    await receiver.start(listener)
     watch = FrontWatch(path, 7)
     try:
         async with serving(text, is_up=False, recorder=watch.recorder) as front:
@@ -53,4 +53,4 @@ async def test_an_engine_that_comes_or_goes_is_reported_at_once(
             assert (await beats.next())[0] is False
     finally:
         await watch.close()
-        await hub.close(PATIENCE_S)
+        await receiver.close(PATIENCE_S)

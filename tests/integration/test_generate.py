@@ -66,8 +66,8 @@ async def test_stop_string_across_tokens_ends_the_stream_and_the_engine(
     assert end.finish_reason == state_pb2.FINISH_REASON_STOP
     assert end.stop_string == "of mer"
     assert 0 < end.num_completion_tokens <= len(ids)
-    num_told = sum(r.tokens.num_tokens for r in responses)
-    assert num_told == end.num_completion_tokens
+    num_reported = sum(r.tokens.num_tokens for r in responses)
+    assert num_reported == end.num_completion_tokens
     assert await served.port.next_cancel() == ((spec.key,), FinishReason.STOP)
     served.port.finish(spec.key, FinishReason.STOP)  # arrives late and has no effect
     assert served.server.front.counters.num_late_events >= 1
@@ -86,7 +86,7 @@ async def test_stop_token_of_the_client_is_named_and_end_of_sequence_is_not(
         (spec,) = await served.port.next_submission()
         assert set(spec.stop_ids) == {stop_id, eos}
         served.port.admit(spec.key)
-        served.port.say(
+        served.port.emit(
             tokens=[(spec.key, drawn)], ends=[finished(spec.key, FinishReason.STOP, drawn)]
         )
         (end,) = (await collect(call))[-1].finished.outputs
@@ -105,8 +105,8 @@ async def test_prompt_logprobs_and_echo_come_before_the_tokens(served: ServedFro
     prompt_ids = spec.prompt_ids.tolist()
     rows = flat_logprobs(len(prompt_ids) - 1)
     served.port.admit(spec.key)
-    served.port.say(prompt_logprobs=[(spec.key, 1, rows)])
-    served.port.say(prompt_logprobs=[(spec.key, 1, rows)])  # recomputed after a preemption
+    served.port.emit(prompt_logprobs=[(spec.key, 1, rows)])
+    served.port.emit(prompt_logprobs=[(spec.key, 1, rows)])  # recomputed after a preemption
     served.port.send(spec.key, served.encode("x"))
     served.port.finish(spec.key)
     responses = await collect(call)
@@ -127,10 +127,10 @@ async def test_generate_once_answers_as_a_whole(served: ServedFront) -> None:
     message.generation.sampling.num_outputs = 2
     call = asyncio.ensure_future(served.stub.GenerateOnce(message))
     first, second = await served.port.next_submission()
-    served.port.say(changes=[admitted(first.key), admitted(second.key)])
+    served.port.emit(changes=[admitted(first.key), admitted(second.key)])
     served.port.send(second.key, served.encode("two"))
     served.port.send(first.key, served.encode("one"))
-    served.port.say(ends=[finished(first.key), finished(second.key)])
+    served.port.emit(ends=[finished(first.key), finished(second.key)])
     response = await asyncio.wait_for(call, PATIENCE_S)
     assert [tokens.text for tokens in response.outputs] == ["one", "two"]
     assert [tokens.output_index for tokens in response.outputs] == [0, 1]
@@ -144,7 +144,7 @@ async def test_preemption_is_reported_as_progress(served: ServedFront) -> None:
     ids = served.encode("abc def")
     served.port.admit(spec.key)
     served.port.send(spec.key, ids[:1])
-    served.port.say(changes=[Preempted(key=spec.key, at_s=time.monotonic())])
+    served.port.emit(changes=[Preempted(key=spec.key, at_s=time.monotonic())])
     served.port.admit(spec.key, num_cached_tokens=2, num_preemptions=1)
     served.port.send(spec.key, ids[1:])
     served.port.finish(spec.key)

@@ -161,10 +161,10 @@ async def test_lost_engine_is_a_pause_to_every_stream(served: ServedFront) -> No
         served.port.send(again.key, served.encode("two"))
         served.port.finish(again.key)
     for call in calls:
-        told = await collect(call)
-        assert [message.sequence for message in told] == list(range(len(told)))
-        assert text_of(told) == "one two"
-        assert told[-1].HasField("finished")
+        reported = await collect(call)
+        assert [message.sequence for message in reported] == list(range(len(reported)))
+        assert text_of(reported) == "one two"
+        assert reported[-1].HasField("finished")
 
 
 async def test_one_poisoned_stream_does_not_harm_the_others(
@@ -178,7 +178,7 @@ async def test_one_poisoned_stream_does_not_harm_the_others(
     healthy = served.stub.Generate(text_request("hello"))
     (good,) = await served.port.next_submission()
     token_id = served.encode("a")[0]
-    served.port.say(tokens=[(bad.key, token_id), (good.key, token_id)])
+    served.port.emit(tokens=[(bad.key, token_id), (good.key, token_id)])
     served.port.finish(good.key)
     assert text_of(await collect(healthy)) == "a"
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -77,9 +77,9 @@ async def test_a_pod_as_the_manifests_make_it(root: Path) -> None:
     async with started(
         *simulated(), *doors, environment=environment, through=sandbox(root)
     ) as service:
-        async with Client(service.address) as stranger:
+        async with Client(service.address) as anonymous:
             with pytest.raises(Unauthenticated):
-                await stranger.generate_once("To be", max_tokens=4)
+                await anonymous.generate_once("To be", max_tokens=4)
         async with Client(service.address, token=TOKEN) as client:
             result = await client.generate_once("To be", max_tokens=4)
             assert result.finished.usage.num_completion_tokens == 4

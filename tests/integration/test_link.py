@@ -97,11 +97,11 @@ def real(listener: socket.socket) -> Iterator[EngineLink]:
 
 
 async def test_tokens_are_returned_as_without_sockets(real: EngineLink, path: Path) -> None:
-    async with front(path, 3) as (port, heard):
-        assert (await heard.hellos.get()).executor == INFO
+    async with front(path, 3) as (port, received):
+        assert (await received.hellos.get()).executor == INFO
         port.submit((spec(3, 1, max_tokens=20),))
-        end = await heard.until_ended(3 << 32 | 1)
-        over_socket = heard.tokens
+        end = await received.until_ended(3 << 32 | 1)
+        over_socket = received.tokens
     assert end.reason is FinishReason.LENGTH
 
     alone, tokens = simulated_engine(), list[int]()
@@ -113,24 +113,24 @@ async def test_tokens_are_returned_as_without_sockets(real: EngineLink, path: Pa
 
 
 async def test_each_front_receives_only_its_own(real: EngineLink, path: Path) -> None:
-    async with front(path, 1) as (port_1, heard_1), front(path, 2) as (port_2, heard_2):
+    async with front(path, 1) as (port_1, received_1), front(path, 2) as (port_2, received_2):
         for counter in range(1, 9):
             port_1.submit((spec(1, counter),))
             port_2.submit((spec(2, counter),))
         for counter in range(1, 9):
-            await heard_1.until_ended(1 << 32 | counter)
-            await heard_2.until_ended(2 << 32 | counter)
-    assert {key >> 32 for key in heard_1.tokens | heard_1.ended} == {1}
-    assert {key >> 32 for key in heard_2.tokens | heard_2.ended} == {2}
-    assert all(len(tokens) == 5 for tokens in heard_2.tokens.values())
+            await received_1.until_ended(1 << 32 | counter)
+            await received_2.until_ended(2 << 32 | counter)
+    assert {key >> 32 for key in received_1.tokens | received_1.ended} == {1}
+    assert {key >> 32 for key in received_2.tokens | received_2.ended} == {2}
+    assert all(len(tokens) == 5 for tokens in received_2.tokens.values())
 
 
 async def test_cancel_ends_a_running_request(real: EngineLink, path: Path) -> None:
-    async with front(path, 1) as (port, heard):
+    async with front(path, 1) as (port, received):
         port.submit((spec(1, 1, max_tokens=50_000),))
-        await heard.until_token(1 << 32 | 1)
+        await received.until_token(1 << 32 | 1)
         port.cancel((1 << 32 | 1, 1 << 32 | 77), FinishReason.STOP)
-        end = await heard.until_ended(1 << 32 | 1)
+        end = await received.until_ended(1 << 32 | 1)
     assert end.reason is FinishReason.STOP
 
 
@@ -148,10 +148,10 @@ async def test_the_loss_of_an_engine_is_reported_once_and_the_next_one_greeted(
     listener: socket.socket, path: Path
 ) -> None:
     first = run(listener, FakeEngine(), epoch=1)
-    async with front(path, 1) as (port, heard):
-        assert (await heard.hellos.get()).epoch == 1
+    async with front(path, 1) as (port, received):
+        assert (await received.hellos.get()).epoch == 1
         await asyncio.to_thread(first.close)
-        await asyncio.wait_for(heard.lost.get(), PATIENCE_S)
+        await asyncio.wait_for(received.lost.get(), PATIENCE_S)
         assert not port.is_up
         with pytest.raises(EngineUnavailable):
             port.submit((spec(1, 1),))
@@ -160,11 +160,11 @@ async def test_the_loss_of_an_engine_is_reported_once_and_the_next_one_greeted(
         port.cancel((1,), FinishReason.CANCELLED)
 
         second = run(listener, FakeEngine(), epoch=2)
-        assert (await asyncio.wait_for(heard.hellos.get(), PATIENCE_S)).epoch == 2
+        assert (await asyncio.wait_for(received.hellos.get(), PATIENCE_S)).epoch == 2
         port.submit((spec(1, 1),))
-        assert heard.lost.empty()
+        assert received.lost.empty()
     await asyncio.to_thread(second.close)
-    assert heard.lost.qsize() == 1  # by its own close
+    assert received.lost.qsize() == 1  # by its own close
 
 
 def test_the_same_on_the_loop_that_fronts_run_on(listener: socket.socket, path: Path) -> None:
@@ -299,7 +299,7 @@ async def test_a_front_that_reads_too_little_is_dropped(
         trickling.sendall(encode(Submit(specs=(spec(1, 5),))))
         await asyncio.to_thread(fake.submitted.get, timeout=PATIENCE_S)
         flood(fake, engine, 4 << 20)
-        await asyncio.to_thread(fake.told_all.wait, PATIENCE_S)
+        await asyncio.to_thread(fake.all_taken.wait, PATIENCE_S)
         now[0] = 6.0
         while num_read > 0:
             num_read -= len(await asyncio.to_thread(trickling.recv, 1 << 16))

@@ -44,7 +44,7 @@ class Engines:
             assert await asyncio.wait_for(loop.sock_recv(connection, 4096), PATIENCE_S)
             yield connection
 
-    async def say(self, connection: socket.socket, *frames: bytes) -> None:
+    async def emit(self, connection: socket.socket, *frames: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(connection, b"".join(frames))
 
     async def until_hung_up(self, connection: socket.socket) -> None:
@@ -70,18 +70,18 @@ async def test_an_engine_that_wakes_up_after_its_successor_is_ignored() -> None:
     with socket_path() as path:
         async with fronted(path) as (engines, recorder):
             async with engines.connected() as second:
-                await engines.say(second, encode(hello(2)))
+                await engines.emit(second, encode(hello(2)))
                 assert (await asyncio.wait_for(recorder.hellos.get(), PATIENCE_S)).epoch == 2
             await asyncio.wait_for(recorder.lost.get(), PATIENCE_S)
             async with engines.connected() as first:
-                await engines.say(first, encode(hello(1)), NEWS)
+                await engines.emit(first, encode(hello(1)), NEWS)
                 await engines.until_hung_up(first)
             assert recorder.hellos.empty()
             assert recorder.events.empty()
             # Not a loss either: no engine was connected.
             assert recorder.lost.empty()
             async with engines.connected() as third:
-                await engines.say(third, encode(hello(3)), NEWS)
+                await engines.emit(third, encode(hello(3)), NEWS)
                 assert (await asyncio.wait_for(recorder.hellos.get(), PATIENCE_S)).epoch == 3
                 news = await asyncio.wait_for(recorder.events.get(), PATIENCE_S)
                 assert news.tokens.tolist() == [7]
@@ -92,7 +92,7 @@ async def test_the_same_engine_may_be_lost_and_found() -> None:
         async with fronted(path) as (engines, recorder):
             for _ in range(2):
                 async with engines.connected() as connection:
-                    await engines.say(connection, encode(hello(4)))
+                    await engines.emit(connection, encode(hello(4)))
                     assert (await asyncio.wait_for(recorder.hellos.get(), PATIENCE_S)).epoch == 4
 
 
@@ -100,6 +100,6 @@ async def test_news_without_a_hello_are_no_news() -> None:
     with socket_path() as path:
         async with fronted(path) as (engines, recorder):
             async with engines.connected() as connection:
-                await engines.say(connection, NEWS)
+                await engines.emit(connection, NEWS)
                 await engines.until_hung_up(connection)
             assert recorder.events.empty()

@@ -32,7 +32,7 @@ async def test_an_engine_that_reads_nothing_is_lost_and_cancels_do_not_raise(
 
     with socket_path() as path:
         server = await asyncio.start_unix_server(hung, str(path))
-        async with front(path, 1) as (port, heard):
+        async with front(path, 1) as (port, received):
 
             def flood() -> None:
                 for counter in range(1, 100_000):
@@ -41,7 +41,7 @@ async def test_an_engine_that_reads_nothing_is_lost_and_cancels_do_not_raise(
             with pytest.raises(EngineUnavailable):
                 flood()
             port.cancel((1 << 32 | 1,), FinishReason.CANCELLED)
-            await asyncio.wait_for(heard.lost.get(), PATIENCE_S)
+            await asyncio.wait_for(received.lost.get(), PATIENCE_S)
         done.set()
         server.close()
         await server.wait_closed()

@@ -18,25 +18,25 @@ from penstock.server.observe.metrics.http import (
     MAX_SILENT,
 )
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
-from support.metric_samples import House
+from support.metric_samples import Harness
 from support.patience import PATIENCE_S
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    made = House()
+def harness() -> Iterator[Harness]:
+    made = Harness()
     yield made
     made.server.close()
 
 
-def test_clients_that_only_hold_connections_block_no_other(house: House) -> None:
-    holders = [house.connect() for _ in range(MAX_SILENT - 1)]
+def test_clients_that_only_hold_connections_block_no_other(harness: Harness) -> None:
+    holders = [harness.connect() for _ in range(MAX_SILENT - 1)]
     for holder in holders[::2]:  # the others send nothing
         holder.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
     try:
         for path in ("/metrics", "/", "/status.json", "/healthz"):
-            assert house.ask(path)[0] == 200
-        house.now_s += MAX_ASKING_S + 1
+            assert harness.ask(path)[0] == 200
+        harness.now_s += MAX_ASKING_S + 1
         for holder in holders:
             assert holder.recv(1) == b""
     finally:
@@ -44,8 +44,8 @@ def test_clients_that_only_hold_connections_block_no_other(house: House) -> None
             holder.close()
 
 
-def test_of_too_many_silent_accounts_the_oldest_goes(house: House) -> None:
-    holders = [house.connect() for _ in range(MAX_SILENT + 1)]
+def test_of_too_many_silent_accounts_the_oldest_goes(harness: Harness) -> None:
+    holders = [harness.connect() for _ in range(MAX_SILENT + 1)]
     try:
         assert holders[0].recv(1) == b""
         holders[-1].sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
@@ -56,78 +56,80 @@ def test_of_too_many_silent_accounts_the_oldest_goes(house: House) -> None:
 
 
 class SlowScrapes:
-    """Scrapes that have started and are not answered until `go_on` is set."""
+    """Scrapes that have started and are not answered until `proceed` is set."""
 
-    def __init__(self, house: House, patch: pytest.MonkeyPatch) -> None:
-        self.go_on = threading.Event()
+    def __init__(self, harness: Harness, patch: pytest.MonkeyPatch) -> None:
+        self.proceed = threading.Event()
         self._begun = threading.Semaphore(0)
-        self._house = house
+        self._harness = harness
         self.callers: list[socket.socket] = []
 
         def render(exposition: Exposition, accept: str, compat: str) -> tuple[bytes, str]:
             del exposition, accept, compat
             self._begun.release()
-            assert self.go_on.wait(PATIENCE_S)
+            assert self.proceed.wait(PATIENCE_S)
             return b"", "text/plain"
 
         patch.setattr(Exposition, "render", render)
 
     def begin(self, num: int) -> None:
         for _ in range(num):
-            caller = self._house.connect()
+            caller = self._harness.connect()
             self.callers.append(caller)
             caller.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             assert self._begun.acquire(timeout=PATIENCE_S)
 
 
 @pytest.fixture
-def scrapes(house: House, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowScrapes]:
-    made = SlowScrapes(house, monkeypatch)
+def scrapes(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowScrapes]:
+    made = SlowScrapes(harness, monkeypatch)
     yield made
-    made.go_on.set()
+    made.proceed.set()
     for caller in made.callers:
         caller.close()
 
 
-def test_the_last_seats_are_for_scrapes(house: House, scrapes: SlowScrapes) -> None:
+def test_the_last_seats_are_for_scrapes(harness: Harness, scrapes: SlowScrapes) -> None:
     scrapes.begin(MAX_OTHER_CALLS)
 
     for path in ("/", "/status.json", "/metrics/"):
-        status, headers, body = house.ask(path)
+        status, headers, body = harness.ask(path)
         assert (status, headers["Retry-After"]) == (503, "1")
         assert headers["Server"] == "penstock"
         assert body == b"too many concurrent requests\n"
-    assert house.ask("/", "HEAD")[2] == b""
-    assert house.ask("/healthz")[0] == 200
+    assert harness.ask("/", "HEAD")[2] == b""
+    assert harness.ask("/healthz")[0] == 200
 
     scrapes.begin(MAX_CALLS - MAX_OTHER_CALLS)
-    assert house.ask("/metrics")[0] == 503
-    assert house.ask("/healthz")[0] == 200
+    assert harness.ask("/metrics")[0] == 503
+    assert harness.ask("/healthz")[0] == 200
 
-    scrapes.go_on.set()
+    scrapes.proceed.set()
     for caller in scrapes.callers:
         assert caller.recv(12) == b"HTTP/1.0 200"
         while caller.recv(4096):
             pass
 
 
-def test_an_answer_that_takes_too_long_is_hung_up_on(house: House, scrapes: SlowScrapes) -> None:
+def test_an_answer_that_takes_too_long_is_hung_up_on(
+    harness: Harness, scrapes: SlowScrapes
+) -> None:
     scrapes.begin(MAX_CALLS)
-    house.now_s += MAX_CALL_S + 1
+    harness.now_s += MAX_CALL_S + 1
     for caller in scrapes.callers:
         assert caller.recv(1) == b""
-    assert house.ask("/metrics")[0] == 503  # their threads are still at it
+    assert harness.ask("/metrics")[0] == 503  # their threads are still at it
 
-    scrapes.go_on.set()
-    wait_until_served(house, "/")
+    scrapes.proceed.set()
+    wait_until_served(harness, "/")
 
 
-def wait_until_served(house: House, path: str) -> None:
+def wait_until_served(harness: Harness, path: str) -> None:
     """Request `path` until the threads of closed connections are free again; raise AssertionError
     after 1,000 attempts.
     """
     for _ in range(1000):
-        if house.ask(path)[0] == 200:
+        if harness.ask(path)[0] == 200:
             return
     raise AssertionError("nobody is served any more")
 
@@ -154,26 +156,26 @@ GUARDED = ("/", "/page.css", "/page.js", "/charts.js", "/icon.svg", "/status.jso
         "",
     ],
 )
-def test_on_the_loopback_the_page_is_for_loopback_names(house: House, host: str) -> None:
+def test_on_the_loopback_the_page_is_for_loopback_names(harness: Harness, host: str) -> None:
     for path in GUARDED:
-        status, _, body = house.ask(path, headers={"Host": host})
+        status, _, body = harness.ask(path, headers={"Host": host})
         assert status == 421
         assert b"localhost" in body
         assert b"requests" not in body
     for path in ("/metrics", "/healthz"):
-        assert house.ask(path, headers={"Host": host})[0] == 200
+        assert harness.ask(path, headers={"Host": host})[0] == 200
 
 
 @pytest.mark.parametrize(
     "host", ["localhost", "LocalHost:50053", "127.0.0.1", "127.8.9.10:1", "[::1]", "[::1]:50053"]
 )
-def test_names_of_the_loopback(house: House, host: str) -> None:
+def test_names_of_the_loopback(harness: Harness, host: str) -> None:
     for path in GUARDED:
-        assert house.ask(path, headers={"Host": host})[0] == 200
+        assert harness.ask(path, headers={"Host": host})[0] == 200
 
 
-def test_without_a_host_the_page_is_not_shown(house: House) -> None:
-    with house.connect() as caller:
+def test_without_a_host_the_page_is_not_shown(harness: Harness) -> None:
+    with harness.connect() as caller:
         caller.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert caller.recv(12) == b"HTTP/1.0 421"
 
@@ -183,14 +185,14 @@ def test_a_network_address_accepts_any_host_name() -> None:
     app = MetricsApplication(
         Exposition(ServiceMetrics(model="demo")), lambda: b"{}", is_local=False
     )
-    told: list[str] = []
+    reported: list[str] = []
 
     def start(status: str, headers: list[tuple[str, str]], /, *_: object) -> Callable[..., None]:
         del headers
-        told.append(status)
+        reported.append(status)
         return lambda _: None
 
     for path in GUARDED:
         environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path, "HTTP_HOST": "penstock.example"}
         app(environ, start)
-    assert told == ["200 OK"] * len(GUARDED)
+    assert reported == ["200 OK"] * len(GUARDED)

@@ -98,15 +98,15 @@ class Prometheus:
         )
 
     def until_data(
-        self, queries: dict[str, str], go_on: Callable[[], None] = lambda: None
+        self, queries: dict[str, str], proceed: Callable[[], None] = lambda: None
     ) -> dict[str, str]:
-        """Call `go_on` and evaluate the queries repeatedly until all have data, or until the time
+        """Call `proceed` and evaluate the queries repeatedly until all have data, or until the time
         limit; return those without.
         """
         pause = threading.Event()
         missing = queries
         for _ in range(int(PATIENCE_S / _PAUSE_S)):
-            go_on()
+            proceed()
             # Prometheus cannot report that it has scraped.
             pause.wait(_PAUSE_S)
             missing = {name: query for name, query in queries.items() if not self.has_data(query)}
@@ -124,14 +124,14 @@ class Prometheus:
 
 
 class Traffic:
-    """Increases every metric with each call of `go_on`."""
+    """Increases every metric with each call of `proceed`."""
 
     def __init__(self, metrics: ServiceMetrics) -> None:
         self._metrics = metrics
         self._num = 0
         metrics.take_engine(engine_hello())
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         self._num += 1
         num = self._num
         self._metrics.take_heartbeat(
@@ -153,7 +153,7 @@ class Traffic:
             "num_used_blocks": 30, "num_free_blocks": 10, "waits_for": 1, "predicted_s": 0.009,
         }  # fmt: skip
         self._metrics.take_steps(1 + num // 4, steps(row, row), 0)
-        told = record(
+        reported = record(
             Segment(SegmentKind.PREPARE, 100.0, 100.1),
             Segment(SegmentKind.QUEUE, 100.1, 100.3, wait=Wait(blocks_s=0.2)),
             Segment(SegmentKind.PREFILL, 100.3, 100.5),
@@ -166,7 +166,7 @@ class Traffic:
             num_completion_tokens=8,
             num_stalls=1,
         )
-        self._metrics.take_records([told])
+        self._metrics.take_records([reported])
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def scraped(tmp_path: Path) -> Iterator[tuple[Traffic, Prometheus]]:
 def test_every_query_of_the_dashboard_has_data(scraped: tuple[Traffic, Prometheus]) -> None:
     traffic, prometheus = scraped
 
-    assert prometheus.until_data(shown_queries(), traffic.go_on) == {}
+    assert prometheus.until_data(shown_queries(), traffic.proceed) == {}
     prometheus.check_health()
 
 

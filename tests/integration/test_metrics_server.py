@@ -16,14 +16,14 @@ from penstock.server.observe.metrics.exposition import COMPAT_NAMES
 from penstock.server.observe.metrics.http import MetricsServer
 from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 from penstock.server.observe.operations.snapshot import OperationsError
-from support.metric_samples import House, samples_of
+from support.metric_samples import Harness, samples_of
 from support.patience import PATIENCE_S
 from support.reports import beat, outcome, record, steps
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    made = House()
+def harness() -> Iterator[Harness]:
+    made = Harness()
     yield made
     made.server.close()
 
@@ -36,10 +36,10 @@ def fill(metrics: ServiceMetrics) -> None:
     metrics.take_steps(1, steps({"itl_s": 0.004, "num_itl": 7, "num_used_blocks": 3}), 0)
 
 
-def test_a_scrape(house: House) -> None:
-    fill(house.metrics)
+def test_a_scrape(harness: Harness) -> None:
+    fill(harness.metrics)
 
-    status, headers, body = house.ask("/metrics")
+    status, headers, body = harness.ask("/metrics")
 
     assert status == 200
     assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
@@ -52,14 +52,14 @@ def test_a_scrape(house: House) -> None:
 
 @pytest.mark.parametrize("compat", ["", *COMPAT_NAMES])
 @pytest.mark.parametrize("is_filled", [False, True])
-def test_promtool_finds_nothing_wrong(house: House, compat: str, is_filled: bool) -> None:
+def test_promtool_finds_nothing_wrong(harness: Harness, compat: str, is_filled: bool) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed")
     if is_filled:
-        fill(house.metrics)
+        fill(harness.metrics)
 
-    _, _, body = house.ask(f"/metrics?compat={compat}" if compat else "/metrics")
+    _, _, body = harness.ask(f"/metrics?compat={compat}" if compat else "/metrics")
 
     linted = subprocess.run(
         [promtool, "check", "metrics"], input=body, capture_output=True, timeout=60, check=False
@@ -67,21 +67,21 @@ def test_promtool_finds_nothing_wrong(house: House, compat: str, is_filled: bool
     assert linted.returncode == 0, (linted.stdout + linted.stderr).decode()
 
 
-def test_formats_and_compression_are_negotiated(house: House) -> None:
+def test_formats_and_compression_are_negotiated(harness: Harness) -> None:
     accept = {"Accept": "application/openmetrics-text; version=1.0.0", "Accept-Encoding": "gzip"}
 
-    status, headers, body = house.ask("/metrics", headers=accept)
+    status, headers, body = harness.ask("/metrics", headers=accept)
 
     assert status == 200
     assert headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
     assert headers["Content-Encoding"] == "gzip"
     assert gzip.decompress(body).endswith(b"# EOF\n")
-    _, headers, _ = house.ask("/metrics", headers={"Accept-Encoding": "gzip;q=0, deflate"})
+    _, headers, _ = harness.ask("/metrics", headers={"Accept-Encoding": "gzip;q=0, deflate"})
     assert headers["Content-Encoding"] is None
 
 
-def test_the_gauges_of_the_gateway_are_there_from_the_start(house: House) -> None:
-    _, _, body = house.ask("/metrics")
+def test_the_gauges_of_the_gateway_are_there_from_the_start(harness: Harness) -> None:
+    _, _, body = harness.ask("/metrics")
     text, samples = body.decode(), samples_of(body.decode())
 
     for name in (
@@ -95,7 +95,7 @@ def test_the_gauges_of_the_gateway_are_there_from_the_start(house: House) -> Non
         assert f"# TYPE {name} gauge" in text
 
 
-def test_the_page_and_its_parts(house: House) -> None:
+def test_the_page_and_its_parts(harness: Harness) -> None:
     for path, kind in {
         "/": "text/html",
         "/page.css": "text/css",
@@ -105,7 +105,7 @@ def test_the_page_and_its_parts(house: House) -> None:
         "/status.json": "application/json",
         "/healthz": "text/plain",
     }.items():
-        status, headers, body = house.ask(path)
+        status, headers, body = harness.ask(path)
         assert status == 200
         assert headers["Content-Type"].startswith(kind)
         assert "default-src 'self'" in headers["Content-Security-Policy"]
@@ -113,28 +113,28 @@ def test_the_page_and_its_parts(house: House) -> None:
         assert "Access-Control-Allow-Origin" not in headers
         assert headers["Server"].strip() == "penstock"
         assert b"https://" not in body
-        bare = house.ask(path, "HEAD")
+        bare = harness.ask(path, "HEAD")
         assert (bare[0], bare[2]) == (200, b"")
         assert bare[1]["Content-Length"] == headers["Content-Length"]
-    assert house.ask("/status.json")[1]["Cache-Control"] == "no-store"
+    assert harness.ask("/status.json")[1]["Cache-Control"] == "no-store"
 
 
 @pytest.mark.parametrize(
     "path", ["/etc/passwd", "/../http.py", "/page", "/index.html", "/metrics/", "/%2e%2e/x"]
 )
-def test_other_paths_are_not_found(house: House, path: str) -> None:
-    assert house.ask(path)[0] == 404
+def test_other_paths_are_not_found(harness: Harness, path: str) -> None:
+    assert harness.ask(path)[0] == 404
 
 
-def test_methods_other_than_get_and_head_are_rejected(house: House) -> None:
+def test_methods_other_than_get_and_head_are_rejected(harness: Harness) -> None:
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
-        status, headers, _ = house.ask("/metrics", method)
+        status, headers, _ = harness.ask("/metrics", method)
         assert status == 405
         assert headers["Allow"] == "GET, HEAD"
 
 
 @pytest.mark.parametrize(
-    ("path", "says"),
+    ("path", "message"),
     [
         ("/metrics?compat=vllm", b"compat must be one of trtllm, gen_ai"),
         ("/metrics?compat=", b"compat must not be empty"),
@@ -143,37 +143,39 @@ def test_methods_other_than_get_and_head_are_rejected(house: House) -> None:
         ("/?x=%3Cscript%3E", b"unknown parameter"),
     ],
 )
-def test_questions_without_meaning_are_rejected(house: House, path: str, says: bytes) -> None:
-    status, headers, body = house.ask(path)
+def test_questions_without_meaning_are_rejected(
+    harness: Harness, path: str, message: bytes
+) -> None:
+    status, headers, body = harness.ask(path)
     assert status == 400
-    assert says in body
+    assert message in body
     assert headers["Content-Type"].startswith("text/plain")
 
 
 @pytest.mark.parametrize("error", [OperationsError("secret"), TimeoutError("secret")])
-def test_a_missing_status_is_reported_as_missing(house: House, error: Exception) -> None:
+def test_a_missing_status_is_reported_as_missing(harness: Harness, error: Exception) -> None:
     def fail() -> bytes:
         raise error
 
-    house.status = fail
-    status, headers, body = house.ask("/status.json")
+    harness.status = fail
+    status, headers, body = harness.ask("/status.json")
     assert (status, headers["Cache-Control"]) == (503, "no-store")
     assert b"secret" not in body
-    assert house.ask("/metrics")[0] == 200
+    assert harness.ask("/metrics")[0] == 200
 
 
-def test_a_slow_status_does_not_keep_scrapes_out(house: House) -> None:
-    asked, go_on = threading.Semaphore(0), threading.Event()
+def test_a_slow_status_does_not_keep_scrapes_out(harness: Harness) -> None:
+    asked, proceed = threading.Semaphore(0), threading.Event()
 
     def slow() -> bytes:
         asked.release()
-        assert go_on.wait(PATIENCE_S)
+        assert proceed.wait(PATIENCE_S)
         return b"{}"
 
-    house.status = slow
+    harness.status = slow
     answers: list[int] = []
     askers = [
-        threading.Thread(target=lambda: answers.append(house.ask("/status.json")[0]))
+        threading.Thread(target=lambda: answers.append(harness.ask("/status.json")[0]))
         for _ in range(MAX_STATUS_CALLS)
     ]
     for asker in askers:
@@ -181,9 +183,9 @@ def test_a_slow_status_does_not_keep_scrapes_out(house: House) -> None:
     for _ in askers:
         assert asked.acquire(timeout=PATIENCE_S)
 
-    assert house.ask("/status.json")[0] == 503
-    assert house.ask("/metrics")[0] == 200
-    go_on.set()
+    assert harness.ask("/status.json")[0] == 503
+    assert harness.ask("/metrics")[0] == 200
+    proceed.set()
     for asker in askers:
         asker.join(PATIENCE_S)
     assert answers == [200] * MAX_STATUS_CALLS
@@ -193,20 +195,22 @@ def test_a_slow_status_does_not_keep_scrapes_out(house: House) -> None:
     "noise",
     [b"\x00\xff" * 50 + b"\r\n\r\n", b"GET " + b"/" * 70000 + b" HTTP/1.1\r\n\r\n", b"\r\n"],
 )
-def test_noise_is_survived(house: House, noise: bytes) -> None:
-    with house.connect() as connection:
+def test_noise_is_survived(harness: Harness, noise: bytes) -> None:
+    with harness.connect() as connection:
         try:
             connection.sendall(noise)
             connection.shutdown(socket.SHUT_WR)
             connection.recv(4096)
         except ConnectionError:
             pass
-    assert house.ask("/healthz")[0] == 200
+    assert harness.ask("/healthz")[0] == 200
 
 
-def test_a_port_in_use_is_reported_when_the_server_is_made(house: House) -> None:
+def test_a_port_in_use_is_reported_when_the_server_is_made(harness: Harness) -> None:
     with pytest.raises(OSError, match="in use"):
-        MetricsServer(host="127.0.0.1", port=house.server.port, metrics=house.metrics, status=bytes)
+        MetricsServer(
+            host="127.0.0.1", port=harness.server.port, metrics=harness.metrics, status=bytes
+        )
 
 
 def test_it_can_be_closed_before_it_began_and_twice() -> None:
@@ -219,22 +223,22 @@ def test_it_can_be_closed_before_it_began_and_twice() -> None:
         socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
 
 
-def test_scrapes_during_many_records_are_whole(house: House) -> None:
+def test_scrapes_during_many_records_are_whole(harness: Harness) -> None:
     stop = threading.Event()
     rows = steps(*({"itl_s": 0.004, "num_itl": 3, "num_tokens": 3} for _ in range(16)))
 
-    def tell() -> None:
+    def report_steps() -> None:
         while not stop.is_set():
-            house.metrics.take_steps(1, rows, 0)
+            harness.metrics.take_steps(1, rows, 0)
 
-    teller = threading.Thread(target=tell)
-    teller.start()
+    reporter = threading.Thread(target=report_steps)
+    reporter.start()
     try:
         for _ in range(20):
-            samples = samples_of(house.ask("/metrics")[2].decode())
+            samples = samples_of(harness.ask("/metrics")[2].decode())
             num = samples["penstock_generation_tokens_total", frozenset()]
             assert num == samples["penstock_inter_token_latency_seconds_count", frozenset()]
             assert num == 3 * samples["penstock_step_seconds_count", frozenset()]
     finally:
         stop.set()
-        teller.join(PATIENCE_S)
+        reporter.join(PATIENCE_S)

@@ -79,17 +79,17 @@ async def test_many_requests_one_cancelled_one_rejected_one_slow(served: ServedF
         served, *(submit(key, credit=3 if key == 2 else None) for key in range(num_requests))
     )
     keys = await submitted(served, num_requests)
-    served.port.say(changes=[admitted(key) for key in keys])
+    served.port.emit(changes=[admitted(key) for key in keys])
     a = served.encode("a")[0]
     for step in range(num_tokens):
-        served.port.say(tokens=[(key, a) for key in keys])
+        served.port.emit(tokens=[(key, a) for key in keys])
         if step == 10:
             await call.write(cancel(1))
             await call.write(submit(1000, edit=lambda m: m.ClearField("text_prompt")))
             await reader.until(1000, "INVALID_ARGUMENT")
             assert await served.port.next_cancel() == ((keys[1],), FinishReason.CANCELLED)
             served.port.finish(keys.pop(1), FinishReason.CANCELLED)
-    served.port.say(ends=[finished(key) for key in keys])
+    served.port.emit(ends=[finished(key) for key in keys])
     await reader.until(num_requests - 1, "finished")
     assert reader.text(2) == "aaa"
     assert "finished" not in reader.kinds(2)
@@ -133,7 +133,7 @@ async def block_writer(served: ServedFront, key: int) -> None:
     a = served.encode("a")[0]
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            served.port.say(tokens=[(key, a)] * 5000)
+            served.port.emit(tokens=[(key, a)] * 5000)
             for _ in range(200):
                 await asyncio.sleep(0)
                 if output.request.stream.num_backlog_tokens == 0:
@@ -149,8 +149,8 @@ async def test_a_stalled_reader_is_reported_and_all_is_freed(text: ModelText) ->
         _, reader = await open_call(served, submit(1), submit(2))
         keys = await submitted(served, 2)
         await block_writer(served, keys[0])
-        told, reason = await served.port.next_cancel()
-        assert (sorted(told), reason) == (keys, FinishReason.CANCELLED)
+        reported, reason = await served.port.next_cancel()
+        assert (sorted(reported), reason) == (keys, FinishReason.CANCELLED)
         error = rich_error(await reader.failure())
         assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert error.info.reason == "READER_STALLED"

@@ -209,8 +209,8 @@ async def test_a_port_that_is_taken_is_reported_by_its_option(option: str) -> No
         port = taken.getsockname()[1]
         async with launched(*simulated(), f"--{option}", str(port)) as service:
             assert await service.ended() == 2
-            told = [line for line in service.stderr if line.startswith("penstock serve: ")]
-            assert told == [
+            reported = [line for line in service.stderr if line.startswith("penstock serve: ")]
+            assert reported == [
                 f"penstock serve: --{option}: cannot listen on 127.0.0.1:{port}:"
                 " Address already in use; 0 takes a free port\n"
             ]
@@ -226,6 +226,6 @@ async def test_a_temporary_folder_with_too_long_a_path_is_reported(
     folder.mkdir()
     async with launched(*simulated(), *DOORS, environment={"TMPDIR": str(folder)}) as service:
         assert await service.ended() == 2
-        told = [line for line in service.stderr if line.startswith("penstock serve: ")]
-        assert len(told) == 1
-        assert f"/{too_long}: AF_UNIX path too long (TMPDIR chooses another folder)" in told[0]
+        reported = [line for line in service.stderr if line.startswith("penstock serve: ")]
+        assert len(reported) == 1
+        assert f"/{too_long}: AF_UNIX path too long (TMPDIR chooses another folder)" in reported[0]

@@ -85,9 +85,9 @@ def _check_trace(spans: Sequence[Span], call: TracedCall, wanted: Expected) -> N
     (root,) = roots
     assert root.name == f"{SERVICE}/{call.style}"
     assert root.parent_span_id == call.span_id, "it is no child of its caller"
-    told = attributes_of(root.attributes)
-    assert told[keys.RPC_STATUS] == wanted.code, told
-    assert told.get(keys.ERROR_REASON, "") == wanted.reason, told
+    reported = attributes_of(root.attributes)
+    assert reported[keys.RPC_STATUS] == wanted.code, reported
+    assert reported.get(keys.ERROR_REASON, "") == wanted.reason, reported
     is_error = root.status.code == Status.STATUS_CODE_ERROR
     assert is_error is (wanted.code in _ERRORS), root.status
     assert root.status.message == ""
@@ -103,8 +103,8 @@ def _check_trace(spans: Sequence[Span], call: TracedCall, wanted: Expected) -> N
     assert wanted.children is None or names in (wanted.children, wanted.or_children), names
     for name, attributes in wanted.attributes.items():
         span = root if not name else children[names.index(name)]
-        told = attributes_of(span.attributes)
-        assert {key: told.get(key) for key in attributes} == attributes, told
+        reported = attributes_of(span.attributes)
+        assert {key: reported.get(key) for key in attributes} == attributes, reported
 
 
 @contextlib.asynccontextmanager
@@ -173,9 +173,9 @@ async def ok(site: Site, style: str) -> None:
 
 
 async def stop_string(site: Site, style: str) -> None:
-    told = await site.ask("the text", style, greedy(20), Expected("OK", "", WHOLE))
+    reported = await site.ask("the text", style, greedy(20), Expected("OK", "", WHOLE))
     message = greedy(20)
-    message.stopping.stop_strings.append(told.text[8:11])
+    message.stopping.stop_strings.append(reported.text[8:11])
     finish = {"": {keys.RESPONSE_FINISH_REASONS: ("stop",)}}
     await site.ask("stop string", style, message, Expected("OK", "", WHOLE, finish))
 

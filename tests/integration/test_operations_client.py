@@ -117,10 +117,10 @@ async def test_a_watch_ends_when_its_reader_leaves(
         dataclasses.replace(SNAPSHOT, uptime_s=float(uptime_s)) for uptime_s in (1, 1, 2)
     ]
     async with asyncio.timeout(PATIENCE_S):
-        told = await watched(each_operator, 2, interval_s=0.1)
+        reported = await watched(each_operator, 2, interval_s=0.1)
         # The call is over for the server too: nothing is left that it would wait for.
         await operations.server._wrapper.wait_until_idle()
-    assert [stats.uptime_s for stats in told] == [1.0, 2.0]
+    assert [stats.uptime_s for stats in reported] == [1.0, 2.0]
     with pytest.raises(InvalidArgument) as caught:
         await watched(each_operator, 1, interval_s=0.01)
     assert caught.value.field_violations[0].field == "interval"
@@ -178,7 +178,7 @@ async def test_commands_of_operators(operator: Face, operations: ServedDesk) -> 
     profile = await operator.call("profile", ServerProcess.FRONT, front_index=1, duration_s=0.25)
     assert profile == b"speedscope"
     await operator.call("profile")
-    assert operations.desk.told == [
+    assert operations.desk.commands == [
         ("drain", None),
         ("drain", 1.5),
         ("log_level", "warning"),

@@ -107,7 +107,9 @@ async def test_a_reader_that_does_not_read_is_cut(
     operations.desk.recording = MORE_THAN_IS_BUFFERED
     pieces = aiter(operations.stub.GetFlightRecord(RAW))
     cut = asyncio.Event()
-    monkeypatch.setattr(operations_methods, "request_error", told_when_called(request_error, cut))
+    monkeypatch.setattr(
+        operations_methods, "request_error", setting_when_called(request_error, cut)
+    )
     await anext(pieces)
     async with asyncio.timeout(PATIENCE_S):
         await cut.wait()
@@ -121,7 +123,7 @@ async def rest_of(pieces: AsyncIterator[pb.GetFlightRecordResponse]) -> list[byt
     return [piece.file_chunk async for piece in pieces]
 
 
-def told_when_called(request_error: Callable[..., Exception], event: asyncio.Event) -> Any:
+def setting_when_called(request_error: Callable[..., Exception], event: asyncio.Event) -> Any:
     """Return a function that sets `event` and calls `request_error`."""
 
     def rejecting(*args: Any) -> Exception:

@@ -132,7 +132,7 @@ async def test_bad_fields_are_named(operations: ServedDesk, call: Any, fields: l
 
     assert error.code is grpc.StatusCode.INVALID_ARGUMENT
     assert error.fields == fields
-    assert operations.desk.told == []
+    assert operations.desk.commands == []
 
 
 async def test_malformed_bytes_are_reported_as_such(operations: ServedDesk) -> None:

@@ -49,7 +49,7 @@ async def rejected(
         first = asyncio.ensure_future(anext(events))
         (spec,) = await served.port.next_submission()
         if is_queued:
-            served.port.say(changes=[queued(spec.key, 0, 0.1)])
+            served.port.emit(changes=[queued(spec.key, 0, 0.1)])
             assert isinstance(await first, Accepted)
         served.port.fail(spec.key, reason, **times_s)
         with pytest.raises(PenstockError) as caught:

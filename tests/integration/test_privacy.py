@@ -37,7 +37,7 @@ LONG = 900  # tokens, about eighteen seconds of them
 
 @dataclass
 class Site:
-    """A service, everything that is sent to it, and all its outputs. `told`: outputs in which
+    """A service, everything that is sent to it, and all its outputs. `reported`: outputs in which
     secrets are searched, by name; `outputs`: generated texts.
     """
 
@@ -47,7 +47,7 @@ class Site:
     folder: Path
     engine_pid: int = 0
     outputs: list[str] = field(default_factory=list[str])
-    told: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    reported: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
     def call(self, style: str, message: Any, **how: Any) -> TracedCall:
         """Send a request whose metadata contains canaries."""
@@ -57,9 +57,9 @@ class Site:
     async def outcome(self, style: str, message: Any, **how: Any) -> str:
         """Return the status of a request; record its generated text, which is also a secret."""
         call = self.call(style, message, **how)
-        told = await call.outcome()
+        reported = await call.outcome()
         self.outputs.append(call.text)
-        return told
+        return reported
 
 
 @contextlib.asynccontextmanager
@@ -95,8 +95,8 @@ async def reject(site: Site) -> None:
                 continue  # another message; see `break_the_protocol`
             if style == "GenerateOnce" and name == "unknown field":
                 continue
-            told = await site.outcome(style, message)
-            assert (told == "OK") is (name in canaries.TAKEN), (style, name, told)
+            reported = await site.outcome(style, message)
+            assert (reported == "OK") is (name in canaries.TAKEN), (style, name, reported)
 
 
 async def break_the_protocol(site: Site) -> None:
@@ -162,9 +162,9 @@ async def look(site: Site) -> None:
     """Call everything that can be inspected, while requests run and wait; record the responses."""
     calls = [site.call("Generate", canaries.text_request(LONG)) for _ in range(3)]
     await until_listed(site.operations, calls, RequestState.PROCESSING)
-    operations, told = site.operations, site.told
+    operations, reported = site.operations, site.reported
     for path in ("", "metrics", "metrics?compat=trtllm", "metrics?compat=gen_ai", "status.json"):
-        told[f"/{path}"] = await fetched(site, path)
+        reported[f"/{path}"] = await fetched(site, path)
     stats = await until_stats(operations, lambda stats: len(stats.fronts) == 1)
     answers = {
         "stats": await operations.get_stats(),
@@ -172,15 +172,15 @@ async def look(site: Site) -> None:
         "request": await operations.get_request(calls[0].request_id),
         "steps": await operations.get_flight_steps(),
     }
-    told.update({name: repr(answer).encode() for name, answer in answers.items()})
+    reported.update({name: repr(answer).encode() for name, answer in answers.items()})
     for form in FlightFormat:
-        told[f"flight {form}"] = await operations.get_flight_record(file_format=form)
+        reported[f"flight {form}"] = await operations.get_flight_record(file_format=form)
     for process in (ServerProcess.ENGINE, ServerProcess.FRONT):
         index = stats.fronts[0].index if process is ServerProcess.FRONT else None
-        told[f"profile {process}"] = await operations.profile(
+        reported[f"profile {process}"] = await operations.profile(
             process, front_index=index, duration_s=0.3
         )
-    assert calls[0].request_id.encode() in told["/status.json"]
+    assert calls[0].request_id.encode() in reported["/status.json"]
     await operations.dump_flight_record()
     for call in calls:
         call.call.cancel()
@@ -203,12 +203,12 @@ async def end(site: Site) -> None:
             await site.service.next_pid("engine")
             await until_health(site.channel, SERVING)
     assert await site.service.ended() == 0
-    site.told["log"] = "".join(site.service.stderr).encode()
-    site.told["stdout"] = "".join(site.service.stdout).encode()
+    site.reported["log"] = "".join(site.service.stderr).encode()
+    site.reported["stdout"] = "".join(site.service.stdout).encode()
     for path in flight_files(site.folder / "flight"):
-        site.told[path.name] = path.read_bytes()
+        site.reported[path.name] = path.read_bytes()
     for path in (site.folder / "record").iterdir():
-        site.told[path.name] = path.read_bytes()
+        site.reported[path.name] = path.read_bytes()
 
 
 def sought_in(site: Site) -> dict[str, bytes]:
@@ -230,7 +230,7 @@ async def go_through_it(site: Site) -> None:
 
 
 def check_that_it_was_looked_at(site: Site, collector: Receiver) -> None:
-    log = site.told["log"].lower()
+    log = site.reported["log"].lower()
     for text in (
         b"the executor failed",
         b"debug",
@@ -241,7 +241,7 @@ def check_that_it_was_looked_at(site: Site, collector: Receiver) -> None:
         assert text in log, text
     assert len(flight_files(site.folder / "flight")) >= 3
     assert len(collector.spans()) > 100
-    assert b"penstock_requests_total" in site.told["/metrics"]
+    assert b"penstock_requests_total" in site.reported["/metrics"]
 
 
 async def test_case_46_no_secret_is_in_anything_that_is_let_out(tmp_path: Path) -> None:
@@ -249,15 +249,15 @@ async def test_case_46_no_secret_is_in_anything_that_is_let_out(tmp_path: Path) 
         async with watched(collector, tmp_path, "--log-format", "json") as site:
             await go_through_it(site)
         for number, payload in enumerate(collector.payloads):
-            site.told[f"export {number}"] = payload
-        site.told["headers of exports"] = repr(collector.metadata).encode()
+            site.reported[f"export {number}"] = payload
+        site.reported["headers of exports"] = repr(collector.metadata).encode()
         check_that_it_was_looked_at(site, collector)
-        told = [json.loads(line) for line in site.service.stderr]
-        assert {line["process"] for line in told} == {
+        reported = [json.loads(line) for line in site.service.stderr]
+        assert {line["process"] for line in reported} == {
             *("supervisor", "engine", "front", "observer"),
         }
-        assert [line for line in told if line.get("request_id") and line.get("trace_id")]
-        assert canaries.find(site.told, sought_in(site)) == []
+        assert [line for line in reported if line.get("request_id") and line.get("trace_id")]
+        assert canaries.find(site.reported, sought_in(site)) == []
 
 
 async def test_content_that_is_asked_for_is_in_spans_and_nowhere_else(tmp_path: Path) -> None:
@@ -266,10 +266,12 @@ async def test_content_that_is_asked_for_is_in_spans_and_nowhere_else(tmp_path: 
         async with watched(collector, tmp_path, "--trace-content", "on") as site:
             await go_through_it(site)
         words = sought_in(site)
-        assert canaries.find(site.told, words) == []
+        assert canaries.find(site.reported, words) == []
         spans = b"".join(collector.payloads)
         in_spans = {leak.place for leak in canaries.find({"spans": spans}, words)}
         assert {"text", "chat", "role"} < in_spans
         assert any(place.startswith("output") for place in in_spans)
-        beside = {place for place in in_spans if not place.startswith("output")}
-        assert beside == {"text", "chat", "role"}, "content is prompt and output, and nothing else"
+        prompt_places = {place for place in in_spans if not place.startswith("output")}
+        assert prompt_places == {"text", "chat", "role"}, (
+            "content is prompt and output, and nothing else"
+        )

@@ -53,18 +53,18 @@ async def rejection(*arguments: str) -> str:
     async with launched(*arguments) as service:
         assert await service.ended() == 2
         assert service.stdout == []
-        told = [line for line in service.stderr if line.startswith("penstock serve: ")]
-        assert len(told) == 1
+        reported = [line for line in service.stderr if line.startswith("penstock serve: ")]
+        assert len(reported) == 1
         assert not [line for line in service.stderr if "Traceback" in line]
-        return told[0]
+        return reported[0]
 
 
 async def test_a_second_service_does_not_share_the_port_and_a_next_one_may_have_it() -> None:
     port = str(reusable_port())
     async with started(*simulated(), "--port", port) as first:
-        told = await rejection(*simulated(), "--port", port)
-        assert f"127.0.0.1:{port}" in told
-        assert "in use" in told
+        reported = await rejection(*simulated(), "--port", port)
+        assert f"127.0.0.1:{port}" in reported
+        assert "in use" in reported
         async with first.channel() as channel:
             assert await Stream(channel, 3).outcome() is grpc.StatusCode.OK
         first.signal(signal.SIGTERM)

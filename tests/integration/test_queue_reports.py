@@ -25,7 +25,7 @@ async def served(text: ModelText) -> AsyncIterator[ServedFront]:
         yield served
 
 
-class Told:
+class EventStream:
     """The events of one stream, as the Python client returns them."""
 
     def __init__(self, client: Client, *, n: int = 1) -> None:
@@ -50,20 +50,20 @@ def shape(events: list[object]) -> list[tuple[RequestState, int | None, float | 
 
 async def test_a_waiting_request_receives_its_time_and_its_position(served: ServedFront) -> None:
     async with Client(served.address) as client:
-        told = Told(client)
-        first = asyncio.ensure_future(told.next())
+        stream = EventStream(client)
+        first = asyncio.ensure_future(stream.next())
         (spec,) = await served.port.next_submission()
-        served.port.say(changes=[queued(spec.key, 3, 2.5, Reason.BLOCKS)])
+        served.port.emit(changes=[queued(spec.key, 3, 2.5, Reason.BLOCKS)])
         accepted = await first
         assert isinstance(accepted, Accepted)
         assert accepted.estimated_queue_s == 2.5
-        place = await told.next()
+        place = await stream.next()
         assert isinstance(place, Progress)
         assert place.wait_reason is WaitReason.BLOCKS
         assert shape([place]) == [(RequestState.PENDING, 3, 2.5)]
         served.port.admit(spec.key)
         served.port.finish(spec.key)
-        assert shape(await told.rest()) == [(RequestState.PROCESSING, None, None)]
+        assert shape(await stream.rest()) == [(RequestState.PROCESSING, None, None)]
 
 
 @pytest.mark.parametrize("num_ahead", [0, 3])
@@ -71,62 +71,62 @@ async def test_a_request_that_runs_at_once_has_no_queue_events(
     served: ServedFront, num_ahead: int
 ) -> None:
     async with Client(served.address) as client:
-        told = Told(client)
-        first = asyncio.ensure_future(told.next())
+        stream = EventStream(client)
+        first = asyncio.ensure_future(stream.next())
         (spec,) = await served.port.next_submission()
-        served.port.say(changes=[queued(spec.key, num_ahead, 0.0), admitted(spec.key)])
+        served.port.emit(changes=[queued(spec.key, num_ahead, 0.0), admitted(spec.key)])
         accepted = await first
         assert isinstance(accepted, Accepted)
         assert accepted.estimated_queue_s == 0.0
         served.port.finish(spec.key)
-        assert shape(await told.rest()) == [(RequestState.PROCESSING, None, None)]
+        assert shape(await stream.rest()) == [(RequestState.PROCESSING, None, None)]
 
 
 async def test_the_next_in_the_queue_is_accepted_and_no_more(served: ServedFront) -> None:
     async with Client(served.address) as client:
-        told = Told(client)
-        first = asyncio.ensure_future(told.next())
+        stream = EventStream(client)
+        first = asyncio.ensure_future(stream.next())
         (spec,) = await served.port.next_submission()
-        served.port.say(changes=[queued(spec.key, 0, None)])
+        served.port.emit(changes=[queued(spec.key, 0, None)])
         accepted = await first
         assert isinstance(accepted, Accepted)
         assert accepted.estimated_queue_s is None
         served.port.finish(spec.key)
-        assert shape(await told.rest()) == []
+        assert shape(await stream.rest()) == []
 
 
 async def test_a_position_that_is_known_late_is_still_reported(text: ModelText) -> None:
     async with serving(text) as served, Client(served.address) as client:
-        told = Told(client)
-        first = asyncio.ensure_future(told.next())
+        stream = EventStream(client)
+        first = asyncio.ensure_future(stream.next())
         (spec,) = await served.port.next_submission()
         accepted = await first
         assert isinstance(accepted, Accepted)
         assert accepted.estimated_queue_s is None, "the engine had not said anything yet"
-        served.port.say(changes=[queued(spec.key, 1, 0.5)])
-        assert shape([await told.next()]) == [(RequestState.PENDING, 1, 0.5)]
+        served.port.emit(changes=[queued(spec.key, 1, 0.5)])
+        assert shape([await stream.next()]) == [(RequestState.PENDING, 1, 0.5)]
         served.port.finish(spec.key)
-        await told.rest()
+        await stream.rest()
 
 
 async def test_several_outputs_are_accepted_once_and_a_position_is_sent_once(
     served: ServedFront,
 ) -> None:
     async with Client(served.address) as client:
-        told = Told(client, n=2)
-        first = asyncio.ensure_future(told.next())
+        stream = EventStream(client, n=2)
+        first = asyncio.ensure_future(stream.next())
         leader, other = await served.port.next_submission()
         changes: list[Queued | Admitted | Preempted] = [
             queued(leader.key, 2, 1.0),
             queued(other.key, 3, 9.0),
         ]
-        served.port.say(changes=changes)
+        served.port.emit(changes=changes)
         assert isinstance(await first, Accepted)
-        assert shape([await told.next()]) == [(RequestState.PENDING, 2, 1.0)]
-        served.port.say(changes=[admitted(leader.key)])
-        served.port.say(changes=[queued(leader.key, 7, 1.0)])
+        assert shape([await stream.next()]) == [(RequestState.PENDING, 2, 1.0)]
+        served.port.emit(changes=[admitted(leader.key)])
+        served.port.emit(changes=[queued(leader.key, 7, 1.0)])
         served.port.finish(leader.key)
         served.port.finish(other.key)
-        rest = await told.rest()
+        rest = await stream.rest()
         assert not [event for event in rest if isinstance(event, Accepted)]
         assert (RequestState.PENDING, 7, 1.0) not in shape(rest), "it runs: there is no place"

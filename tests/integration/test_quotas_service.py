@@ -52,8 +52,8 @@ async def test_a_quota_is_exact_over_several_fronts(tmp_path: Path) -> None:
     async with started("--model", str(model), *simulated(STEP_S), *flags) as service:
         kept: KeptRequest = []
         channels = [service.channel() for _ in range(NUM_CHANNELS)]
-        told = await asyncio.gather(*(begin(channel, kept) for channel in 3 * channels))
-        assert sorted(told) == [""] * 5 + ["QUOTA_EXCEEDED"] * (3 * NUM_CHANNELS - 5)
+        reported = await asyncio.gather(*(begin(channel, kept) for channel in 3 * channels))
+        assert sorted(reported) == [""] * 5 + ["QUOTA_EXCEEDED"] * (3 * NUM_CHANNELS - 5)
         for channel in channels:
             await channel.close()
 

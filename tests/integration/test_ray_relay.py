@@ -96,11 +96,11 @@ async def test_a_caller_that_stops_reading_cancels(service: ReplicaService, rela
 
 
 async def test_a_stream_ends_when_both_sides_have_sent_all(relay: Relay) -> None:
-    async def said() -> AsyncIterator[bytes]:
+    async def requests() -> AsyncIterator[bytes]:
         for key in (1, 2):
             yield submit(key, edit=_short).SerializeToString()
 
-    *messages, ending = [i async for i in relay.bidirectional(METHODS["Multiplex"], said(), ())]
+    *messages, ending = [i async for i in relay.bidirectional(METHODS["Multiplex"], requests(), ())]
 
     read = [pb.MultiplexResponse.FromString(m) for m in messages if isinstance(m, bytes)]
     finished = [
@@ -112,11 +112,11 @@ async def test_a_stream_ends_when_both_sides_have_sent_all(relay: Relay) -> None
 
 
 async def test_a_stream_whose_caller_breaks_off_is_cancelled(relay: Relay) -> None:
-    async def said() -> AsyncIterator[bytes]:
+    async def requests() -> AsyncIterator[bytes]:
         yield submit(1, edit=_long).SerializeToString()
         raise ConnectionError("the caller is gone")
 
-    *_, ending = [i async for i in relay.bidirectional(METHODS["Multiplex"], said(), ())]
+    *_, ending = [i async for i in relay.bidirectional(METHODS["Multiplex"], requests(), ())]
 
     assert isinstance(ending, Ending)
     assert ending.code is grpc.StatusCode.CANCELLED
@@ -162,7 +162,7 @@ async def test_a_service_dies_with_its_owner() -> None:
 
 
 def test_metadata_for_ray_serve_is_not_passed_on() -> None:
-    told = (
+    reported = (
         ("application", "penstock"),
         ("request_id", "1"),
         ("session_id", "2"),
@@ -173,7 +173,7 @@ def test_metadata_for_ray_serve_is_not_passed_on() -> None:
         ("authorization", "Bearer x"),
         ("x-some-bin", b"\x00"),
     )
-    assert passed_on(told) == told[-3:]
+    assert passed_on(reported) == reported[-3:]
 
 
 def test_the_load_is_that_of_the_fullest_model() -> None:

@@ -92,7 +92,7 @@ async def test_a_stalled_reader_is_reported_in_its_record(text: ModelText) -> No
         await asyncio.wait_for(call.read(), PATIENCE_S)
         letters = served.encode("abcdefgh") * 16
         while served.server.num_live_requests and not served.server.front.counters.num_cut_readers:
-            served.port.say(tokens=[(key, letter) for letter in letters])
+            served.port.emit(tokens=[(key, letter) for letter in letters])
             await asyncio.sleep(0)
         call.cancel()
         record = await log.next()

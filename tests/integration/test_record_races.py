@@ -97,11 +97,11 @@ async def test_every_request_has_exactly_one_record(
 
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*(one(number) for number in range(NUM_REQUESTS)))
-    told = Counter(record.request_id for record in log.records)
+    reported = Counter(record.request_id for record in log.records)
     assert len(log.records) == len(opened) == log.recorder.num_records
-    assert max(told.values()) == 1, "the ids are all different"
-    assert seen <= set(told)
-    assert len(told) > NUM_REQUESTS / 4
+    assert max(reported.values()) == 1, "the ids are all different"
+    assert seen <= set(reported)
+    assert len(reported) > NUM_REQUESTS / 4
     assert [record.sequence for record in log.records] == list(range(len(opened)))
     assert sum(count.num for count in log.recorder.outcomes()) == len(opened)
     assert log.recorder.dropped_records == {}

@@ -104,11 +104,11 @@ async def test_every_rejection_of_a_request_has_its_id(
     _check_id(rich_error(await rejection(served, fitting)).request_id, request_id)
 
 
-def _check_id(told: str, request_id: str | None) -> None:
+def _check_id(reported: str, request_id: str | None) -> None:
     if request_id == "mine":
-        assert told == "mine"
+        assert reported == "mine"
     else:
-        assert uuid.UUID(told).version == 4
+        assert uuid.UUID(reported).version == 4
 
 
 IMAGE = ContentPart(image=ImagePart(data=b"x", mime_type="image/png"))

@@ -44,7 +44,7 @@ async def act_ok(served: ServedFront, call: Call) -> None:
 
 
 async def act_cancel_in_queue(served: ServedFront, call: Call) -> None:
-    served.port.say(changes=[queued(await served.port.next_key(), 5)])
+    served.port.emit(changes=[queued(await served.port.next_key(), 5)])
     call.call.cancel()
 
 
@@ -201,7 +201,7 @@ async def test_preemption_and_the_engines_word(site: tuple[ServedFront, RecordLo
     clock = served.server.front.clock
     waits = (Wait(slots_s=0.5), Wait(blocks_s=0.25, num_passed_by=1))
     stays = (Stay(num_chunks=1, num_steps=2), Stay(num_chunks=2, num_steps=3, max_batch_size=7))
-    say = served.port.say
+    emit = served.port.emit
 
     def admit(again: int, num_cached_tokens: int) -> None:
         change = Admitted(
@@ -211,15 +211,15 @@ async def test_preemption_and_the_engines_word(site: tuple[ServedFront, RecordLo
             num_preemptions=again,
             wait=waits[again],
         )
-        say(changes=[change])
+        emit(changes=[change])
 
     admit(0, 1)
     served.port.send(key, served.encode("ab"))
-    say(changes=[Preempted(key=key, at_s=clock(), stay=stays[0])])
+    emit(changes=[Preempted(key=key, at_s=clock(), stay=stays[0])])
     admit(1, 4)
     served.port.send(key, served.encode("c"))
     end = Completed(key=key, at_s=clock(), reason=FinishReason.STOP, stay=stays[1])
-    say(ends=[end])
+    emit(ends=[end])
     await call.outcome()
     record = await log.next()
     running = ["queue", "prefill", "decode"]

@@ -41,13 +41,13 @@ async def test_resume_waits_for_an_engine_to_ask(text: ModelText) -> None:
     whole = await whole_of(text, resumable(30))
     async with mortal_fronts(text) as site:
         first, second = site.fronts
-        told = await lose(first, first.stub.Generate(resumable(30)), 5)
+        reported = await lose(first, first.stub.Generate(resumable(30)), 5)
         first.link.close()
-        call = second.stub.Resume(rest_after(told))
+        call = second.stub.Resume(rest_after(reported))
         await second.until(lambda: second.server.num_active_calls == 1)
         await site.replace_engine()
         rest: list[Any] = await second.end_of(call)
-        assert outputs_of([*told, *(r.response for r in rest)]) == outputs_of(whole)
+        assert outputs_of([*reported, *(r.response for r in rest)]) == outputs_of(whole)
 
 
 async def test_a_resume_waits_no_longer_for_an_engine_than_requests_do(
@@ -71,28 +71,28 @@ async def test_a_request_on_its_way_is_neither_missed_nor_doubled(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = await whole_of(text, resumable(200))
-    begun, may_go_on = asyncio.Event(), asyncio.Event()
+    begun, may_proceed = asyncio.Event(), asyncio.Event()
 
     async def slowly(*args: Any, **options: Any) -> Any:
         begun.set()
-        await may_go_on.wait()
+        await may_proceed.wait()
         return await tokenise(*args, **options)
 
     async with mortal_fronts(text) as site:
         first, second = site.fronts
-        told = await lose(first, first.stub.Generate(resumable(200)), 5)
+        reported = await lose(first, first.stub.Generate(resumable(200)), 5)
         tokenise = second.front.prompts.tokenise
         monkeypatch.setattr(second.front.prompts, "tokenise", slowly)
-        taken = second.stub.Resume(rest_after(told))
+        taken = second.stub.Resume(rest_after(reported))
         await second.until(begun.is_set, steps=True)
         await site.replace_engine()
-        back = first.stub.Resume(rest_after(told))
+        back = first.stub.Resume(rest_after(reported))
         await first.until(lambda: first.server.num_active_calls == 1)
         await site.turns(20)
         assert first.server.num_live_requests == 0, "it is with the other"
-        may_go_on.set()
+        may_proceed.set()
         rest: list[Any] = await first.end_of(back)
-        assert outputs_of([*told, *(r.response for r in rest)]) == outputs_of(whole)
+        assert outputs_of([*reported, *(r.response for r in rest)]) == outputs_of(whole)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await second.end_of(taken)
         assert rich_error(caught.value).info.reason == "STREAM_SUPERSEDED"
@@ -101,11 +101,11 @@ async def test_a_request_on_its_way_is_neither_missed_nor_doubled(
 async def test_results_go_from_engine_to_engine_until_their_time_is_up(text: ModelText) -> None:
     async with mortal_fronts(text) as site:
         first, second = site.fronts
-        told = await first.end_of(first.stub.Generate(resumable(30)))
+        reported = await first.end_of(first.stub.Generate(resumable(30)))
         await site.replace_engine()
         assert len(first.front.results) == 1
-        rest: list[Any] = await second.end_of(second.stub.Resume(rest_after(told[:4])))
-        assert outputs_of([*told[:4], *(r.response for r in rest)]) == outputs_of(told)
+        rest: list[Any] = await second.end_of(second.stub.Resume(rest_after(reported[:4])))
+        assert outputs_of([*reported[:4], *(r.response for r in rest)]) == outputs_of(reported)
         await site.turns(3)
         assert (len(first.front.results), len(second.front.results)) == (0, 1)
         (kept,) = first.link.dispatcher.kept._streams.values()
@@ -117,9 +117,9 @@ async def test_results_go_from_engine_to_engine_until_their_time_is_up(text: Mod
 
 async def test_many_that_ask_on_several_fronts_all_find_it(text: ModelText) -> None:
     async with stepped(text) as first, another_front(first) as second:
-        told = await lose(first, first.stub.Generate(resumable(60)), 5)
+        reported = await lose(first, first.stub.Generate(resumable(60)), 5)
         calls = [
-            (service, service.stub.Resume(rest_after(told)))
+            (service, service.stub.Resume(rest_after(reported)))
             for _ in range(6)
             for service in (first, second)
         ]
@@ -129,7 +129,7 @@ async def test_many_that_ask_on_several_fronts_all_find_it(text: ModelText) -> N
         wholes: list[Any] = [result for result in results if isinstance(result, list)]
         assert wholes
         for rest in wholes:
-            assert unbroken([*told, *(r.response for r in rest)])
+            assert unbroken([*reported, *(r.response for r in rest)])
         for result in results:
             if isinstance(result, grpc.aio.AioRpcError):
                 assert rich_error(result).info.reason == "STREAM_SUPERSEDED"
@@ -139,20 +139,20 @@ async def test_a_stream_that_is_resumed_before_a_step_is_not_ended_as_taken_over
     text: ModelText,
 ) -> None:
     async with stepped(text) as first, another_front(first) as second:
-        told = await lose(first, first.stub.Generate(resumable(60)), 5)
+        reported = await lose(first, first.stub.Generate(resumable(60)), 5)
         stream = first.link.dispatcher.kept.find("r")
         assert stream is not None
 
         def attached_to(front_id: int) -> bool:
-            first.hear()
+            first.read_commands()
             return stream.front_id == front_id
 
-        elsewhere = second.stub.Resume(rest_after(told))
+        elsewhere = second.stub.Resume(rest_after(reported))
         await second.until(lambda: attached_to(2))
-        back = first.stub.Resume(rest_after(told))
+        back = first.stub.Resume(rest_after(reported))
         await first.until(lambda: attached_to(1))
         rest: list[Any] = await first.end_of(back)
-        assert unbroken([*told, *(r.response for r in rest)])
+        assert unbroken([*reported, *(r.response for r in rest)])
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await second.end_of(elsewhere)
         assert rich_error(caught.value).info.reason == "STREAM_SUPERSEDED"
@@ -164,15 +164,15 @@ async def test_after_a_lost_front_every_point_is_to_be_had(text: ModelText, is_e
     message.sampling.num_outputs, message.sampling.temperature, message.sampling.seed = 2, 1.0, 3
     whole = await whole_of(text, message)
     async with stepped(text) as first, another_front(first) as second:
-        told = await lose(first, first.stub.Generate(message), 20)
+        reported = await lose(first, first.stub.Generate(message), 20)
         await first.disconnect()
-        newest = second.stub.Resume(rest_after(told, 2))
+        newest = second.stub.Resume(rest_after(reported, 2))
         if is_ended:
             await second.end_of(newest)
         else:
             await read_some(second, newest, 1)
         for num_had in (17, 9, 1, 0, 0):
-            had = told[:num_had]
+            had = reported[:num_had]
             rest: list[Any] = await second.end_of(second.stub.Resume(rest_after(had, 2)))
             responses = [*had, *(r.response for r in rest)]
             assert unbroken(responses)
@@ -193,7 +193,7 @@ async def test_others_have_their_turn_while_a_history_is_taken_in(
     whole = await whole_of(text, resumable(200))
     async with mortal_fronts(text) as site:
         first, second = site.fronts
-        told = await lose(first, first.stub.Generate(resumable(200)), 5)
+        reported = await lose(first, first.stub.Generate(resumable(200)), 5)
         first.step(60)
         sizes: list[int] = []
         apply_history = second.front.apply_history
@@ -203,7 +203,7 @@ async def test_others_have_their_turn_while_a_history_is_taken_in(
             apply_history(request, events)
 
         monkeypatch.setattr(second.front, "apply_history", watched)
-        call = second.stub.Resume(rest_after(told))
+        call = second.stub.Resume(rest_after(reported))
         await second.until(lambda: sum(sizes) > 20, steps=True)
         assert max(sizes) <= 2
         (request,) = second.front.attaching
@@ -214,7 +214,7 @@ async def test_others_have_their_turn_while_a_history_is_taken_in(
         elif meanwhile == "cancelled":
             await second.result_of(second.front.cancel("r"))
         elif meanwhile == "taken back":
-            rest = await first.end_of(first.stub.Resume(rest_after(told)))
+            rest = await first.end_of(first.stub.Resume(rest_after(reported)))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await second.end_of(call)
             assert rich_error(caught.value).info.reason == "STREAM_SUPERSEDED"
@@ -222,7 +222,7 @@ async def test_others_have_their_turn_while_a_history_is_taken_in(
             rest = await second.end_of(call)
         assert request.num_replays == (meanwhile == "engine dies"), "once, with all of it"
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
-        responses = [*told, *(r.response for r in rest)]
+        responses = [*reported, *(r.response for r in rest)]
         assert unbroken(responses)
         if meanwhile == "cancelled":
             ((_, ids, _),) = outputs_of(responses)
@@ -240,19 +240,19 @@ async def test_a_cancel_while_the_prompt_is_tokenised_again_ends_it(
 ) -> None:
     async with mortal_fronts(text) as site:
         first, second = site.fronts
-        told = await lose(first, first.stub.Generate(resumable(200)), 5)
-        is_tokenising, may_go_on = asyncio.Event(), asyncio.Event()
+        reported = await lose(first, first.stub.Generate(resumable(200)), 5)
+        is_tokenising, may_proceed = asyncio.Event(), asyncio.Event()
         tokenise = second.front.prompts.tokenise
 
         async def slowly(*args: Any, **options: Any) -> Any:
             is_tokenising.set()
-            await may_go_on.wait()
+            await may_proceed.wait()
             if meanwhile == "prompt is rejected":
                 raise request_error(ErrorReason.ENGINE_DOWN)
             return await tokenise(*args, **options)
 
         monkeypatch.setattr(second.front.prompts, "tokenise", slowly)
-        call = second.stub.Resume(rest_after(told))
+        call = second.stub.Resume(rest_after(reported))
         await second.until(is_tokenising.is_set, steps=True)
         if meanwhile != "prompt is rejected":
             cancelling = asyncio.ensure_future(second.front.cancel("r"))
@@ -263,11 +263,11 @@ async def test_a_cancel_while_the_prompt_is_tokenised_again_ends_it(
             assert second.is_clean(), "the engine knows it at once"
         elif meanwhile == "engine dies":
             await site.replace_engine()
-        may_go_on.set()
+        may_proceed.set()
         if meanwhile == "prompt is rejected":
             with pytest.raises(grpc.aio.AioRpcError):
                 await second.end_of(call)
-            second.hear()
+            second.read_commands()
             stream = second.link.dispatcher.kept.find("r")
             assert stream is not None
             assert not stream.is_read, "its grace runs"
@@ -299,11 +299,11 @@ async def test_an_unkept_replay_has_its_way_in_the_engine_that_kept_it(text: Mod
     async with mortal_fronts(text) as site:
         first = site.fronts[0]
         call = first.stub.Generate(message)
-        told = await read_some(first, call, 40)
+        reported = await read_some(first, call, 40)
         await first.disconnect()
         await first.connect()
         rest = await first.end_of(call)
-        assert outputs_of([*told, *rest]) == outputs_of(whole)
+        assert outputs_of([*reported, *rest]) == outputs_of(whole)
         assert len(first.link.dispatcher.kept) == 0
 
 

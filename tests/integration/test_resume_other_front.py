@@ -82,13 +82,13 @@ async def test_a_stream_is_resumed_at_another_front(
     edit(message)
     whole = await whole_of(first, message)
     call = first.stub.Generate(message)
-    told = await read_some(first, call, num_read)
-    if message.output.echo and not any(num_tokens_of(told)):
-        told = told[:1]  # no client knows how many prompt tokens the other messages had
+    reported = await read_some(first, call, num_read)
+    if message.output.echo and not any(num_tokens_of(reported)):
+        reported = reported[:1]  # no client knows how many prompt tokens the other messages had
     rest: list[Any] = await second.end_of(
-        second.stub.Resume(rest_after(told, message.sampling.num_outputs or 1))
+        second.stub.Resume(rest_after(reported, message.sampling.num_outputs or 1))
     )
-    responses = [*told, *(r.response for r in rest)]
+    responses = [*reported, *(r.response for r in rest)]
     assert unbroken(responses)
     assert outputs_of(responses) == outputs_of(whole)
     assert echo_of(responses) == echo_of(whole)
@@ -109,17 +109,19 @@ def echo_of(responses: list[Any]) -> bytes:
     return prompt.SerializeToString(deterministic=True)
 
 
-async def told_before_the_end(service: SteppedService, call: Any, num_messages: int) -> list[Any]:
+async def received_before_the_end(
+    service: SteppedService, call: Any, num_messages: int
+) -> list[Any]:
     """Read up to `num_messages` messages before the finished event; there may be fewer, because
     tokens share messages.
     """
-    told: list[Any] = []
-    while len(told) < num_messages:
+    reported: list[Any] = []
+    while len(reported) < num_messages:
         (message,) = await read_some(service, call, 1)
         if message.HasField("finished"):
             break
-        told.append(message)
-    return told
+        reported.append(message)
+    return reported
 
 
 @edits
@@ -132,14 +134,14 @@ async def test_what_a_lost_front_had_continues(
     edit(message)
     whole = await whole_of(first, message)
     call = first.stub.Generate(message)
-    told = await told_before_the_end(first, call, num_read)
-    if message.output.echo and not any(num_tokens_of(told)):
-        told = told[:1]  # no client knows how many prompt tokens the other messages had
+    reported = await received_before_the_end(first, call, num_read)
+    if message.output.echo and not any(num_tokens_of(reported)):
+        reported = reported[:1]  # no client knows how many prompt tokens the other messages had
     first.step(num_more)
     await first.disconnect()
-    request = rest_after(told, message.sampling.num_outputs or 1)
+    request = rest_after(reported, message.sampling.num_outputs or 1)
     rest: list[Any] = await second.end_of(second.stub.Resume(request))
-    responses = [*told, *(r.response for r in rest)]
+    responses = [*reported, *(r.response for r in rest)]
     assert unbroken(responses)
     assert outputs_of(responses) == outputs_of(whole)
     assert echo_of(responses) == echo_of(whole)
@@ -158,28 +160,28 @@ async def test_counts_that_do_not_fit_are_out_of_range_and_harm_nothing(
     first, second = fronts
     message = resumable(num_tokens=200)
     whole = await whole_of(first, message)
-    told = await lose(first, first.stub.Generate(message), 9)
+    reported = await lose(first, first.stub.Generate(message), 9)
     await first.disconnect()
     wrong = resumed("r", next_sequence=next_sequence, num_received=num_received)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await second.end_of(second.stub.Resume(wrong))
     assert rich_error(caught.value).info.reason == "SEQUENCE_UNAVAILABLE"
-    right = resumed("r", next_sequence=9, num_received=num_tokens_of(told))
+    right = resumed("r", next_sequence=9, num_received=num_tokens_of(reported))
     rest: list[Any] = await second.end_of(second.stub.Resume(right))
-    assert outputs_of([*told, *(r.response for r in rest)]) == outputs_of(whole)
+    assert outputs_of([*reported, *(r.response for r in rest)]) == outputs_of(whole)
 
 
 async def test_a_cancelled_resume_does_not_lose_the_stream(
     fronts: tuple[SteppedService, SteppedService],
 ) -> None:
     first, second = fronts
-    told = await lose(first, first.stub.Generate(resumable(num_tokens=200)), 5)
-    call = second.stub.Resume(rest_after(told))
+    reported = await lose(first, first.stub.Generate(resumable(num_tokens=200)), 5)
+    call = second.stub.Resume(rest_after(reported))
     await second.until(lambda: second.server.num_active_calls == 1)
     call.cancel()
     await second.until(lambda: not second.server.num_active_calls)
-    rest: list[Any] = await second.end_of(second.stub.Resume(rest_after(told)))
-    assert unbroken([*told, *(r.response for r in rest)])
+    rest: list[Any] = await second.end_of(second.stub.Resume(rest_after(reported)))
+    assert unbroken([*reported, *(r.response for r in rest)])
 
 
 async def test_a_front_that_goes_while_it_is_asked_leaves_its_requests(
@@ -188,13 +190,13 @@ async def test_a_front_that_goes_while_it_is_asked_leaves_its_requests(
     first, second = fronts
     message = resumable(num_tokens=200)
     whole = await whole_of(first, message)
-    told = await lose(first, first.stub.Generate(message), 5)
-    counts = num_tokens_of(told)
+    reported = await lose(first, first.stub.Generate(message), 5)
+    counts = num_tokens_of(reported)
     call = second.stub.Resume(resumed("r", next_sequence=5, num_received=counts))
     reading = asyncio.ensure_future(second.end_of(call))
     await first.disconnect()
     rest: list[Any] = await reading
-    assert outputs_of([*told, *(r.response for r in rest)]) == outputs_of(whole)
+    assert outputs_of([*reported, *(r.response for r in rest)]) == outputs_of(whole)
 
 
 async def test_a_drained_front_leaves_its_streams_to_others(text: ModelText) -> None:
@@ -202,13 +204,13 @@ async def test_a_drained_front_leaves_its_streams_to_others(text: ModelText) -> 
         message = resumable(num_tokens=200)
         whole = await whole_of(first, message)
         call = first.stub.Generate(message)
-        told = await read_some(first, call, 9)
+        reported = await read_some(first, call, 9)
         await first.server.drain(0.0)
         await first.disconnect()
-        counts = num_tokens_of(told)
+        counts = num_tokens_of(reported)
         request = resumed("r", next_sequence=9, num_received=counts)
         rest: list[Any] = await second.end_of(second.stub.Resume(request))
-        assert outputs_of([*told, *(r.response for r in rest)]) == outputs_of(whole)
+        assert outputs_of([*reported, *(r.response for r in rest)]) == outputs_of(whole)
 
 
 async def test_another_tenant_does_not_find_it_elsewhere_either(text: ModelText) -> None:
@@ -219,11 +221,11 @@ async def test_another_tenant_does_not_find_it_elsewhere_either(text: ModelText)
         another_front(first, tenant_metadata_key=key) as second,
     ):
         call = first.stub.Generate(resumable(num_tokens=200), metadata=((key, "a"),))
-        told = await lose(first, call, 5)
+        reported = await lose(first, call, 5)
         for other in ((), ((key, "b"),)):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await second.end_of(second.stub.Resume(resumed("r"), metadata=other))
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        mine = second.stub.Resume(rest_after(told), metadata=((key, "a"),))
+        mine = second.stub.Resume(rest_after(reported), metadata=((key, "a"),))
         rest: list[Any] = await second.end_of(mine)
-        assert unbroken([*told, *(r.response for r in rest)])
+        assert unbroken([*reported, *(r.response for r in rest)])

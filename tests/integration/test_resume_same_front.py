@@ -159,7 +159,7 @@ async def test_only_the_tenant_that_has_it_finds_it(
 async def test_counts_that_never_were_are_out_of_range(
     service: SteppedService, num_received: list[int]
 ) -> None:
-    told = await service.end_of(service.stub.Generate(resumable()))
+    reported = await service.end_of(service.stub.Generate(resumable()))
     wrong = resumed("r", next_sequence=3, num_received=num_received)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await service.end_of(service.stub.Resume(wrong))
@@ -167,7 +167,7 @@ async def test_counts_that_never_were_are_out_of_range(
     assert error.code is grpc.StatusCode.OUT_OF_RANGE
     assert error.info.reason == "SEQUENCE_UNAVAILABLE"
     again: list[Any] = await service.end_of(service.stub.Resume(resumed("r")))
-    assert outputs_of([r.response for r in again]) == outputs_of(told)
+    assert outputs_of([r.response for r in again]) == outputs_of(reported)
 
 
 async def test_more_tokens_than_an_ended_request_has_are_out_of_range(
@@ -199,7 +199,7 @@ async def test_a_stream_that_is_not_resumed_ends_with_its_grace(text: ModelText)
     async with stepped(text, clock=clock) as service:
         call = service.stub.Generate(resumable(num_tokens=400, grace_s=5.0))
         await lose(service, call, 4)
-        service.hear()
+        service.read_commands()
         clock.now_s += 4.9
         service.link.dispatcher.sweep()
         assert service.server.num_live_requests == 1
@@ -216,11 +216,11 @@ async def test_a_kept_result_expires(text: ModelText) -> None:
     clock = FakeClock(100.0)
     async with stepped(text, clock=clock) as service:
         await service.end_of(service.stub.Generate(resumable(grace_s=5.0)))
-        service.hear()
+        service.read_commands()
         kept = service.link.dispatcher.kept
         clock.now_s += 4.0
         await service.end_of(service.stub.Resume(resumed("r")))
-        service.hear()
+        service.read_commands()
         clock.now_s += 4.0
         kept.sweep()
         assert len(kept) == 1, "whoever reads it prolongs it"
@@ -231,12 +231,12 @@ async def test_a_kept_result_expires(text: ModelText) -> None:
 
 async def test_cancel_while_no_call_reads(service: SteppedService) -> None:
     call = service.stub.Generate(resumable(num_tokens=400))
-    told = await lose(service, call, 4)
+    reported = await lose(service, call, 4)
     answer = await service.stub.Cancel(pb.CancelRequest(request_id="r"))
     assert answer.state == state_pb2.REQUEST_STATE_PROCESSING
     service.step(2)
     assert service.is_clean()
-    rest: list[Any] = await service.end_of(service.stub.Resume(rest_after(told)))
+    rest: list[Any] = await service.end_of(service.stub.Resume(rest_after(reported)))
     (end,) = rest[-1].response.finished.outputs
     assert end.finish_reason == state_pb2.FINISH_REASON_CANCELLED
     cancelling = service.stub.Cancel(pb.CancelRequest(request_id="r"))
@@ -249,7 +249,7 @@ async def test_without_the_option_a_call_takes_its_request_along(service: Steppe
     message.ClearField("resume_timeout")
     call = service.stub.Generate(message)
     await lose(service, call, 4)
-    service.hear()
+    service.read_commands()
     assert service.is_clean()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await service.end_of(service.stub.Resume(resumed("r", next_sequence=4)))
@@ -344,13 +344,13 @@ async def test_a_reader_that_stalls_loses_its_call_and_not_its_request(
     whole = await undisturbed(service, num_tokens=100)
     async with stepped(text, front=FrontConfig(max_backlog_tokens=20)) as service:
         call = service.stub.Generate(resumable(num_tokens=100))
-        told = await read_some(service, call, 3)
+        reported = await read_some(service, call, 3)
         service.step(30)  # before its writer comes to any of it
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await service.end_of(call)
         assert rich_error(caught.value).info.reason == "READER_STALLED"
-        rest: list[Any] = await service.end_of(service.stub.Resume(rest_after(told)))
-        assert outputs_of([*told, *(r.response for r in rest)]) == outputs_of(whole)
+        rest: list[Any] = await service.end_of(service.stub.Resume(rest_after(reported)))
+        assert outputs_of([*reported, *(r.response for r in rest)]) == outputs_of(whole)
 
 
 async def test_the_call_that_brought_a_request_has_its_record(service: SteppedService) -> None:
@@ -358,8 +358,8 @@ async def test_the_call_that_brought_a_request_has_its_record(service: SteppedSe
     service.front.accounts._recorder = log.recorder  # pyright: ignore[reportPrivateUsage]
     whole = service.stub.Generate(resumable(request_id="whole"))
     await service.end_of(whole)
-    told = await lose(service, service.stub.Generate(resumable(num_tokens=40)), 5)
-    await service.end_of(service.stub.Resume(rest_after(told)))
+    reported = await lose(service, service.stub.Generate(resumable(num_tokens=40)), 5)
+    await service.end_of(service.stub.Resume(rest_after(reported)))
     await service.until(lambda: not service.server.num_active_calls)
     service.front.accounts.settle()
     assert [(one.request_id, one.code) for one in log.records] == [("whole", 0), ("r", 1)]

@@ -71,7 +71,7 @@ class Secured:
     service: Service
     premises: Premises
     tls: TlsConfig
-    told: list[str] = field(default_factory=list[str])
+    reported: list[str] = field(default_factory=list[str])
 
     def client(self, token: str | None) -> Client:
         return Client(self.service.address, token=token, tls=self.tls, retry=NO_RETRY)
@@ -81,9 +81,9 @@ class Secured:
         async with self.client(token) as client:
             with pytest.raises(kind) as caught:
                 await generated(client)
-            self.told.append(repr(caught.value) + str(caught.value))
+            self.reported.append(repr(caught.value) + str(caught.value))
 
-    async def tenants_are_told_apart(self) -> None:
+    async def tenants_are_distinguished(self) -> None:
         async with (
             Client(self.service.address, token=lambda: ACME, tls=self.tls) as client,
             self.client(OTHER) as other,
@@ -96,7 +96,7 @@ class Secured:
             await client.cancel("mine")
             await stream.aclose()
 
-    async def strangers_are_turned_away(self) -> None:
+    async def unauthenticated_callers_are_rejected(self) -> None:
         for token in (None, WRONG, EXPIRED, self.premises.issuer.token(exp=1.0)):
             await self.fails(token, Unauthenticated)
         await self.fails(VIEWER, PermissionDenied)
@@ -107,13 +107,13 @@ class Secured:
     async def operators_look(self) -> None:
         address, tls = await self.service.door("operations"), self.tls
         async with OperationsClient(address, token=OPERATOR, tls=tls) as operations:
-            self.told.append(repr(await operations.get_stats()))
-            self.told.append((await operations.get_flight_record()).decode("latin-1"))
+            self.reported.append(repr(await operations.get_stats()))
+            self.reported.append((await operations.get_flight_record()).decode("latin-1"))
         async with OperationsClient(address, token=VIEWER, tls=tls) as viewer:
             await viewer.get_stats()
             with pytest.raises(PermissionDenied):
                 await viewer.drain()
-        self.told.append(await scraped(await self.service.door("metrics"), self.premises))
+        self.reported.append(await scraped(await self.service.door("metrics"), self.premises))
 
     async def commands_connect(self) -> None:
         folder = self.premises.folder
@@ -131,7 +131,7 @@ class Secured:
         ):
             found, out = await command(self.service, *arguments)
             assert (found, word in out) == (code, True), out
-            self.told.append(out)
+            self.reported.append(out)
 
     async def tokens_are_changed(self) -> None:
         text = self.premises.policy_file.read_text().replace(digest(ACME), digest(NEW))
@@ -149,14 +149,14 @@ async def test_case_46_tokens_are_in_nothing_that_is_let_out(premises: Premises)
     options = ("--fronts", "1", "--log-level", "debug", *DOORS, *files, *policy)
     async with started(*simulated(), *options) as service:
         secured = Secured(service, premises, tls)
-        await secured.tenants_are_told_apart()
-        await secured.strangers_are_turned_away()
+        await secured.tenants_are_distinguished()
+        await secured.unauthenticated_callers_are_rejected()
         await secured.operators_look()
         await secured.commands_connect()
         await secured.tokens_are_changed()
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
-    everything = "".join((*secured.told, *service.stdout, *service.stderr))
+    everything = "".join((*secured.reported, *service.stdout, *service.stderr))
     assert "caller rejected: an unknown token" in everything
     assert not [secret for secret in (*ALL_TOKENS, NEW, WRONG) if secret in everything]
     assert "Bearer" not in everything

@@ -14,7 +14,7 @@ from support.service import Service, launched, simulated, started
 from support.trtllm_folders import engine_folder
 
 
-async def last_words(service: Service) -> str:
+async def startup_error(service: Service) -> str:
     """Return the error of a failed start, which must be the last line of stderr and the
     only error.
     """
@@ -27,10 +27,10 @@ async def last_words(service: Service) -> str:
 
 async def test_without_the_package_the_service_states_what_to_install() -> None:
     async with launched("--executor", "trtllm") as service:
-        said = await last_words(service)
+        message = await startup_error(service)
 
-    assert "pip install 'penstock[trtllm]'" in said
-    assert "nvidia/tensorrt-llm/release" in said
+    assert "pip install 'penstock[trtllm]'" in message
+    assert "nvidia/tensorrt-llm/release" in message
 
 
 async def test_what_can_be_found_before_the_load_ends_it_before_anything_starts(
@@ -39,9 +39,9 @@ async def test_what_can_be_found_before_the_load_ends_it_before_anything_starts(
     engine = str(engine_folder(tmp_path / "engine"))
     arguments = ("--executor", "trtllm", "--model", engine)
     async with launched(*arguments, environment=child_environment()) as service:
-        said = await last_words(service)
+        message = await startup_error(service)
 
-    assert "max_batch_size must be at most 64, the engine's, not 256" in said
+    assert "max_batch_size must be at most 64, the engine's, not 256" in message
     assert not any("starting: " in line for line in service.stderr)
 
 
@@ -70,4 +70,4 @@ async def test_without_a_tokenizer_folder_the_missing_file_is_named(tmp_path: Pa
     shutil.copy(resolve_model("demo") / "config.json", tmp_path)
 
     async with launched(*simulated(), "--model", str(tmp_path)) as service:
-        assert "tokenizer.json: the file is missing" in await last_words(service)
+        assert "tokenizer.json: the file is missing" in await startup_error(service)

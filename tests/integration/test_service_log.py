@@ -56,11 +56,13 @@ async def test_probes_and_an_orderly_stop_leave_no_trace_in_the_log() -> None:
     after = lines_of(service)[num_lines:]
     assert [level for level, _ in after] == ["INFO"], after
     assert after[0][1].startswith("SIGTERM: draining")
-    told = [text for _, text in lines_of(service)]
+    reported = [text for _, text in lines_of(service)]
     announced = [line.strip() for line in service.stdout]
     assert len(announced) == 3
-    assert len({*told, *announced}) == len(told) + len(announced), "something is there twice"
-    assert not [text for text in told for line in announced if line in text]
+    assert len({*reported, *announced}) == len(reported) + len(announced), (
+        "something is there twice"
+    )
+    assert not [text for text in reported for line in announced if line in text]
 
 
 async def test_a_front_that_is_killed_is_reported_once_and_without_contradiction() -> None:

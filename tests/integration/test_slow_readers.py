@@ -30,7 +30,7 @@ async def flood(served: ServedFront, key: int, num_tokens: int) -> None:
     for _ in range(num_tokens // 8):
         if served.server.front.table.output(key) is None:
             return
-        served.port.say(tokens=[(key, token_id)] * 8)
+        served.port.emit(tokens=[(key, token_id)] * 8)
         await asyncio.sleep(0)
 
 
@@ -48,7 +48,7 @@ async def block_writer(served: ServedFront) -> int:
         models = model_service_pb2_grpc.ModelServiceStub(channel)
         while True:
             for _ in range(200):
-                served.port.say(tokens=[(spec.key, token_id)])
+                served.port.emit(tokens=[(spec.key, token_id)])
             # While these calls go to and fro, a writer that is not blocked takes the backlog.
             for _ in range(20):
                 await models.GetModel(GetModelRequest())

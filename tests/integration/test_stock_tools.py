@@ -63,14 +63,14 @@ async def run(command: str, environment: dict[str, str]) -> tuple[int | None, st
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize(("command", "told"), PAIRS, ids=lambda text: text.split("\n")[0][:60])
+@pytest.mark.parametrize(("command", "reported"), PAIRS, ids=lambda text: text.split("\n")[0][:60])
 async def test_the_block_does_what_it_shows(
-    command: str, told: str, environment: dict[str, str], tmp_path: Path
+    command: str, reported: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
     code, output, errors = await run(command, {**environment, "XDG_CACHE_HOME": str(tmp_path)})
     assert code == 0, f"{output}\n{errors}"
     assert output
-    for line in told.splitlines():
+    for line in reported.splitlines():
         assert line in output, output
 
 
@@ -87,7 +87,7 @@ def test_every_block_is_run_or_states_that_it_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         ("list --ca /nonexistent.pem", "--ca: /nonexistent.pem: No such file or directory"),
         ("list --ca README.md", "--ca: README.md: no certificate in PEM"),
@@ -100,17 +100,17 @@ def test_every_block_is_run_or_states_that_it_is_not() -> None:
         ("describe penstock.v1.TextPrompt '{}'", "describe takes no data"),
     ],
 )
-async def test_invalid_arguments_are_reported(words: str, told: str) -> None:
+async def test_invalid_arguments_are_reported(words: str, reported: str) -> None:
     command = f"python clients/examples/reflect.py 127.0.0.1:1 {words}"
     code, output, errors = await run(command, with_programs())
     assert (code, output) == (2, "")
     assert "Traceback" not in errors
-    assert f"reflect.py: error: {'argument ' if told[0] == '-' else ''}{told}" in errors
+    assert f"reflect.py: error: {'argument ' if reported[0] == '-' else ''}{reported}" in errors
 
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         ("call penstock.v1.ModelService/Nope", "no such method; penstock.v1.ModelService has "),
         ("call penstock.v1.Nope/GetModel", "Couldn't find service penstock.v1.Nope"),
@@ -120,12 +120,12 @@ async def test_invalid_arguments_are_reported(words: str, told: str) -> None:
     ],
 )
 async def test_a_name_that_the_server_lacks_is_reported(
-    words: str, told: str, environment: dict[str, str]
+    words: str, reported: str, environment: dict[str, str]
 ) -> None:
     command = f'python clients/examples/reflect.py "$ADDRESS" {words}'
     code, output, errors = await run(command, environment)
     assert (code, output) == (1, "")
-    assert errors.startswith(f"{words.split()[1]}: {told}")
+    assert errors.startswith(f"{words.split()[1]}: {reported}")
 
 
 async def _metadata_of(words: str) -> list[tuple[str, str | bytes]]:

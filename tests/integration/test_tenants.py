@@ -73,9 +73,9 @@ async def test_tenants_have_their_own_ids_requests_and_blocks(served: ServedFron
 async def test_no_tenant_cancels_for_another(served: ServedFront) -> None:
     call = served.stub.Generate(request(), metadata=named("a"))
     (spec,) = await served.port.next_submission()
-    for stranger in (named("b"), ()):
+    for other in (named("b"), ()):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await cancel(served, "r", stranger)
+            await cancel(served, "r", other)
         assert rich_error(caught.value).info.reason == "REQUEST_NOT_FOUND"
     assert served.port.cancelled == []
     assert (await cancel(served, "r", named("a"))).state == state_pb2.REQUEST_STATE_PENDING
@@ -87,9 +87,9 @@ async def test_no_tenant_cancels_for_another(served: ServedFront) -> None:
 async def test_a_request_of_another_front_is_its_tenants_too(served: ServedFront) -> None:
     served.port.known_elsewhere[engine_request_id("a", "far")] = RequestState.PROCESSING
     assert (await cancel(served, "far", named("a"))).state == state_pb2.REQUEST_STATE_PROCESSING
-    for stranger in (named("b"), ()):
+    for other in (named("b"), ()):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await cancel(served, "far", stranger)
+            await cancel(served, "far", other)
         assert rich_error(caught.value).info.reason == "REQUEST_NOT_FOUND"
 
 

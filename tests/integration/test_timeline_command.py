@@ -91,10 +91,10 @@ def test_the_record_of_a_killed_engine_becomes_a_trace(recording: Path) -> None:
         if "trace_id" in event.get("args", {})
     }
     assert "01" * 16 in traces
-    told = done.stdout.decode()
-    assert "engine       demo on simulated, engine 1" in told
-    assert " LENGTH" in told
-    assert f"timeline     {output}: open it in https://ui.perfetto.dev" in told
+    reported = done.stdout.decode()
+    assert "engine       demo on simulated, engine 1" in reported
+    assert " LENGTH" in reported
+    assert f"timeline     {output}: open it in https://ui.perfetto.dev" in reported
 
 
 def test_pipes_and_the_last_steps(recording: Path, tmp_path: Path) -> None:
@@ -136,10 +136,10 @@ def test_it_is_replayed_and_cost_is_fitted_to_it(recording: Path) -> None:
     )
 
     assert done.returncode == 0, done.stderr
-    told = done.stderr.decode()
-    assert "fitted to" in told
-    assert "a flight recording of" in told
-    assert "common prefixes of prompts are not recorded" in told
+    reported = done.stderr.decode()
+    assert "fitted to" in reported
+    assert "a flight recording of" in reported
+    assert "common prefixes of prompts are not recorded" in reported
     document = json.loads(done.stdout)
     assert document["figures"]["num_requests"] >= 6
 

@@ -55,13 +55,13 @@ async def test_one_frame_without_a_terminal(served: ServedDesk) -> None:
 
 async def test_one_look_as_json(served: ServedDesk) -> None:
     code, out, _ = await top("--once", "--json", "--service", served.address)
-    told = json.loads(out)
+    reported = json.loads(out)
 
     assert code == 0
-    assert told["stats"]["models"][0]["state"] == "READY"
-    assert told["stats"]["models"][0]["itl"]["p99_s"] == 0.03
-    assert [request["request_id"][-1] for request in told["requests"]] == ["1", "2", "3"]
-    assert told["requests"][1]["wait_reason"] == "BLOCKS"
+    assert reported["stats"]["models"][0]["state"] == "READY"
+    assert reported["stats"]["models"][0]["itl"]["p99_s"] == 0.03
+    assert [request["request_id"][-1] for request in reported["requests"]] == ["1", "2", "3"]
+    assert reported["requests"][1]["wait_reason"] == "BLOCKS"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ async def test_a_live_view_survives_the_services_restart() -> None:
             assert await asyncio.wait_for(screen.process.wait(), PATIENCE_S) == 0
 
 
-async def long_queue_is_told(service: Service, operations: OperationsClient, address: str) -> None:
+async def long_queue_is_shown(service: Service, operations: OperationsClient, address: str) -> None:
     """Fill the queue, and check that `penstock top` shows its predicted time, although no ended
     request had waited.
     """
@@ -208,7 +208,7 @@ async def test_a_real_service_with_a_queue_and_through_the_death_of_its_engine()
     async with observed(*arguments) as (service, operations), service.channel() as channel:
         address = await service.door("operations")
         engine_pid = await service.next_pid("engine")
-        await long_queue_is_told(service, operations, address)
+        await long_queue_is_shown(service, operations, address)
         # 40 s each: both are there while the command starts, on a busy machine too.
         running = Stream(channel, 4000)
         await running.until_running()
@@ -219,14 +219,14 @@ async def test_a_real_service_with_a_queue_and_through_the_death_of_its_engine()
         )
 
         code, out, _ = await top("--once", "--json", "--address", address)
-        told = json.loads(out)
-        phases = {request["phase"]: request for request in told["requests"]}
+        reported = json.loads(out)
+        phases = {request["phase"]: request for request in reported["requests"]}
         assert code == 0
         assert set(phases) == {"DECODE", "QUEUE"}
         assert phases["QUEUE"]["wait_reason"] == "SLOTS"
         assert phases["QUEUE"]["queue_position"] == 0
         assert phases["DECODE"]["num_blocks"] > 0
-        (model,) = told["stats"]["models"]
+        (model,) = reported["stats"]["models"]
         assert (model["num_processing"], model["num_pending"]) == (1, 1)
 
         os.kill(engine_pid, signal.SIGKILL)

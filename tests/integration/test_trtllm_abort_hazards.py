@@ -9,7 +9,7 @@ import pytest
 from penstock.scheduler.request import FailureReason, FinishReason
 from support.trtllm_engine import (
     GRACE_S,
-    Houses,
+    BuildHarness,
     fake_module,
     greedy_spec,
     reference,
@@ -17,150 +17,156 @@ from support.trtllm_engine import (
 )
 
 
-def test_an_active_request_reports_that_it_was_cancelled_and_needs_no_grace(build: Houses) -> None:
-    house = build()
-    house.submit(greedy_spec(1, max_tokens=40))
-    house.round(3)
-    house.engine.cancel(1)
-    house.turn()
-    assert len(house.control.aborted) == 1
-    assert house.num_inside == 1, "its pages are the engine's until it says so"
-    house.iterate()
-    house.turn()
+def test_an_active_request_reports_that_it_was_cancelled_and_needs_no_grace(
+    build: BuildHarness,
+) -> None:
+    harness = build()
+    harness.submit(greedy_spec(1, max_tokens=40))
+    harness.round(3)
+    harness.engine.cancel(1)
+    harness.turn()
+    assert len(harness.control.aborted) == 1
+    assert harness.num_inside == 1, "its pages are the engine's until it says so"
+    harness.iterate()
+    harness.turn()
 
-    assert house.finish(1) is FinishReason.CANCELLED
-    house.check_clean(num_lost=0)
+    assert harness.finish(1) is FinishReason.CANCELLED
+    harness.check_clean(num_lost=0)
 
 
-def test_a_request_in_the_engines_own_queue_is_given_up_after_the_grace(build: Houses) -> None:
-    house = build()
-    house.submit(greedy_spec(1), greedy_spec(2))
-    house.turn()
-    house.engine.cancel(1)
-    house.turn()
+def test_a_request_in_the_engines_own_queue_is_given_up_after_the_grace(
+    build: BuildHarness,
+) -> None:
+    harness = build()
+    harness.submit(greedy_spec(1), greedy_spec(2))
+    harness.turn()
+    harness.engine.cancel(1)
+    harness.turn()
     # Both came before any iteration: it is dropped from the queue without an event.
-    house.iterate(6)
-    house.turn()
-    assert house.finish(2) is FinishReason.LENGTH
-    assert house.view().num_results == 1
-    assert house.num_inside == 1
+    harness.iterate(6)
+    harness.turn()
+    assert harness.finish(2) is FinishReason.LENGTH
+    assert harness.view().num_results == 1
+    assert harness.num_inside == 1
 
-    house.pass_loop_time(GRACE_S * 0.9)
-    house.turn()
-    assert (house.num_inside, house.executor.num_given_up) == (1, 0)
+    harness.pass_loop_time(GRACE_S * 0.9)
+    harness.turn()
+    assert (harness.num_inside, harness.executor.num_given_up) == (1, 0)
 
-    house.pass_loop_time(GRACE_S * 0.2)
-    assert house.is_ready()
-    house.turn()
-    house.check_clean(num_lost=1)
+    harness.pass_loop_time(GRACE_S * 0.2)
+    assert harness.is_ready()
+    harness.turn()
+    harness.check_clean(num_lost=1)
 
 
-def test_a_request_that_ended_by_itself_is_not_aborted(build: Houses) -> None:
-    house = build()
-    house.submit(greedy_spec(1, max_tokens=3), greedy_spec(2, max_tokens=40))
-    house.round(2)
-    house.iterate(2)
+def test_a_request_that_ended_by_itself_is_not_aborted(build: BuildHarness) -> None:
+    harness = build()
+    harness.submit(greedy_spec(1, max_tokens=3), greedy_spec(2, max_tokens=40))
+    harness.round(2)
+    harness.iterate(2)
     # The engine has ended it; our side does not know yet.
-    house.engine.cancel(1)
-    house.turn()
-    house.engine.cancel(2)
-    house.round()
+    harness.engine.cancel(1)
+    harness.turn()
+    harness.engine.cancel(2)
+    harness.round()
 
-    assert house.finish(1) is FinishReason.CANCELLED
-    assert list(house.control.aborted) == [house.control.submitted[-1].id]
-    house.check_clean()
+    assert harness.finish(1) is FinishReason.CANCELLED
+    assert list(harness.control.aborted) == [harness.control.submitted[-1].id]
+    harness.check_clean()
 
 
 def test_an_end_that_crosses_the_abort_needs_no_grace(
-    build: Houses, monkeypatch: pytest.MonkeyPatch
+    build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = build()
-    house.submit(greedy_spec(1, max_tokens=2))
-    house.turn()
+    harness = build()
+    harness.submit(greedy_spec(1, max_tokens=2))
+    harness.turn()
 
     def end_first(abort: Any, result: Any) -> None:
         # The last response is on its way when abort is called.
-        house.control.step(2)
+        harness.control.step(2)
         abort(result)
 
     wrapped(monkeypatch, fake_module("executor.result").RequestOutput, "abort", end_first)
-    house.engine.cancel(1)
-    house.turn()
-    house.turn()
+    harness.engine.cancel(1)
+    harness.turn()
+    harness.turn()
 
-    assert house.finish(1) is FinishReason.CANCELLED
-    house.check_clean(num_lost=0)
+    assert harness.finish(1) is FinishReason.CANCELLED
+    harness.check_clean(num_lost=0)
 
 
-def test_every_request_is_aborted_at_most_once(build: Houses) -> None:
-    house = build()
+def test_every_request_is_aborted_at_most_once(build: BuildHarness) -> None:
+    harness = build()
     specs = [greedy_spec(key, max_tokens=50) for key in range(1, 5)]
-    house.submit(*specs)
-    house.round(2)
+    harness.submit(*specs)
+    harness.round(2)
     for key in (1, 2, 3):
-        house.engine.cancel(key)
-        house.engine.cancel(key)
-        house.turn()
+        harness.engine.cancel(key)
+        harness.engine.cancel(key)
+        harness.turn()
     # 1 to 3 are aborted and unanswered, 4 runs, and now everything ends.
-    house.executor.close()
+    harness.executor.close()
 
-    aborted = list(house.control.aborted)
-    assert sorted(aborted) == sorted(item.id for item in house.control.submitted[-4:])
-    assert house.control.shutdown_threads == ("trtllm shutdown",)
+    aborted = list(harness.control.aborted)
+    assert sorted(aborted) == sorted(item.id for item in harness.control.submitted[-4:])
+    assert harness.control.shutdown_threads == ("trtllm shutdown",)
 
 
-def test_late_responses_of_an_aborted_request_are_dropped(build: Houses) -> None:
-    house = build(max_batch_size=1)
+def test_late_responses_of_an_aborted_request_are_dropped(build: BuildHarness) -> None:
+    harness = build(max_batch_size=1)
     first, second = greedy_spec(1, max_tokens=40), greedy_spec(2, max_tokens=5)
-    house.submit(first, second)
-    house.round(2)
-    house.iterate(3)
+    harness.submit(first, second)
+    harness.round(2)
+    harness.iterate(3)
     # Three responses wait for our side when the slot changes hands.
-    house.engine.cancel(1)
-    house.run_until_idle()
+    harness.engine.cancel(1)
+    harness.run_until_idle()
 
-    assert house.tokens(1) == reference(house, first.prompt_ids.tolist(), 2)
-    assert house.tokens(2) == reference(house, second.prompt_ids.tolist(), 5)
-    house.check_clean()
-
-
-def test_a_failure_after_an_abort_is_an_end_like_any_other(build: Houses) -> None:
-    house = build()
-    house.submit(greedy_spec(1, max_tokens=40))
-    house.round(2)
-    house.engine.cancel(1)
-    house.control.inject("fail_all")
-    house.control.wait_for_iteration(house.view().iteration + 1)
-    house.run_until_idle()
-
-    assert house.finish(1) is FinishReason.CANCELLED
-    house.check_clean(num_lost=0)
+    assert harness.tokens(1) == reference(harness, first.prompt_ids.tolist(), 2)
+    assert harness.tokens(2) == reference(harness, second.prompt_ids.tolist(), 5)
+    harness.check_clean()
 
 
-def test_a_request_that_the_engine_cancels_by_itself_has_failed(build: Houses) -> None:
-    house = build()
-    house.submit(greedy_spec(1, max_tokens=40))
-    house.round(2)
-    house.control._proxy.engine.put(house.control.submitted[-1].id)
-    house.run_until_idle()
+def test_a_failure_after_an_abort_is_an_end_like_any_other(build: BuildHarness) -> None:
+    harness = build()
+    harness.submit(greedy_spec(1, max_tokens=40))
+    harness.round(2)
+    harness.engine.cancel(1)
+    harness.control.inject("fail_all")
+    harness.control.wait_for_iteration(harness.view().iteration + 1)
+    harness.run_until_idle()
 
-    assert house.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
-    house.check_clean()
+    assert harness.finish(1) is FinishReason.CANCELLED
+    harness.check_clean(num_lost=0)
+
+
+def test_a_request_that_the_engine_cancels_by_itself_has_failed(build: BuildHarness) -> None:
+    harness = build()
+    harness.submit(greedy_spec(1, max_tokens=40))
+    harness.round(2)
+    harness.control._proxy.engine.put(harness.control.submitted[-1].id)
+    harness.run_until_idle()
+
+    assert harness.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
+    harness.check_clean()
 
 
 @pytest.mark.parametrize("is_over", [False, True])
-def test_no_order_makes_a_second_abort_or_one_of_what_is_over(build: Houses, is_over: bool) -> None:
-    house = build()
-    house.submit(greedy_spec(1, max_tokens=40))
-    house.round(2)
-    ((submitted, stream),) = house.streams._streams.items()
+def test_no_order_makes_a_second_abort_or_one_of_what_is_over(
+    build: BuildHarness, is_over: bool
+) -> None:
+    harness = build()
+    harness.submit(greedy_spec(1, max_tokens=40))
+    harness.round(2)
+    ((submitted, stream),) = harness.streams._streams.items()
     assert stream.result is not None
     stream.result.finished = is_over
     for _ in range(2):
-        house.thread.post(house.streams.carry_out, [submitted], [])
-    house.settle()
+        harness.thread.post(harness.streams.carry_out, [submitted], [])
+    harness.settle()
 
-    assert len(house.control.aborted) == (0 if is_over else 1)
+    assert len(harness.control.aborted) == (0 if is_over else 1)
     # Whatever the engine does, nothing waits longer than the grace period.
-    house.pass_loop_time(GRACE_S)
-    assert len(house.streams) == 0
+    harness.pass_loop_time(GRACE_S)
+    assert len(harness.streams) == 0

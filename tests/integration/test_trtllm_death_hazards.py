@@ -17,8 +17,8 @@ from support.trtllm_engine import (
     GRACE_S,
     HEALTH_INTERVAL_S,
     RESPONSE_TIMEOUT_S,
-    Houses,
-    TrtllmHouse,
+    BuildHarness,
+    TrtllmHarness,
     fake_module,
     greedy_spec,
     wrapped,
@@ -38,154 +38,156 @@ def signal_shutdown(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return begun
 
 
-def test_a_fatal_error_comes_out_of_the_step(build: Houses) -> None:
-    house = build()
-    house.submit(greedy_spec(1), greedy_spec(2))
-    house.round(2)
-    house.control.inject("fatal")
-    house.join_engine_loop()
-    house.settle()
+def test_a_fatal_error_comes_out_of_the_step(build: BuildHarness) -> None:
+    harness = build()
+    harness.submit(greedy_spec(1), greedy_spec(2))
+    harness.round(2)
+    harness.control.inject("fatal")
+    harness.join_engine_loop()
+    harness.settle()
 
-    assert house.is_ready()
+    assert harness.is_ready()
     with pytest.raises(ExecutorDied, match="the executor failed"):
-        house.engine.step()
+        harness.engine.step()
     # Its final message stays the same.
     with pytest.raises(ExecutorDied, match="the executor failed"):
-        house.engine.step()
+        harness.engine.step()
 
 
 def test_a_shutdown_that_blocks_inside_a_coroutine_does_not_block_the_scheduler(
-    build: Houses, monkeypatch: pytest.MonkeyPatch
+    build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = build(fake={"shutdown_s": PATIENCE_S})
+    harness = build(fake={"shutdown_s": PATIENCE_S})
     begun = signal_shutdown(monkeypatch)
-    house.submit(greedy_spec(1))
-    house.round(2)
-    house.control.inject("fatal")
+    harness.submit(greedy_spec(1))
+    harness.round(2)
+    harness.control.inject("fatal")
     assert begun.wait(PATIENCE_S)
     # The loop is stuck in the engine's own clean-up, and nothing can report it.
-    house.submit(greedy_spec(2))
+    harness.submit(greedy_spec(2))
     for _ in range(3):
-        house.engine.step()
-    assert house.engine.cancel(2)
-    house.engine.step()
+        harness.engine.step()
+    assert harness.engine.cancel(2)
+    harness.engine.step()
 
-    house.clock.now_s += RESPONSE_TIMEOUT_S + 0.1
+    harness.clock.now_s += RESPONSE_TIMEOUT_S + 0.1
     with pytest.raises(ExecutorDied, match="returned nothing for 30 s"):
-        house.engine.step()
-    assert house.control.shutdown_threads == ("trtllm loop",)
+        harness.engine.step()
+    assert harness.control.shutdown_threads == ("trtllm loop",)
 
 
 def test_a_loop_that_dies_in_silence_is_found_after_the_time_out_and_not_before(
-    build: Houses,
+    build: BuildHarness,
 ) -> None:
-    house = build()
-    house.submit(greedy_spec(1, max_tokens=40))
-    house.clock.now_s = 100.0
-    house.round(3)
-    heard_at_s = house.clock.now_s
-    house.control.inject("kill")
-    house.join_engine_loop()
+    harness = build()
+    harness.submit(greedy_spec(1, max_tokens=40))
+    harness.clock.now_s = 100.0
+    harness.round(3)
+    received_at_s = harness.clock.now_s
+    harness.control.inject("kill")
+    harness.join_engine_loop()
 
-    house.clock.now_s = heard_at_s + RESPONSE_TIMEOUT_S
-    house.turn()
-    assert house.llm._check_health(), "as the real one, it notices nothing"
-    house.clock.now_s = heard_at_s + RESPONSE_TIMEOUT_S + 0.1
+    harness.clock.now_s = received_at_s + RESPONSE_TIMEOUT_S
+    harness.turn()
+    assert harness.llm._check_health(), "as the real one, it notices nothing"
+    harness.clock.now_s = received_at_s + RESPONSE_TIMEOUT_S + 0.1
     with pytest.raises(ExecutorDied, match="about 1 requests inside"):
-        house.turn()
+        harness.turn()
 
 
-def test_silence_counts_from_the_last_word_about_anyone(build: Houses) -> None:
-    house = build()
-    house.submit(greedy_spec(1, max_tokens=40), greedy_spec(2, max_tokens=40))
+def test_silence_counts_from_the_last_response_of_any_request(build: BuildHarness) -> None:
+    harness = build()
+    harness.submit(greedy_spec(1, max_tokens=40), greedy_spec(2, max_tokens=40))
     for _ in range(5):
-        house.clock.now_s += RESPONSE_TIMEOUT_S
-        house.round()
-    assert len(house.tokens(1)) == 5
+        harness.clock.now_s += RESPONSE_TIMEOUT_S
+        harness.round()
+    assert len(harness.tokens(1)) == 5
 
 
-def test_silence_counts_from_the_submission_when_no_request_was_inside(build: Houses) -> None:
-    house = build()
-    house.clock.now_s += 50 * RESPONSE_TIMEOUT_S
-    house.turn()
-    house.submit(greedy_spec(1))
-    house.turn()
-    house.clock.now_s += RESPONSE_TIMEOUT_S
-    house.turn()
-    house.clock.now_s += 0.1
+def test_silence_counts_from_the_submission_when_no_request_was_inside(build: BuildHarness) -> None:
+    harness = build()
+    harness.clock.now_s += 50 * RESPONSE_TIMEOUT_S
+    harness.turn()
+    harness.submit(greedy_spec(1))
+    harness.turn()
+    harness.clock.now_s += RESPONSE_TIMEOUT_S
+    harness.turn()
+    harness.clock.now_s += 0.1
     with pytest.raises(ExecutorDied, match="returned nothing for"):
-        house.turn()
+        harness.turn()
 
 
-def test_an_engine_that_hangs_in_an_iteration_is_dead_too(build: Houses) -> None:
-    house = build()
-    house.submit(greedy_spec(1, max_tokens=40))
-    house.round(2)
-    house.control.inject("hang")
-    house.turn()
-    house.clock.now_s += RESPONSE_TIMEOUT_S + 0.1
+def test_an_engine_that_hangs_in_an_iteration_is_dead_too(build: BuildHarness) -> None:
+    harness = build()
+    harness.submit(greedy_spec(1, max_tokens=40))
+    harness.round(2)
+    harness.control.inject("hang")
+    harness.turn()
+    harness.clock.now_s += RESPONSE_TIMEOUT_S + 0.1
     with pytest.raises(ExecutorDied, match="returned nothing for"):
-        house.engine.step()
-    house.control.release()
+        harness.engine.step()
+    harness.control.release()
 
 
-def test_a_loop_that_died_while_only_an_aborted_request_was_inside(build: Houses) -> None:
-    house = build()
-    house.submit(greedy_spec(1, max_tokens=40))
-    house.round(2)
-    house.control.inject("kill")
-    house.join_engine_loop()
-    house.engine.cancel(1)
-    house.turn()
-    house.pass_loop_time(GRACE_S)
-    house.turn()
+def test_a_loop_that_died_while_only_an_aborted_request_was_inside(build: BuildHarness) -> None:
+    harness = build()
+    harness.submit(greedy_spec(1, max_tokens=40))
+    harness.round(2)
+    harness.control.inject("kill")
+    harness.join_engine_loop()
+    harness.engine.cancel(1)
+    harness.turn()
+    harness.pass_loop_time(GRACE_S)
+    harness.turn()
     # Given up, as every abort without an answer: nothing waits for it any more.
-    assert (house.executor.num_given_up, house.num_inside) == (1, 0)
-    house.clock.now_s += 10 * RESPONSE_TIMEOUT_S
-    house.turn()
+    assert (harness.executor.num_given_up, harness.num_inside) == (1, 0)
+    harness.clock.now_s += 10 * RESPONSE_TIMEOUT_S
+    harness.turn()
     # The next one finds out: submission looks at the engine.
-    house.submit(greedy_spec(2))
-    house.turn()
+    harness.submit(greedy_spec(2))
+    harness.turn()
     with pytest.raises(ExecutorDied, match="the engine loop is dead"):
-        house.turn()
+        harness.turn()
 
 
-def test_the_death_of_an_idle_engine_is_found_by_asking_for_its_health(build: Houses) -> None:
-    house = build(fake={"is_death_seen_by_health": True})
-    house.control.inject("kill")
-    house.join_engine_loop()
-    house.pass_loop_time(HEALTH_INTERVAL_S * 0.9)
-    assert not house.is_ready()
+def test_the_death_of_an_idle_engine_is_found_by_asking_for_its_health(build: BuildHarness) -> None:
+    harness = build(fake={"is_death_seen_by_health": True})
+    harness.control.inject("kill")
+    harness.join_engine_loop()
+    harness.pass_loop_time(HEALTH_INTERVAL_S * 0.9)
+    assert not harness.is_ready()
 
-    house.pass_loop_time(HEALTH_INTERVAL_S * 0.2)
-    assert house.is_ready(), "without any request"
+    harness.pass_loop_time(HEALTH_INTERVAL_S * 0.2)
+    assert harness.is_ready(), "without any request"
     with pytest.raises(ExecutorDied, match="not healthy"):
-        house.engine.step()
+        harness.engine.step()
 
 
 def test_a_health_that_cannot_be_asked_is_death(
-    build: Houses, monkeypatch: pytest.MonkeyPatch
+    build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = build()
+    harness = build()
 
     def broken(_self: object) -> bool:
         raise OSError("no answer")
 
-    monkeypatch.setattr(type(house.llm), "_check_health", broken)
-    house.pass_loop_time(HEALTH_INTERVAL_S)
+    monkeypatch.setattr(type(harness.llm), "_check_health", broken)
+    harness.pass_loop_time(HEALTH_INTERVAL_S)
     with pytest.raises(ExecutorDied, match="no answer"):
-        house.engine.step()
+        harness.engine.step()
 
 
-def test_an_engine_that_shut_itself_down_is_dead_at_the_next_submission(build: Houses) -> None:
-    house = build()
-    house.llm.shutdown()
-    house.submit(greedy_spec(1))
-    house.turn()
+def test_an_engine_that_shut_itself_down_is_dead_at_the_next_submission(
+    build: BuildHarness,
+) -> None:
+    harness = build()
+    harness.llm.shutdown()
+    harness.submit(greedy_spec(1))
+    harness.turn()
 
-    assert house.is_ready()
+    assert harness.is_ready()
     with pytest.raises(ExecutorDied, match="LLM is shutting down"):
-        house.engine.step()
+        harness.engine.step()
 
 
 CUDA_ERROR = "CUDA error: an illegal memory access was encountered"
@@ -193,123 +195,123 @@ CUDA_ERROR = "CUDA error: an illegal memory access was encountered"
 
 @pytest.mark.parametrize("error", [AssertionError("the queue is closed"), ValueError(CUDA_ERROR)])
 def test_an_error_of_another_kind_at_submission_is_death(
-    build: Houses, monkeypatch: pytest.MonkeyPatch, error: Exception
+    build: BuildHarness, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    house = build()
+    harness = build()
 
     def broken(*_arguments: Any, **_keywords: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(house.streams.llm, "generate_async", broken)
-    house.submit(greedy_spec(1))
-    house.turn()
+    monkeypatch.setattr(harness.streams.llm, "generate_async", broken)
+    harness.submit(greedy_spec(1))
+    harness.turn()
     with pytest.raises(ExecutorDied, match=str(error)):
-        house.engine.step()
+        harness.engine.step()
 
 
 def test_a_cuda_error_in_a_result_is_death_whatever_the_health_check_reports(
-    build: Houses, monkeypatch: pytest.MonkeyPatch
+    build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = build()
+    harness = build()
 
     async def broken(_self: object) -> Any:
         raise RuntimeError(CUDA_ERROR)
 
     monkeypatch.setattr(fake_module("executor.result").RequestOutput, "__anext__", broken)
-    house.submit(greedy_spec(1))
-    house.turn()
-    house.settle()
+    harness.submit(greedy_spec(1))
+    harness.turn()
+    harness.settle()
     with pytest.raises(ExecutorDied, match="illegal memory access"):
-        house.engine.step()
+        harness.engine.step()
 
 
-def test_close_during_work_aborts_it_and_is_idempotent(build: Houses) -> None:
-    house = build()
-    house.submit(*(greedy_spec(key, max_tokens=40) for key in range(1, 9)))
-    house.round(2)
-    thread = house.thread._thread
-    house.executor.close()
-    house.executor.close()
+def test_close_during_work_aborts_it_and_is_idempotent(build: BuildHarness) -> None:
+    harness = build()
+    harness.submit(*(greedy_spec(key, max_tokens=40) for key in range(1, 9)))
+    harness.round(2)
+    thread = harness.thread._thread
+    harness.executor.close()
+    harness.executor.close()
 
-    assert len(house.control.aborted) == 4
-    assert house.control.shutdown_threads == ("trtllm shutdown",)
-    assert not house.view().is_alive
+    assert len(harness.control.aborted) == 4
+    assert harness.control.shutdown_threads == ("trtllm shutdown",)
+    assert not harness.view().is_alive
     assert not thread.is_alive()
-    assert house.thread.loop.is_closed()
+    assert harness.thread.loop.is_closed()
     with pytest.raises(ExecutorDied, match="closed"):
-        house.engine.step()
+        harness.engine.step()
 
 
-def test_close_after_a_death_ends_too(build: Houses) -> None:
-    house = build()
-    house.submit(greedy_spec(1))
-    house.round(1)
-    house.control.inject("fatal")
-    house.join_engine_loop()
-    house.settle()
+def test_close_after_a_death_ends_too(build: BuildHarness) -> None:
+    harness = build()
+    harness.submit(greedy_spec(1))
+    harness.round(1)
+    harness.control.inject("fatal")
+    harness.join_engine_loop()
+    harness.settle()
     with pytest.raises(ExecutorDied):
-        house.engine.step()
-    house.executor.close()
+        harness.engine.step()
+    harness.executor.close()
 
-    assert not house.thread._thread.is_alive()
-    assert list(house.control.aborted) == []
+    assert not harness.thread._thread.is_alive()
+    assert list(harness.control.aborted) == []
 
 
 def test_an_abort_that_raises_does_not_keep_the_engine_from_being_shut_down(
-    build: Houses, monkeypatch: pytest.MonkeyPatch
+    build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = build()
-    house.submit(greedy_spec(1, max_tokens=40))
-    house.round(1)
+    harness = build()
+    harness.submit(greedy_spec(1, max_tokens=40))
+    harness.round(1)
 
     def broken(_self: object) -> None:
         raise AssertionError("The executor is not set for this result.")
 
     monkeypatch.setattr(fake_module("executor.result").RequestOutput, "abort", broken)
-    house.executor.close()
+    harness.executor.close()
 
-    assert house.control.shutdown_threads == ("trtllm shutdown",)
-    assert not house.view().is_alive
+    assert harness.control.shutdown_threads == ("trtllm shutdown",)
+    assert not harness.view().is_alive
 
 
 def test_a_shutdown_that_hangs_is_left_behind_after_its_time(
-    build: Houses, monkeypatch: pytest.MonkeyPatch
+    build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = build(
+    harness = build(
         fake={"shutdown_s": 10 * PATIENCE_S},
         is_free=True,  # the bound is in real time
         watch={"shutdown_timeout_s": 0.05},
     )
     begun = signal_shutdown(monkeypatch)
-    thread = house.thread._thread
-    house.executor.close()
+    thread = harness.thread._thread
+    harness.executor.close()
 
     assert begun.wait(PATIENCE_S)
-    assert house.view().is_alive, "it still hangs"
+    assert harness.view().is_alive, "it still hangs"
     assert not thread.is_alive()
 
 
 def test_close_returns_although_the_loop_is_blocked(
-    build: Houses, monkeypatch: pytest.MonkeyPatch
+    build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.executor.trtllm.engine._STOP_S", 0.05)
-    house = build(
+    harness = build(
         fake={"shutdown_s": 10 * PATIENCE_S},
         is_free=True,
         watch={"shutdown_timeout_s": 0.05},
     )
     begun = signal_shutdown(monkeypatch)
-    house.control.pause()
-    house.submit(greedy_spec(1))
-    house.turn()
-    house.control.inject("fatal")
+    harness.control.pause()
+    harness.submit(greedy_spec(1))
+    harness.turn()
+    harness.control.inject("fatal")
     assert begun.wait(PATIENCE_S)
-    house.executor.close()
+    harness.executor.close()
 
-    assert house.thread._thread.is_alive(), "it still hangs"
-    house.control.release()
-    house.thread._thread.join(PATIENCE_S)
-    assert not house.thread._thread.is_alive()
+    assert harness.thread._thread.is_alive(), "it still hangs"
+    harness.control.release()
+    harness.thread._thread.join(PATIENCE_S)
+    assert not harness.thread._thread.is_alive()
 
 
 def test_everything_is_on_one_loop_but_what_blocks(
@@ -332,16 +334,16 @@ def test_everything_is_on_one_loop_but_what_blocks(
     result_class = fake_module("executor.result").RequestOutput
     for name in ("abort", "__anext__"):
         wrapped(monkeypatch, result_class, name, note(name))
-    house = TrtllmHouse(tmp_path)
-    house.submit(greedy_spec(1, max_tokens=40), greedy_spec(2, max_tokens=3))
-    house.round(2)
-    house.engine.cancel(1)
-    house.run_until_idle()
-    house.pass_loop_time(HEALTH_INTERVAL_S)
-    house.submit(greedy_spec(3, max_tokens=40))
-    house.round(2)
-    assert house.finish(2) is FinishReason.LENGTH
-    house.executor.close()
+    harness = TrtllmHarness(tmp_path)
+    harness.submit(greedy_spec(1, max_tokens=40), greedy_spec(2, max_tokens=3))
+    harness.round(2)
+    harness.engine.cancel(1)
+    harness.run_until_idle()
+    harness.pass_loop_time(HEALTH_INTERVAL_S)
+    harness.submit(greedy_spec(3, max_tokens=40))
+    harness.round(2)
+    assert harness.finish(2) is FinishReason.LENGTH
+    harness.executor.close()
 
     on_loop = {"generate_async", "get_stats_async", "_check_health", "abort", "__anext__"}
     assert threads == {

@@ -17,8 +17,8 @@ from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import FinishReason
 from support.patience import PATIENCE_S
 from support.trtllm_engine import (
-    Houses,
-    TrtllmHouse,
+    BuildHarness,
+    TrtllmHarness,
     fake_module,
     greedy_spec,
     wrapped,
@@ -26,29 +26,29 @@ from support.trtllm_engine import (
 
 
 def test_limits_are_those_of_the_engine_and_not_those_asked_for(
-    build: Houses, monkeypatch: pytest.MonkeyPatch
+    build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def less(limits_of: Any, *arguments: Any) -> Any:
         found = limits_of(*arguments)
         return replace(found, num_blocks=11, tokens_per_block=8, max_batch_size=3)
 
     wrapped(monkeypatch, fake_module("llmapi.llm"), "limits_of", less)
-    house = build(num_blocks=64, max_batch_size=8)
-    info = house.executor.info
+    harness = build(num_blocks=64, max_batch_size=8)
+    info = harness.executor.info
     assert (info.num_blocks, info.block_size, info.max_num_seqs) == (11, 8, 3)
 
-    house.submit(*(greedy_spec(key, 9, max_tokens=9, block_size=8) for key in range(1, 9)))
+    harness.submit(*(greedy_spec(key, 9, max_tokens=9, block_size=8) for key in range(1, 9)))
     most = 0
     for _ in range(200):
-        house.round()
-        most = max(most, len(house.view().active))
-        assert house.view().waiting == ()
+        harness.round()
+        most = max(most, len(harness.view().active))
+        assert harness.view().waiting == ()
     assert most == 3
-    house.check_clean()
+    harness.check_clean()
 
 
 def test_an_engine_that_runs_more_than_asked_for_is_held_to_the_settings(
-    build: Houses, monkeypatch: pytest.MonkeyPatch
+    build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrapped(
         monkeypatch,
@@ -56,12 +56,12 @@ def test_an_engine_that_runs_more_than_asked_for_is_held_to_the_settings(
         "limits_of",
         lambda limits_of, *arguments: replace(limits_of(*arguments), max_batch_size=500),
     )
-    house = build(max_batch_size=4)
+    harness = build(max_batch_size=4)
 
-    assert house.executor.info.max_num_seqs == 4
+    assert harness.executor.info.max_num_seqs == 4
 
 
-def test_an_engine_without_statistics_does_not_start(build: Houses) -> None:
+def test_an_engine_without_statistics_does_not_start(build: BuildHarness) -> None:
     with pytest.raises(ExecutorDied, match="reports no KV cache statistics"):
         build(fake={"has_stats": False}, watch={"limits_timeout_s": 0.05})
 
@@ -72,65 +72,69 @@ def test_an_engine_without_statistics_does_not_start(build: Houses) -> None:
 
 
 def test_an_engine_that_dies_while_it_is_asked_for_its_limits_does_not_start(
-    build: Houses,
+    build: BuildHarness,
 ) -> None:
     with pytest.raises(Exception, match="the executor failed"):
         build(fake={"fatal_at": 1})
     assert not fake_module("fake_control").engine().view().is_alive
 
 
-def test_an_engine_that_is_silent_when_asked_for_its_limits_does_not_start(build: Houses) -> None:
+def test_an_engine_that_is_silent_when_asked_for_its_limits_does_not_start(
+    build: BuildHarness,
+) -> None:
     with pytest.raises(ExecutorDied, match="it is unresponsive"):
         build(fake={"kill_loop_at": 1}, watch={"limits_timeout_s": 0.05})
     control = fake_module("fake_control").engine()
     assert control.shutdown_threads == ("trtllm shutdown",)
 
 
-def test_an_engine_that_cannot_be_built_states_why(build: Houses) -> None:
+def test_an_engine_that_cannot_be_built_states_why(build: BuildHarness) -> None:
     with pytest.raises(RuntimeError, match="CUDA out of memory"):
         build(fake={"build_error": "CUDA out of memory"})
 
 
-def run_one(house: TrtllmHouse, key: int) -> None:
-    house.submit(greedy_spec(key))
-    house.run_until_idle()
-    assert house.finish(key) is FinishReason.LENGTH
+def run_one(harness: TrtllmHarness, key: int) -> None:
+    harness.submit(greedy_spec(key))
+    harness.run_until_idle()
+    assert harness.finish(key) is FinishReason.LENGTH
 
 
-def test_statistics_that_ended_are_read_again_after_the_next_submission(build: Houses) -> None:
-    house = build()
-    run_one(house, 1)
-    num_checks = house.executor.audit.num_checks
+def test_statistics_that_ended_are_read_again_after_the_next_submission(
+    build: BuildHarness,
+) -> None:
+    harness = build()
+    run_one(harness, 1)
+    num_checks = harness.executor.audit.num_checks
     assert num_checks > 0
     for key in (2, 3):
         # However long it is silent, and however often.
-        house.pass_loop_time(100_000.0)
-        run_one(house, key)
-        assert house.executor.audit.num_checks > num_checks
-        assert house.view().num_unread_stats == 0
-        num_checks = house.executor.audit.num_checks
+        harness.pass_loop_time(100_000.0)
+        run_one(harness, key)
+        assert harness.executor.audit.num_checks > num_checks
+        assert harness.view().num_unread_stats == 0
+        num_checks = harness.executor.audit.num_checks
 
 
 @pytest.mark.parametrize("gap_s", [1.0, 1.99, 3.0])
 def test_a_submission_just_before_the_statistics_end_is_not_the_last_one_seen(
-    build: Houses, gap_s: float
+    build: BuildHarness, gap_s: float
 ) -> None:
     """The submission restarts an iterator that has not ended yet; the iterator's end must not stop
     the reports.
     """
-    house = build()
-    run_one(house, 1)
-    house.pass_loop_time(gap_s)
-    house.submit(greedy_spec(2, max_tokens=30))
-    house.turn()
-    house.pass_loop_time(1.5)  # a long first iteration
-    house.round(4)
+    harness = build()
+    run_one(harness, 1)
+    harness.pass_loop_time(gap_s)
+    harness.submit(greedy_spec(2, max_tokens=30))
+    harness.turn()
+    harness.pass_loop_time(1.5)  # a long first iteration
+    harness.round(4)
 
-    assert house.view().num_unread_stats == 0
+    assert harness.view().num_unread_stats == 0
 
 
 def test_statistics_that_are_fetched_reach_the_audit_and_hold_up_nothing(
-    build: Houses, monkeypatch: pytest.MonkeyPatch
+    build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def blocks(*_arguments: Any) -> Any:
         raise AssertionError("the iterator blocks the loop")
@@ -143,87 +147,89 @@ def test_statistics_that_are_fetched_reach_the_audit_and_hold_up_nothing(
 
     monkeypatch.setattr(fake_module("llmapi.llm").LLM, "get_stats_async", blocks)
     wrapped(monkeypatch, ResponseQueue, "note", note)
-    house = build(fake={"stats": "rpc"}, is_free=True)
+    harness = build(fake={"stats": "rpc"}, is_free=True)
     for key in range(1, 4):
-        house.submit(greedy_spec(key, max_tokens=20))
-        house.run_free()
+        harness.submit(greedy_spec(key, max_tokens=20))
+        harness.run_free()
 
     # Nothing is left behind in the engine, however many iterations it ran.
-    while not house.executor.audit.num_checks or house.view().num_unread_stats:
+    while not harness.executor.audit.num_checks or harness.view().num_unread_stats:
         assert noted.wait(PATIENCE_S)
         noted.clear()
-        house.turn()
+        harness.turn()
 
 
 def test_an_engine_of_fetched_statistics_without_any_does_not_block_its_start(
-    build: Houses,
+    build: BuildHarness,
 ) -> None:
     """Its response takes the whole timeout of a read, on a thread other than the event loop's."""
     with pytest.raises(ExecutorDied, match="reports no KV cache statistics"):
         build(fake={"has_stats": False, "stats": "rpc"}, watch={"limits_timeout_s": 0.05})
 
 
-def test_the_mirror_is_exact_while_requests_come_go_and_are_cancelled(build: Houses) -> None:
-    house = build(num_blocks=24, max_batch_size=4)
-    house.submit(*(greedy_spec(key, 1 + key % 9, max_tokens=3 + key % 11) for key in range(1, 33)))
+def test_the_mirror_is_exact_while_requests_come_go_and_are_cancelled(build: BuildHarness) -> None:
+    harness = build(num_blocks=24, max_batch_size=4)
+    harness.submit(
+        *(greedy_spec(key, 1 + key % 9, max_tokens=3 + key % 11) for key in range(1, 33))
+    )
     for turn in range(150):
-        house.clock.now_s += 1.0
-        house.round()
+        harness.clock.now_s += 1.0
+        harness.round()
         if turn % 5 == 0:
-            house.engine.cancel(1 + turn % 32)
-    house.run_until_idle()
+            harness.engine.cancel(1 + turn % 32)
+    harness.run_until_idle()
 
-    audit = house.executor.audit
+    audit = harness.executor.audit
     assert audit.num_checks > 50
     assert (audit.num_drifts, audit.worst_drift) == (0, 0)
-    house.check_clean()
+    harness.check_clean()
 
 
 @pytest.mark.parametrize("num_missing", [-20, 20])
-def test_drift_is_counted_and_fails_nothing(build: Houses, num_missing: int) -> None:
-    house = build(num_blocks=64)
-    house.control.settings.free_blocks_drift = -num_missing
-    house.submit(*(greedy_spec(key, 20, max_tokens=20) for key in (1, 2, 3)))
-    house.run_until_idle()
+def test_drift_is_counted_and_fails_nothing(build: BuildHarness, num_missing: int) -> None:
+    harness = build(num_blocks=64)
+    harness.control.settings.free_blocks_drift = -num_missing
+    harness.submit(*(greedy_spec(key, 20, max_tokens=20) for key in (1, 2, 3)))
+    harness.run_until_idle()
 
-    audit = house.executor.audit
-    assert [house.finish(key) for key in (1, 2, 3)] == [FinishReason.LENGTH] * 3
+    audit = harness.executor.audit
+    assert [harness.finish(key) for key in (1, 2, 3)] == [FinishReason.LENGTH] * 3
     assert audit.num_drifts > 0
-    assert f"drifts={audit.num_drifts}" in house.executor.account()
+    assert f"drifts={audit.num_drifts}" in harness.executor.account()
     assert audit.worst_drift * num_missing > 0
-    house.check_clean()
+    harness.check_clean()
 
 
 def test_what_the_engine_found_in_its_cache_replaces_the_prediction(
-    build: Houses, monkeypatch: pytest.MonkeyPatch
+    build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = build()
+    harness = build()
     stem = list(range(900, 916))
-    house.submit(greedy_spec(1, [*stem, 1]))
-    house.run_until_idle()
-    house.submit(greedy_spec(2, [*stem, 2]))
-    house.run_until_idle()
-    assert house.outcomes[2].num_cached_tokens == 16
-    assert house.executor.num_cache_misses == 0
+    harness.submit(greedy_spec(1, [*stem, 1]))
+    harness.run_until_idle()
+    harness.submit(greedy_spec(2, [*stem, 2]))
+    harness.run_until_idle()
+    assert harness.outcomes[2].num_cached_tokens == 16
+    assert harness.executor.num_cache_misses == 0
 
     # Which pages it keeps is its own affair.
-    monkeypatch.setattr(house.control._engine.pool, "match", lambda _keys: [])
-    house.submit(greedy_spec(3, [*stem, 3]))
-    house.turn()
-    house.iterate()
-    events = house.engine.step()
+    monkeypatch.setattr(harness.control._engine.pool, "match", lambda _keys: [])
+    harness.submit(greedy_spec(3, [*stem, 3]))
+    harness.turn()
+    harness.iterate()
+    events = harness.engine.step()
     assert [change for change in events.changes if isinstance(change, PrefixFound)] == [
         PrefixFound(key=3, at_s=0.0, num_cached_tokens=0)
     ]
-    assert house.executor.num_cache_misses == 1
+    assert harness.executor.num_cache_misses == 1
 
 
 def test_statistics_that_come_together_with_the_end_do_not_hold_it_up(
-    build: Houses, monkeypatch: pytest.MonkeyPatch
+    build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`asyncio.wait_for` in Python 3.11 loses a cancellation if it has a result to return."""
-    house = build(watch={"shutdown_timeout_s": 1.0})
-    run_one(house, 1)
+    harness = build(watch={"shutdown_timeout_s": 1.0})
+    run_one(harness, 1)
     num_swallowed = 0
 
     async def swallowing(anext_of: Any, result: Any) -> Any:
@@ -235,9 +241,9 @@ def test_statistics_that_come_together_with_the_end_do_not_hold_it_up(
             return {}
 
     wrapped(monkeypatch, fake_module("executor.result").IterationResult, "__anext__", swallowing)
-    house.submit(greedy_spec(2))
-    house.run_until_idle()
-    house.executor.close()
+    harness.submit(greedy_spec(2))
+    harness.run_until_idle()
+    harness.executor.close()
 
     assert num_swallowed == 1
-    assert house.control.shutdown_threads == ("trtllm shutdown",)
+    assert harness.control.shutdown_threads == ("trtllm shutdown",)

@@ -15,7 +15,7 @@ from penstock.scheduler.executor import ExecutorDied
 from penstock.scheduler.request import FailureReason
 from support.trtllm_engine import (
     RESPONSE_TIMEOUT_S,
-    Houses,
+    BuildHarness,
     fake_module,
     greedy_spec,
     reference,
@@ -23,29 +23,31 @@ from support.trtllm_engine import (
 )
 
 
-def test_an_exception_out_of_one_result_is_that_requests_alone(build: Houses) -> None:
+def test_an_exception_out_of_one_result_is_that_requests_alone(build: BuildHarness) -> None:
     slipping, other = greedy_spec(1, max_tokens=9), greedy_spec(2, max_tokens=9)
-    house = build(fake={"slip_token": slipping.prompt_ids.tolist()[1]})
-    house.submit(slipping, other)
-    house.run_until_idle()
+    harness = build(fake={"slip_token": slipping.prompt_ids.tolist()[1]})
+    harness.submit(slipping, other)
+    harness.run_until_idle()
 
-    assert house.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
-    assert house.tokens(2) == reference(house, other.prompt_ids.tolist(), 9)
-    assert len(house.control.aborted) == 1
-    house.check_clean()
+    assert harness.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
+    assert harness.tokens(2) == reference(harness, other.prompt_ids.tolist(), 9)
+    assert len(harness.control.aborted) == 1
+    harness.check_clean()
 
 
 @pytest.mark.parametrize("text", ["CUDA error: device-side assert triggered"])
-def test_an_error_that_no_cuda_context_survives_is_death_at_once(build: Houses, text: str) -> None:
-    house = build(fake={"fail_message": text})
-    house.submit(greedy_spec(1))
-    house.round(2)
-    house.control.inject("fail_all")
-    house.control.wait_for_iteration(house.view().iteration + 1)
-    house.settle()
+def test_an_error_that_no_cuda_context_survives_is_death_at_once(
+    build: BuildHarness, text: str
+) -> None:
+    harness = build(fake={"fail_message": text})
+    harness.submit(greedy_spec(1))
+    harness.round(2)
+    harness.control.inject("fail_all")
+    harness.control.wait_for_iteration(harness.view().iteration + 1)
+    harness.settle()
 
     with pytest.raises(ExecutorDied, match="device-side assert"):
-        house.engine.step()
+        harness.engine.step()
 
 
 def with_adapters(folder: Path, num_adapters: int) -> LoraSettings:
@@ -60,15 +62,15 @@ def with_adapters(folder: Path, num_adapters: int) -> LoraSettings:
     )
 
 
-def test_every_adapter_is_tried_at_the_start(build: Houses, tmp_path: Path) -> None:
-    house = build(lora_config=with_adapters(tmp_path, 3))
+def test_every_adapter_is_tried_at_the_start(build: BuildHarness, tmp_path: Path) -> None:
+    harness = build(lora_config=with_adapters(tmp_path, 3))
 
-    tried = [item.lora_request for item in house.control.submitted if item.lora_request]
+    tried = [item.lora_request for item in harness.control.submitted if item.lora_request]
     assert [request.lora_name for request in tried] == ["lora-0", "lora-1", "lora-2"]
 
 
 def test_an_adapter_that_ends_the_engine_is_named_at_the_start(
-    build: Houses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build: BuildHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = with_adapters(tmp_path, 2)
     llm_class = fake_module("llmapi.llm").LLM
@@ -85,20 +87,20 @@ def test_an_adapter_that_ends_the_engine_is_named_at_the_start(
 
 
 def test_a_shutdown_that_raises_after_a_death_is_expected_and_ends_the_processes(
-    build: Houses, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    build: BuildHarness, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     adapters = with_adapters(tmp_path, 1)
-    house = build(lora_config=adapters)
-    session = house.llm.mpi_session
+    harness = build(lora_config=adapters)
+    session = harness.llm.mpi_session
     adapters.adapters[0].path.rmdir()
-    house.submit(replace(greedy_spec(1), adapter="lora-0"))
-    house.turn()
-    house.control.resume()
-    house.join_engine_loop()
-    house.clock.now_s += RESPONSE_TIMEOUT_S + 0.1
+    harness.submit(replace(greedy_spec(1), adapter="lora-0"))
+    harness.turn()
+    harness.control.resume()
+    harness.join_engine_loop()
+    harness.clock.now_s += RESPONSE_TIMEOUT_S + 0.1
     with pytest.raises(ExecutorDied, match="returned nothing for"):
-        house.engine.step()
-    house.executor.close()
+        harness.engine.step()
+    harness.executor.close()
 
     assert session.is_ended
     assert "Traceback" not in caplog.text

@@ -15,7 +15,7 @@ from penstock.scheduler.request import FailureReason, FinishReason
 from support.trtllm_engine import (
     MAX_SEQ_LEN,
     VOCAB,
-    Houses,
+    BuildHarness,
     fake_module,
     greedy_spec,
     reference,
@@ -23,40 +23,40 @@ from support.trtllm_engine import (
 )
 
 
-def test_a_cumulative_result_gives_every_token_once_however_far_we_lag(build: Houses) -> None:
-    house = build()
+def test_a_cumulative_result_gives_every_token_once_however_far_we_lag(build: BuildHarness) -> None:
+    harness = build()
     specs = [greedy_spec(key, 3 + key, max_tokens=12 + key) for key in (1, 2, 3)]
-    house.submit(*specs)
-    house.turn()
+    harness.submit(*specs)
+    harness.turn()
     for num_iterations in (1, 5, 2, 30):
         # The same object changed this often before it was read.
         for _ in range(num_iterations):
-            house.control.step()
-        house.settle()
-        house.turn()
+            harness.control.step()
+        harness.settle()
+        harness.turn()
 
-    assert [house.tokens(spec.key) for spec in specs] == [
-        reference(house, spec.prompt_ids.tolist(), spec.max_tokens) for spec in specs
+    assert [harness.tokens(spec.key) for spec in specs] == [
+        reference(harness, spec.prompt_ids.tolist(), spec.max_tokens) for spec in specs
     ]
-    house.check_clean()
+    harness.check_clean()
 
 
-def test_several_responses_that_wait_make_one_step(build: Houses) -> None:
-    house = build()
-    house.submit(greedy_spec(1, max_tokens=9))
-    house.turn()
-    house.iterate(4)
-    events = house.engine.step()
+def test_several_responses_that_wait_make_one_step(build: BuildHarness) -> None:
+    harness = build()
+    harness.submit(greedy_spec(1, max_tokens=9))
+    harness.turn()
+    harness.iterate(4)
+    events = harness.engine.step()
 
     assert events.keys.tolist() == [1] * 4
-    assert events.tokens.tolist() == reference(house, greedy_spec(1).prompt_ids.tolist(), 4)
+    assert events.tokens.tolist() == reference(harness, greedy_spec(1).prompt_ids.tolist(), 4)
 
 
 def test_token_ids_may_shrink_on_the_last_item(
-    build: Houses, monkeypatch: pytest.MonkeyPatch
+    build: BuildHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = build()
-    model_tokens = reference(house, greedy_spec(1).prompt_ids.tolist(), 8)
+    harness = build()
+    model_tokens = reference(harness, greedy_spec(1).prompt_ids.tolist(), 8)
     num_seen: list[int] = []
 
     def cut(finish: Any, result: Any, output: Any, response: Any) -> None:
@@ -76,71 +76,73 @@ def test_token_ids_may_shrink_on_the_last_item(
             request, token, most
         ),
     )  # fmt: skip
-    house.submit(greedy_spec(1, max_tokens=20, stop_ids=(VOCAB - 1,)))
-    house.run_until_idle()
+    harness.submit(greedy_spec(1, max_tokens=20, stop_ids=(VOCAB - 1,)))
+    harness.run_until_idle()
 
     assert num_seen == [6, 3]
     # Five were reported before the last response; the sixth, which came with it, was cut off.
-    assert house.tokens(1) == model_tokens[:5]
-    assert house.finish(1) is FinishReason.STOP
-    house.check_clean()
+    assert harness.tokens(1) == model_tokens[:5]
+    assert harness.finish(1) is FinishReason.STOP
+    harness.check_clean()
 
 
-def test_several_tokens_per_response(build: Houses) -> None:
+def test_several_tokens_per_response(build: BuildHarness) -> None:
     draft = SpeculativeSettings(decoding_type=DecodingType.NGRAM, max_draft_len=3)
-    house = build(speculative_config=draft)
+    harness = build(speculative_config=draft)
     specs = [greedy_spec(key, 2 + key, max_tokens=15 + key) for key in (1, 2, 3)]
-    house.submit(*specs)
-    house.turn()
+    harness.submit(*specs)
+    harness.turn()
     most = 0
     for _ in range(60):
-        house.iterate()
-        events = house.engine.step()
+        harness.iterate()
+        events = harness.engine.step()
         for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):
-            house.outcomes[key].tokens.append(token)
+            harness.outcomes[key].tokens.append(token)
         most = max([most, *(events.keys.tolist().count(key) for key in (1, 2, 3))])
-        house.settle()
+        harness.settle()
 
     assert most > 1
-    assert [house.tokens(spec.key) for spec in specs] == [
-        reference(house, spec.prompt_ids.tolist(), spec.max_tokens) for spec in specs
+    assert [harness.tokens(spec.key) for spec in specs] == [
+        reference(harness, spec.prompt_ids.tolist(), spec.max_tokens) for spec in specs
     ]
-    house.check_clean()
+    harness.check_clean()
 
 
-def test_max_tokens_is_never_clipped_in_silence(build: Houses) -> None:
-    house = build()
+def test_max_tokens_is_never_clipped_in_silence(build: BuildHarness) -> None:
+    harness = build()
     fits = greedy_spec(1, 20, max_tokens=MAX_SEQ_LEN - 20)
-    house.submit(fits, greedy_spec(2, 20, max_tokens=MAX_SEQ_LEN - 19))
-    house.run_until_idle()
+    harness.submit(fits, greedy_spec(2, 20, max_tokens=MAX_SEQ_LEN - 19))
+    harness.run_until_idle()
 
-    assert len(house.tokens(1)) == fits.max_tokens
-    assert house.failure(2) is FailureReason.PROMPT_TOO_LONG
-    assert house.submitted_keys == [1]
+    assert len(harness.tokens(1)) == fits.max_tokens
+    assert harness.failure(2) is FailureReason.PROMPT_TOO_LONG
+    assert harness.submitted_keys == [1]
 
 
-def test_a_resumed_request_is_limited_to_what_it_may_still_generate(build: Houses) -> None:
-    house = build(num_blocks=12, max_batch_size=3, policy=CapacityPolicy.MAX_UTILIZATION)
+def test_a_resumed_request_is_limited_to_what_it_may_still_generate(build: BuildHarness) -> None:
+    harness = build(num_blocks=12, max_batch_size=3, policy=CapacityPolicy.MAX_UTILIZATION)
     specs = [greedy_spec(key, 8, max_tokens=16) for key in (1, 2, 3)]
-    house.submit(*specs)
-    house.run_until_idle()
+    harness.submit(*specs)
+    harness.run_until_idle()
 
-    assert sum(outcome.num_preemptions for outcome in house.outcomes.values()) > 0
-    told = house.submitted
-    assert {len(item.prompt_token_ids) + item.sampling_params.max_tokens for item in told} == {24}
-    assert [house.tokens(spec.key) for spec in specs] == [
-        reference(house, spec.prompt_ids.tolist(), 16) for spec in specs
+    assert sum(outcome.num_preemptions for outcome in harness.outcomes.values()) > 0
+    reported = harness.submitted
+    assert {len(item.prompt_token_ids) + item.sampling_params.max_tokens for item in reported} == {
+        24
+    }
+    assert [harness.tokens(spec.key) for spec in specs] == [
+        reference(harness, spec.prompt_ids.tolist(), 16) for spec in specs
     ]
-    house.check_clean()
+    harness.check_clean()
 
 
-def test_sampling_params_are_never_used_twice(build: Houses) -> None:
-    house = build(num_blocks=12, max_batch_size=3, policy=CapacityPolicy.MAX_UTILIZATION)
+def test_sampling_params_are_never_used_twice(build: BuildHarness) -> None:
+    harness = build(num_blocks=12, max_batch_size=3, policy=CapacityPolicy.MAX_UTILIZATION)
     same = [greedy_spec(key, [7, 8, 9, 10, 11, 12, 13, 14], max_tokens=16) for key in (1, 2, 3, 4)]
-    house.submit(*same)
-    house.run_until_idle()
+    harness.submit(*same)
+    harness.run_until_idle()
 
-    params = [item.sampling_params for item in house.control.submitted]
+    params = [item.sampling_params for item in harness.control.submitted]
     assert len(params) > 1 + len(same)
     assert len({id(each) for each in params}) == len(params)
 
@@ -154,43 +156,43 @@ def test_sampling_params_are_never_used_twice(build: Houses) -> None:
     ],
 )
 def test_a_request_error_out_of_iteration_is_that_requests_alone(
-    build: Houses, message: str, reason: FailureReason
+    build: BuildHarness, message: str, reason: FailureReason
 ) -> None:
     bad, good = greedy_spec(1, max_tokens=9), greedy_spec(2, max_tokens=9)
-    house = build(fake={"fail_tokens": [bad.prompt_ids.tolist()[2]], "fail_message": message})
-    house.submit(bad, good)
-    house.run_until_idle()
+    harness = build(fake={"fail_tokens": [bad.prompt_ids.tolist()[2]], "fail_message": message})
+    harness.submit(bad, good)
+    harness.run_until_idle()
 
-    assert house.failure(1) is reason
-    assert house.tokens(1) == []
-    assert house.tokens(2) == reference(house, good.prompt_ids.tolist(), 9)
-    assert list(house.control.aborted) == []
-    house.check_clean()
-
-
-def test_a_request_error_in_the_middle_of_the_output_ends_it_there(build: Houses) -> None:
-    house = build(fake={"fail_at_output": 4})
-    house.submit(greedy_spec(1, max_tokens=9))
-    house.run_until_idle()
-
-    assert house.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
-    assert house.tokens(1) == reference(house, greedy_spec(1).prompt_ids.tolist(), 4)
-    house.check_clean()
+    assert harness.failure(1) is reason
+    assert harness.tokens(1) == []
+    assert harness.tokens(2) == reference(harness, good.prompt_ids.tolist(), 9)
+    assert list(harness.control.aborted) == []
+    harness.check_clean()
 
 
-def test_a_general_error_fails_the_running_requests_and_no_others(build: Houses) -> None:
-    house = build(max_batch_size=2)
-    house.submit(*(greedy_spec(key, max_tokens=6) for key in (1, 2, 3)))
-    house.round(2)
-    house.control.inject("fail_all")
-    house.control.wait_for_iteration(house.view().iteration + 1)
-    house.settle()
-    house.run_until_idle()
+def test_a_request_error_in_the_middle_of_the_output_ends_it_there(build: BuildHarness) -> None:
+    harness = build(fake={"fail_at_output": 4})
+    harness.submit(greedy_spec(1, max_tokens=9))
+    harness.run_until_idle()
 
-    assert house.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
-    assert house.failure(2) is FailureReason.EXECUTOR_REQUEST_FAILED
-    assert house.tokens(3) == reference(house, greedy_spec(3).prompt_ids.tolist(), 6)
-    house.check_clean()
+    assert harness.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
+    assert harness.tokens(1) == reference(harness, greedy_spec(1).prompt_ids.tolist(), 4)
+    harness.check_clean()
+
+
+def test_a_general_error_fails_the_running_requests_and_no_others(build: BuildHarness) -> None:
+    harness = build(max_batch_size=2)
+    harness.submit(*(greedy_spec(key, max_tokens=6) for key in (1, 2, 3)))
+    harness.round(2)
+    harness.control.inject("fail_all")
+    harness.control.wait_for_iteration(harness.view().iteration + 1)
+    harness.settle()
+    harness.run_until_idle()
+
+    assert harness.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
+    assert harness.failure(2) is FailureReason.EXECUTOR_REQUEST_FAILED
+    assert harness.tokens(3) == reference(harness, greedy_spec(3).prompt_ids.tolist(), 6)
+    harness.check_clean()
 
 
 @pytest.mark.parametrize(
@@ -203,9 +205,13 @@ def test_a_general_error_fails_the_running_requests_and_no_others(build: Houses)
     ],
 )
 def test_an_error_at_submission_ends_that_request_alone(
-    build: Houses, monkeypatch: pytest.MonkeyPatch, kind: str, text: str, reason: FailureReason
+    build: BuildHarness,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    text: str,
+    reason: FailureReason,
 ) -> None:
-    house = build()
+    harness = build()
     errors = {
         "RequestError": fake_module("executor.request").RequestError,
         "ValueError": ValueError,
@@ -217,36 +223,36 @@ def test_an_error_at_submission_ends_that_request_alone(
             raise errors[kind](text)
         return generate(llm, **arguments)
 
-    wrapped(monkeypatch, type(house.llm), "generate_async", reject)
-    house.submit(greedy_spec(1), greedy_spec(2))
-    house.run_until_idle()
+    wrapped(monkeypatch, type(harness.llm), "generate_async", reject)
+    harness.submit(greedy_spec(1), greedy_spec(2))
+    harness.run_until_idle()
 
-    assert house.failure(1) is reason
-    assert house.finish(2) is FinishReason.LENGTH
-    house.check_clean()
+    assert harness.failure(1) is reason
+    assert harness.finish(2) is FinishReason.LENGTH
+    harness.check_clean()
 
 
-def test_a_stop_by_text_aborts_a_request_that_would_continue(build: Houses) -> None:
-    house = build()
-    house.submit(greedy_spec(1, max_tokens=50))
-    house.round(4)
+def test_a_stop_by_text_aborts_a_request_that_would_continue(build: BuildHarness) -> None:
+    harness = build()
+    harness.submit(greedy_spec(1, max_tokens=50))
+    harness.round(4)
     # The front found its string in the text.
-    assert house.engine.cancel(1, FinishReason.STOP)
-    house.run_until_idle()
+    assert harness.engine.cancel(1, FinishReason.STOP)
+    harness.run_until_idle()
 
-    assert house.finish(1) is FinishReason.STOP
-    assert len(house.control.aborted) == 1
-    assert house.view().iteration < 20
-    house.check_clean()
+    assert harness.finish(1) is FinishReason.STOP
+    assert len(harness.control.aborted) == 1
+    assert harness.view().iteration < 20
+    harness.check_clean()
 
 
-def test_text_is_never_made_nor_searched_by_the_engine(build: Houses) -> None:
-    house = build()
-    house.submit(greedy_spec(1, stop_ids=(5, 6)))
-    house.run_until_idle()
+def test_text_is_never_made_nor_searched_by_the_engine(build: BuildHarness) -> None:
+    harness = build()
+    harness.submit(greedy_spec(1, stop_ids=(5, 6)))
+    harness.run_until_idle()
 
-    (told,) = house.submitted
-    assert told.sampling_params.detokenize is False
-    assert told.sampling_params.stop is None
-    assert told.sampling_params.include_stop_str_in_output is True
-    assert told.streaming is True
+    (reported,) = harness.submitted
+    assert reported.sampling_params.detokenize is False
+    assert reported.sampling_params.stop is None
+    assert reported.sampling_params.include_stop_str_in_output is True
+    assert reported.streaming is True

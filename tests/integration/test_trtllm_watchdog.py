@@ -118,34 +118,34 @@ class TestOverTheEngine:
     """The watchdog with the executor and the stand-in's engine."""
 
     def test_a_hang_under_traffic_of_impatient_clients_is_found(self, build: Any) -> None:
-        house = build()
-        house.control.inject("hang")
+        harness = build()
+        harness.control.inject("hang")
         died = False
         for key in range(1, 60):
-            spec = greedy_spec(key, deadline_s=house.clock.now_s + 20.0)
-            house.engine.submit((spec,))
-            house.clock.now_s += 7.0
+            spec = greedy_spec(key, deadline_s=harness.clock.now_s + 20.0)
+            harness.engine.submit((spec,))
+            harness.clock.now_s += 7.0
             try:
-                house.turn()
+                harness.turn()
             except ExecutorDied:
                 died = True
                 break
-        house.control.release()
+        harness.control.release()
 
         assert died
-        assert house.clock.now_s < 3 * RESPONSE_TIMEOUT_S
+        assert harness.clock.now_s < 3 * RESPONSE_TIMEOUT_S
 
     def test_a_request_that_the_engine_forgot_fails_alone(self, build: Any) -> None:
-        house = build()
-        house.submit(greedy_spec(1, max_tokens=30), greedy_spec(2, max_tokens=30))
-        house.round(2)
-        house.control._engine.active.pop(next(iter(house.control._engine.active)))
+        harness = build()
+        harness.submit(greedy_spec(1, max_tokens=30), greedy_spec(2, max_tokens=30))
+        harness.round(2)
+        harness.control._engine.active.pop(next(iter(harness.control._engine.active)))
         for _ in range(10):
-            house.clock.now_s += RESPONSE_TIMEOUT_S / 4
-            house.round()
+            harness.clock.now_s += RESPONSE_TIMEOUT_S / 4
+            harness.round()
 
-        assert house.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
-        assert len(house.tokens(2)) > 8
+        assert harness.failure(1) is FailureReason.EXECUTOR_REQUEST_FAILED
+        assert len(harness.tokens(2)) > 8
 
 
 def test_slow_checks_of_constraints_are_not_silence_of_an_engine(watchdog: Watchdog) -> None:

@@ -39,7 +39,7 @@ async def until_live(service: SteppedService, tenant: str, count: int) -> None:
     """
 
     def is_so() -> bool:
-        service.hear()
+        service.read_commands()
         return live_of(service)[tenant] == count
 
     await service.until(is_so)

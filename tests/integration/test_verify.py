@@ -293,12 +293,14 @@ async def test_every_lie_is_found() -> None:
         Client(proxy.address, retry=NO_RETRY) as client,
     ):
         for name, lie in LIES.items():
-            for told, found in ((Lie(), honest), (lie, lying)):
-                proxy.lie = told
+            for reported, found in ((Lie(), honest), (lie, lying)):
+                proxy.lie = reported
                 found[name] = await outcome_of(name.split()[0], client, proxy.address)
 
     assert honest == dict.fromkeys(LIES, "PASS")
-    assert {name: told for name, told in lying.items() if not told.startswith("FAIL")} == {}
+    assert {
+        name: reported for name, reported in lying.items() if not reported.startswith("FAIL")
+    } == {}
 
 
 async def outcome_of(name: str, client: Client, address: str) -> str:
@@ -317,9 +319,9 @@ async def outcome_of(name: str, client: Client, address: str) -> str:
 
 
 async def test_against_nothing_it_could_not_run() -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        result = await verify("--address", f"127.0.0.1:{nobody.getsockname()[1]}")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        result = await verify("--address", f"127.0.0.1:{unused.getsockname()[1]}")
 
     assert result.code == 2
     assert "penstock verify: no service at 127.0.0.1:" in result.err
@@ -327,17 +329,17 @@ async def test_against_nothing_it_could_not_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "reported"),
     [
         (("--serve", "--", "--no-such-option"), "not valid for `penstock serve`"),
         (("--address", "a b"), "address: must be"),
     ],
 )
-async def test_bad_usage_is_reported(args: tuple[str, ...], told: str) -> None:
+async def test_bad_usage_is_reported(args: tuple[str, ...], reported: str) -> None:
     result = await verify(*args)
 
     assert result.code == 2
-    assert told in result.err
+    assert reported in result.err
     assert "Traceback" not in result.err
 
 

@@ -19,10 +19,10 @@ STOP = pb.FinishReason.FINISH_REASON_STOP
 LENGTH = pb.FinishReason.FINISH_REASON_LENGTH
 
 
-def saying(
+def answering(
     text: str, reason: pb.FinishReason.ValueType = STOP
 ) -> Callable[[ServedCall], Awaitable[None]]:
-    async def say(call: ServedCall) -> None:
+    async def answer(call: ServedCall) -> None:
         await call.accepted()
         await call.tokens(text)
         end = pb.OutputEnd(finish_reason=reason, num_completion_tokens=1)
@@ -30,7 +30,7 @@ def saying(
         finished = pb.RequestFinished(outputs=[end], usage=usage)
         await call.send(finished=finished)
 
-    return say
+    return answer
 
 
 async def checked(server: ScriptedServer, name: str, *adapters: str) -> CheckResult:
@@ -65,7 +65,7 @@ async def checked(server: ScriptedServer, name: str, *adapters: str) -> CheckRes
 async def test_output_that_fits_passes(
     server: ScriptedServer, name: str, kind: str, text: str
 ) -> None:
-    server.scripts.append(saying(text))
+    server.scripts.append(answering(text))
 
     result = await checked(server, name)
 
@@ -89,13 +89,13 @@ async def test_output_that_fits_passes(
     ],
 )
 async def test_output_that_does_not_fit_fails(server: ScriptedServer, name: str, text: str) -> None:
-    server.scripts.append(saying(text))
+    server.scripts.append(answering(text))
 
     assert (await checked(server, name)).outcome.value == "FAIL"
 
 
 async def test_output_that_was_cut_fails(server: ScriptedServer) -> None:
-    server.scripts.append(saying("turbine", LENGTH))
+    server.scripts.append(answering("turbine", LENGTH))
 
     result = await checked(server, "choice")
 
@@ -103,14 +103,14 @@ async def test_output_that_was_cut_fails(server: ScriptedServer) -> None:
 
 
 def ids(*token_ids: int) -> Callable[[ServedCall], Awaitable[None]]:
-    async def say(call: ServedCall) -> None:
+    async def answer(call: ServedCall) -> None:
         await call.accepted()
         records = [pb.TokenRecord(id=token_id) for token_id in token_ids]
         tokens = pb.TokenDelta(text="x", num_tokens=len(token_ids), records=records)
         await call.send(tokens=tokens)
         await call.finished(len(token_ids))
 
-    return say
+    return answer
 
 
 async def test_listed_adapters_are_used(server: ScriptedServer) -> None:
@@ -132,14 +132,14 @@ async def test_an_adapter_that_changes_nothing_fails_by_name(server: ScriptedSer
 
 
 def cached(num_tokens: int) -> Callable[[ServedCall], Awaitable[None]]:
-    async def say(call: ServedCall) -> None:
+    async def answer(call: ServedCall) -> None:
         await call.accepted()
         await call.tokens("x")
         finished = finished_message(1)
         finished.usage.num_cached_prompt_tokens = num_tokens
         await call.send(finished=finished)
 
-    return say
+    return answer
 
 
 @pytest.mark.parametrize(("num_found", "outcome"), [(3, "PASS"), (0, "FAIL")])

@@ -76,7 +76,7 @@ async def test_an_engine_that_dies_fails_the_check_in_which_it_did() -> None:
 
 async def test_its_service_ends_as_it_would_by_itself() -> None:
     """The wait is not shorter than the configured drain, also if the environment configures it."""
-    told: list[str] = []
+    reported: list[str] = []
     inherited = {key: value for key, value in os.environ.items() if key[:9] != "PENSTOCK_"}
     environment = {
         **inherited,
@@ -84,12 +84,12 @@ async def test_its_service_ends_as_it_would_by_itself() -> None:
         "PENSTOCK_DRAIN_GRACE_S": "41",
     }
     service = OwnService(
-        simulated(), start_timeout_s=PATIENCE_S, environment=environment, on_log=told.append
+        simulated(), start_timeout_s=PATIENCE_S, environment=environment, on_log=reported.append
     )
     async with service:
         pass
 
-    drains = [line.rpartition("SIGTERM: ")[2] for line in told if "SIGTERM: " in line]
+    drains = [line.rpartition("SIGTERM: ")[2] for line in reported if "SIGTERM: " in line]
     assert drains == ["draining, at most 41 s"]
 
 

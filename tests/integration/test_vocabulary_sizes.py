@@ -26,7 +26,7 @@ TEXT = "The quality of mercy, 日本語テキスト"
 FAMILIES = {"byte level": tiny_tokenizers.byte_level, "fallback": tiny_tokenizers.byte_fallback}
 
 
-class House:
+class Harness:
     """Models with the same tokenizer and a vocabulary size that the test sets."""
 
     def __init__(self, family: str, folder: Path) -> None:
@@ -58,8 +58,8 @@ class House:
 
 
 @pytest.fixture(params=FAMILIES)
-def house(request: pytest.FixtureRequest, tmp_path: Path) -> House:
-    return House(request.param, tmp_path / "tiny")
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
+    return Harness(request.param, tmp_path / "tiny")
 
 
 def asked(*, is_chat: bool = False) -> pb.GenerateRequest:
@@ -82,10 +82,10 @@ async def collected(served: ServedFront, message: pb.GenerateRequest) -> list[pb
 )
 @pytest.mark.parametrize("share", [1.0, 0.5])
 async def test_a_prompt_that_the_model_cannot_take_is_rejected_by_its_field(
-    house: House, is_chat: bool, path: str, share: float
+    harness: Harness, is_chat: bool, path: str, share: float
 ) -> None:
-    vocab_size = int(await house.highest_id(is_chat=is_chat) * share)
-    async with house.serving(vocab_size) as served:
+    vocab_size = int(await harness.highest_id(is_chat=is_chat) * share)
+    async with harness.serving(vocab_size) as served:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await collected(served, asked(is_chat=is_chat))
         error = rich_error(caught.value)
@@ -105,8 +105,8 @@ async def test_a_prompt_that_the_model_cannot_take_is_rejected_by_its_field(
         assert error.fields == [path]
 
 
-async def test_a_prompt_of_tokens_that_the_model_has_is_served(house: House) -> None:
-    async with house.serving(await house.highest_id(is_chat=False) + 1) as served:
+async def test_a_prompt_of_tokens_that_the_model_has_is_served(harness: Harness) -> None:
+    async with harness.serving(await harness.highest_id(is_chat=False) + 1) as served:
         call = asyncio.ensure_future(collected(served, asked()))
         (spec,) = await served.port.next_submission()
         served.port.admit(spec.key)
@@ -114,9 +114,11 @@ async def test_a_prompt_of_tokens_that_the_model_has_is_served(house: House) -> 
         assert (await call)[-1].HasField("finished")
 
 
-async def test_an_engine_with_more_tokens_than_the_tokenizer_ends_no_stream(house: House) -> None:
+async def test_an_engine_with_more_tokens_than_the_tokenizer_ends_no_stream(
+    harness: Harness,
+) -> None:
     """Sampled tokens that the tokenizer lacks have no text."""
-    async with house.serving(await house.highest_id(is_chat=False) + 1) as served:
+    async with harness.serving(await harness.highest_id(is_chat=False) + 1) as served:
         call = asyncio.ensure_future(collected(served, asked()))
         (spec,) = await served.port.next_submission()
         served.port.admit(spec.key)
@@ -126,11 +128,11 @@ async def test_an_engine_with_more_tokens_than_the_tokenizer_ends_no_stream(hous
 
 
 async def test_the_disagreement_is_logged_in_one_line(
-    house: House, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    vocab_size = await house.highest_id(is_chat=False) // 2
+    vocab_size = await harness.highest_id(is_chat=False) // 2
     with caplog.at_level(logging.WARNING, "penstock"):
-        async with house.serving(vocab_size):
+        async with harness.serving(vocab_size):
             pass
     (record,) = [item for item in caplog.records if "tokenizer" in item.getMessage()]
     assert f"the model {vocab_size}:" in record.getMessage()

@@ -1,6 +1,6 @@
 """One architecture through the real engine, compared with its own eager forward.
 
-Determines the verdict on a type: exact, wrong, rejected or not buildable. Requests are chunked,
+Determines the result of a type: exact, wrong, rejected or not buildable. Requests are chunked,
 share prefixes and are preempted; every log probability of prompts and outputs is compared.
 """
 
@@ -43,7 +43,7 @@ _SAMPLING = SamplingParams(temperature=0.0, num_logprobs=0, num_prompt_logprobs=
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class TypeResult:
     """The result for one model type.
 
     `detail`: why it is not exact. `largest_error`: largest absolute error of a log probability.
@@ -59,7 +59,7 @@ class Verdict:
 
 def check_architecture(
     model_type: str, *, device: str = "cpu", config: PretrainedConfig | None = None
-) -> Verdict:
+) -> TypeResult:
     """Build a tiny model of the type, run it through the engine and with eager forwards, and
     compare.
     """
@@ -71,10 +71,12 @@ def check_architecture(
             naive = NaiveModel(folder, device)
             is_finite = bool(np.isfinite(naive.logits(range(3, 60))).all())
         except Exception as error:
-            return Verdict(model_type=model_type, outcome="not buildable", detail=_described(error))
+            return TypeResult(
+                model_type=model_type, outcome="not buildable", detail=_described(error)
+            )
         if not is_finite:
             detail = "its own logits are not finite"
-            return Verdict(model_type=model_type, outcome="not buildable", detail=detail)
+            return TypeResult(model_type=model_type, outcome="not buildable", detail=detail)
         try:
             executor = _build(folder, device, _NUM_BLOCKS)
             if executor.info.max_seq_len < max(_LENGTHS):
@@ -83,7 +85,7 @@ def check_architecture(
                 executor = _build(folder, device, num_blocks)
         except (UnsupportedModel, ModelLoadError) as error:
             detail = str(error).replace(f"{folder}: ", "")
-            return Verdict(model_type=model_type, outcome="rejected", detail=detail)
+            return TypeResult(model_type=model_type, outcome="rejected", detail=detail)
         return _compared(model_type, executor, naive)
 
 
@@ -126,13 +128,13 @@ def _requests(vocab_size: int, max_seq_len: int) -> list[RequestSpec]:
     return first + [spec(20 + key, prompts[key - 1], of_output) for key in range(2, 13, 3)]
 
 
-def _compared(model_type: str, executor: Executor, naive: NaiveModel) -> Verdict:
+def _compared(model_type: str, executor: Executor, naive: NaiveModel) -> TypeResult:
     specs = _requests(executor.info.vocab_size, executor.info.max_seq_len)
     events = run_mixed(executor, specs, budget=_BUDGET)
     executor.close()
     failed = [end.detail for end in ends(events).values() if isinstance(end, Failed)]
     if failed:
-        return Verdict(model_type=model_type, outcome="wrong", detail=f"failed: {failed[0]}")
+        return TypeResult(model_type=model_type, outcome="wrong", detail=f"failed: {failed[0]}")
     _check_coverage(events)
     outputs, errors = _logprobs(events), []
     for spec in specs:
@@ -150,7 +152,7 @@ def _compared(model_type: str, executor: Executor, naive: NaiveModel) -> Verdict
         ]
     largest = float(np.max(errors))
     num_wrong = sum(not error <= TOLERANCE for error in errors)
-    return Verdict(
+    return TypeResult(
         model_type=model_type,
         outcome="wrong" if num_wrong else "exact",
         detail=f"{num_wrong} of {len(errors)} log probabilities" if num_wrong else _limit(executor),

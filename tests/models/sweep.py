@@ -27,15 +27,15 @@ import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from models.check import TOLERANCE, Verdict, check_architecture
+from models.check import TOLERANCE, TypeResult, check_architecture
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architectures.md"
 _MEMORY_BYTES = 12 << 30
 _TIME_LIMIT_S = 120.0
 
 
-def check(model_type: str, device: str) -> Verdict:
-    """Return the verdict on a type from a separate process, or a verdict that it died or hangs."""
+def check(model_type: str, device: str) -> TypeResult:
+    """Return the result of a type from a separate process, or a result that it died or hangs."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["models.check"])
     receiver, sender = context.Pipe(duplex=False)
@@ -44,19 +44,19 @@ def check(model_type: str, device: str) -> Verdict:
     sender.close()
     try:
         if receiver.poll(_TIME_LIMIT_S):
-            verdict: Verdict = receiver.recv()
-            return verdict
+            result: TypeResult = receiver.recv()
+            return result
         why = f"not done in {_TIME_LIMIT_S:.0f} s"
     except EOFError:
         why = "the process died"
     finally:
         worker.kill()
         worker.join()
-    return Verdict(model_type=model_type, outcome="not buildable", detail=why)
+    return TypeResult(model_type=model_type, outcome="not buildable", detail=why)
 
 
 def work(model_type: str, device: str, sender: Connection) -> None:
-    """Check the type within a memory limit, and send the verdict through `sender`."""
+    """Check the type within a memory limit, and send the result through `sender`."""
     logging.disable()
     transformers.utils.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
@@ -67,7 +67,7 @@ def work(model_type: str, device: str, sender: Connection) -> None:
     except Exception as error:
         # Neither rejected nor exact: the load or a step failed unexpectedly.
         detail = f"{type(error).__name__}: {error}"[:160]
-        sender.send(Verdict(model_type=model_type, outcome="wrong", detail=detail))
+        sender.send(TypeResult(model_type=model_type, outcome="wrong", detail=detail))
 
 
 _PAGE = """\
@@ -117,9 +117,9 @@ By the modules of transformers: {eager}.
 {wrong}"""
 
 
-def page_of(verdicts: Sequence[Verdict], device: str) -> str:
-    found: dict[str, list[Verdict]] = {
-        outcome: [verdict for verdict in verdicts if verdict.outcome == outcome]
+def page_of(results: Sequence[TypeResult], device: str) -> str:
+    found: dict[str, list[TypeResult]] = {
+        outcome: [result for result in results if result.outcome == outcome]
         for outcome in ("exact", "rejected", "not buildable", "wrong")
     }
     limited = [f"`{one.model_type}` ({one.detail})" for one in found["exact"] if one.detail]
@@ -136,10 +136,10 @@ def page_of(verdicts: Sequence[Verdict], device: str) -> str:
     )
 
 
-def cuda_section(verdicts: Sequence[Verdict], device: str) -> str:
-    exact = [one for one in verdicts if one.outcome == "exact"]
-    wrong = [one for one in verdicts if one.outcome == "wrong"]
-    counts = Counter(one.outcome for one in verdicts)
+def cuda_section(results: Sequence[TypeResult], device: str) -> str:
+    exact = [one for one in results if one.outcome == "exact"]
+    wrong = [one for one in results if one.outcome == "wrong"]
+    counts = Counter(one.outcome for one in results)
     return _CUDA_SECTION.format(
         **_facts_of(exact),
         heading=_CUDA_HEADING,
@@ -151,7 +151,7 @@ def cuda_section(verdicts: Sequence[Verdict], device: str) -> str:
     )
 
 
-def _facts_of(exact: Sequence[Verdict]) -> dict[str, object]:
+def _facts_of(exact: Sequence[TypeResult]) -> dict[str, object]:
     return {
         "transformers": transformers.__version__,
         "torch": torch.__version__,
@@ -159,14 +159,14 @@ def _facts_of(exact: Sequence[Verdict]) -> dict[str, object]:
     }
 
 
-def _names(verdicts: Sequence[Verdict]) -> str:
-    return ", ".join(f"`{one.model_type}`" for one in verdicts) or "none"
+def _names(results: Sequence[TypeResult]) -> str:
+    return ", ".join(f"`{one.model_type}`" for one in results) or "none"
 
 
-def _table(verdicts: Sequence[Verdict]) -> str:
+def _table(results: Sequence[TypeResult]) -> str:
     """Return a Markdown table with a row per reason, listing its model types."""
     types: dict[str, list[str]] = {}
-    for one in verdicts:
+    for one in results:
         # The detail starts with the name of the model or of its text part.
         reason = re.sub(rf"^{re.escape(one.model_type)}(_text)?:? ", "", one.detail)
         types.setdefault(reason.replace("|", r"\|"), []).append(f"`{one.model_type}`")
@@ -174,14 +174,14 @@ def _table(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(["| reason | model types |", "|---|---|", *rows])
 
 
-def write_page(verdicts: Sequence[Verdict], device: str) -> None:
+def write_page(results: Sequence[TypeResult], device: str) -> None:
     """Write the page without its section on CUDA or, on a CUDA device, only that section."""
     page, _, section = PAGE.read_text(encoding="utf-8").partition(f"\n{_CUDA_HEADING}")
     if device == "cpu":
-        page = page_of(verdicts, device)
+        page = page_of(results, device)
         section = section and f"\n{_CUDA_HEADING}{section}"
     else:
-        section = f"\n{cuda_section(verdicts, device)}"
+        section = f"\n{cuda_section(results, device)}"
     PAGE.write_text(page + section, encoding="utf-8")
 
 
@@ -193,17 +193,17 @@ def main() -> int:
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # of each worker
     model_types = options.type or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    verdicts: list[Verdict] = []
+    results: list[TypeResult] = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        for verdict in pool.map(partial(check, device=options.device), model_types):
-            verdicts.append(verdict)
-            error = f"{verdict.largest_error:.1e}" if verdict.outcome in ("exact", "wrong") else ""
-            progress = f"{len(verdicts)}/{len(model_types)}"
-            told = f"{progress} {verdict.model_type}: {verdict.outcome} {error} {verdict.detail}"
-            print(told, flush=True)
+        for result in pool.map(partial(check, device=options.device), model_types):
+            results.append(result)
+            error = f"{result.largest_error:.1e}" if result.outcome in ("exact", "wrong") else ""
+            progress = f"{len(results)}/{len(model_types)}"
+            reported = f"{progress} {result.model_type}: {result.outcome} {error} {result.detail}"
+            print(reported, flush=True)
     if not options.type:
-        write_page(verdicts, options.device)
-    return int(any(verdict.outcome == "wrong" for verdict in verdicts))
+        write_page(results, options.device)
+    return int(any(result.outcome == "wrong" for result in results))
 
 
 if __name__ == "__main__":

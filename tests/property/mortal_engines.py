@@ -30,15 +30,15 @@ _MAX_STEPS_UNTIL_IDLE = 4
 @dataclass(frozen=True)
 class Death:
     """The death of an engine, `num_turns` turns after the previous one. The events of the last
-    `num_unheard_steps` steps are lost.
+    `num_lost_steps` steps are lost.
     """
 
     num_turns: int
-    num_unheard_steps: int = 0
+    num_lost_steps: int = 0
 
 
 @dataclass
-class Told:
+class Delivered:
     """The messages of one request's stream. `rejected`: the reason if it failed, otherwise ""."""
 
     messages: list[pb.GenerateResponse] = field(default_factory=list[pb.GenerateResponse])
@@ -98,7 +98,7 @@ class MortalService:
         self._make_executor = make_executor
         self._scheduler = scheduler
         self._epoch = 0
-        self._told: dict[LiveRequest, tuple[Told, ResponseEncoder]] = {}
+        self._delivered: dict[LiveRequest, tuple[Delivered, ResponseEncoder]] = {}
 
     async def begin_life(self) -> None:
         """Start an engine, connect the front, and let it submit the requests that wait."""
@@ -111,18 +111,18 @@ class MortalService:
         await self._link.connect(self._port, self.front)
         await self._settle()
 
-    async def open(self, generation: GenerationSpec) -> Told:
+    async def open(self, generation: GenerationSpec) -> Delivered:
         """Open a request; return the messages of its stream, to which later ones are added."""
         request = await self.front.open(generation, CallTimes(arrival_s=time.monotonic()))
-        told = Told()
+        delivered = Delivered()
         encoder = encoder_for(generation.output.chunks, self.front.config)
-        self._told[request] = (told, encoder)
+        self._delivered[request] = (delivered, encoder)
         await self._settle()
-        return told
+        return delivered
 
     @property
     def is_idle(self) -> bool:
-        return not self._told
+        return not self._delivered
 
     async def turn(self) -> None:
         """Run one step of the engine, and read all streams."""
@@ -131,9 +131,9 @@ class MortalService:
         await self._settle()
         self._read()
 
-    async def die(self, num_unheard_steps: int) -> None:
+    async def die(self, num_lost_steps: int) -> None:
         """Run steps whose events are not sent, close the engine, and start another."""
-        for _ in range(num_unheard_steps):
+        for _ in range(num_lost_steps):
             if self._core.has_work:
                 self._core.step()
         await self._lose_engine()
@@ -162,15 +162,15 @@ class MortalService:
             await asyncio.sleep(0)
 
     def _read(self) -> None:
-        for request, (told, encoder) in list(self._told.items()):
+        for request, (delivered, encoder) in list(self._delivered.items()):
             batch = request.stream.take_due()
             for data in encoder.encode(batch):
-                told.messages.append(pb.GenerateResponse.FromString(data))
+                delivered.messages.append(pb.GenerateResponse.FromString(data))
             if request.stream.is_drained:
                 failure = request.stream.failure
-                told.rejected = "" if failure is None else failure.reason.value
+                delivered.rejected = "" if failure is None else failure.reason.value
                 self.front.release(request)
-                del self._told[request]
+                del self._delivered[request]
 
 
 async def play(
@@ -179,27 +179,27 @@ async def play(
     deaths: Sequence[Death],
     *,
     turns_between: int = 0,
-) -> list[Told]:
+) -> list[Delivered]:
     """Run all requests to their end, submitted `turns_between` turns apart, with these deaths;
     return the streams.
     """
     await service.begin_life()
-    told: list[Told] = []
+    delivered: list[Delivered] = []
     waiting, dying = list(generations), list(deaths)
     num_turns = 0
     for turn in range(MAX_TURNS):
-        while waiting and turn >= len(told) * turns_between:
-            told.append(await service.open(waiting.pop(0)))
+        while waiting and turn >= len(delivered) * turns_between:
+            delivered.append(await service.open(waiting.pop(0)))
         await service.turn()
         num_turns += 1
         if dying and num_turns > dying[0].num_turns:
-            await service.die(dying.pop(0).num_unheard_steps)
+            await service.die(dying.pop(0).num_lost_steps)
             num_turns = 0
         if service.is_idle and not waiting:
             break
     else:
         raise AssertionError("the requests do not end")
     await service.close()
-    for one in told:
+    for one in delivered:
         one.check_order()
-    return told
+    return delivered

@@ -82,17 +82,17 @@ def test_any_split_gives_the_same(script: list[object]) -> None:
     assert [message.sequence for message in messages] == list(range(len(messages)))
     assert messages[-1].WhichOneof("event") == "finished"
     for index in (0, 1):
-        said = [s for s in script if isinstance(s, TokensPiece) and s.output_index == index]
-        told = [m.tokens for m in messages[:-1] if m.tokens.output_index == index]
-        assert "".join(tokens.text for tokens in told) == "".join(s.text for s in said)
-        assert sum(tokens.num_tokens for tokens in told) == len(said)
+        sent = [s for s in script if isinstance(s, TokensPiece) and s.output_index == index]
+        reported = [m.tokens for m in messages[:-1] if m.tokens.output_index == index]
+        assert "".join(tokens.text for tokens in reported) == "".join(s.text for s in sent)
+        assert sum(tokens.num_tokens for tokens in reported) == len(sent)
         assert [
             (r.id, r.logprob, r.rank, [(top.id, top.logprob) for top in r.top_logprobs])
-            for tokens in told
+            for tokens in reported
             for r in tokens.records
         ] == [
             (r.token_id, r.logprob, r.rank, [(top.token_id, top.logprob) for top in r.top])
-            for s in said
+            for s in sent
             for r in s.records
         ]
 

@@ -113,7 +113,7 @@ def never_queued(submit: Any, engine: Engine, *arguments: Any) -> None:
     changes[:] = [change for change in changes if not isinstance(change, Queued)]
 
 
-def untold(late: Any, *arguments: Any) -> Any:
+def without_estimate(late: Any, *arguments: Any) -> Any:
     return replace(late(*arguments), estimate_s=None)
 
 
@@ -170,7 +170,7 @@ SABOTAGES = [
     Sabotage("output is the reference", Transitions, "preempt", losing_a_token),
     Sabotage("queued once", Engine, "submit_at", queued_twice),
     Sabotage("queued at all", Engine, "submit_at", never_queued),
-    Sabotage("a rejection reports what is likely", DeadlinePredictor, "_late", untold),
+    Sabotage("a rejection reports what is likely", DeadlinePredictor, "_late", without_estimate),
     # Time.
     Sabotage("who is late ends", WaitingQueue, "due", always([])),
     Sabotage("nobody is overslept", Transitions, "next_expiry_s", always(NO_TIME)),

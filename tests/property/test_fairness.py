@@ -168,19 +168,19 @@ def turn(engine: Engine, clock: FakeClock, stalled: Stalled, stride: int) -> Non
     clock.now_s += 1.0
     stalled.look()
     assert stalled.num_steps < stride
-    thrown_out = {change.key for change in changes if isinstance(change, Preempted)}
+    preempted = {change.key for change in changes if isinstance(change, Preempted)}
     new = [change.key for change in changes if isinstance(change, Admitted)]
     assert all(
         request.num_tenant_preemptions <= MAX_TENANT_PREEMPTIONS
         for request in engine.requests.values()
     )
     yielded = [
-        key for key in thrown_out if key in engine.requests
+        key for key in preempted if key in engine.requests
         and engine.requests[key].num_tenant_preemptions > before[key][0]
     ]  # fmt: skip
     assert len(yielded) <= MAX_PREEMPTED * max(1, len(new))
-    if thrown_out and new:
-        losers = {before[key][1] for key in thrown_out}
+    if preempted and new:
+        losers = {before[key][1] for key in preempted}
         assert losers.isdisjoint(before[key][1] for key in new)
 
 

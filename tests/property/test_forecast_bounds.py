@@ -35,7 +35,7 @@ BLOCK_SIZE = 16
 
 
 @dataclass(slots=True)
-class House:
+class Harness:
     """Runs requests through a first come, first served engine, and records the forecast and the
     measured times of each.
     """
@@ -47,7 +47,7 @@ class House:
     specs: dict[int, RequestSpec] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)
     running: dict[int, int] = field(default_factory=dict)
-    told: dict[int, Forecast] = field(default_factory=dict)
+    reported: dict[int, Forecast] = field(default_factory=dict)
     ttft_s: dict[int, float] = field(default_factory=dict)
     queue_s: dict[int, float] = field(default_factory=dict)
 
@@ -87,7 +87,7 @@ class House:
             min_output_tokens=max_tokens,
             expected_output_tokens=max_tokens,
         )
-        self.told[key] = forecast(machine, want, self.load(engine), self.ahead())
+        self.reported[key] = forecast(machine, want, self.load(engine), self.ahead())
         self.waiting.add(key)
         engine.submit((spec,))
 
@@ -160,14 +160,14 @@ arrivals = st.lists(
 def test_no_request_beats_the_time_that_it_takes_alone(
     arrivals: list[tuple[int, int, int]], budget: int, max_num_seqs: int, num_blocks: int
 ) -> None:
-    house = House(budget=budget, max_num_seqs=max_num_seqs, num_blocks=num_blocks)
+    harness = Harness(budget=budget, max_num_seqs=max_num_seqs, num_blocks=num_blocks)
 
-    house.run(arrivals)
+    harness.run(arrivals)
 
-    for key in house.told:
-        want = Demand(num_prefill_tokens=house.specs[key].num_prompt_tokens)
+    for key in harness.reported:
+        want = Demand(num_prefill_tokens=harness.specs[key].num_prompt_tokens)
         machine = Machine(cost=COST, max_prefill_tokens=budget)
-        assert prefill_alone_s(machine, want) <= house.ttft_s[key] + 1e-9
+        assert prefill_alone_s(machine, want) <= harness.ttft_s[key] + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -175,18 +175,18 @@ def test_no_request_beats_the_time_that_it_takes_alone(
 )
 def test_the_expected_wait_is_of_the_right_size(max_num_seqs: int, num_blocks: int) -> None:
     random = np.random.default_rng(4)
-    house = House(budget=256, max_num_seqs=max_num_seqs, num_blocks=num_blocks)
+    harness = Harness(budget=256, max_num_seqs=max_num_seqs, num_blocks=num_blocks)
 
-    house.run(
+    harness.run(
         [
             (int(random.integers(0, 4)), int(random.integers(20, 400)), int(random.integers(8, 64)))
             for _ in range(200)
         ]
     )
 
-    told = np.array([house.told[key].queue_s for key in house.specs])
-    real = np.array([house.queue_s[key] for key in house.specs])
+    reported = np.array([harness.reported[key].queue_s for key in harness.specs])
+    real = np.array([harness.queue_s[key] for key in harness.specs])
     is_long = real > 1.0
     assert is_long.sum() > 50, "nobody had to wait"
-    assert 0.8 < np.median(told[is_long] / real[is_long]) < 1.25
-    assert np.corrcoef(told, real)[0, 1] > 0.9
+    assert 0.8 < np.median(reported[is_long] / real[is_long]) < 1.25
+    assert np.corrcoef(reported, real)[0, 1] > 0.9

@@ -78,8 +78,8 @@ def test_any_batch_carries_what_generate_would_have_sent(
 def test_long_text_is_split_as_generate_would(max_bytes: int, text: str) -> None:
     batch: list[StreamEvent] = [TokensPiece(0, character, 1, ()) for character in text or "x"]
     shared = MultiplexEncoder(7, ResponseEncoder(max_bytes), max_bytes // 4)
-    told = pb.MultiplexResponse.FromString(b"".join(shared.encode(batch))).events
-    assert [event.response.SerializeToString() for event in told] == list(
+    reported = pb.MultiplexResponse.FromString(b"".join(shared.encode(batch))).events
+    assert [event.response.SerializeToString() for event in reported] == list(
         ResponseEncoder(max_bytes).encode(batch)
     )
 

@@ -29,17 +29,17 @@ def test_percentiles_are_those_of_the_sorted_values(
     window = DurationWindow()
     weights = weights[: len(values)]
     window.add(10.0, values, weights)
-    told = window.percentiles(10.0)
+    reported = window.percentiles(10.0)
     every = sorted(
         value for value, weight in zip(values, weights, strict=True) for _ in range(weight)
     )
 
-    assert told.num == len(every)
-    for level, told_s in ((0.5, told.p50_s), (0.9, told.p90_s), (0.99, told.p99_s)):
+    assert reported.num == len(every)
+    for level, reported_s in ((0.5, reported.p50_s), (0.9, reported.p90_s), (0.99, reported.p99_s)):
         if every:
-            assert told_s == pytest.approx(every[math.ceil(level * len(every)) - 1], rel=0.0101)
+            assert reported_s == pytest.approx(every[math.ceil(level * len(every)) - 1], rel=0.0101)
         else:
-            assert told_s is None
+            assert reported_s is None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

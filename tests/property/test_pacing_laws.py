@@ -57,15 +57,15 @@ def test_a_steady_load_is_answered_in_one_direction(
 ) -> None:
     pacer = PrefillLimit(target_s, max_prefill_tokens=MAX_TOKENS, min_prefill_tokens=MIN_TOKENS)
 
-    def told(one: tuple[CostModel, bool, int, int]) -> int:
+    def reported(one: tuple[CostModel, bool, int, int]) -> int:
         cost, is_trusted, decodes, context = one
         return pacer.budget(
             cost, is_trusted=is_trusted, num_decodes=decodes, num_context_tokens=context
         ).num_prefill_tokens
 
     for start in starts:
-        told(start)
-    sequence = [told(load) for _ in range(300)]
+        reported(start)
+    sequence = [reported(load) for _ in range(300)]
 
     assert sequence[1:] in (sorted(sequence[1:]), sorted(sequence[1:], reverse=True))
     assert len(set(sequence[-50:])) == 1

@@ -110,7 +110,7 @@ def take(stream: TokenStream, max_tokens: int | None, *, is_short: bool) -> list
     return stream.take_due(max_tokens)
 
 
-def say(port: ScriptedPort, request: LiveRequest, news: News, at_s: float) -> None:
+def emit(port: ScriptedPort, request: LiveRequest, news: News, at_s: float) -> None:
     """Report one step of an engine; it may be one that no engine reports."""
     keys = [output.key for output in request.outputs]
     key = keys[news.index % len(keys)]
@@ -123,7 +123,7 @@ def say(port: ScriptedPort, request: LiveRequest, news: News, at_s: float) -> No
         "finished": Completed(key=key, at_s=at_s, reason=FinishReason.LENGTH, stop_id=-1),
         "failed": Failed(key=key, at_s=at_s, reason=FailureReason.EXECUTOR_REQUEST_FAILED),
     }
-    port.say(
+    port.emit(
         tokens=[(keys[index % len(keys)], token_id) for index, token_id in news.tokens],
         changes=[changes[news.kind]] if news.kind in changes else [],
         ends=[ends[news.kind]] if news.kind in ends else [],
@@ -165,7 +165,7 @@ async def play(
             stream.wait_for_reader(-1000.0)
             front.cut_stalled()
         elif isinstance(step, News):
-            say(port, request, step, now_s - 0.5)
+            emit(port, request, step, now_s - 0.5)
             num_plain += any(output.is_plain for output in request.outputs)
         else:
             limit = step if isinstance(step, int) else None
@@ -230,6 +230,6 @@ async def test_a_plain_token_is_not_handled_as_any_other(
         port.send(output.key, SOME_IDS[:1])
     assert request.stream.take_text()
     assert front.counters.num_internal_errors == 0
-    port.say(changes=[Preempted(key=output.key, at_s=front.clock())])
+    port.emit(changes=[Preempted(key=output.key, at_s=front.clock())])
     assert not is_plain(output)
     front.release(request)

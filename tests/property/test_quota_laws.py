@@ -169,7 +169,7 @@ def test_a_tenant_without_a_quota_is_never_rejected(
     ),
     depth=st.sampled_from([1, 2]),
 )
-def test_limits_that_change_under_load_keep_the_books(
+def test_limits_that_change_under_load_keep_the_accounts_right(
     turns: list[tuple[str, str, int]], depth: int
 ) -> None:
     """In a whole engine: its list of live requests agrees with the quotas' after every turn."""

@@ -23,13 +23,13 @@ from penstock.server.front.generation import (
     TokenInput,
 )
 from penstock.server.text.model_text import ModelText
-from property.mortal_engines import Death, MortalService, Told, play
+from property.mortal_engines import Death, Delivered, MortalService, play
 
 MAX_SEQ_LEN = 64
 
 
 @dataclass(frozen=True)
-class House:
+class Harness:
     """The settings that all engines of one run have."""
 
     pipeline_depth: int = 1
@@ -41,8 +41,8 @@ class House:
     is_prefix_caching: bool = True
 
 
-houses = st.builds(
-    House,
+harnesses = st.builds(
+    Harness,
     pipeline_depth=st.sampled_from((1, 2)),
     # With few blocks requests are preempted too.
     num_blocks=st.sampled_from((16, 24, 64)),
@@ -113,21 +113,21 @@ deaths = st.lists(st.builds(Death, st.integers(0, 12), st.integers(0, 3)), min_s
 
 def run(
     text: ModelText,
-    house: House,
+    harness: Harness,
     asked: list[GenerationSpec],
     dying: list[Death],
     turns_between: int,
     max_replays: int = 1000,
-) -> list[Told]:
+) -> list[Delivered]:
     def make_executor() -> Executor:
         return create_executor(
             ExecutorConfig(
                 kind=ExecutorKind.SIMULATED,
-                num_blocks=house.num_blocks,
-                block_size=house.block_size,
+                num_blocks=harness.num_blocks,
+                block_size=harness.block_size,
                 max_seq_len=MAX_SEQ_LEN,
-                max_num_seqs=house.max_num_seqs,
-                pipeline_depth=house.pipeline_depth,
+                max_num_seqs=harness.max_num_seqs,
+                pipeline_depth=harness.pipeline_depth,
                 simulated=SimulatedConfig(
                     vocab_size=text.files.vocab_size, max_output_tokens=9, is_strict=True
                 ),
@@ -135,13 +135,13 @@ def run(
         )
 
     scheduler = SchedulerConfig(
-        max_num_batched_tokens=house.max_num_batched_tokens,
-        admission_policy=house.policy,
+        max_num_batched_tokens=harness.max_num_batched_tokens,
+        admission_policy=harness.policy,
     )
     config = FrontConfig(
         max_replays=max_replays,
         acceptance_delay_s=60.0,
-        is_prefix_caching=house.is_prefix_caching,
+        is_prefix_caching=harness.is_prefix_caching,
     )
     service = MortalService(text, make_executor, scheduler, config)
     return asyncio.run(play(service, asked, dying, turns_between=turns_between))
@@ -151,10 +151,10 @@ def run(
 fewer = settings(max_examples=settings().max_examples // 2)
 
 
-@given(houses, st.lists(generations, min_size=1, max_size=6), deaths, st.integers(0, 4))
+@given(harnesses, st.lists(generations, min_size=1, max_size=6), deaths, st.integers(0, 4))
 @fewer
 @example(
-    House(pipeline_depth=2),
+    Harness(pipeline_depth=2),
     [
         generation_of(
             TokenInput(ids=tuple(range(10, 30))),
@@ -169,13 +169,13 @@ fewer = settings(max_examples=settings().max_examples // 2)
 )
 def test_deaths_change_nothing_that_clients_receive(
     text: ModelText,
-    house: House,
+    harness: Harness,
     asked: list[GenerationSpec],
     dying: list[Death],
     turns_between: int,
 ) -> None:
-    undisturbed = run(text, house, asked, [], turns_between)
-    disturbed = run(text, house, asked, dying, turns_between)
+    undisturbed = run(text, harness, asked, [], turns_between)
+    disturbed = run(text, harness, asked, dying, turns_between)
     for one, other in zip(undisturbed, disturbed, strict=True):
         assert not one.rejected
         assert other.content() == one.content()
@@ -186,12 +186,12 @@ def test_deaths_change_nothing_that_clients_receive(
 def test_beyond_the_budget_streams_end_after_a_prefix(
     text: ModelText, asked: list[GenerationSpec], max_replays: int, dying: list[Death]
 ) -> None:
-    undisturbed = run(text, House(), asked, [], 0)
-    disturbed = run(text, House(), asked, dying, 0, max_replays)
+    undisturbed = run(text, Harness(), asked, [], 0)
+    disturbed = run(text, Harness(), asked, dying, 0, max_replays)
     for one, other in zip(undisturbed, disturbed, strict=True):
         if not other.rejected:
             assert other.content() == one.content()
             continue
         assert other.rejected == "ENGINE_DOWN"
-        for index, text_told in other.texts().items():
-            assert one.texts().get(index, "").startswith(text_told)
+        for index, text_delivered in other.texts().items():
+            assert one.texts().get(index, "").startswith(text_delivered)

@@ -64,10 +64,10 @@ class SelfPacedMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 25), data=st.data())
     @precondition(lambda self: self.executor.inside)
-    def say(self, count: int, data: st.DataObject) -> None:
+    def emit(self, count: int, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.executor.inside)))
         if key not in self.failed | self.stopped:
-            self.executor.say(key, count)
+            self.executor.emit(key, count)
 
     @rule(data=st.data())
     @precondition(lambda self: self.executor.inside)
@@ -127,7 +127,7 @@ class SelfPacedMachine(RuleBasedStateMachine):
             self.engine.check_integrity()
 
     @invariant()
-    def nobody_gets_tokens_of_another(self) -> None:
+    def no_request_gets_tokens_of_another(self) -> None:
         for key, tokens in getattr(self, "tokens", {}).items():
             spec = self.specs[key]
             first = spec.num_prompt_tokens
@@ -152,7 +152,7 @@ class SelfPacedMachine(RuleBasedStateMachine):
                 break
             for key in sorted(self.executor.inside):
                 if key not in self.failed | self.stopped:
-                    self.executor.say(key)
+                    self.executor.emit(key)
             self.step()
             self.books_balance()
         assert not self.engine.has_work

@@ -68,7 +68,7 @@ class Queue:
             reason = self.reason_of(self.live[key])
             account.spent_s[reason] = account.spent_s.get(reason, 0.0) + seconds
 
-    def tell(self, reason: WaitReason | None) -> None:
+    def report(self, reason: WaitReason | None) -> None:
         self.reason = reason
         self.clock.note_reason(reason, self.now_s)
 
@@ -104,10 +104,10 @@ class Queue:
         lined_up = [one for one in self.of_class(line[0]) if one.tenant == line[1]]
         eldest = min(lined_up, key=lambda one: one.sequence)
         has_rivals = len(lined_up) < len(self.of_class(line[0]))
-        told = eldest if is_by_tenant and has_rivals else None
-        wait = self.clock.admit(request, told, self.now_s)
+        reported = eldest if is_by_tenant and has_rivals else None
+        wait = self.clock.admit(request, reported, self.now_s)
         self.check(request, wait)
-        self.turn = None if told is None else Turn(line, told.sequence)
+        self.turn = None if reported is None else Turn(line, reported.sequence)
         for key, account in self.waiting.items():
             account.num_passed_by += self.live[key].sequence < request.sequence
 
@@ -120,17 +120,17 @@ class Queue:
 
     def check(self, request: Request, wait: Wait) -> None:
         account = self.waiting.pop(request.spec.key)
-        told = {
+        reported = {
             WaitReason.BLOCKS: wait.blocks_s,
             WaitReason.SLOTS: wait.slots_s,
             WaitReason.TOKEN_BUDGET: wait.token_budget_s,
             WaitReason.FAIRNESS: wait.fairness_s,
             None: wait.other_s,
         }
-        for reason, seconds in told.items():
+        for reason, seconds in reported.items():
             assert seconds >= 0.0
             assert seconds == pytest.approx(account.spent_s.get(reason, 0.0), abs=1e-6)
-        assert sum(told.values()) == pytest.approx(self.now_s - account.since_s, abs=1e-6)
+        assert sum(reported.values()) == pytest.approx(self.now_s - account.since_s, abs=1e-6)
         assert wait.num_passed_by == account.num_passed_by
 
     def play(self, random: Random) -> None:
@@ -138,7 +138,7 @@ class Queue:
         running = [one for one in self.live.values() if one.spec.key not in self.waiting]
         match random.randrange(8):
             case 0:
-                self.tell(random.choice([None, *WaitReason]))
+                self.report(random.choice([None, *WaitReason]))
             case 1 if running:
                 self.preempt(random.choice(running))
             case 2 if running:

@@ -52,10 +52,12 @@ async def until_counted(
             stats: Any = operations_grpc.OperationsServiceStub(channel).WatchStats(
                 operations_pb.WatchStatsRequest()
             )
-            async for told in stats:
-                if told.stats.time.ToNanoseconds() < began_s * 1e9:
+            async for reported in stats:
+                if reported.stats.time.ToNanoseconds() < began_s * 1e9:
                     continue
-                counts[address] = count(told.stats.models[0].totals) - (since or {}).get(address, 0)
+                counts[address] = count(reported.stats.models[0].totals) - (since or {}).get(
+                    address, 0
+                )
                 if len(counts) == len(replicas) and sum(counts.values()) >= least:
                     is_enough.set()
 

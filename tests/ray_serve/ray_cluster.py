@@ -87,8 +87,8 @@ class RayCluster:
         """Wait until exactly `num_replicas` replicas run, none of them in `without`;
         return them.
         """
-        told = self._ask(do="until", num_replicas=num_replicas, without=list(without))
-        return [Replica(**replica) for replica in told]
+        reported = self._ask(do="until", num_replicas=num_replicas, without=list(without))
+        return [Replica(**replica) for replica in reported]
 
     def channel(self, node: int = 0) -> grpc.aio.Channel:
         """Return a channel with its own connection to a node's ingress."""
@@ -107,9 +107,9 @@ class RayCluster:
         while select.select([self._process.stdout], [], [], PATIENCE_S)[0]:
             line = self._process.stdout.readline()
             if line.startswith("> "):
-                told = json.loads(line[2:])
-                assert "ok" in told, told["error"]
-                return told["ok"]
+                reported = json.loads(line[2:])
+                assert "ok" in reported, reported["error"]
+                return reported["ok"]
             assert line, f"the cluster ended with {self._process.wait()}"
         raise AssertionError("the cluster does not answer")
 

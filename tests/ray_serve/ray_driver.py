@@ -97,8 +97,8 @@ class Driver:
         """Return the reports of all live replicas."""
         handle = self._serve.get_deployment_handle(DEPLOYMENT, self._application)
         asked = handle.broadcast("about")
-        told: list[Any] = asked.results(timeout_s=PATIENCE_S, return_exceptions=True)
-        return [each for each in told if isinstance(each, dict)]
+        reported: list[Any] = asked.results(timeout_s=PATIENCE_S, return_exceptions=True)
+        return [each for each in reported if isinstance(each, dict)]
 
 
 def main() -> None:

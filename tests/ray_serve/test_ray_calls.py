@@ -123,9 +123,9 @@ async def test_a_full_queue_rejects_with_the_reason_of_the_service(cluster: RayC
     assert 0 < len(rejected) < 12
     for end in rejected:
         assert end.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        told: dict[str, Any] = dict(end.trailing_metadata() or ())
-        assert b"QUEUE_FULL" in told["grpc-status-details-bin"]
-        assert int(told["grpc-retry-pushback-ms"]) > 0
+        reported: dict[str, Any] = dict(end.trailing_metadata() or ())
+        assert b"QUEUE_FULL" in reported["grpc-status-details-bin"]
+        assert int(reported["grpc-retry-pushback-ms"]) > 0
 
 
 async def test_a_deadline_in_the_request_is_kept_by_the_engine(cluster: RayCluster) -> None:

@@ -148,8 +148,8 @@ def _run(executor: Executor, sampling: SamplingParams, lengths: tuple[int, ...])
         )
         for key, length in enumerate(lengths, start=1)
     ]
-    told = outputs(run_mixed(executor, specs, budget=48))
-    assert all(3 <= len(told[spec.key]) <= 6 for spec in specs)
+    reported = outputs(run_mixed(executor, specs, budget=48))
+    assert all(3 <= len(reported[spec.key]) <= 6 for spec in specs)
 
 
 def main() -> None:

@@ -141,9 +141,9 @@ class TokenIssuer:
         that is None is omitted.
         """
         now_s = time.time() if now_s is None else now_s
-        told = {"iss": ISSUER, "aud": AUDIENCE, "sub": "acme", "exp": now_s + 300, **claims}
+        reported = {"iss": ISSUER, "aud": AUDIENCE, "sub": "acme", "exp": now_s + 300, **claims}
         return jwt.encode(
-            {name: value for name, value in told.items() if value is not None},
+            {name: value for name, value in reported.items() if value is not None},
             self.keys[algorithm],
             algorithm=algorithm,
             headers={"kid": f"{self.prefix}-{algorithm}", **(headers or {})},

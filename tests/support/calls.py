@@ -51,24 +51,24 @@ class Call:
 
     async def outcome(self) -> str:
         """Read to the end; return the name of the request's gRPC status."""
-        told = None
+        reported = None
         try:
             async with asyncio.timeout(PATIENCE_S):
-                told = await self._read_to_end()
+                reported = await self._read_to_end()
         except grpc.aio.AioRpcError:
             pass
         except asyncio.CancelledError:
             if not self.call.cancelled():
                 raise
         code: grpc.StatusCode = await self.call.code()
-        return told or code.name
+        return reported or code.name
 
     async def _read_to_end(self) -> str | None:
         if self.style == "GenerateOnce":
             answer = pb.GenerateOnceResponse.FromString(await self.call)
             self.text = "".join(output.text for output in answer.outputs)
             return None
-        told = None
+        reported = None
         while (data := await self.call.read()) is not grpc.aio.EOF:
             if self.style == "Generate":
                 self._take(pb.GenerateResponse.FromString(data))
@@ -76,10 +76,10 @@ class Call:
             for event in pb.MultiplexResponse.FromString(data).events:
                 self._take(event.response)
                 if event.WhichOneof("outcome") == "error":
-                    told = _NAMES[event.error.code]
+                    reported = _NAMES[event.error.code]
                 elif event.response.HasField("finished"):
-                    told = "OK"
-        return told
+                    reported = "OK"
+        return reported
 
     def _take(self, response: pb.GenerateResponse) -> None:
         self.text += response.tokens.text
@@ -130,8 +130,8 @@ async def until_listed(
 
 def _is_settled(one: LiveRequest, state: RequestState) -> bool:
     # A request has no wait reason until a step has not admitted it.
-    is_told_why = state is not RequestState.PENDING or one.wait_reason is not WaitReason.UNSPECIFIED
-    return one.state is state and is_told_why
+    has_reason = state is not RequestState.PENDING or one.wait_reason is not WaitReason.UNSPECIFIED
+    return one.state is state and has_reason
 
 
 def _encoded(style: str, message: pb.GenerateRequest, credit: int | None) -> bytes:

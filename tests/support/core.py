@@ -157,37 +157,39 @@ def simulated_device(clock: VirtualClock, cost: CostModel, **limits: Any) -> Sim
 
 def run_until_idle(engine: Engine) -> list[StepEvents]:
     """Step until no work is left, with an integrity check after every step; return the events."""
-    told: list[StepEvents] = []
+    reported: list[StepEvents] = []
     for _ in range(10_000):
         if not engine.has_work:
-            return told
-        told.append(engine.step())
+            return reported
+        reported.append(engine.step())
         engine.check_integrity()
     raise AssertionError("still busy")
 
 
-def outputs(told: Sequence[StepEvents]) -> dict[int, list[int]]:
+def outputs(reported: Sequence[StepEvents]) -> dict[int, list[int]]:
     """Return tokens by key, in the order they were reported."""
     tokens: dict[int, list[int]] = {}
-    for events in told:
+    for events in reported:
         for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):
             tokens.setdefault(key, []).append(token)
     return tokens
 
 
-def ends(told: Sequence[StepEvents]) -> dict[int, Completed | Failed]:
+def ends(reported: Sequence[StepEvents]) -> dict[int, Completed | Failed]:
     """Return the end of each key. Raises AssertionError if a key ended twice."""
     found: dict[int, Completed | Failed] = {}
-    for events in told:
+    for events in reported:
         for end in events.ends:
             assert end.key not in found, f"{end.key} ended twice"
             found[end.key] = end
     return found
 
 
-def changed(told: Iterable[StepEvents], kind: type[Admitted | Preempted]) -> list[int]:
+def changed(reported: Iterable[StepEvents], kind: type[Admitted | Preempted]) -> list[int]:
     """Return the keys of the changes of this kind, in the order in which they were reported."""
-    return [change.key for events in told for change in events.changes if isinstance(change, kind)]
+    return [
+        change.key for events in reported for change in events.changes if isinstance(change, kind)
+    ]
 
 
 def victims_of(engine: Engine) -> VictimSelection:

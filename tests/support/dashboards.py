@@ -61,7 +61,7 @@ def without_variables(query: str) -> str:
     return query
 
 
-def strangers(query: str) -> list[str]:
+def unknown_names(query: str) -> list[str]:
     """Return the metrics and labels in a query that the service does not export."""
     labels_of: dict[str, set[str]] = {}
     for spec in CATALOGUE:

@@ -87,7 +87,7 @@ class Outcome:
     num_preemptions: int = 0
 
 
-class House:
+class Harness:
     """Builds engines over one kind of executor and runs requests through them."""
 
     def __init__(

@@ -61,7 +61,7 @@ class Flown:
     num_blocks: int = 60
     max_num_seqs: int = 8
     clock: VirtualClock = field(default_factory=lambda: VirtualClock(BEGIN_S))
-    told: list[StepEvents] = field(default_factory=list)
+    reported: list[StepEvents] = field(default_factory=list)
     notes: list[StepNote] = field(default_factory=list)
     # A note contains the batch, but the lengths of its rows change after the step.
     measures: list[StepMeasure] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Flown:
     def step(self) -> StepEvents:
         events = self.engine.step()
         self.engine.check_integrity()
-        self.told.append(events)
+        self.reported.append(events)
         self.num_output.update(events.keys.tolist())
         return events
 
@@ -121,11 +121,11 @@ class Flown:
             reader.close()
 
     def changes(self, kind: type[Admitted | Preempted]) -> list[Any]:
-        return [c for events in self.told for c in events.changes if isinstance(c, kind)]
+        return [c for events in self.reported for c in events.changes if isinstance(c, kind)]
 
     @property
     def ends(self) -> dict[int, Completed | Failed]:
-        return {end.key: end for events in self.told for end in events.ends}
+        return {end.key: end for events in self.reported for end in events.ends}
 
 
 def play(flown: Flown, seed: int, num_requests: int = 60) -> Flown:

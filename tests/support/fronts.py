@@ -107,7 +107,7 @@ class ScriptedPort:
         self._cancels.put_nowait((keys, reason))
         if self.is_answering:
             ends = [finished(key, reason) for key in keys]
-            asyncio.get_running_loop().call_soon(lambda: self.say(ends=ends))
+            asyncio.get_running_loop().call_soon(lambda: self.emit(ends=ends))
 
     async def cancel_by_id(self, request_id: str) -> RequestState | None:
         if not self.is_up:
@@ -152,8 +152,8 @@ class ScriptedPort:
         self.is_up = True
         self._up.set()
         limits = SchedulerConfig(max_num_waiting=8, max_num_waiting_tokens=4096)
-        told = hello(epoch, self.info, limits, publishes_cache=self.publishes_cache)
-        self.listener.on_hello(told)
+        reported = hello(epoch, self.info, limits, publishes_cache=self.publishes_cache)
+        self.listener.on_hello(reported)
 
     def go_down(self) -> None:
         assert self.listener is not None
@@ -161,7 +161,7 @@ class ScriptedPort:
         self._up.clear()
         self.listener.on_lost()
 
-    def say(
+    def emit(
         self,
         *,
         tokens: Iterable[tuple[int, int]] = (),
@@ -188,20 +188,20 @@ class ScriptedPort:
         )
 
     def admit(self, key: int, **counts: int) -> None:
-        self.say(changes=[admitted(key, **counts)])
+        self.emit(changes=[admitted(key, **counts)])
 
     def send(self, key: int, ids: Iterable[int]) -> None:
         """Report each id in its own step."""
         for token_id in ids:
-            self.say(tokens=[(key, token_id)])
+            self.emit(tokens=[(key, token_id)])
 
     def finish(
         self, key: int, reason: FinishReason = FinishReason.LENGTH, stop_id: int = -1
     ) -> None:
-        self.say(ends=[finished(key, reason, stop_id)])
+        self.emit(ends=[finished(key, reason, stop_id)])
 
     def fail(self, key: int, reason: FailureReason, **fields: Any) -> None:
-        self.say(ends=[Failed(key=key, at_s=time.monotonic(), reason=reason, **fields)])
+        self.emit(ends=[Failed(key=key, at_s=time.monotonic(), reason=reason, **fields)])
 
 
 @contextlib.contextmanager
@@ -218,13 +218,13 @@ def queued(
     queue_s: float | None = None,
     waits_for: WaitReason | None = None,
 ) -> Queued:
-    told: dict[str, Any] = {"estimated_queue_s": queue_s, "waits_for": waits_for}
-    return Queued(key=key, at_s=time.monotonic(), num_ahead=num_ahead, **told)
+    reported: dict[str, Any] = {"estimated_queue_s": queue_s, "waits_for": waits_for}
+    return Queued(key=key, at_s=time.monotonic(), num_ahead=num_ahead, **reported)
 
 
 def admitted(key: int, **counts: int) -> Admitted:
-    told: Any = {"num_cached_tokens": 0, "num_preemptions": 0, **counts}
-    return Admitted(key=key, at_s=time.monotonic(), **told)
+    reported: Any = {"num_cached_tokens": 0, "num_preemptions": 0, **counts}
+    return Admitted(key=key, at_s=time.monotonic(), **reported)
 
 
 def finished(key: int, reason: FinishReason = FinishReason.LENGTH, stop_id: int = -1) -> Completed:

@@ -78,14 +78,14 @@ def simulated_engine() -> Engine:
 
 class FakeEngine(Engine):
     """Does not schedule: records what it receives, and each step returns events that the test has
-    put into `news`. `told_all` is set when `news` is empty.
+    put into `news`. `all_taken` is set when `news` is empty.
     """
 
     def __init__(self) -> None:
         self.submitted: queue.Queue[tuple[RequestSpec, ...]] = queue.Queue()
         self.cancelled: queue.Queue[int] = queue.Queue()
         self.news: queue.SimpleQueue[StepEvents] = queue.SimpleQueue()
-        self.told_all = threading.Event()
+        self.all_taken = threading.Event()
 
     def submit(self, specs: tuple[RequestSpec, ...]) -> None:
         self.submitted.put(specs)
@@ -100,7 +100,7 @@ class FakeEngine(Engine):
     def step(self) -> StepEvents:
         news = self.news.get_nowait()
         if self.news.empty():
-            self.told_all.set()
+            self.all_taken.set()
         return news
 
     @property

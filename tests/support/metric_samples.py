@@ -49,7 +49,7 @@ def names(samples: Iterable[tuple[str, frozenset[str]]]) -> set[str]:
     return {name for name, _ in samples}
 
 
-class House:
+class Harness:
     """A metrics server on a free port, and HTTP calls to it."""
 
     def __init__(self) -> None:

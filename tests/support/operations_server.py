@@ -26,7 +26,7 @@ from support.snapshots import SNAPSHOT
 
 
 class FakeDesk(Operations):
-    """Returns its attributes, or raises `error`, and records the received commands in `told`.
+    """Returns its attributes, or raises `error`, and records the received commands in `commands`.
     `hold`: live_requests waits for this event.
     """
 
@@ -35,7 +35,7 @@ class FakeDesk(Operations):
         self.requests: tuple[RequestView, ...] = ()
         self.recording: bytes = b""
         self.error: OperationsError | None = None
-        self.told: list[tuple[Any, ...]] = []
+        self.commands: list[tuple[Any, ...]] = []
         self.asked = asyncio.Event()
         self.hold: asyncio.Event | None = None
         self.on_snapshot: Callable[[], None] = lambda: None
@@ -53,7 +53,7 @@ class FakeDesk(Operations):
 
     async def drain(self, timeout_s: float | None) -> int:
         self._may_fail()
-        self.told.append(("drain", timeout_s))
+        self.commands.append(("drain", timeout_s))
         return len(self.requests)
 
     async def flight_record(self) -> bytes:
@@ -62,16 +62,16 @@ class FakeDesk(Operations):
 
     async def dump_flight_record(self, why: str) -> Path:
         self._may_fail()
-        self.told.append(("dump", why))
+        self.commands.append(("dump", why))
         return Path("/var/flight") / f"{why}.bin"
 
     async def set_log_level(self, level: str) -> None:
         self._may_fail()
-        self.told.append(("log_level", level))
+        self.commands.append(("log_level", level))
 
     async def profile(self, process: str, seconds: float) -> AsyncIterator[bytes]:
         self._may_fail()
-        self.told.append(("profile", process, seconds))
+        self.commands.append(("profile", process, seconds))
         for piece in (b"speed", b"scope"):
             yield piece
 

@@ -138,7 +138,7 @@ def http_receiver(mode: Mode = Mode.OK) -> Generator[Receiver]:
     receiver = Receiver(mode)
 
     class Handler(_HttpHandler):
-        told = receiver
+        reported = receiver
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     receiver.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
@@ -193,12 +193,12 @@ class _Service(TraceServiceServicer):
 
 class _HttpHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    told: Receiver
+    reported: Receiver
 
     def do_POST(self) -> None:
         payload = self.rfile.read(int(self.headers["content-length"]))
         pairs = {key.lower(): value for key, value in self.headers.items()} | {"path": self.path}
-        mode = self.told.take(payload, pairs)
+        mode = self.reported.take(payload, pairs)
         status = {Mode.REJECTING: 503, Mode.EXHAUSTED: 429}.get(mode, 200)
         body = ExportTraceServiceResponse().SerializeToString()
         self.send_response(status)

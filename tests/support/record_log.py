@@ -64,7 +64,7 @@ async def logged(
 
 
 async def run_to_end(served: ServedFront, key: int) -> None:
-    served.port.say(changes=[queued(key, 3, 0.25)])
+    served.port.emit(changes=[queued(key, 3, 0.25)])
     served.port.admit(key, num_cached_tokens=2)
     served.port.send(key, served.encode("abc"))
     served.port.finish(key)

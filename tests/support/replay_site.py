@@ -77,10 +77,10 @@ class Site:
         return await self.port.next_submission()
 
     def run(self, *keys: int) -> None:
-        self.port.say(changes=[admitted(key) for key in keys])
+        self.port.emit(changes=[admitted(key) for key in keys])
 
     def tokens(self, *pairs: tuple[int, int]) -> None:
-        self.port.say(tokens=pairs, at_s=self.now_s)
+        self.port.emit(tokens=pairs, at_s=self.now_s)
 
 
 async def end_of(request: LiveRequest) -> list[StreamEvent]:

@@ -132,7 +132,7 @@ def request_record(number: int = 1, **changes: Any) -> RequestRecord:
 
 def rejected_record(code: int, reason: str, **changes: Any) -> RequestRecord:
     """Return the record of a request that was rejected during its preparation."""
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "code": code,
         "reason": reason,
         "finish_reasons": (),
@@ -145,7 +145,7 @@ def rejected_record(code: int, reason: str, **changes: Any) -> RequestRecord:
         "estimated_queue_s": math.nan,
         "num_messages": 0,
     }
-    return request_record(**(told | changes))
+    return request_record(**(reported | changes))
 
 
 def preempted_record(**changes: Any) -> RequestRecord:
@@ -161,8 +161,8 @@ def preempted_record(**changes: Any) -> RequestRecord:
         Segment(kinds.DECODE, 101.3, 101.9, stay=Stay(num_chunks=1, num_steps=9), num_tokens=8),
         Segment(kinds.DELIVER, 101.9, 102.0),
     )
-    told: dict[str, Any] = {"segments": segments, "num_preemptions": 1}
-    return request_record(**(told | changes))
+    reported: dict[str, Any] = {"segments": segments, "num_preemptions": 1}
+    return request_record(**(reported | changes))
 
 
 def steps(*rows: dict[str, Any]) -> NDArray[Any]:

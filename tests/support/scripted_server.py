@@ -166,7 +166,7 @@ Script = Callable[[Any], Awaitable[None]]
 """Answers a `ServedCall` or `ServedRequest`."""
 
 
-async def say_hello(call: ServedCall) -> None:
+async def send_hello(call: ServedCall) -> None:
     """Answer without errors: two pieces of text and the states a request goes through."""
     await call.accepted()
     if not isinstance(call, ServedRequest):
@@ -222,7 +222,7 @@ else:
 
 
 class ScriptedServer(_Servicer):
-    """Runs the scripts in order, one for each request, and `say_hello` after the last.
+    """Runs the scripts in order, one for each request, and `send_hello` after the last.
 
     `requests`: those of Generate, GenerateOnce and Multiplex, in order of arrival; `arrived`: the
     same without GenerateOnce, which returns the responses in `once`. `calls`: the Multiplex calls;
@@ -289,7 +289,7 @@ class ScriptedServer(_Servicer):
     def _script_for(self, call: ServedCall) -> Awaitable[None]:
         self.requests.append(call)
         self.arrived.put_nowait(call)
-        script = self.scripts.popleft() if self.scripts else say_hello
+        script = self.scripts.popleft() if self.scripts else send_hello
         return script(call)
 
     async def GenerateOnce(

@@ -20,7 +20,7 @@ def token_of(request_id: str, position: int) -> int:
 
 
 class SelfPacedExecutor:
-    """Reports what the test scripts by `say(key, count)`, `fail(key)`, `end(key, ...)`.
+    """Reports what the test scripts by `emit(key, count)`, `fail(key)`, `end(key, ...)`.
 
     `inside`: key -> request, admitted by the scheduler and not yet released.
     """
@@ -32,24 +32,24 @@ class SelfPacedExecutor:
         self.batches: list[Batch] = []
         self._keys: dict[int, int] = {}
         self._slots: dict[int, int] = {}
-        self._num_said: dict[int, int] = {}
+        self._num_emitted: dict[int, int] = {}
         self._news: dict[int, list[int]] = {}
         self._failures: list[SlotFailure] = []
         self._ends: list[SlotEnd] = []
         self._cached: list[tuple[int, int]] = []
         self.ready_fd: int | None
-        self.ready_fd, self._tell_fd = os.pipe()
+        self.ready_fd, self._notify_fd = os.pipe()
 
-    def say(self, key: int, count: int = 1) -> None:
+    def emit(self, key: int, count: int = 1) -> None:
         request = self.inside[key]
         news = self._news.setdefault(self._slots[key], [])
         for _ in range(count):
-            position = len(request.tokens) + self._num_said[key]
-            self._num_said[key] += 1
+            position = len(request.tokens) + self._num_emitted[key]
+            self._num_emitted[key] += 1
             news.append(token_of(request.spec.request_id, position))
 
-    def say_ids(self, key: int, *ids: int) -> None:
-        self._num_said[key] += len(ids)
+    def emit_ids(self, key: int, *ids: int) -> None:
+        self._num_emitted[key] += len(ids)
         self._news.setdefault(self._slots[key], []).extend(ids)
 
     def fail(self, key: int, **flags: bool) -> None:
@@ -67,13 +67,13 @@ class SelfPacedExecutor:
         self.batches.append(batch)
         for slot in batch.released:
             key = self._keys.pop(slot)
-            del self.inside[key], self._num_said[key], self._slots[key]
+            del self.inside[key], self._num_emitted[key], self._slots[key]
             self._news.pop(slot, None)
         for request in batch.admitted:
             self._keys[request.slot] = request.spec.key
             self._slots[request.spec.key] = request.slot
             self.inside[request.spec.key] = request
-            self._num_said[request.spec.key] = 0
+            self._num_emitted[request.spec.key] = 0
             self.admitted.append(request.spec.key)
 
     def collect(self) -> StepResult:
@@ -93,7 +93,7 @@ class SelfPacedExecutor:
     def close(self) -> None:
         assert self.ready_fd is not None
         os.close(self.ready_fd)
-        os.close(self._tell_fd)
+        os.close(self._notify_fd)
 
 
 def make_self_paced(

@@ -41,9 +41,9 @@ def tree_of(record: RequestRecord, *, offset_ns: int = 0, **options: Any) -> Spa
     """Write the spans of a record and return their tree. `offset_ns`: Unix time minus monotonic
     time, nanoseconds. `options`: fields of TracingConfig.
     """
-    told: Any = {"model": "tiny-served", "version": "0"}
+    reported: Any = {"model": "tiny-served", "version": "0"}
     clock = UnixClock(lambda: 0, lambda: offset_ns)
-    writer = SpanWriter(_PROVIDER, _IDS, TracingConfig(**options), clock=clock, **told)
+    writer = SpanWriter(_PROVIDER, _IDS, TracingConfig(**options), clock=clock, **reported)
     _EXPORTER.clear()
     assert writer.write(record)
     *children, root = _EXPORTER.get_finished_spans()

@@ -99,7 +99,7 @@ class SteppedService:
         self.num_steps += done
         return done
 
-    def hear(self) -> None:
+    def read_commands(self) -> None:
         """Read the fronts' commands without a step."""
         self.link.pump(0)
 
@@ -117,7 +117,7 @@ class SteppedService:
         """Wait until the engine has exactly `count` requests."""
 
         def is_so() -> bool:
-            self.hear()
+            self.read_commands()
             return len(self.engine.requests) == count
 
         await self.until(is_so)
@@ -129,7 +129,7 @@ class SteppedService:
     async def disconnect(self) -> None:
         """Close the front's connection to the engine, as the front's death does."""
         await self.port.close()
-        self.hear()
+        self.read_commands()
 
     async def connect(self) -> None:
         """Wait until the front has detected the loss of its engine, and connect it to the one of

@@ -68,13 +68,13 @@ def run_mixed(executor: Executor, specs: list[RequestSpec], *, budget: int) -> l
     config = SchedulerConfig(max_num_batched_tokens=budget)
     engine = Engine(executor, config, FakeClock())
     waiting = list(specs)
-    told: list[StepEvents] = []
+    reported: list[StepEvents] = []
     for step in range(5_000):
         if waiting and (step < 2 or step % 2 == 0):
             engine.submit((waiting.pop(0),))
         if not waiting and not engine.has_work:
-            return told
-        told.append(engine.step())
+            return reported
+        reported.append(engine.step())
         engine.check_integrity()
     raise AssertionError("the engine does not come to rest")
 
@@ -85,15 +85,15 @@ def check_way(way: Way, make: Callable[[int], Executor], naive: NaiveModel) -> N
     """
     specs = mixed_specs(hashed=way.prefix)
     executor = make(SCARCE_BLOCKS if way.preempt else AMPLE_BLOCKS)
-    told = run_mixed(executor, specs, budget=24 if way.chunked else 2048)
-    changes = [change for events in told for change in events.changes]
+    reported = run_mixed(executor, specs, budget=24 if way.chunked else 2048)
+    changes = [change for events in reported for change in events.changes]
     assert any(isinstance(change, Preempted) for change in changes) == way.preempt
     first_cached = [c.num_cached_tokens for c in changes if isinstance(c, Admitted)]
     assert any(first_cached) == way.prefix
-    assert all(isinstance(end, Completed) for end in ends(told).values())
-    told_tokens = outputs(told)
-    assert len({token for tokens in told_tokens.values() for token in tokens}) > 50
-    wrong = [spec.key for spec in specs if not is_naive(naive, spec, told_tokens[spec.key])]
+    assert all(isinstance(end, Completed) for end in ends(reported).values())
+    reported_tokens = outputs(reported)
+    assert len({token for tokens in reported_tokens.values() for token in tokens}) > 50
+    wrong = [spec.key for spec in specs if not is_naive(naive, spec, reported_tokens[spec.key])]
     assert wrong == []
 
 
@@ -110,7 +110,9 @@ def prompt_error(executor: Executor, naive: NaiveModel, num_tokens: int = 400) -
     sampling = SamplingParams(temperature=0.0, num_prompt_logprobs=0)
     spec = make_spec(1, ids.tolist(), max_tokens=1, sampling=sampling, hashed=False)
     events = run_mixed(executor, [spec], budget=2048)
-    found = np.concatenate([part.chosen for told in events for _, _, part in told.prompt_logprobs])
+    found = np.concatenate(
+        [part.chosen for reported in events for _, _, part in reported.prompt_logprobs]
+    )
     logits = naive.logits(ids.tolist())[:-1].astype(np.float64)
     expected = logits[np.arange(num_tokens - 1), ids[1:]] - np.log(np.exp(logits).sum(-1))
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))

@@ -61,10 +61,10 @@ def run_traced(
     ended_s = time.monotonic()
     assert process.returncode == 0, errors
     *output, last = stdout.splitlines()
-    told = json.loads(last)
+    reported = json.loads(last)
     # The clock is the same for all processes of a machine.
-    end_s = ended_s - told["closing_since_s"]
-    return Outcome(told["counters"], told["close_s"], end_s, "\n".join(output), errors)
+    end_s = ended_s - reported["closing_since_s"]
+    return Outcome(reported["counters"], reported["close_s"], end_s, "\n".join(output), errors)
 
 
 def _main() -> None:
@@ -80,8 +80,8 @@ def _main() -> None:
     begun_s = time.monotonic()
     tracing.close(close_limit_s)
     close_s = time.monotonic() - begun_s
-    told = {"counters": tracing.counters(), "close_s": close_s, "closing_since_s": begun_s}
-    print(json.dumps(told), flush=True)
+    reported = {"counters": tracing.counters(), "close_s": close_s, "closing_since_s": begun_s}
+    print(json.dumps(reported), flush=True)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def hold_until_submitted(executor: TrtllmExecutor) -> Callable[[], None]:
     return begin
 
 
-class TrtllmHouse:
+class TrtllmHarness:
     """A small engine whose loop timeouts a test reaches only by advancing time. Its stand-in is
     paused after the start unless `is_free`.
 
@@ -285,13 +285,13 @@ class TrtllmHouse:
         self.executor.close()
 
 
-Houses = Callable[..., TrtllmHouse]
-"""Creates a TrtllmHouse, which a fixture closes."""
+BuildHarness = Callable[..., TrtllmHarness]
+"""Creates a TrtllmHarness, which a fixture closes."""
 
 
-def reference(house: TrtllmHouse, prompt: Sequence[int], count: int) -> list[int]:
+def reference(harness: TrtllmHarness, prompt: Sequence[int], count: int) -> list[int]:
     """Return the stand-in's greedy output for a prompt, computed by its model."""
-    model = house.control._engine.limits.model
+    model = harness.control._engine.limits.model
     advance = fake_module("_torch.pyexecutor.hashed_model").advance
     state = advance(0, list(prompt))
     tokens: list[int] = []

@@ -78,7 +78,7 @@ void run(const std::string& name, Check check, const std::string& address, LineR
 
 int serve(std::string address) {
   Checks checks = answers();
-  checks.merge(refusals());
+  checks.merge(rejections());
   checks.merge(lives());
   LineReader lines;
   while (const auto line = lines.next()) {

@@ -45,18 +45,18 @@ std::string text_of_once(const Talk& talk, penstock::Client& client,
   return once.outputs(0).text();
 }
 
-penstock::Failure refused(const Talk& talk, penstock::Client& client,
+penstock::Failure rejected(const Talk& talk, penstock::Client& client,
                           const v1::GenerateRequest& request, grpc::StatusCode code,
                           const std::string& reason) {
   try {
     client.generate_once(request, talk.call());
   } catch (const penstock::Error& error) {
-    require(error.code() == code, std::string("refused with another status: ") + error.what());
+    require(error.code() == code, std::string("rejected with another status: ") + error.what());
     require(error.reason() == reason,
             "the reason is \"" + error.reason() + "\", not " + reason + ": " + error.what());
     return error.failure();
   }
-  throw NotHeld("it was answered, not refused with " + reason);
+  throw NotHeld("it was answered, not rejected with " + reason);
 }
 
 const v1::RequestAccepted& CheckedStream::until_accepted() {

@@ -48,7 +48,7 @@ using Check = void (*)(const Talk& talk);
 using Checks = std::map<std::string, Check>;
 
 Checks answers();
-Checks refusals();
+Checks rejections();
 Checks lives();
 void multiplex(const Talk& talk);
 
@@ -67,7 +67,7 @@ inline v1::GenerateRequest greedy(std::uint32_t num_tokens) {
 // The text of GenerateOnce, and its failure.
 std::string text_of_once(const Talk& talk, penstock::Client& client,
                          const v1::GenerateRequest& request);
-penstock::Failure refused(const Talk& talk, penstock::Client& client,
+penstock::Failure rejected(const Talk& talk, penstock::Client& client,
                           const v1::GenerateRequest& request, grpc::StatusCode code,
                           const std::string& reason);
 

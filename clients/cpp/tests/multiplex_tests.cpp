@@ -96,17 +96,17 @@ struct Served {
   [[nodiscard]] std::string address() const { return "127.0.0.1:" + std::to_string(port); }
 };
 
-bool is_refused(const Error& error, const std::string& field) {
+bool is_rejected(const Error& error, const std::string& field) {
   return error.code() == grpc::StatusCode::INVALID_ARGUMENT &&
          std::string(error.what()).find(field) != std::string::npos;
 }
 
 template <typename Act>
-bool refuses(const std::string& field, Act act) {
+bool rejects(const std::string& field, Act act) {
   try {
     act();
   } catch (const Error& error) {
-    return is_refused(error, field);
+    return is_rejected(error, field);
   }
   return false;
 }
@@ -129,11 +129,11 @@ void what_is_no_utf8_fails_alone() {
   Stream neighbour = client.generate(text_request("good", 4), kCall);
   CHECK(neighbour.next()->has_accepted());
   Stream bad = client.generate(text_request("x\xff", 4), kCall);
-  CHECK(refuses("text_prompt.text", [&] { (void)bad.next(); }));
+  CHECK(rejects("text_prompt.text", [&] { (void)bad.next(); }));
   CallOptions odd = kCall;
   odd.traceparent = "\xff";
   Stream traced = client.generate(text_request("good", 4), odd);
-  CHECK(refuses("traceparent", [&] { (void)traced.next(); }));
+  CHECK(rejects("traceparent", [&] { (void)traced.next(); }));
   Stream next = client.generate(text_request("good", 4), kCall);
   CHECK(ends_well(next));
   CHECK(ends_well(neighbour));
@@ -146,8 +146,8 @@ void without_multiplex_it_is_not_sent_either() {
   Client client(served.address());
   const auto request = text_request("x\xff", 4);
   Stream stream = client.generate(request, kCall);
-  CHECK(refuses("text_prompt.text", [&] { (void)stream.next(); }));
-  CHECK(refuses("text_prompt.text", [&] { client.generate_once(request, kCall); }));
+  CHECK(rejects("text_prompt.text", [&] { (void)stream.next(); }));
+  CHECK(rejects("text_prompt.text", [&] { client.generate_once(request, kCall); }));
   CHECK(served.service.num_submitted == 0);
 }
 

@@ -61,13 +61,13 @@ void retries_follow_the_server_and_end() {
   CHECK(!attempts.delay_after(unavailable(), false, kNow, 0.0).has_value());
 }
 
-void retries_stop_at_output_deadline_and_refusal() {
+void retries_stop_at_output_deadline_and_rejection() {
   RetryBudget budget;
   CHECK(!Attempts({}, budget, {}, kNow).delay_after(unavailable(), true, kNow, 0.0).has_value());
   CHECK(!Attempts({}, budget, 1s, kNow).delay_after(queue_full(1s), false, kNow, 0.0).has_value());
-  Failure refused = queue_full(1s);
-  refused.is_retry_forbidden = true;
-  CHECK(!Attempts({}, budget, {}, kNow).delay_after(refused, false, kNow, 0.0).has_value());
+  Failure rejected = queue_full(1s);
+  rejected.is_retry_forbidden = true;
+  CHECK(!Attempts({}, budget, {}, kNow).delay_after(rejected, false, kNow, 0.0).has_value());
   CHECK(!is_passing({.code = grpc::StatusCode::RESOURCE_EXHAUSTED}));
   CHECK(!is_passing({.code = grpc::StatusCode::INTERNAL}));
   CHECK(throws<std::invalid_argument>([&] { Attempts({}, budget, 0s, kNow); }));
@@ -272,7 +272,7 @@ void fields_that_are_no_utf8_are_named() {
 
 int main() {
   retries_follow_the_server_and_end();
-  retries_stop_at_output_deadline_and_refusal();
+  retries_stop_at_output_deadline_and_rejection();
   retries_of_a_crowd_are_bounded();
   a_loss_is_made_good_within_its_grace();
   other_failures_are_returned_unchanged();

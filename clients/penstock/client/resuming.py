@@ -103,15 +103,15 @@ class Recovery:
         `request_id` is "" before the first message from the server, when there is nothing to
         resume.
         """
-        has_gone_on = next_sequence > self._sequence
+        has_continued = next_sequence > self._sequence
         # EngineDown for a Resume without a new message: no engine runs that has the stream. A
         # stream that has resumed gets the same error when the request itself fails.
-        is_out_of_reach = self.is_under_way and not has_gone_on and isinstance(error, EngineDown)
+        is_out_of_reach = self.is_under_way and not has_continued and isinstance(error, EngineDown)
         if not self.is_possible or not request_id or not (is_loss(error) or is_out_of_reach):
             self.is_under_way = False
             return None
         now_s = self._clock()
-        if self._first is None or has_gone_on:
+        if self._first is None or has_continued:
             # The stream was resumed meanwhile, so this is a new loss with its own grace period.
             self._first, self._lost_at_s, self._num_failed = error, now_s, 0
         self._sequence = next_sequence

@@ -3,7 +3,7 @@
  */
 
 import { PenstockError, RequestState } from "../src/index.js";
-import { refused } from "./refusals.js";
+import { rejected } from "./rejections.js";
 import {
   CALL_MS,
   greedy,
@@ -29,7 +29,7 @@ export async function cancelAfterFirstToken(talk: Talk): Promise<void> {
   const checked = new CheckedStream(client.generate({ ...greedy(LONG_TOKENS), requestId }, call));
   await checked.untilTokens();
   leaving.abort();
-  await refused(checked.untilEnd(), "CANCELLED", "");
+  await rejected(checked.untilEnd(), "CANCELLED", "");
   await untilIdIsFree(client, requestId);
 }
 
@@ -119,7 +119,7 @@ export async function drain(talk: Talk): Promise<void> {
   } catch (error) {
     if (!(error instanceof PenstockError)) throw error;
     const isRight = error.codeName === "UNAVAILABLE" && ["", "DRAINING"].includes(error.reason);
-    require(isRight, `refused with ${error.message}`);
+    require(isRight, `rejected with ${error.message}`);
   }
   await checked.untilEnd();
   require(checked.numTokens === numTokens, `${checked.numTokens} tokens, not ${numTokens}`);

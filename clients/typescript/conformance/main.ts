@@ -8,7 +8,7 @@ import { parseArgs } from "node:util";
 import * as answers from "./answers.js";
 import * as lives from "./lives.js";
 import { multiplex } from "./multiplexing.js";
-import * as refusals from "./refusals.js";
+import * as rejections from "./rejections.js";
 import { NotHeld, Talk } from "./talk.js";
 
 const SCENARIO_MS = 60_000;
@@ -20,18 +20,18 @@ const CHECKS: Readonly<Record<string, (talk: Talk) => Promise<void>>> = {
   chat: answers.chat,
   utf8_across_chunks: answers.utf8AcrossChunks,
   large_prompt: answers.largePrompt,
-  invalid_field: refusals.invalidField,
-  unknown_model: refusals.unknownModel,
-  unimplemented_feature: refusals.unimplementedFeature,
-  duplicate_request_id: refusals.duplicateRequestId,
+  invalid_field: rejections.invalidField,
+  unknown_model: rejections.unknownModel,
+  unimplemented_feature: rejections.unimplementedFeature,
+  duplicate_request_id: rejections.duplicateRequestId,
   cancel_after_first_token: lives.cancelAfterFirstToken,
   cancel_by_id: lives.cancelById,
   deadline: lives.deadline,
-  queue_full: refusals.queueFull,
+  queue_full: rejections.queueFull,
   metadata: answers.metadata,
   multiplex,
   resume: lives.resume,
-  retry_after_rejection: refusals.retryAfterRejection,
+  retry_after_rejection: rejections.retryAfterRejection,
   engine_killed: lives.engineKilled,
   drain: lives.drain,
 };

@@ -1,7 +1,7 @@
 /** The scenario about many requests on one Multiplex call: keys, cancel and credit. */
 
 import { text } from "../src/index.js";
-import { refused } from "./refusals.js";
+import { rejected } from "./rejections.js";
 import { CALL_MS, greedy, CheckedStream, LONG_TOKENS, PROMPT, require, type Talk } from "./talk.js";
 
 const NUM_TEXTS = 6;
@@ -19,7 +19,7 @@ export async function multiplex(talk: Talk): Promise<void> {
   const bad = new CheckedStream(
     session.generate({ ...greedy(4), sampling: { temperature: -1 } }, CALL),
   );
-  await refused(bad.untilEnd(), "INVALID_ARGUMENT", "INVALID_ARGUMENT");
+  await rejected(bad.untilEnd(), "INVALID_ARGUMENT", "INVALID_ARGUMENT");
 
   await Promise.all(all.map((checked) => checked.untilEnd()));
   for (const [index, request] of requests.entries()) {

@@ -138,7 +138,7 @@ export function resumedWith(response: GenerateResponse): ResumeResponse {
 }
 
 /** Returns the status of a rejected call, as a server sends it. */
-export function refusal(code: Codes, reason: string, retryAfterMs?: number) {
+export function rejection(code: Codes, reason: string, retryAfterMs?: number) {
   const info = packed(ErrorInfoSchema, {
     reason,
     domain: "penstock.dev",
@@ -147,10 +147,10 @@ export function refusal(code: Codes, reason: string, retryAfterMs?: number) {
   const nanos = (retryAfterMs ?? 0) * 1e6;
   const retry = packed(RetryInfoSchema, { retryDelay: { seconds: 0n, nanos } });
   const details = retryAfterMs === undefined ? [info] : [info, retry];
-  const status = create(StatusSchema, { code, message: "refused", details });
+  const status = create(StatusSchema, { code, message: "rejected", details });
   const metadata = new Metadata();
   metadata.set("grpc-status-details-bin", Buffer.from(toBinary(StatusSchema, status)));
-  return { code, details: "refused", metadata };
+  return { code, details: "rejected", metadata };
 }
 
 function packed<D extends DescMessage>(schema: D, init: MessageInitShape<D>) {

@@ -16,7 +16,7 @@ import {
   acceptedAs,
   FakeService,
   finishedAt,
-  refusal,
+  rejection,
   resumedWith,
   tokensAt,
   type GenerateCall,
@@ -93,7 +93,7 @@ test("a finish whose status was lost is read again", async () => {
     generate: (call) => {
       answer(call, 1);
       call.write(finishedAt(2));
-      call.emit("error", refusal(Codes.UNAVAILABLE, "DRAINING"));
+      call.emit("error", rejection(Codes.UNAVAILABLE, "DRAINING"));
     },
     resume: (call) => {
       points.push(call.request.nextSequence);
@@ -124,7 +124,7 @@ test("a rejection for lack of capacity is retried after its retry delay", async 
   const service = await serve({
     generate: (call) => {
       numCalls += 1;
-      if (numCalls < 3) call.emit("error", refusal(Codes.RESOURCE_EXHAUSTED, "QUEUE_FULL", 70));
+      if (numCalls < 3) call.emit("error", rejection(Codes.RESOURCE_EXHAUSTED, "QUEUE_FULL", 70));
       else {
         answer(call, 1);
         call.write(finishedAt(2));
@@ -144,7 +144,7 @@ test("retries end with the policy's attempts, and the error has every detail", a
   const service = await serve({
     generate: (call) => {
       numCalls += 1;
-      call.emit("error", refusal(Codes.RESOURCE_EXHAUSTED, "QUEUE_FULL", 70));
+      call.emit("error", rejection(Codes.RESOURCE_EXHAUSTED, "QUEUE_FULL", 70));
     },
   });
   const { timing } = patience();
@@ -163,7 +163,7 @@ test("nothing is tried again once output was delivered", async () => {
     generate: (call) => {
       numCalls += 1;
       answer(call, 1);
-      call.emit("error", refusal(Codes.UNAVAILABLE, "ENGINE_DOWN", 10));
+      call.emit("error", rejection(Codes.UNAVAILABLE, "ENGINE_DOWN", 10));
     },
   });
   const stream = clientOf(service, { timing: patience().timing }).generate(REQUEST);
@@ -244,7 +244,7 @@ test("a gap and a missing end are broken streams", async () => {
   }
 });
 
-test("a value that does not fit its field is refused before anything is sent", async () => {
+test("a value that does not fit its field is rejected before anything is sent", async () => {
   const service = await serve({});
   const client = clientOf(service);
   const request = { ...REQUEST, sampling: { topK: -1 } };

@@ -221,9 +221,9 @@ def _expected_queue(
         num_steps += 0.5
     # Where slots or blocks are scarce, requests ahead have filled the free ones by then.
     is_for_places = place_steps > prefill_steps
-    beside_s = _decode_step_s(machine, _filled(load, ahead) if is_for_places else load)
+    decode_step_s = _decode_step_s(machine, _filled(load, ahead) if is_for_places else load)
     error = machine.decode_error if is_for_places else machine.prefill_error
-    seconds = num_steps * beside_s + num_tokens * machine.cost.prefill_token_s
+    seconds = num_steps * decode_step_s + num_tokens * machine.cost.prefill_token_s
     return _Queue(seconds=error.mean * seconds, num_steps=num_steps, error=error)
 
 
@@ -388,8 +388,8 @@ def _steps_until_place(demand: Demand, load: RunningLoad, ahead: QueuedAhead) ->
     # First the running requests leave, then those that replaced them.
     num_first = min(num_departures, float(load.num_running))
     num_later = num_departures - num_first
-    num_beside = max(load.num_running + _num_joining(load, ahead), 1)
-    return (num_first * steps_each + num_later * steps_later) / num_beside
+    num_concurrent = max(load.num_running + _num_joining(load, ahead), 1)
+    return (num_first * steps_each + num_later * steps_later) / num_concurrent
 
 
 def _chunks(demand: Demand, budget_tokens: int) -> tuple[int, int]:

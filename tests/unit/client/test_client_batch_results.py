@@ -95,8 +95,8 @@ def test_no_result_before_the_end(events: tuple[Event, ...]) -> None:
 
 
 def test_results_are_in_order_whatever_ends_first() -> None:
-    told: list[int] = []
-    results = BatchResults(lambda index, event: told.append(index))
+    reported: list[int] = []
+    results = BatchResults(lambda index, event: reported.append(index))
     error = client_closed()
 
     items: list[BatchItem] = [
@@ -113,7 +113,7 @@ def test_results_are_in_order_whatever_ends_first() -> None:
     assert first is error
     assert not isinstance(second, Exception)
     assert second.text == "b"
-    assert told == [1, 0, 1, 1]
+    assert reported == [1, 0, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -85,13 +85,13 @@ def test_errors_survive_pickling() -> None:
 
 
 def test_text_names_status_reason_and_every_field_once() -> None:
-    told = FieldViolation(field="stopping.max_tokens", description="too many")
-    untold = FieldViolation(field="sampling.top_p", description="must be in (0, 1]")
+    reported = FieldViolation(field="stopping.max_tokens", description="too many")
+    unlisted = FieldViolation(field="sampling.top_p", description="must be in (0, 1]")
     failure = Failure(
         code=grpc.StatusCode.INVALID_ARGUMENT,
         message="bad request: stopping.max_tokens: too many (and 1 more)",
         reason="PROMPT_TOO_LONG",
-        field_violations=(told, untold),
+        field_violations=(reported, unlisted),
     )
 
     text = str(error_of(failure))
@@ -192,10 +192,10 @@ def test_a_rejected_deadline_has_an_estimate() -> None:
     assert (error.deadline_s, error.estimate_s, error.retry_after_s) == (0.5, 2.25, 9.0)
 
 
-@pytest.mark.parametrize("told", [{}, {"estimate_ms": "soon"}, {"estimate_ms": "-5"}])
-def test_an_estimate_that_is_none_is_not_made_up(told: dict[str, str]) -> None:
+@pytest.mark.parametrize("reported", [{}, {"estimate_ms": "soon"}, {"estimate_ms": "-5"}])
+def test_an_estimate_that_is_none_is_not_made_up(reported: dict[str, str]) -> None:
     failure = Failure(
-        code=grpc.StatusCode.RESOURCE_EXHAUSTED, message="m", reason="QUEUE_FULL", metadata=told
+        code=grpc.StatusCode.RESOURCE_EXHAUSTED, message="m", reason="QUEUE_FULL", metadata=reported
     )
     assert error_of(failure).estimate_s is None
 

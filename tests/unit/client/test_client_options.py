@@ -137,9 +137,9 @@ def test_every_field_of_the_contract_can_be_sent() -> None:
     messages = [encode(prompt, **EVERYTHING) for prompt in prompts]
     messages += [encode("t", constraint=constraint) for constraint in constraints]
 
-    said = {path for message in messages for path in set_paths(message)}
+    expected = {path for message in messages for path in set_paths(message)}
 
-    assert said == all_paths(pb.GenerateRequest.DESCRIPTOR)
+    assert expected == all_paths(pb.GenerateRequest.DESCRIPTOR)
 
 
 def test_values_arrive_in_their_fields() -> None:
@@ -293,7 +293,7 @@ def test_a_whole_request_takes_no_options_besides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         ({"max_tokens": "3"}, "stopping.max_tokens: must be an int, not the str '3'"),
         ({"max_tokens": -1}, "stopping.max_tokens: must be from 0 to 4294967295, not -1"),
@@ -302,9 +302,9 @@ def test_a_whole_request_takes_no_options_besides() -> None:
     ],
 )
 def test_a_value_of_a_wrong_type_is_named_with_what_its_field_takes(
-    options: Any, said: str
+    options: Any, expected: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
         encode("hi", **options)
 
 
@@ -327,7 +327,7 @@ def test_an_option_that_is_none_is_not_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         ({"stop": 3}, "stop: must be a list, not int"),
         ({"stop_token_ids": 3}, "stop_token_ids: must be a list, not int"),
@@ -339,13 +339,13 @@ def test_an_option_that_is_none_is_not_set() -> None:
         ({"constraint": ChoiceConstraint(choices=cast(Any, 3))}, "constraint.choice.choices: "),
     ],
 )
-def test_an_option_of_another_type_is_named(options: dict[str, Any], said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(said)}"):
+def test_an_option_of_another_type_is_named(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{re.escape(expected)}"):
         encode(**options)
 
 
 @pytest.mark.parametrize(
-    ("fields_of_request", "said"),
+    ("fields_of_request", "expected"),
     [
         ({"sampling": {"n": 1}}, "sampling: must be SamplingOptions, not dict"),
         ({"output": None}, "output: must be OutputOptions, not NoneType"),
@@ -363,10 +363,10 @@ def test_an_option_of_another_type_is_named(options: dict[str, Any], said: str) 
     ],
 )
 def test_a_part_of_a_request_of_another_type_is_named(
-    fields_of_request: dict[str, Any], said: str
+    fields_of_request: dict[str, Any], expected: str
 ) -> None:
     request = GenerationRequest(**{"prompt": TextPrompt(text="hi"), **fields_of_request})
-    with pytest.raises(TypeError, match=f"^{re.escape(said)}"):
+    with pytest.raises(TypeError, match=f"^{re.escape(expected)}"):
         encode_request(request)
 
 
@@ -382,14 +382,14 @@ def test_an_argument_of_the_client_of_another_type_is_named(name: str) -> None:
 async def test_an_argument_of_a_call_of_another_type_is_named() -> None:
     five: Any = 5
     async with Client() as client:
-        for call, said in (
+        for call, expected in (
             (client.cancel, "request_id: must be a str"),
             (client.get_model, "name: must be a str"),
             (client.health, "service: must be a str"),
             (client.detokenize, "token_ids: must be a list"),
             (lambda _: client.get_model(deadline_s=cast(Any, "x")), "deadline_s: must be"),
         ):
-            with pytest.raises((TypeError, ValueError), match=f"^{said}"):
+            with pytest.raises((TypeError, ValueError), match=f"^{expected}"):
                 await call(five)
         with pytest.raises(TypeError, match=r"^point: must be ResumePoint or str, not int$"):
             client.resume(five)

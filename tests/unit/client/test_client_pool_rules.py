@@ -30,7 +30,7 @@ from penstock.client.retry import is_passing
 from penstock.client.service_config import check_service_config, default_service_config
 
 
-def told_deadline() -> PenstockError:
+def reported_deadline() -> PenstockError:
     code = grpc.StatusCode.DEADLINE_EXCEEDED
     return error_of(Failure(code=code, message="", reason="DEADLINE_EXCEEDED"))
 
@@ -108,7 +108,7 @@ def test_when_all_fail_calls_are_spread() -> None:
     [
         (deadline_passed(), "", True),
         (deadline_passed("r-1"), "r-1", False),
-        (told_deadline(), "", False),
+        (reported_deadline(), "", False),
         (client_closed(), "", False),
     ],
 )

@@ -33,9 +33,9 @@ def test_a_request_with_half_a_pair_is_rejected_by_its_field(
 ) -> None:
     with pytest.raises(ValueError, match="is not valid UTF-8") as caught:
         encode_request(build_request(prompt, options))  # type: ignore[arg-type]  # as callers do
-    told = str(caught.value)
-    assert told.startswith(f"{field}: ")
-    assert "private" not in told
+    reported = str(caught.value)
+    assert reported.startswith(f"{field}: ")
+    assert "private" not in reported
 
 
 @pytest.mark.parametrize("value", [HALF, "x\n", "é"])

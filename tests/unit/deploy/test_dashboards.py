@@ -16,7 +16,7 @@ from support.dashboards import (
     RULES,
     alert_queries,
     dashboard_queries,
-    strangers,
+    unknown_names,
     without_variables,
 )
 
@@ -32,7 +32,7 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_every_metric_and_label_that_is_asked_for_exists() -> None:
     queries = dashboard_queries() | alert_queries()
-    assert {name: found for name, query in queries.items() if (found := strangers(query))} == {}
+    assert {name: found for name, query in queries.items() if (found := unknown_names(query))} == {}
     assert len(queries) > 80
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.dashboards import strangers
+from support.dashboards import unknown_names
 from support.kubernetes import FOLDER, build_with, the
 
 RULES_FILE = FOLDER / "components" / "autoscaling" / "prometheus-adapter.yaml"
@@ -43,9 +43,11 @@ def test_the_rules_ask_for_metrics_of_ours() -> None:
         series = re.match(r"penstock_\w+", rule["seriesQuery"])
         assert series is not None
         # Without its labels, which Prometheus puts there.
-        assert strangers(series[0]) == []
+        assert unknown_names(series[0]) == []
         assert (
-            strangers(re.sub(r"\{[^}]*\}", "", rule["metricsQuery"]).replace("<<.GroupBy>>", "job"))
+            unknown_names(
+                re.sub(r"\{[^}]*\}", "", rule["metricsQuery"]).replace("<<.GroupBy>>", "job")
+            )
             == []
         )
 

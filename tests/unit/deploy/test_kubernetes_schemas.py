@@ -56,7 +56,7 @@ def test_every_folder_is_built_and_every_file_is_used(
         *(f"components/{name}" for name in COMPONENTS),
     }
     for path in FOLDER.rglob("kustomization.yaml"):
-        said = path.read_text(encoding="utf-8")
+        content = path.read_text(encoding="utf-8")
         for sibling in path.parent.iterdir():
             if sibling != path:
-                assert sibling.name in said, f"nothing uses {sibling}"
+                assert sibling.name in content, f"nothing uses {sibling}"

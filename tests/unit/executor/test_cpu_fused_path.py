@@ -45,8 +45,8 @@ def test_a_model_that_does_not_fit_is_served_by_its_modules(
         executor = create_torch_executor(config)
 
     assert "eager path" in executor.info.resources
-    (told,) = [record.message for record in caplog.records if "eager path" in record.message]
-    assert reason in told
+    (reported,) = [record.message for record in caplog.records if "eager path" in record.message]
+    assert reason in reported
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -62,8 +62,8 @@ def test_a_model_that_computes_more_than_its_tree_is_served_by_its_modules(
     with caplog.at_level(logging.WARNING):
         executor = create_torch_executor(config)
 
-    (told,) = [record.message for record in caplog.records if "eager path" in record.message]
-    assert re.search("float16" if dtype == "float16" else HIDDEN_DIFFERENCES[name], told)
+    (reported,) = [record.message for record in caplog.records if "eager path" in record.message]
+    assert re.search("float16" if dtype == "float16" else HIDDEN_DIFFERENCES[name], reported)
     error = prompt_error(executor, NaiveModel(folder))
     assert error < {"float32": 1e-4, "bfloat16": 0.03, "float16": 0.01}[dtype]
 
@@ -124,8 +124,8 @@ def test_a_packed_product_that_is_wrong_is_found_and_the_model_loaded_again(
     with caplog.at_level(logging.WARNING):
         executor = create_torch_executor(config)
 
-    (told,) = [record.message for record in caplog.records if "eager path" in record.message]
-    assert "differ" in told
+    (reported,) = [record.message for record in caplog.records if "eager path" in record.message]
+    assert "differ" in reported
     assert executor.info.resources == TorchExecutor(config).info.resources
 
 

@@ -142,5 +142,7 @@ def test_a_checkpoint_in_eight_bits_passes_both_comparisons_without_another_roun
     with pytest.raises(_CheckedError):
         build_fused(config, model, HostQueue())
 
-    (told,) = [record.getMessage() for record in caplog.records if "in 8 bits" in record.message]
-    assert float(told.split()[-1]) < 1e-4
+    (reported,) = [
+        record.getMessage() for record in caplog.records if "in 8 bits" in record.message
+    ]
+    assert float(reported.split()[-1]) < 1e-4

@@ -20,26 +20,26 @@ REJECTED = {
 
 @pytest.mark.parametrize("model_type", EXACT)
 def test_the_engine_computes_what_the_model_computes_alone(model_type: str) -> None:
-    verdict = check_architecture(model_type)
+    result = check_architecture(model_type)
 
-    assert (verdict.outcome, verdict.detail) == ("exact", "")
-    assert verdict.largest_error < 1e-3
+    assert (result.outcome, result.detail) == ("exact", "")
+    assert result.largest_error < 1e-3
 
 
 @pytest.mark.parametrize("model_type", REJECTED)
 def test_a_rejection_names_the_type_and_the_reason(model_type: str) -> None:
-    verdict = check_architecture(model_type)
+    result = check_architecture(model_type)
 
-    assert verdict.outcome == "rejected"
-    assert model_type in verdict.detail
-    assert REJECTED[model_type] in verdict.detail
+    assert result.outcome == "rejected"
+    assert model_type in result.detail
+    assert REJECTED[model_type] in result.detail
 
 
 def test_a_hidden_window_bounds_the_length() -> None:
-    verdict = check_architecture("phimoe")
+    result = check_architecture("phimoe")
 
-    assert verdict.outcome == "exact"
-    assert "32" in verdict.detail
+    assert result.outcome == "exact"
+    assert "32" in result.detail
 
 
 def test_a_type_that_cannot_be_built_is_a_result() -> None:

@@ -88,24 +88,24 @@ def test_a_poisoned_request_fails_alone_and_leaves_nothing_behind(
     good = {key: prompt(key, length) for key, length in ((1, 40), (2, 7), (3, 60))}
 
     for turn in range(3):
-        told = run(
+        reported = run(
             engine,
             [
                 *(spec(key + 10 * turn, ids) for key, ids in good.items()),
                 spec(9 + 10 * turn, bad),
             ],
         )
-        found = ends(told)
+        found = ends(reported)
         end = found.pop(9 + 10 * turn)
         assert isinstance(end, Failed)
         assert end.reason is FailureReason.EXECUTOR_REQUEST_FAILED
         assert all(isinstance(other, Completed) for other in found.values())
-        tokens = outputs(told)
+        tokens = outputs(reported)
         for key, ids in good.items():
-            said = tokens[key + 10 * turn]
+            generated = tokens[key + 10 * turn]
             # A model that samples the poisoned token would rightly fail; this one does not.
-            assert POISON not in said
-            assert naive.is_greedy(ids, said)
+            assert POISON not in generated
+            assert naive.is_greedy(ids, generated)
 
 
 @pytest.fixture(scope="module")
@@ -143,11 +143,11 @@ def test_a_value_that_overflows_in_a_middle_chunk_harms_no_other(
     first = engine.step()
     if is_cancelled:
         engine.cancel(1)
-    told = [first, *run_until_idle(engine)]
+    reported = [first, *run_until_idle(engine)]
     later = [spec(key, prompt(key, 3)) for key in range(2, 12)]
-    told += run(engine, later)
+    reported += run(engine, later)
 
-    found = ends(told)
+    found = ends(reported)
     end = found.pop(1)
     assert isinstance(end, Failed)
     assert end.detail == "keys or values are not finite"
@@ -168,9 +168,9 @@ def test_what_any_block_held_before_reaches_no_request(
         pages.fill_(left_behind)
     ids = {key: prompt(key, length) for key, length in ((1, 1), (2, 16), (3, 17), (4, 70), (5, 31))}
 
-    told = run(engine, [spec(key, tokens) for key, tokens in ids.items()])
+    reported = run(engine, [spec(key, tokens) for key, tokens in ids.items()])
 
-    tokens = outputs(told)
+    tokens = outputs(reported)
     assert all(naive.is_greedy(ids[key], tokens[key]) for key in ids)
 
 
@@ -198,10 +198,10 @@ def test_what_the_front_should_have_rejected_fails_alone(
 ) -> None:
     engine = make_engine(folder)
 
-    told = run(engine, [spec(1, prompt(1, 30)), spec(2, prompt(2, 30), wrong)])
+    reported = run(engine, [spec(1, prompt(1, 30)), spec(2, prompt(2, 30), wrong)])
 
-    assert isinstance(ends(told)[2], Failed)
-    assert naive.is_greedy(prompt(1, 30), outputs(told)[1])
+    assert isinstance(ends(reported)[2], Failed)
+    assert naive.is_greedy(prompt(1, 30), outputs(reported)[1])
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB_SIZE, 2**31 - 1])
@@ -211,10 +211,10 @@ def test_an_impossible_prompt_token_fails_alone(
 ) -> None:
     engine = make_engine(folder, by=by)
 
-    told = run(engine, [spec(1, prompt(1, 30)), spec(2, [*prompt(2, 30), token, 5])])
+    reported = run(engine, [spec(1, prompt(1, 30)), spec(2, [*prompt(2, 30), token, 5])])
 
-    assert isinstance(ends(told)[2], Failed)
-    assert naive.is_greedy(prompt(1, 30), outputs(told)[1])
+    assert isinstance(ends(reported)[2], Failed)
+    assert naive.is_greedy(prompt(1, 30), outputs(reported)[1])
 
 
 def test_a_bias_leaves_with_its_request(folder: Path, naive: NaiveModel) -> None:
@@ -241,10 +241,10 @@ def test_prompt_logprobs_are_the_naive_ones(
         for key, tokens in ids.items()
     ]
 
-    told = run(engine, [*specs, spec(4, prompt(4, 20))])
+    reported = run(engine, [*specs, spec(4, prompt(4, 20))])
 
     seen: dict[tuple[int, int], tuple[float, int, list[int]]] = {}
-    for events in told:
+    for events in reported:
         for key, first, part in events.prompt_logprobs:
             for row in range(len(part.chosen)):
                 place = (key, first + row)
@@ -273,9 +273,9 @@ def test_half_precision_runs_steps_that_sample_nothing(
 ) -> None:
     engine = make_engine(folder, budget=budget, dtype="bfloat16", by=by)
 
-    told = run(engine, [spec(1, prompt(1, 30)), spec(2, prompt(2, 3))])
+    reported = run(engine, [spec(1, prompt(1, 30)), spec(2, prompt(2, 3))])
 
-    assert {key: len(tokens) for key, tokens in outputs(told).items()} == {1: 8, 2: 8}
+    assert {key: len(tokens) for key, tokens in outputs(reported).items()} == {1: 8, 2: 8}
 
 
 @pytest.mark.parametrize(
@@ -286,13 +286,13 @@ def test_half_precision_repeats_itself_on_used_blocks(
 ) -> None:
     engine = make_engine(folder, dtype=dtype, by=by)
     sampling = SamplingParams(temperature=1.0, seed=3)
-    said: list[list[int]] = []
+    generated: list[list[int]] = []
     for key in range(1, 9):
         # Another request leaves its keys in the blocks, a longer one each time.
         run(engine, [spec(100 + key, prompt(key, 3 * key))])
-        told = run(engine, [spec(key, [5, 6, 7], sampling=sampling)])
-        said.append(outputs(told)[key])
-    assert said == [said[0]] * len(said)
+        reported = run(engine, [spec(key, [5, 6, 7], sampling=sampling)])
+        generated.append(outputs(reported)[key])
+    assert generated == [generated[0]] * len(generated)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -302,8 +302,8 @@ def test_a_tiny_penalty_is_an_odd_wish_and_no_failure(
 ) -> None:
     engine = make_engine(folder, dtype=dtype)
     odd = SamplingParams(temperature=1.0, repetition_penalty=penalty, num_logprobs=2)
-    told = run(engine, [spec(1, prompt(1, 9), odd), spec(2, prompt(1, 9))])
-    assert {key: len(tokens) for key, tokens in outputs(told).items()} == {1: 8, 2: 8}
+    reported = run(engine, [spec(1, prompt(1, 9), odd), spec(2, prompt(1, 9))])
+    assert {key: len(tokens) for key, tokens in outputs(reported).items()} == {1: 8, 2: 8}
 
 
 def test_poison_shows_when_it_is_computed_token_by_token(folder: Path) -> None:
@@ -381,9 +381,9 @@ def test_a_model_that_breaks_kills_the_executor(folder: Path) -> None:
 def test_the_resources_of_the_machine_are_reported(folder: Path) -> None:
     executor = TorchExecutor(ExecutorConfig(model_path=folder, num_blocks=8))
 
-    told = executor.info.resources
+    reported = executor.info.resources
 
     dtype = str(executor._model.dtype).removeprefix("torch.")
-    assert re.match(rf"CPU, \d+ threads?, {dtype}, eager path,", told)
-    assert "weights " in told
-    assert "pages " in told
+    assert re.match(rf"CPU, \d+ threads?, {dtype}, eager path,", reported)
+    assert "weights " in reported
+    assert "pages " in reported

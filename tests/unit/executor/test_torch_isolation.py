@@ -65,8 +65,10 @@ def build(folder: Path, num_blocks: int = AMPLE_BLOCKS, by: PathName = "eager") 
     )
 
 
-def wrong(naive: NaiveModel, specs: list[RequestSpec], said: dict[int, list[int]]) -> list[int]:
-    return [one.key for one in specs if not is_naive(naive, one, said[one.key])]
+def wrong(
+    naive: NaiveModel, specs: list[RequestSpec], generated: dict[int, list[int]]
+) -> list[int]:
+    return [one.key for one in specs if not is_naive(naive, one, generated[one.key])]
 
 
 @pytest.mark.parametrize(
@@ -89,19 +91,19 @@ def test_a_request_that_makes_the_step_raise_fails_alone(
     saboteur = TorchSaboteur(executor, raises)
     specs = mixed_specs(hashed=hashed)
 
-    told = run_mixed(executor, specs, budget=24)
+    reported = run_mixed(executor, specs, budget=24)
 
-    found, said = ends(told), outputs(told)
+    found, generated = ends(reported), outputs(reported)
     failed = {key: end for key, end in found.items() if isinstance(end, Failed)}
     assert set(failed) == BAD
     for end in failed.values():
         assert end.reason is FailureReason.EXECUTOR_REQUEST_FAILED
         assert "IndexError at torch_saboteur.py:" in end.detail
         assert "bounds" not in end.detail
-    assert wrong(naive, [one for one in specs if one.key not in BAD], said) == []
+    assert wrong(naive, [one for one in specs if one.key not in BAD], generated) == []
     for key in BAD:
         # What they got before it is right, too.
-        before = said.get(key, [])
+        before = generated.get(key, [])
         assert len(before) == at_output
         assert naive.is_greedy(specs[key - 1].prompt_ids.tolist(), before)
     # Parts of steps ran with decodes and chunks in one.
@@ -121,9 +123,9 @@ def test_a_step_short_of_memory_is_run_in_smaller_parts(folder: Path, naive: Nai
     saboteur = TorchSaboteur(executor, raises)
     specs = mixed_specs(hashed=False)
 
-    told = run_mixed(executor, specs, budget=2048)
+    reported = run_mixed(executor, specs, budget=2048)
 
-    assert wrong(naive, specs, outputs(told)) == []
+    assert wrong(naive, specs, outputs(reported)) == []
     assert any(tokens > room and len(keys) > 1 for keys, tokens in saboteur.parts)
 
 
@@ -139,10 +141,10 @@ def test_case_34_random_allocation_failures_lose_no_token(
     )
     specs = mixed_specs(hashed=True)
 
-    told = run_mixed(executor, specs, budget=24)
+    reported = run_mixed(executor, specs, budget=24)
 
     assert saboteur.num_probes > 0
-    assert wrong(naive, specs, outputs(told)) == []
+    assert wrong(naive, specs, outputs(reported)) == []
 
 
 @pytest.mark.parametrize("by", PATHS)
@@ -155,11 +157,11 @@ def test_drawn_tokens_are_the_same_in_parts(by: PathName, folder: Path) -> None:
     executor = build(folder, by=by)
     TorchSaboteur(executor, for_keys(BAD))
 
-    told = run_mixed(executor, specs, budget=24)
+    reported = run_mixed(executor, specs, budget=24)
 
-    said = outputs(told)
-    assert set(said) == set(undisturbed) - BAD
-    assert all(tokens == undisturbed[key] for key, tokens in said.items())
+    generated = outputs(reported)
+    assert set(generated) == set(undisturbed) - BAD
+    assert all(tokens == undisturbed[key] for key, tokens in generated.items())
 
 
 def test_case_29_a_sampler_that_raises_for_one_row_fails_that_one(
@@ -178,10 +180,10 @@ def test_case_29_a_sampler_that_raises_for_one_row_fails_that_one(
     biased = SamplingParams(temperature=0.0, logit_bias=((50, 0.0),))
     specs = mixed_specs(hashed=False, sampling=biased)
 
-    told = run_mixed(build(folder), specs, budget=24)
+    reported = run_mixed(build(folder), specs, budget=24)
 
-    assert [key for key, end in ends(told).items() if isinstance(end, Failed)] == [9]
-    assert wrong(naive, [one for one in specs if one.key != 9], outputs(told)) == []
+    assert [key for key, end in ends(reported).items() if isinstance(end, Failed)] == [9]
+    assert wrong(naive, [one for one in specs if one.key != 9], outputs(reported)) == []
 
 
 def test_a_device_that_is_lost_is_not_searched(folder: Path) -> None:

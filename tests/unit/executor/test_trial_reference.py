@@ -38,9 +38,9 @@ def test_the_bound_is_what_the_number_format_explains(
     # The result has the norm of the exact logits.
     found = (EXACT + noise * NOISE) / (1 + noise**2) ** 0.5
 
-    told = reference.fault_of(factor * found, stored)
+    reported = reference.fault_of(factor * found, stored)
 
-    assert re.search(fault or "^$", told)
+    assert re.search(fault or "^$", reported)
 
 
 def test_logits_that_are_not_finite_are_reported() -> None:

@@ -172,12 +172,12 @@ def test_what_is_not_known_is_explained(tmp_path: Path) -> None:
     folders = [recognise(path) for path in (missing, empty, broken, odd, listed)]
 
     assert {folder.kind for folder in folders} == {ModelKind.UNKNOWN}
-    said = [folder.explanation for folder in folders]
-    assert f"{missing} is not a folder" in said[0]
-    assert "contains no config.json" in said[1]
-    assert "config.json is not valid JSON" in said[2]
-    assert "is neither a Hugging Face model nor" in said[3]
-    assert "config.json must contain a JSON object" in said[4]
+    explanations = [folder.explanation for folder in folders]
+    assert f"{missing} is not a folder" in explanations[0]
+    assert "contains no config.json" in explanations[1]
+    assert "config.json is not valid JSON" in explanations[2]
+    assert "is neither a Hugging Face model nor" in explanations[3]
+    assert "config.json must contain a JSON object" in explanations[4]
 
 
 @pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json"])

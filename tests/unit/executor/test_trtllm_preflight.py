@@ -116,9 +116,9 @@ def test_an_engine_of_another_version_is_reported(
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "1.2.1")
 
-    said = notices(engine_folder(tmp_path), **ENGINE_SIZES)
+    notice = notices(engine_folder(tmp_path), **ENGINE_SIZES)
 
-    assert "built by TensorRT-LLM 1.2.0; 1.2.1 is installed" in said
+    assert "built by TensorRT-LLM 1.2.0; 1.2.1 is installed" in notice
 
 
 def test_adapters_must_be_there_and_fit(tmp_path: Path) -> None:

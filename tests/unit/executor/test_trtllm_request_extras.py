@@ -114,8 +114,8 @@ def test_reuse_without_salts_is_rejected_at_the_start() -> None:
     package = recording_package(generate_arguments=GENERATE_ARGUMENTS - {"cache_salt"})
     with pytest.raises(ValueError, match="cache_salt"):
         mapping(package=package)
-    told = arguments(spec(), engine=mapping(replace(FULL, kv_cache_config=NO_REUSE), package))
-    assert "cache_salt" not in told
+    reported = arguments(spec(), engine=mapping(replace(FULL, kv_cache_config=NO_REUSE), package))
+    assert "cache_salt" not in reported
 
 
 # The rest of the arguments.

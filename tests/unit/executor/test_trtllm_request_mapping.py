@@ -38,9 +38,9 @@ needs_torch = pytest.mark.skipif(
 
 
 def test_a_plain_request_passes_these_arguments_and_no_others() -> None:
-    told = arguments(spec(hash_salt=b"\xff\x00a", stop_ids=(2,)))
-    made = told.pop("sampling_params")
-    assert told == {"inputs": [5, 6, 7], "streaming": True, "cache_salt": "ff0061"}
+    reported = arguments(spec(hash_salt=b"\xff\x00a", stop_ids=(2,)))
+    made = reported.pop("sampling_params")
+    assert reported == {"inputs": [5, 6, 7], "streaming": True, "cache_salt": "ff0061"}
     assert made.arguments == {
         "n": 1,
         "max_tokens": 20,
@@ -87,10 +87,10 @@ def test_drawing_is_always_explicit_because_its_absence_means_greedy() -> None:
 
 
 def test_output_from_before_is_prompt_to_the_engine_and_counts_for_us() -> None:
-    told = arguments(spec(max_tokens=20, min_tokens=6, stop_ids=(2,)), [11, 12])
-    assert told["inputs"] == [5, 6, 7, 11, 12]
-    assert told["sampling_params"]["max_tokens"] == 18
-    assert told["sampling_params"]["min_tokens"] == 4
+    reported = arguments(spec(max_tokens=20, min_tokens=6, stop_ids=(2,)), [11, 12])
+    assert reported["inputs"] == [5, 6, 7, 11, 12]
+    assert reported["sampling_params"]["max_tokens"] == 18
+    assert reported["sampling_params"]["min_tokens"] == 4
 
 
 def test_replayed_tokens_count_like_those_before_a_preemption() -> None:
@@ -117,9 +117,9 @@ def test_the_total_never_changes_whatever_came_before(
         min_tokens=min_tokens,
         stop_ids=(2,),
     )
-    told = arguments(asked, [6] * num_output)
-    made = told["sampling_params"]
-    assert len(told["inputs"]) + made["max_tokens"] == asked.max_total_tokens
+    reported = arguments(asked, [6] * num_output)
+    made = reported["sampling_params"]
+    assert len(reported["inputs"]) + made["max_tokens"] == asked.max_total_tokens
     num_generated = num_replayed + num_output
     assert made.arguments.get("min_tokens", 0) == max(0, min_tokens - num_generated)
 
@@ -200,8 +200,8 @@ def test_min_tokens_is_rejected_where_it_would_bar_nothing() -> None:
 
 def test_without_stop_ids_there_is_nothing_to_bar() -> None:
     asked = spec(max_tokens=4, min_tokens=4)
-    told = arguments(asked, engine=mapping(TrtllmConfig()))
-    assert "min_tokens" not in told["sampling_params"].arguments
+    reported = arguments(asked, engine=mapping(TrtllmConfig()))
+    assert "min_tokens" not in reported["sampling_params"].arguments
 
 
 def test_min_p_is_passed_where_it_is_honoured_and_rejected_elsewhere() -> None:

@@ -21,7 +21,7 @@ from penstock.scheduler.request import (
     RequestSpec,
     SamplingParams,
 )
-from support.trtllm_engine import TrtllmHouse, greedy_spec, reference
+from support.trtllm_engine import TrtllmHarness, greedy_spec, reference
 from unit.executor.trtllm_requests import FULL, VOCAB, arguments, constrained, sampled, spec
 
 pytestmark = pytest.mark.usefixtures("fake_trtllm")
@@ -58,17 +58,17 @@ ASKED = {
 def test_the_stand_in_takes_every_kind_of_request(asked: RequestSpec, tmp_path: Path) -> None:
     from tensorrt_llm import LLM, SamplingParams
 
-    told = arguments(asked, engine=engine(tmp_path))
-    inspect.signature(LLM.generate_async).bind(None, **told)
-    assert isinstance(told["sampling_params"], SamplingParams)
+    reported = arguments(asked, engine=engine(tmp_path))
+    inspect.signature(LLM.generate_async).bind(None, **reported)
+    assert isinstance(reported["sampling_params"], SamplingParams)
 
 
 def test_retention_is_made_of_the_classes_that_the_engine_knows(tmp_path: Path) -> None:
     from tensorrt_llm.llmapi.llm_configs import KvCacheRetentionConfig
 
-    told = arguments(ASKED["retained"], engine=engine(tmp_path))["kv_cache_retention_config"]
-    assert isinstance(told, KvCacheRetentionConfig)
-    (prompt,) = told.token_range_retention_configs
+    reported = arguments(ASKED["retained"], engine=engine(tmp_path))["kv_cache_retention_config"]
+    assert isinstance(reported, KvCacheRetentionConfig)
+    (prompt,) = reported.token_range_retention_configs
     assert isinstance(prompt, KvCacheRetentionConfig.TokenRangeRetentionConfig)
     assert (prompt.priority, prompt.duration_ms) == (80, timedelta(seconds=60))
 
@@ -81,14 +81,14 @@ def test_an_adapter_without_its_folder_is_rejected_at_the_start(tmp_path: Path) 
 @pytest.mark.parametrize("later_stops", [(), (4095,)], ids=["end id", "stop id"])
 def test_the_stand_in_stops_at_our_end_ids(tmp_path: Path, later_stops: tuple[int, ...]) -> None:
     """By the end id, which is the last one, and by a stop id. The output contains the token."""
-    house = TrtllmHouse(tmp_path, is_free=True)
+    harness = TrtllmHarness(tmp_path, is_free=True)
     prompt = [5, 6, 7]
-    free = reference(house, prompt, 6)
-    house.submit(greedy_spec(1, prompt, max_tokens=6, stop_ids=(free[2], *later_stops)))
-    house.run_free()
-    house.close()
+    free = reference(harness, prompt, 6)
+    harness.submit(greedy_spec(1, prompt, max_tokens=6, stop_ids=(free[2], *later_stops)))
+    harness.run_free()
+    harness.close()
 
-    end = house.outcomes[1].end
+    end = harness.outcomes[1].end
     assert isinstance(end, Completed)
     assert (end.reason, end.stop_id) == (FinishReason.STOP, free[2])
-    assert house.tokens(1) == free[:3]
+    assert harness.tokens(1) == free[:3]

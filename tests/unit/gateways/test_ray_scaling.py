@@ -59,11 +59,11 @@ def test_nothing_changes_while_one_has_not_reported() -> None:
     st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1)), min_size=1, max_size=50),
     st.integers(0, 10),
 )
-def test_one_decision_is_bounded(told: list[tuple[float, float]], num_missing: int) -> None:
-    num = len(told)
+def test_one_decision_is_bounded(reported: list[tuple[float, float]], num_missing: int) -> None:
+    num = len(reported)
     planned = num + num_missing
 
-    got = wanted([wait_s for wait_s, _ in told], [share for _, share in told], planned)
+    got = wanted([wait_s for wait_s, _ in reported], [share for _, share in reported], planned)
 
     assert 1 <= got <= max(planned, 2 * num)
 

@@ -32,10 +32,10 @@ def test_a_light_tenant_is_not_rejected_for_the_prompts_and_the_queue_of_others(
     site.run_until(site.clock() + 0.5)
     site.step()
     assert isinstance(site.ends[100], Completed)
-    told = site.queued[100][0]
-    assert told.num_ahead == 0
-    assert told.estimated_queue_s is not None
-    assert told.estimated_queue_s < 0.1
+    reported = site.queued[100][0]
+    assert reported.num_ahead == 0
+    assert reported.estimated_queue_s is not None
+    assert reported.estimated_queue_s < 0.1
 
 
 def test_a_request_of_the_flooding_tenant_is_rejected() -> None:

@@ -175,10 +175,10 @@ def test_an_accepted_request_has_its_position_and_its_wait() -> None:
     for key in range(1, 5):
         site.submit(key, 100, max_tokens=1)
     site.run()
-    told = [site.queued[key] for key in range(1, 5)]
-    assert [len(one) for one in told] == [1, 1, 1, 1]
-    assert [one[0].num_ahead for one in told] == [0, 1, 2, 3]
-    waits_s = [one[0].estimated_queue_s for one in told]
+    reported = [site.queued[key] for key in range(1, 5)]
+    assert [len(one) for one in reported] == [1, 1, 1, 1]
+    assert [one[0].num_ahead for one in reported] == [0, 1, 2, 3]
+    waits_s = [one[0].estimated_queue_s for one in reported]
     assert waits_s[0] == 0.0
     assert waits_s[3] == pytest.approx(0.33, rel=0.2)
 

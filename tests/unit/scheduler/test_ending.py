@@ -47,8 +47,8 @@ def test_cancel_by_id_ends_every_output_of_that_request_only() -> None:
     engine.submit((make_spec(3, request_id="other"),))
     assert engine.cancel_by_id("mine") is RequestState.PENDING
     assert not engine.cancel_by_id("mine")
-    told = run_until_idle(engine)
-    assert {key: end.reason for key, end in ends(told).items()} == {
+    reported = run_until_idle(engine)
+    assert {key: end.reason for key, end in ends(reported).items()} == {
         1: FinishReason.CANCELLED,
         2: FinishReason.CANCELLED,
         3: FinishReason.LENGTH,
@@ -79,9 +79,9 @@ def test_time_limits_hold_in_the_queue_and_while_running(
         assert engine.next_wakeup_s() == 5.0
     num_batches = len(executor.batches)
     clock.now_s = 5.0
-    told = engine.step()
+    reported = engine.step()
     engine.check_integrity()
-    assert [(end.key, end.reason) for end in told.ends] == [(1, expected)]
+    assert [(end.key, end.reason) for end in reported.ends] == [(1, expected)]
     if runs:
         assert len(executor.batches) == num_batches, "no step was spent on it"
 
@@ -116,9 +116,9 @@ def test_a_model_that_could_take_more_than_the_cache_costs_no_memory_for_it() ->
     assert engine.arrays.token_ids.shape[1] == 12 * 4 + 1
     engine.submit((make_spec(1, 30, max_tokens=19),))
     engine.submit((make_spec(2, 30, max_tokens=20),))
-    told = ends(run_until_idle(engine))
-    assert told[1].reason is FinishReason.LENGTH
-    assert told[2].reason is FailureReason.EXCEEDS_KV_CACHE
+    reported = ends(run_until_idle(engine))
+    assert reported[1].reason is FinishReason.LENGTH
+    assert reported[2].reason is FailureReason.EXCEEDS_KV_CACHE
 
 
 def test_the_queue_is_bounded_by_requests_and_by_tokens() -> None:
@@ -128,8 +128,8 @@ def test_the_queue_is_bounded_by_requests_and_by_tokens() -> None:
     engine.submit((make_spec(3, 10),))
     pair = tuple(make_spec(k, [1], request_id="pair", leader_key=k - 5) for k in (5, 6))
     engine.submit(pair)
-    told = run_until_idle(engine)
-    rejected = {k for k, end in ends(told).items() if end.reason is FailureReason.QUEUE_FULL}
+    reported = run_until_idle(engine)
+    rejected = {k for k, end in ends(reported).items() if end.reason is FailureReason.QUEUE_FULL}
     assert rejected == {2, 5, 6}
 
 
@@ -154,8 +154,8 @@ def test_siblings_are_all_taken_or_all_rejected() -> None:
     engine.submit(twins)
     odd = (make_spec(2, 5, request_id="odd"), make_spec(3, 5, request_id="odd", max_tokens=99))
     engine.submit(odd)
-    told = engine.step()
-    assert [(end.key, end.reason.name) for end in told.ends] == [
+    reported = engine.step()
+    assert [(end.key, end.reason.name) for end in reported.ends] == [
         (1, "REQUEST_ID_IN_USE"),
         (1, "REQUEST_ID_IN_USE"),
         (2, "PROMPT_TOO_LONG"),
@@ -206,9 +206,9 @@ def test_a_request_that_fails_alone_leaves_the_rest(depth: int) -> None:
         engine.submit((make_spec(key, 3, max_tokens=3),))
     failure = SlotFailure(slot=0, detail="nan")
     drive(engine, executor, StepResult(slots=int32(1), tokens=int32(7), failures=(failure,)))
-    told = run_until_idle(engine)
-    assert outputs(told) == {2: [7, 7, 7]}
-    assert ends(told)[1] == Failed(
+    reported = run_until_idle(engine)
+    assert outputs(reported) == {2: [7, 7, 7]}
+    assert ends(reported)[1] == Failed(
         key=1,
         at_s=0.0,
         reason=FailureReason.EXECUTOR_REQUEST_FAILED,
@@ -235,9 +235,9 @@ def test_no_token_asks_again_and_several_tokens_advance_at_once() -> None:
     both = int32(0, 1)
     drive(engine, executor, StepResult(slots=both, tokens=int32(5, 5, 5), counts=int32(0, 3)))
     drive(engine, executor, StepResult(slots=both, tokens=int32(6, 9, 6), counts=int32(1, 2)))
-    told = run_until_idle(engine)
-    assert outputs(told) == {1: [6, 7, 7, 7, 7, 7], 2: [5, 5, 5, 9]}
-    assert ends(told)[2].reason is FinishReason.STOP
+    reported = run_until_idle(engine)
+    assert outputs(reported) == {1: [6, 7, 7, 7, 7, 7], 2: [5, 5, 5, 9]}
+    assert ends(reported)[2].reason is FinishReason.STOP
 
 
 def test_many_tokens_at_once_get_their_blocks() -> None:
@@ -245,8 +245,8 @@ def test_many_tokens_at_once_get_their_blocks() -> None:
     engine.submit((make_spec(1, 3, max_tokens=30),))
     tokens = int32(*range(20))
     drive(engine, executor, StepResult(slots=int32(0), tokens=tokens, counts=int32(20)))
-    told = run_until_idle(engine)
-    assert outputs(told)[1] == [*range(20), *[7] * 10]
+    reported = run_until_idle(engine)
+    assert outputs(reported)[1] == [*range(20), *[7] * 10]
 
 
 def test_a_step_that_fails_late_leaves_no_block_to_reuse() -> None:

@@ -102,13 +102,13 @@ def test_a_preempted_request_goes_before_every_fresh_one_of_its_tenant() -> None
     clock = FakeClock()
     engine, _ = make_engine(clock=clock, num_blocks=6, max_num_seqs=2, watermark=0.0)
     submit_all(engine, "a", [1, 2], prompt=3, max_tokens=18)
-    told = [engine.step()]
+    reported = [engine.step()]
     submit_all(engine, "a", [3], prompt=3, max_tokens=2, deadline_s=1.0)
-    told += run_until_idle(engine)
-    thrown_out = changed(told, Preempted)
-    order = changed(told, Admitted)
-    assert thrown_out
-    back = [index for index, key in enumerate(order) if key == thrown_out[0]][1]
+    reported += run_until_idle(engine)
+    preempted = changed(reported, Preempted)
+    order = changed(reported, Admitted)
+    assert preempted
+    back = [index for index, key in enumerate(order) if key == preempted[0]][1]
     assert order.index(3) > back
 
 
@@ -146,31 +146,31 @@ def test_no_request_passes_a_huge_one_after_its_time() -> None:
     assert changed([engine.step()], Admitted) == [3]
     clock.now_s = 2.1
     submit_all(engine, "a", [4], prompt=3, max_tokens=1, arrival_s=2.1)
-    told = run_until_idle(engine)
-    assert changed(told, Admitted) == [2, 4]
+    reported = run_until_idle(engine)
+    assert changed(reported, Admitted) == [2, 4]
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     engine, executor = make_engine()
     submit_all(engine, "a", [1], prompt=60, max_tokens=1)
     submit_all(engine, "a", [2], prompt=7, max_tokens=1)
-    told = engine.step()
+    reported = engine.step()
     assert [r.spec.key for r in executor.batches[0].admitted] == [1, 2]
     assert executor.batches[0].num_tokens.tolist() == [9, 7], "what nobody wanted goes back"
-    assert told.keys.tolist() == [2]
+    assert reported.keys.tolist() == [2]
 
 
 def test_limits_of_one_tenant() -> None:
     engine, executor = make_engine(max_num_waiting_per_tenant=3, max_num_running_per_tenant=1)
     submit_all(engine, "a", range(1, 5))
     submit_all(engine, "b", [5])
-    told = run_until_idle(engine)
+    reported = run_until_idle(engine)
     breach = QuotaBreach(kind=QuotaKind.NUM_WAITING, limit=3)
-    assert ends(told)[4] == Failed(
+    assert ends(reported)[4] == Failed(
         key=4, at_s=0.0, reason=FailureReason.TENANT_OVER_QUOTA, breach=breach
     )
     assert [r.spec.key for r in executor.batches[0].admitted] == [1, 5]
-    assert changed(told, Admitted) == [1, 5, 2, 3]
+    assert changed(reported, Admitted) == [1, 5, 2, 3]
 
 
 def test_the_victim_is_of_the_lowest_class_then_the_greediest_then_the_cheapest() -> None:

@@ -56,10 +56,10 @@ def test_what_is_cached_is_seen_by_every_chunk() -> None:
 def test_an_idle_machine_has_no_queue() -> None:
     want = Demand(num_prefill_tokens=50)
 
-    told = [forecast(MACHINE, want, IDLE, NO_TENANT), forecast_alone(MACHINE, want)]
+    reported = [forecast(MACHINE, want, IDLE, NO_TENANT), forecast_alone(MACHINE, want)]
 
-    assert [outlook.queue_s for outlook in told] == [0.0, 0.0]
-    assert [outlook.ttft_s for outlook in told] == pytest.approx([1.55] * 2)
+    assert [outlook.queue_s for outlook in reported] == [0.0, 0.0]
+    assert [outlook.ttft_s for outlook in reported] == pytest.approx([1.55] * 2)
 
 
 def test_the_error_of_the_cost_is_forgiven() -> None:
@@ -72,25 +72,27 @@ def test_the_error_of_the_cost_is_forgiven() -> None:
     ]
     want = Demand(num_prefill_tokens=50)
 
-    told = [
+    reported = [
         forecast_alone(Machine(cost=COST, max_prefill_tokens=100, prefill_error=error), want)
         for error in errors
     ]
 
-    assert [outlook.ttft_s / 1.55 for outlook in told] == pytest.approx([1.0, 0.8, 0.7, 0.1, 0.0])
+    assert [outlook.ttft_s / 1.55 for outlook in reported] == pytest.approx(
+        [1.0, 0.8, 0.7, 0.1, 0.0]
+    )
 
 
 def test_errors_of_many_steps_cancel_out() -> None:
     error = StepError(bias=0.5, p90=0.4)
     machine = Machine(cost=COST, max_prefill_tokens=100, decode_error=error)
 
-    def told(num_tokens: int) -> float:
+    def reported(num_tokens: int) -> float:
         want = Demand(num_prefill_tokens=50, min_output_tokens=num_tokens)
         return forecast_alone(machine, want).decode_s
 
-    step_s = told(2) / (1.0 - 0.4)
-    assert told(17) == pytest.approx(16 * step_s * (1.0 - 0.1))
-    assert told(1001) == pytest.approx(1000 * step_s * (1.0 - 0.05)), "of as many as were seen"
+    step_s = reported(2) / (1.0 - 0.4)
+    assert reported(17) == pytest.approx(16 * step_s * (1.0 - 0.1))
+    assert reported(1001) == pytest.approx(1000 * step_s * (1.0 - 0.05)), "of as many as were seen"
 
 
 def test_the_wait_is_forgiven_the_error_of_the_steps_it_is_made_of() -> None:

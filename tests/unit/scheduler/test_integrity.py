@@ -251,10 +251,10 @@ def test_pauses_too_short_for_a_whole_check_reach_every_block() -> None:
     pool = pool_of(engine)
     num_pieces = check_in_pieces(engine)
     damage = {"hash index": swap_names, "twice": put_free_block_twice}
-    for told, break_it in damage.items():
+    for reported, break_it in damage.items():
         before = dict(pool._hash_of), pool._stack.copy()
         break_it(pool)
-        with pytest.raises(IntegrityError, match=told):
+        with pytest.raises(IntegrityError, match=reported):
             check_in_short_pauses(engine, num_pieces // 3)
         pool._hash_of, pool._stack = before
 

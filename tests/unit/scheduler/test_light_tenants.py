@@ -52,10 +52,10 @@ def flooded(num_running: int = 4, **options: Any) -> tuple[Engine, NullExecutor]
 def test_a_flood_gives_a_slot_to_a_light_tenant_and_loses_nothing_but_time(depth: int) -> None:
     engine, _ = flooded(pipeline_depth=depth)
     submit(engine, "quiet", [11], prompt=3, max_tokens=2)
-    told = [engine.step(), engine.step(), engine.step()]
-    assert changed(told, Admitted) == [11]
-    assert len(changed(told, Preempted)) == 1
-    finished = ends([*told, *run_until_idle(engine)])
+    reported = [engine.step(), engine.step(), engine.step()]
+    assert changed(reported, Admitted) == [11]
+    assert len(changed(reported, Preempted)) == 1
+    finished = ends([*reported, *run_until_idle(engine)])
     assert len(finished) == 9
     assert all(
         isinstance(end, Completed) and end.reason is FinishReason.LENGTH
@@ -70,9 +70,9 @@ def test_blocks_come_from_the_request_that_loses_least_and_frees_enough() -> Non
     submit(engine, "flood", [3], prompt=28, max_tokens=8)
     engine.step()
     submit(engine, "quiet", [11], prompt=16, max_tokens=1)
-    told = engine.step()
-    assert changed([told], Preempted) == [2], "its 3 blocks and the 1 that was free"
-    assert changed([told], Admitted) == [11]
+    reported = engine.step()
+    assert changed([reported], Preempted) == [2], "its 3 blocks and the 1 that was free"
+    assert changed([reported], Admitted) == [11]
 
 
 def test_no_request_is_preempted_when_it_would_not_suffice() -> None:
@@ -94,8 +94,8 @@ def test_no_request_is_preempted_when_it_would_not_suffice() -> None:
 def test_a_running_request_keeps_its_slot_where_that_is_asked_for(options: dict[str, Any]) -> None:
     engine, _ = flooded(**options)
     submit(engine, "quiet", [11], prompt=3, max_tokens=2)
-    told = run_until_idle(engine)
-    assert not changed(told, Preempted)
+    reported = run_until_idle(engine)
+    assert not changed(reported, Preempted)
 
 
 def test_equals_do_not_throw_each_other_out() -> None:
@@ -114,8 +114,8 @@ def test_no_class_gives_way_to_a_lower_one() -> None:
     submit(engine, "flood", range(1, 9), prompt=3, max_tokens=12, priority=1)
     engine.step()
     submit(engine, "quiet", [11], prompt=3, max_tokens=2)
-    told = run_until_idle(engine)
-    assert not changed(told, Preempted)
+    reported = run_until_idle(engine)
+    assert not changed(reported, Preempted)
 
 
 def test_a_request_gives_way_so_often_and_then_stays() -> None:
@@ -125,8 +125,8 @@ def test_a_request_gives_way_so_often_and_then_stays() -> None:
         if not engine.tenants.num_waiting_of("quiet"):
             key += 1
             submit(engine, "quiet", [key], prompt=3, max_tokens=1)
-        for thrown_out in changed([engine.step()], Preempted):
-            counts[thrown_out] += 1
+        for preempted in changed([engine.step()], Preempted):
+            counts[preempted] += 1
     assert max(counts.values()) == MAX_TENANT_PREEMPTIONS
     run_until_idle(engine)
 
@@ -136,9 +136,9 @@ def test_a_light_tenants_prompt_goes_before_one_under_way() -> None:
     submit(engine, "flood", range(1, 4), prompt=60, max_tokens=1)
     engine.step()
     submit(engine, "quiet", [11], prompt=9, max_tokens=1)
-    told = engine.step()
+    reported = engine.step()
     assert executor.batches[-1].num_tokens.tolist() == [9], "and nothing that delays it"
-    assert told.keys.tolist() == [11]
+    assert reported.keys.tolist() == [11]
     submit(engine, "quiet", [12], prompt=9, max_tokens=1)
     engine.step()
     assert int(executor.batches[-1].num_tokens.sum()) == 16, "not twice running"
@@ -209,10 +209,10 @@ def test_a_tenant_of_few_large_requests_gets_its_second_one() -> None:
     submit(engine, "flood", range(1, 9), prompt=28, max_tokens=8)
     engine.step()
     submit(engine, "quiet", [12], prompt=24, max_tokens=8)
-    told = engine.step()
+    reported = engine.step()
     # With 12 of 40 blocks it holds less than half of the flood's 28.
-    assert changed([told], Admitted) == [12]
-    assert len(changed([told], Preempted)) == 1
+    assert changed([reported], Admitted) == [12]
+    assert len(changed([reported], Preempted)) == 1
 
 
 @pytest.mark.parametrize(("crowd", "is_light"), [(("a",), True), (("a", "b"), False)])

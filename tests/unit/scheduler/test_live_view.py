@@ -91,10 +91,12 @@ def test_positions_are_those_in_which_they_are_let_in(order: SchedulingOrder) ->
     engine = busy(order, output_token_weight=0.0)
     for key in range(2, 8):
         engine.submit((make_spec(key, 5, max_tokens=1, tenant="ab"[key > 5], priority=key == 4),))
-    told = positions(engine)
-    assert sorted(told.values(), key=lambda position: position or 0) == list(range(6))
-    assert positions(engine) == told
-    assert changed(run_until_idle(engine), Admitted) == sorted(told, key=lambda key: told[key] or 0)
+    reported = positions(engine)
+    assert sorted(reported.values(), key=lambda position: position or 0) == list(range(6))
+    assert positions(engine) == reported
+    assert changed(run_until_idle(engine), Admitted) == sorted(
+        reported, key=lambda key: reported[key] or 0
+    )
 
 
 def test_a_request_with_its_own_reason_to_wait_has_no_position() -> None:

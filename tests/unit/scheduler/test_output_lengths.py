@@ -150,11 +150,11 @@ def test_those_that_run_count_so_that_short_ones_do_not_pass_for_all() -> None:
         is_of_tenant=np.ones(60, dtype=np.bool_),
         has_limit=np.ones(60, dtype=np.bool_),
     )
-    beside = outputs.of("a", 4096, lambda: running)
+    mixed = outputs.of("a", 4096, lambda: running)
     assert alone is not None
-    assert beside is not None
+    assert mixed is not None
     assert alone.chance_within(20, FREE) > 0.9
-    assert beside.chance_within(20, FREE) < 0.5
+    assert mixed.chance_within(20, FREE) < 0.5
 
 
 def test_where_all_were_cut_early_longer_ones_are_not_taken_for_endless() -> None:

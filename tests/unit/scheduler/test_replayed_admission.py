@@ -42,9 +42,9 @@ def test_bounds_of_the_queue_do_not_hold_for_replays(
     for key in range(1, 5):
         one.submit((spec(key),))
     one.submit((spec(9, num_replays=1),))
-    told = rejections(one)
-    assert set(told.values()) == {reason}
-    assert 9 not in told
+    reported = rejections(one)
+    assert set(reported.values()) == {reason}
+    assert 9 not in reported
 
 
 def test_a_deadline_that_has_passed_ends_a_replay() -> None:

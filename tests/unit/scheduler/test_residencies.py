@@ -12,8 +12,8 @@ from support.core import ends, make_engine, make_spec, run_until_idle
 from support.self_paced import make_self_paced
 
 
-def stay_of(key: int, told: list) -> Stay | None:  # type: ignore[type-arg]  # of StepEvents
-    return ends(told)[key].stay
+def stay_of(key: int, reported: list) -> Stay | None:  # type: ignore[type-arg]  # of StepEvents
+    return ends(reported)[key].stay
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -21,10 +21,14 @@ def test_chunks_steps_and_the_sizes_of_batches(depth: int) -> None:
     engine, _ = make_engine(pipeline_depth=depth, max_num_seqs=4, max_num_batched_tokens=8)
     engine.submit((make_spec(1, 20, max_tokens=9),))
     engine.submit((make_spec(2, 4, max_tokens=1),))
-    told = run_until_idle(engine)
+    reported = run_until_idle(engine)
     # 8 + 8 + 4 tokens, the other's 4 next to the last; the last chunk brings the first token.
-    assert stay_of(1, told) == Stay(num_chunks=3, num_steps=11, min_batch_size=1, max_batch_size=2)
-    assert stay_of(2, told) == Stay(num_chunks=1, num_steps=1, min_batch_size=2, max_batch_size=2)
+    assert stay_of(1, reported) == Stay(
+        num_chunks=3, num_steps=11, min_batch_size=1, max_batch_size=2
+    )
+    assert stay_of(2, reported) == Stay(
+        num_chunks=1, num_steps=1, min_batch_size=2, max_batch_size=2
+    )
 
 
 def test_a_stay_ends_with_a_preemption_and_another_begins() -> None:
@@ -38,14 +42,16 @@ def test_a_stay_ends_with_a_preemption_and_another_begins() -> None:
     )
     for key in (1, 2):
         engine.submit((make_spec(key, 8, max_tokens=14, hashed=False),))
-    told = run_until_idle(engine)
+    reported = run_until_idle(engine)
     (preempted,) = [
-        change for events in told for change in events.changes if isinstance(change, Preempted)
+        change for events in reported for change in events.changes if isinstance(change, Preempted)
     ]
     # Both have 12 tokens when a fourth block is wanted.
     assert preempted.stay == Stay(num_chunks=1, num_steps=5, min_batch_size=2, max_batch_size=2)
     # 13 tokens are computed again and bring one; eight are left to decode.
-    assert stay_of(2, told) == Stay(num_chunks=1, num_steps=9, min_batch_size=1, max_batch_size=1)
+    assert stay_of(2, reported) == Stay(
+        num_chunks=1, num_steps=9, min_batch_size=1, max_batch_size=1
+    )
 
 
 def test_a_prompt_that_is_not_answered_is_one_chunk() -> None:
@@ -53,9 +59,11 @@ def test_a_prompt_that_is_not_answered_is_one_chunk() -> None:
     engine.submit((make_spec(1, 6, max_tokens=3),))
     for _ in range(4):
         engine.step()
-    executor.say(1, 3)
-    told = [engine.step()]
-    assert stay_of(1, told) == Stay(num_chunks=1, num_steps=4, min_batch_size=1, max_batch_size=1)
+    executor.emit(1, 3)
+    reported = [engine.step()]
+    assert stay_of(1, reported) == Stay(
+        num_chunks=1, num_steps=4, min_batch_size=1, max_batch_size=1
+    )
     engine.close()
 
 

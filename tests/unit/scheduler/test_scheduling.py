@@ -28,12 +28,12 @@ def work(batch: Batch) -> dict[int, tuple[int, int]]:
 def test_one_request_prefills_then_decodes_one_token_a_step() -> None:
     engine, executor = make_engine()
     engine.submit((make_spec(1, 5, max_tokens=3),))
-    told = run_until_idle(engine)
+    reported = run_until_idle(engine)
     assert [work(batch) for batch in executor.batches] == [{0: (0, 5)}, {0: (5, 1)}, {0: (6, 1)}]
     assert [batch.num_decodes for batch in executor.batches] == [0, 1, 1]
-    assert outputs(told) == {1: [7, 7, 7]}
+    assert outputs(reported) == {1: [7, 7, 7]}
     stay = Stay(num_chunks=1, num_steps=3, min_batch_size=1, max_batch_size=1)
-    assert ends(told) == {1: Completed(key=1, at_s=0.0, reason=FinishReason.LENGTH, stay=stay)}
+    assert ends(reported) == {1: Completed(key=1, at_s=0.0, reason=FinishReason.LENGTH, stay=stay)}
 
 
 def test_long_prompts_are_chunked_to_the_budget_and_decodes_go_first() -> None:
@@ -41,7 +41,7 @@ def test_long_prompts_are_chunked_to_the_budget_and_decodes_go_first() -> None:
     engine.submit((make_spec(1, 2, max_tokens=5),))
     engine.step()
     engine.submit((make_spec(2, 20, max_tokens=1),))
-    told = run_until_idle(engine)
+    reported = run_until_idle(engine)
     assert [work(batch) for batch in executor.batches[1:4]] == [
         {0: (2, 1), 1: (0, 7)},
         {0: (3, 1), 1: (7, 7)},
@@ -50,7 +50,7 @@ def test_long_prompts_are_chunked_to_the_budget_and_decodes_go_first() -> None:
     assert all(int(batch.num_tokens.sum()) <= 8 for batch in executor.batches)
     assert executor.batches[1].sampled_slots.tolist() == [0], "an unfinished prompt samples nothing"
     assert executor.batches[3].sampled_slots.tolist() == [0, 1]
-    assert outputs(told)[2] == [7]
+    assert outputs(reported)[2] == [7]
 
 
 def test_requests_join_and_leave_between_steps() -> None:
@@ -84,9 +84,9 @@ def test_stop_ids_end_the_output_once_min_tokens_are_out() -> None:
     engine.submit((make_spec(1, 3, max_tokens=9, stop_ids=(5, 3)),))
     engine.submit((make_spec(2, 3, max_tokens=9, stop_ids=(3, 4, 5), min_tokens=2),))
     engine.submit((make_spec(3, 3, max_tokens=9),))
-    told = run_until_idle(engine)
-    assert outputs(told) == {1: [3], 2: [3, 4, 5], 3: [3, 4, 5, 6, 7, 8, 9, 10, 11]}
-    how = {key: (end.reason, getattr(end, "stop_id", None)) for key, end in ends(told).items()}
+    reported = run_until_idle(engine)
+    assert outputs(reported) == {1: [3], 2: [3, 4, 5], 3: [3, 4, 5, 6, 7, 8, 9, 10, 11]}
+    how = {key: (end.reason, getattr(end, "stop_id", None)) for key, end in ends(reported).items()}
     assert how == {
         1: (FinishReason.STOP, 3),
         2: (FinishReason.STOP, 5),
@@ -102,9 +102,9 @@ def test_a_known_prefix_is_not_computed_again() -> None:
     executor.batches.clear()
     engine.submit((make_spec(2, [*prompt[:9], 1, 2], max_tokens=1),))
     engine.submit((make_spec(3, prompt, max_tokens=1, hashed=False),))
-    told = run_until_idle(engine)
+    reported = run_until_idle(engine)
     cached = {
-        c.key: c.num_cached_tokens for e in told for c in e.changes if isinstance(c, Admitted)
+        c.key: c.num_cached_tokens for e in reported for c in e.changes if isinstance(c, Admitted)
     }
     assert cached == {2: 8, 3: 0}
     assert work(executor.batches[0]) == {0: (8, 3), 1: (0, 11)}
@@ -172,8 +172,8 @@ def test_an_heir_computes_the_prompt_when_the_leader_is_cancelled() -> None:
     engine.submit(specs)
     engine.step()
     assert engine.cancel(1)
-    told = run_until_idle(engine)
-    assert {key: len(tokens) for key, tokens in outputs(told).items()} == {2: 4, 3: 4}
+    reported = run_until_idle(engine)
+    assert {key: len(tokens) for key, tokens in outputs(reported).items()} == {2: 4, 3: 4}
 
 
 def test_outputs_are_the_same_at_every_pipeline_depth() -> None:
@@ -193,8 +193,8 @@ def test_with_two_steps_in_flight_late_tokens_of_the_ended_are_dropped() -> None
     engine, executor = make_engine(pipeline_depth=2, max_num_seqs=1)
     engine.submit((make_spec(1, 3, max_tokens=9, stop_ids=(7,)),))
     engine.submit((make_spec(2, 3, max_tokens=2),))
-    told = run_until_idle(engine)
-    assert outputs(told) == {1: [7], 2: [7, 7]}
+    reported = run_until_idle(engine)
+    assert outputs(reported) == {1: [7], 2: [7, 7]}
     # The second step of request 1 was under way when the first one ended it.
     assert [batch.num_decodes for batch in executor.batches] == [0, 1, 0, 1]
     assert executor.batches[2].released == (0,)
@@ -210,8 +210,8 @@ def test_nothing_is_launched_beyond_the_last_token() -> None:
 def test_a_replayed_request_continues_where_it_was() -> None:
     engine, executor = make_engine(token=lambda _slot, position: position)
     engine.submit((make_spec(1, [50, 51, 2, 3], num_replayed=2, max_tokens=4),))
-    told = run_until_idle(engine)
-    assert outputs(told) == {1: [4, 5]}
+    reported = run_until_idle(engine)
+    assert outputs(reported) == {1: [4, 5]}
     assert int(executor.batches[0].arrays.num_prompt[0]) == 2
 
 
@@ -226,12 +226,12 @@ def test_a_preempted_request_recomputes_and_continues(depth: int) -> None:
     )
     for key in (1, 2):
         engine.submit((make_spec(key, [key * 10, 1, 2], max_tokens=11),))
-    told = run_until_idle(engine)
-    assert changed(told, Preempted) == [2], "the junior goes"
+    reported = run_until_idle(engine)
+    assert changed(reported, Preempted) == [2], "the junior goes"
     expected = list(range(3, 14))
-    assert outputs(told) == {1: expected, 2: expected}
-    assert list(ends(told)) == [1, 2]
-    for before, after in itertools.pairwise(told):
+    assert outputs(reported) == {1: expected, 2: expected}
+    assert list(ends(reported)) == [1, 2]
+    for before, after in itertools.pairwise(reported):
         if any(isinstance(change, Preempted) for change in after.changes):
             assert not any(isinstance(change, Admitted) for change in after.changes)
         assert before.step <= after.step
@@ -242,9 +242,9 @@ def test_a_preempted_request_keeps_its_seniority() -> None:
     engine, _ = make_engine(num_blocks=4, max_num_seqs=2, watermark=0.0)
     for key in (1, 2, 3):
         engine.submit((make_spec(key, 3, max_tokens=11),))
-    told = run_until_idle(engine)
-    assert changed(told, Preempted)[0] == 2
-    order = changed(told, Admitted)
+    reported = run_until_idle(engine)
+    assert changed(reported, Preempted)[0] == 2
+    order = changed(reported, Admitted)
     assert order.count(2) > 1
     assert order.index(3) > max(i for i, key in enumerate(order) if key == 2), "3 overtook 2"
 
@@ -255,10 +255,10 @@ def test_a_reservation_to_the_end_never_preempts() -> None:
     )
     for key in range(1, 7):
         engine.submit((make_spec(key, 3, max_tokens=10),))
-    told = run_until_idle(engine)
-    assert not changed(told, Preempted)
+    reported = run_until_idle(engine)
+    assert not changed(reported, Preempted)
     assert max(batch.num_rows for batch in executor.batches) == 2
-    assert len(ends(told)) == 6
+    assert len(ends(reported)) == 6
 
 
 def test_admission_leaves_a_watermark_unless_the_engine_is_idle() -> None:
@@ -270,8 +270,8 @@ def test_admission_leaves_a_watermark_unless_the_engine_is_idle() -> None:
     engine.step()
     assert sorted(work(executor.batches[0])) == [0], "11 + 2 blocks of 16 leave less than 4"
     engine.submit((make_spec(3, 60, max_tokens=1),))
-    told = run_until_idle(engine)
-    assert set(ends(told)) == {2, 3}, "alone, a request may take all"
+    reported = run_until_idle(engine)
+    assert set(ends(reported)) == {2, 3}, "alone, a request may take all"
 
 
 def test_rows_of_a_batch_share_the_arrays_without_copying() -> None:

@@ -35,14 +35,14 @@ def test_a_step_returns_at_once_and_asks_again(pair: Pair) -> None:
     engine, executor = pair
     engine.submit((make_spec(1, 5, max_tokens=3),))
 
-    told = [engine.step() for _ in range(3)]
+    reported = [engine.step() for _ in range(3)]
     for _ in range(3):
-        executor.say(1)
-        told.append(engine.step())
+        executor.emit(1)
+        reported.append(engine.step())
         engine.check_integrity()
 
-    assert outputs(told) == {1: tokens_from(1, 5, 3)}
-    assert ends(told)[1].reason is FinishReason.LENGTH
+    assert outputs(reported) == {1: tokens_from(1, 5, 3)}
+    assert ends(reported)[1].reason is FinishReason.LENGTH
     assert not engine.has_work
 
 
@@ -70,7 +70,7 @@ def test_unanswered_prompts_weigh_on_the_budget(pair: Pair) -> None:
     # Two steps of 16 tokens: the one that runs and the one that comes.
     assert executor.admitted == [1, 2, 3]
 
-    executor.say(1)
+    executor.emit(1)
     engine.step()
 
     # Twice 16 less the one decode, and less the 20 tokens of two prompts.
@@ -85,10 +85,10 @@ def test_a_prompt_beyond_the_budget_goes_in_alone(pair: Pair) -> None:
 
     engine.step()
     assert executor.admitted == [1]
-    executor.say(1)
+    executor.emit(1)
     engine.step()
     assert executor.admitted == [1, 2]
-    executor.say(2)
+    executor.emit(2)
     engine.step()
     assert executor.admitted == [1, 2, 3]
 
@@ -98,14 +98,14 @@ def test_several_tokens_at_once_run_past_the_blocks_and_the_tables_follow(pair: 
     engine.submit((make_spec(1, 5, max_tokens=20),))
     engine.step()
 
-    executor.say(1, 13)
-    told = [engine.step()]
+    executor.emit(1, 13)
+    reported = [engine.step()]
     engine.check_integrity()
-    executor.say(1, 30)
-    told.append(engine.step())
+    executor.emit(1, 30)
+    reported.append(engine.step())
     engine.check_integrity()
 
-    assert outputs(told) == {1: tokens_from(1, 5, 20)}
+    assert outputs(reported) == {1: tokens_from(1, 5, 20)}
 
 
 def test_what_has_arrived_makes_room_in_the_same_step() -> None:
@@ -113,7 +113,7 @@ def test_what_has_arrived_makes_room_in_the_same_step() -> None:
     engine.submit((make_spec(1, 4, max_tokens=1),))
     engine.submit((make_spec(2, 4),))
     engine.step()
-    executor.say(1)
+    executor.emit(1)
 
     engine.step()
 
@@ -125,7 +125,7 @@ def test_the_last_release_is_passed_on_and_leaves_no_work(pair: Pair) -> None:
     engine, executor = pair
     engine.submit((make_spec(1, 4, max_tokens=1),))
     engine.step()
-    executor.say(1)
+    executor.emit(1)
 
     engine.step()
 
@@ -143,7 +143,7 @@ def test_a_prefix_counts_as_cached_once_it_was_answered(pair: Pair) -> None:
     # Not computed yet: nothing to share, though it runs.
     assert executor.batches[-1].starts.tolist() == [0] * len(executor.batches[-1].starts)
 
-    executor.say(1)
+    executor.emit(1)
     engine.submit((make_spec(3, prompt),))
     engine.step()
 
@@ -161,7 +161,7 @@ def test_siblings_wait_for_the_leaders_first_token(pair: Pair) -> None:
     engine.step()
     engine.step()
     assert executor.admitted == [1]
-    executor.say(1)
+    executor.emit(1)
     engine.step()
 
     assert executor.admitted == [1, 2]
@@ -172,7 +172,7 @@ def test_the_executor_reports_what_it_found_in_its_cache(pair: Pair) -> None:
     engine.submit((make_spec(1, 6),))
     engine.step()
     executor.find_prefix(1, 5)
-    executor.say(1)
+    executor.emit(1)
 
     events = engine.step()
 
@@ -187,14 +187,14 @@ def test_an_end_of_the_executors_own_comes_after_its_tokens(pair: Pair, num_toke
     engine.submit((make_spec(1, 6, max_tokens=9),))
     engine.step()
     if num_tokens:
-        executor.say(1, num_tokens)
+        executor.emit(1, num_tokens)
     executor.end(1, reason=FinishReason.STOP, stop_id=77)
 
-    told = [engine.step()]
+    reported = [engine.step()]
     engine.check_integrity()
 
-    assert outputs(told).get(1, []) == tokens_from(1, 6, num_tokens)
-    end = ends(told)[1]
+    assert outputs(reported).get(1, []) == tokens_from(1, 6, num_tokens)
+    end = ends(reported)[1]
     assert isinstance(end, Completed)
     assert (end.reason, end.stop_id) == (FinishReason.STOP, 77)
 
@@ -203,7 +203,7 @@ def test_the_schedulers_own_finding_wins_over_the_executors_word(pair: Pair) -> 
     engine, executor = pair
     engine.submit((make_spec(1, 6, max_tokens=9, stop_ids=(77,)),))
     engine.step()
-    executor.say_ids(1, 5, 77)
+    executor.emit_ids(1, 5, 77)
     executor.end(1, reason=FinishReason.LENGTH)
 
     (end,) = engine.step().ends
@@ -228,7 +228,7 @@ def test_a_failure_states_its_cause(
     engine.submit((make_spec(2, 6),))
     engine.step()
     executor.fail(1, **flags)
-    executor.say(2)
+    executor.emit(2)
 
     events = engine.step()
     engine.check_integrity()
@@ -252,7 +252,7 @@ def test_news_of_a_slot_that_was_given_back_meanwhile_is_dropped(pair: Pair) -> 
     engine, executor = pair
     engine.submit((make_spec(1, 6, max_tokens=9),))
     engine.step()
-    executor.say(1)
+    executor.emit(1)
     engine.cancel(1)
 
     events = engine.step()
@@ -281,7 +281,7 @@ def test_the_first_token_meets_its_deadline() -> None:
     engine, executor = make_self_paced(clock=clock)
     engine.submit((make_spec(1, 6, max_tokens=9, ttft_deadline_s=5.0),))
     engine.step()
-    executor.say(1)
+    executor.emit(1)
     engine.step()
 
     clock.now_s = 6.0
@@ -297,7 +297,7 @@ def test_a_request_is_let_in_by_its_whole_size_whatever_can_be_reused() -> None:
     prompt = list(range(16))
     engine.submit((make_spec(1, [*prompt, 20], max_tokens=7),))
     engine.step()
-    executor.say(1)
+    executor.emit(1)
     engine.submit((make_spec(2, [*prompt, 21], max_tokens=3),))
     engine.step()
     # Five blocks are needed, four of them there: two are free, and the engine asks for five.
@@ -326,17 +326,17 @@ def test_preemption_takes_a_request_out_and_brings_it_back_with_its_output() -> 
     )
     engine.submit((make_spec(1, 8, max_tokens=15),))
     engine.submit((make_spec(2, 8, max_tokens=15),))
-    told = [engine.step()]
+    reported = [engine.step()]
     for _ in range(200):
         for key in list(executor.inside):
-            executor.say(key)
-        told.append(engine.step())
+            executor.emit(key)
+        reported.append(engine.step())
         engine.check_integrity()
         if not engine.has_work:
             break
 
     assert executor.admitted.count(2) > 1
-    assert outputs(told) == {1: tokens_from(1, 8, 15), 2: tokens_from(2, 8, 15)}
+    assert outputs(reported) == {1: tokens_from(1, 8, 15), 2: tokens_from(2, 8, 15)}
     engine.close()
 
 
@@ -345,7 +345,7 @@ def test_pages_in_use_are_reported_with_every_step(pair: Pair) -> None:
     engine.submit((make_spec(1, 9, max_tokens=1),))
     engine.step()
     assert executor.batches[-1].num_used_blocks == 3
-    executor.say(1)
+    executor.emit(1)
     engine.step()
 
     assert executor.batches[-1].num_used_blocks == 0

@@ -49,7 +49,7 @@ def turn(key: int, session_id: str = "a", prompt: list[int] | None = None) -> Re
     return replace(made, session_id=session_id)
 
 
-def told(engine: Engine, *specs: RequestSpec) -> list[StepEvents]:
+def reported(engine: Engine, *specs: RequestSpec) -> list[StepEvents]:
     for spec in specs:
         engine.submit((spec,))
     events = run_until_idle(engine)
@@ -67,7 +67,7 @@ def num_cached(events: list[StepEvents], key: int) -> int:
     )
 
 
-def stranger(key: int, num_blocks: int) -> RequestSpec:
+def other_request(key: int, num_blocks: int) -> RequestSpec:
     """Return a request without a session that uses `num_blocks` blocks in the end."""
     return make_spec(key, (num_blocks - 1) * BLOCK_SIZE, max_tokens=BLOCK_SIZE + 1)
 
@@ -76,61 +76,61 @@ def stranger(key: int, num_blocks: int) -> RequestSpec:
 def test_a_turn_finds_the_prompt_and_the_output_of_the_turn_before(depth: int) -> None:
     engine = engine_of(16, depth=depth)
     first = replace(turn(1), max_tokens=5)
-    told(engine, first)
+    reported(engine, first)
     dialogue = [*range(8), TOKEN, TOKEN, TOKEN, TOKEN, TOKEN, 20, 21]
     # 8 + 5 tokens, the last of which was sampled and never computed: 12 are, three blocks.
-    assert num_cached(told(engine, turn(2, prompt=dialogue)), 2) == 12
+    assert num_cached(reported(engine, turn(2, prompt=dialogue)), 2) == 12
 
 
 def test_a_block_is_full_only_when_its_last_token_was_computed() -> None:
     engine = engine_of(16)
-    told(engine, turn(1))
+    reported(engine, turn(1))
     # 12 tokens, 11 computed: the third block lacks its last.
-    assert num_cached(told(engine, turn(2, prompt=[*range(8), *[TOKEN] * 4, 20])), 2) == 8
+    assert num_cached(reported(engine, turn(2, prompt=[*range(8), *[TOKEN] * 4, 20])), 2) == 8
 
 
 def test_sessions_outlast_the_blocks_of_others() -> None:
     engine = engine_of(8)
-    told(engine, turn(1))
+    reported(engine, turn(1))
     for key in range(2, 6):
-        told(engine, stranger(key, 5))
-    assert num_cached(told(engine, turn(9, prompt=list(range(9)))), 9) == 8
+        reported(engine, other_request(key, 5))
+    assert num_cached(reported(engine, turn(9, prompt=list(range(9)))), 9) == 8
     without = engine_of(8)
-    told(without, turn(1, session_id=""))
+    reported(without, turn(1, session_id=""))
     for key in range(2, 6):
-        told(without, stranger(key, 5))
-    assert num_cached(told(without, turn(9, prompt=list(range(9)))), 9) == 0
+        reported(without, other_request(key, 5))
+    assert num_cached(reported(without, turn(9, prompt=list(range(9)))), 9) == 0
 
 
 def test_sessions_yield_before_running_work_does() -> None:
     engine = engine_of(6)
-    told(engine, turn(1), turn(2, "b", prompt=list(range(50, 58))))
+    reported(engine, turn(1), turn(2, "b", prompt=list(range(50, 58))))
     assert len(engine.cache.pool.sessions._holders) == 4
-    events = told(engine, stranger(3, 3), stranger(4, 3))
+    events = reported(engine, other_request(3, 3), other_request(4, 3))
     changes = [change for event in events for change in event.changes]
     assert not [change for change in changes if isinstance(change, Preempted)]
     assert {c.at_s for c in changes if isinstance(c, Admitted)} == {0.0}, "both at once"
-    assert num_cached(told(engine, turn(9, prompt=list(range(9)))), 9) == 0
+    assert num_cached(reported(engine, turn(9, prompt=list(range(9)))), 9) == 0
 
 
 def test_a_session_lapses_after_its_time_to_live() -> None:
     clock = FakeClock()
     engine = engine_of(8, clock)
-    told(engine, turn(1))
+    reported(engine, turn(1))
     clock.now_s = 99.0
-    told(engine, turn(2))
+    reported(engine, turn(2))
     clock.now_s = 198.0
-    told(engine, stranger(3, 6))
-    assert num_cached(told(engine, turn(4, prompt=list(range(9)))), 4) == 8
+    reported(engine, other_request(3, 6))
+    assert num_cached(reported(engine, turn(4, prompt=list(range(9)))), 4) == 8
     clock.now_s = 298.1
-    told(engine, stranger(5, 6), stranger(6, 6))
-    assert num_cached(told(engine, turn(7, prompt=list(range(9)))), 7) == 0
+    reported(engine, other_request(5, 6), other_request(6, 6))
+    assert num_cached(reported(engine, turn(7, prompt=list(range(9)))), 7) == 0
 
 
 def test_a_turn_that_waits_renews_its_session() -> None:
     clock = FakeClock()
     engine = engine_of(16, clock)
-    told(engine, turn(1))
+    reported(engine, turn(1))
     clock.now_s = 90.0
     engine.submit((turn(2, prompt=list(range(9))),))
     clock.now_s = 150.0
@@ -141,8 +141,8 @@ def test_a_turn_that_waits_renews_its_session() -> None:
 
 def test_the_share_of_the_pool_is_a_budget() -> None:
     engine = engine_of(8, max_session_share=0.25)
-    told(engine, turn(1))
-    told(engine, turn(2, "b", prompt=list(range(50, 58))))
+    reported(engine, turn(1))
+    reported(engine, turn(2, "b", prompt=list(range(50, 58))))
     sessions = engine.cache.pool.sessions
     assert len(sessions._holders) == 2
     assert blocks_of(sessions, ("", "a", SALT)) == ()
@@ -151,21 +151,21 @@ def test_the_share_of_the_pool_is_a_budget() -> None:
 def test_a_tenant_with_many_sessions_loses_its_own_oldest() -> None:
     engine = engine_of(16, max_tenant_session_share=0.25)
     sessions = engine.cache.pool.sessions
-    told(engine, replace(turn(1, prompt=list(range(50, 58))), tenant="quiet"))
+    reported(engine, replace(turn(1, prompt=list(range(50, 58))), tenant="quiet"))
     for key in range(2, 7):
         prompt = list(range(100 * key, 100 * key + 8))
-        told(engine, replace(turn(key, f"s{key}", prompt=prompt), tenant="hog"))
+        reported(engine, replace(turn(key, f"s{key}", prompt=prompt), tenant="hog"))
     assert len(blocks_of(sessions, ("quiet", "a", SALT))) == 2
     held = [len(blocks_of(sessions, ("hog", f"s{key}", SALT))) for key in range(2, 7)]
     assert held == [0, 0, 0, 2, 2]
     # One that is larger than the share keeps its head.
-    told(engine, replace(turn(7, "long", prompt=list(range(900, 924))), tenant="hog"))
+    reported(engine, replace(turn(7, "long", prompt=list(range(900, 924))), tenant="hog"))
     assert len(blocks_of(sessions, ("hog", "long", SALT))) == 4
 
 
 def test_a_session_keeps_so_many_tokens_of_its_head() -> None:
     engine = engine_of(16, max_session_tokens=2 * BLOCK_SIZE)
-    told(engine, turn(1, prompt=list(range(16))))
+    reported(engine, turn(1, prompt=list(range(16))))
     assert len(blocks_of(engine.cache.pool.sessions, ("", "a", SALT))) == 2
 
 
@@ -212,12 +212,12 @@ def test_retention_works_without_a_session() -> None:
     clock = FakeClock()
     engine = engine_of(8, clock)
     keep = CacheRetention(level=90, duration_s=5.0)
-    told(engine, replace(turn(1, session_id=""), retention=keep))
-    told(engine, stranger(2, 6), stranger(3, 6))
-    assert num_cached(told(engine, turn(4, "", prompt=list(range(9)))), 4) == 8
+    reported(engine, replace(turn(1, session_id=""), retention=keep))
+    reported(engine, other_request(2, 6), other_request(3, 6))
+    assert num_cached(reported(engine, turn(4, "", prompt=list(range(9)))), 4) == 8
     clock.now_s = 5.1
-    told(engine, stranger(5, 6), stranger(6, 8))
-    assert num_cached(told(engine, turn(7, "", prompt=list(range(9)))), 7) == 0
+    reported(engine, other_request(5, 6), other_request(6, 8))
+    assert num_cached(reported(engine, turn(7, "", prompt=list(range(9)))), 7) == 0
 
 
 def test_an_executor_with_its_own_cache_is_asked_for_a_retention() -> None:

@@ -24,16 +24,16 @@ class Notes:
 
     def __init__(self) -> None:
         self.notes: list[StepNote] = []
-        self.told: list[object] = []
+        self.reported: list[object] = []
 
     def note_submit(self, specs: tuple[RequestSpec, ...]) -> None:
-        self.told.append(specs)
+        self.reported.append(specs)
 
     def note_launch(self, batch: Batch, chunks: Sequence[PrefillChunk], launched_s: float) -> None:
-        self.told.append((batch, [chunk.count for chunk in chunks], launched_s))
+        self.reported.append((batch, [chunk.count for chunk in chunks], launched_s))
 
     def note_iteration(self, events: StepEvents, note: StepNote | None) -> None:
-        self.told.append(events)
+        self.reported.append(events)
         if note is not None:
             self.notes.append(note)
 
@@ -126,7 +126,7 @@ def test_a_listener_is_notified_in_order() -> None:
     specs = (make_spec(1, 3, max_tokens=1),)
     engine.submit(specs)
     events = engine.step()
-    assert listener.told == [specs, (executor.batches[0], [3], 0.0), events]
+    assert listener.reported == [specs, (executor.batches[0], [3], 0.0), events]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -163,9 +163,9 @@ def test_of_a_self_paced_executor_each_turn_with_rows_is_one() -> None:
     engine.submit((make_spec(1, 6, max_tokens=2),))
     engine.step()
     assert not notes
-    executor.say(1)
+    executor.emit(1)
     engine.step()
-    executor.say(1)
+    executor.emit(1)
     engine.step()
     engine.step()
     assert [note.batch for note in notes] == [b for b in executor.batches if b.num_rows]

@@ -44,14 +44,14 @@ class Site:
             max_num_batched_tokens=budget,
             **{"deadline_admission": False, **settings},
         )
-        self.told: list[StepEvents] = []
+        self.reported: list[StepEvents] = []
 
     def submit(self, key: int, prompt: int = 3, **options: Any) -> None:
         self.engine.submit((make_spec(key, prompt, arrival_s=self.clock(), **options),))
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
-            self.told.append(self.engine.step())
+            self.reported.append(self.engine.step())
             self.engine.check_integrity()
             self.clock.now_s += STEP_S
 
@@ -66,7 +66,7 @@ class Site:
         """Return a request's waits, one for each admission."""
         found = [
             change.wait
-            for events in self.told
+            for events in self.reported
             for change in events.changes
             if isinstance(change, Admitted) and change.key == key
         ]
@@ -91,7 +91,7 @@ def test_a_queued_request_has_the_reason_why_the_queue_waits() -> None:
     site.submit(3)
     site.step()
 
-    changes = [change for events in site.told for change in events.changes]
+    changes = [change for events in site.reported for change in events.changes]
     assert [(change.key, change.waits_for) for change in changes if isinstance(change, Queued)] == [
         (1, None),
         (2, None),
@@ -141,7 +141,7 @@ def test_a_prompt_too_long_for_what_is_left_waits_for_tokens() -> None:
     first = engine.step()
     assert [change.key for change in first.changes if isinstance(change, Admitted)] == [1]
     clock.now_s = 2.0
-    executor.say(1)
+    executor.emit(1)
     changes = engine.step().changes
     waits = {change.key: change.wait for change in changes if isinstance(change, Admitted)}
     assert rounded(waits[2] or Wait()) == Wait(token_budget_s=2.0)
@@ -200,11 +200,14 @@ def test_each_stay_has_its_own_account() -> None:
     site.submit(2, 8, max_tokens=14)
     site.run()
     preempted = [
-        change for events in site.told for change in events.changes if isinstance(change, Preempted)
+        change
+        for events in site.reported
+        for change in events.changes
+        if isinstance(change, Preempted)
     ]
     assert [change.key for change in preempted] == [2]
     first, second = site.waits(2)
-    (end,) = [end for key, end in ends(site.told).items() if key == 1]
+    (end,) = [end for key, end in ends(site.reported).items() if key == 1]
     assert rounded(first) == Wait()
     assert rounded(second) == Wait(blocks_s=round(end.at_s + STEP_S - preempted[0].at_s, 6))
 
@@ -243,16 +246,16 @@ def test_a_request_that_leaves_the_queue_reports_why_it_waited(
     site.step()
     end(site)
     site.step()
-    told = ends(site.told)[2]
-    assert told.stay is None
-    assert rounded(told.wait or Wait()) == Wait(slots_s=waited_s)
+    reported = ends(site.reported)[2]
+    assert reported.stay is None
+    assert rounded(reported.wait or Wait()) == Wait(slots_s=waited_s)
 
 
 def test_a_request_that_ends_in_the_batch_reports_only_its_residency() -> None:
     site = Site()
     site.submit(1, max_tokens=2)
     site.run()
-    (end,) = ends(site.told).values()
+    (end,) = ends(site.reported).values()
     assert isinstance(end, Completed)
     assert end.wait is None
     assert end.stay is not None
@@ -265,14 +268,14 @@ def test_the_rejected_did_not_wait() -> None:
     site.submit(3)
     site.submit(4, deadline_s=site.clock() - 1.0)
     site.step()
-    told = ends(site.told)
-    reasons = {key: end.reason for key, end in told.items() if isinstance(end, Failed)}
+    reported = ends(site.reported)
+    reasons = {key: end.reason for key, end in reported.items() if isinstance(end, Failed)}
     assert reasons == {
         1: FailureReason.PROMPT_TOO_LONG,
         3: FailureReason.QUEUE_FULL,
         4: FailureReason.DEADLINE_EXCEEDED,
     }
-    assert all(end.wait is None and end.stay is None for end in told.values() if end.key != 2)
+    assert all(end.wait is None and end.stay is None for end in reported.values() if end.key != 2)
 
 
 def test_the_accounts_outlive_many_arrivals() -> None:
@@ -283,7 +286,7 @@ def test_the_accounts_outlive_many_arrivals() -> None:
     site.engine.submit((old,))
     for key in range(2, num_others + 2):
         site.engine.submit((quick(key, site.clock()),))
-        site.told.append(site.engine.step())
+        site.reported.append(site.engine.step())
         site.clock.now_s += STEP_S
     site.run()
     assert site.wait(10**6).num_passed_by == num_others

@@ -179,7 +179,7 @@ def test_what_is_not_known_is_not_printed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "hint"),
+    ("grpc_message", "hint"),
     [
         (
             "ipv4:127.0.0.1:9: Failed to connect to remote host: Connection refused",
@@ -211,12 +211,16 @@ def test_what_is_not_known_is_not_printed() -> None:
         ("Tls handshake failed (TSI_PROTOCOL_FAILURE)", "only one side uses TLS"),
     ],
 )
-def test_where_no_service_answers_the_line_states_what_to_look_for(said: str, hint: str) -> None:
-    failure = Failure(code=grpc.StatusCode.UNAVAILABLE, message=said, address="127.0.0.1:7")
+def test_where_no_service_answers_the_line_states_what_to_look_for(
+    grpc_message: str, hint: str
+) -> None:
+    failure = Failure(code=grpc.StatusCode.UNAVAILABLE, message=grpc_message, address="127.0.0.1:7")
     assert describe_error(error_of(failure)).startswith(hint)
 
-    of_service = Failure(code=grpc.StatusCode.UNAVAILABLE, reason="ENGINE_DOWN", message=said)
-    assert hint not in describe_error(error_of(of_service)).replace(said, "")
+    of_service = Failure(
+        code=grpc.StatusCode.UNAVAILABLE, reason="ENGINE_DOWN", message=grpc_message
+    )
+    assert hint not in describe_error(error_of(of_service)).replace(grpc_message, "")
 
 
 @pytest.mark.parametrize("wait_s", [0.4, 60.2])

@@ -105,11 +105,11 @@ def test_a_prompt_that_is_none_is_not_repeated(
 ) -> None:
     assert main(["generate", prompt]) == 2
 
-    told = capsys.readouterr().err
-    assert told.startswith("penstock generate: ")
-    assert line in told
-    assert told.count("\n") == 1
-    assert "secret" not in told
+    reported = capsys.readouterr().err
+    assert reported.startswith("penstock generate: ")
+    assert line in reported
+    assert reported.count("\n") == 1
+    assert "secret" not in reported
 
 
 @pytest.mark.parametrize("command", ["", "serve", "generate", "chat", "models", "health", "demo"])

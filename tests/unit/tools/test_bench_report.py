@@ -152,10 +152,10 @@ def test_a_trace_lends_its_lengths_to_a_rate(trace: Path) -> None:
 def test_bad_usage_is_reported_by_its_flag(
     trace: Path, arguments: tuple[object, ...], message: str
 ) -> None:
-    with pytest.raises((UsageError, BadSetting)) as told:
+    with pytest.raises((UsageError, BadSetting)) as reported:
         plans(*(trace if argument == "TRACE" else argument for argument in arguments))
 
-    assert message in str(told.value)
+    assert message in str(reported.value)
 
 
 def test_a_model_that_hides_its_vocabulary_cannot_be_asked() -> None:

@@ -55,6 +55,6 @@ def test_a_command_of_the_client_needs_nothing_of_the_server(
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
     assert main(("version",)) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("penstock ")
-    assert "\ngrpcio " in told
+    reported = capsys.readouterr().out
+    assert reported.startswith("penstock ")
+    assert "\ngrpcio " in reported

@@ -39,20 +39,20 @@ def test_three_seconds_of_work_a_second_take_three_replicas() -> None:
     (found,) = plan.candidates
     assert found.num_replicas == 3
     assert found.is_monotone
-    holds = {verdict.num_replicas: verdict.meets for verdict in found.tried}
+    holds = {result.num_replicas: result.meets for result in found.tried}
     assert holds == {1: False, 2: False, 3: True, 4: True}
-    assert found.verdict.ttft_p99_s == pytest.approx(1.0)
+    assert found.result.ttft_p99_s == pytest.approx(1.0)
     assert plan.best is found
 
 
 def test_the_curve_bends_where_one_replica_is_full() -> None:
     (found,) = planned(candidate("slow")).candidates
 
-    held = [point.offered_per_s for point in found.curve if point.verdict.meets]
-    failed = [point.offered_per_s for point in found.curve if not point.verdict.meets]
+    held = [point.offered_per_s for point in found.curve if point.result.meets]
+    failed = [point.offered_per_s for point in found.curve if not point.result.meets]
     assert max(held) == pytest.approx(1 / 3, rel=0.05)
     assert min(failed) > max(held)
-    assert found.curve[-1].verdict.good_share < 0.5
+    assert found.curve[-1].result.good_share < 0.5
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_no_candidate_meets_the_target() -> None:
 
     assert plan.best is None
     assert plan.candidates[0].num_replicas is None
-    assert plan.candidates[0].verdict.num_replicas == 2
+    assert plan.candidates[0].result.num_replicas == 2
     lines = plan_lines(plan)
     assert "no candidate meets the target with up to 2 replicas" in lines
     assert lines[-1].startswith("- 2 replicas missed the target in the simulation;")
@@ -131,7 +131,7 @@ def test_the_callback_receives_every_simulation() -> None:
         TARGET,
         PlanSearch(max_replicas=2, num_curve_requests=0),
         lambda what, _: running.add(what),
-        lambda what, verdict: tried.append((what, verdict.meets)),
+        lambda what, result: tried.append((what, result.meets)),
     )
 
     assert tried == [("s, 2 replicas", False)]

@@ -13,7 +13,7 @@ from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.plan.candidates import Candidate, candidates_from_json
 from penstock.tools.plan.lower_bound import lower_bound
 from penstock.tools.plan.plan import least_replicas
-from penstock.tools.plan.target import PlanTarget, judge
+from penstock.tools.plan.target import PlanTarget, evaluate
 from penstock.tools.plan.window import busiest_window
 from penstock.tools.simulation.cluster import ClusterConfig, simulate_cluster
 from penstock.tools.simulation.routing import RouterKind
@@ -124,14 +124,14 @@ def test_one_in_a_hundred_may_be_late() -> None:
     trace = [asks(20.0 * i) for i in range(99)] + [asks(2000.0, num_prompt=100)]
     target = PlanTarget(ttft_p99_s=2.0, itl_p99_s=1.0)
 
-    verdict = judge(run_of(trace, target), target)
+    result = evaluate(run_of(trace, target), target)
 
-    assert verdict.ttft_p99_s == pytest.approx(1.8)
-    assert verdict.good_share == 0.99
-    assert verdict.meets
+    assert result.ttft_p99_s == pytest.approx(1.8)
+    assert result.good_share == 0.99
+    assert result.meets
     strict = dataclasses.replace(target, good_share=0.995)
-    assert judge(run_of(trace, strict), strict).misses == ("good share",)
-    late = judge(run_of([*trace, asks(3000.0, num_prompt=100)], target), target)
+    assert evaluate(run_of(trace, strict), strict).misses == ("good share",)
+    late = evaluate(run_of([*trace, asks(3000.0, num_prompt=100)], target), target)
     assert late.misses == ("p99 TTFT",)
     assert late.ttft_p99_s == pytest.approx(11.0)
 
@@ -140,11 +140,11 @@ def test_a_request_with_slow_gaps_is_not_smooth() -> None:
     trace = [asks(0.0, 5)]
     target = PlanTarget(ttft_p99_s=2.0, itl_p99_s=0.9)
 
-    verdict = judge(run_of(trace, target), target)
+    result = evaluate(run_of(trace, target), target)
 
-    assert verdict.smooth_share == 0.0
-    assert verdict.misses == ("p99 ITL",)
-    assert judge(
+    assert result.smooth_share == 0.0
+    assert result.misses == ("p99 ITL",)
+    assert evaluate(
         run_of(trace, PlanTarget(ttft_p99_s=2.0, itl_p99_s=1.1)),
         PlanTarget(ttft_p99_s=2.0, itl_p99_s=1.1),
     ).meets
@@ -157,10 +157,10 @@ def test_requests_that_do_not_meet_take_the_lower_bound() -> None:
 
     bound = lower_bound(trace, run.config.replica, target)
 
-    assert bound.ttft_p99_s == pytest.approx(judge(run, target).ttft_p99_s)
+    assert bound.ttft_p99_s == pytest.approx(evaluate(run, target).ttft_p99_s)
     assert bound.itl_p99_s == pytest.approx(1.0)
-    assert bound.misses == judge(run, target).misses == ("p99 TTFT", "p99 ITL", "good share")
-    met = PlanTarget(ttft_p99_s=judge(run, target).ttft_p99_s, itl_p99_s=1.0, good_share=1.0)
+    assert bound.misses == evaluate(run, target).misses == ("p99 TTFT", "p99 ITL", "good share")
+    met = PlanTarget(ttft_p99_s=evaluate(run, target).ttft_p99_s, itl_p99_s=1.0, good_share=1.0)
     assert lower_bound(trace, run.config.replica, met).misses == ()
 
 
@@ -175,7 +175,7 @@ def test_the_lower_bound_counts_shared_blocks_as_cached() -> None:
     assert lower_bound(trace, run.config.replica, target).ttft_p99_s == pytest.approx(2.6)
     cold = dataclasses.replace(run.config.replica, has_prefix_caching=False)
     assert lower_bound(trace, cold, target).ttft_p99_s == pytest.approx(4.2)
-    assert judge(run, target).ttft_p50_s == pytest.approx(2.6)
+    assert evaluate(run, target).ttft_p50_s == pytest.approx(2.6)
 
 
 def test_a_cancelled_request_bounds_no_gap() -> None:
@@ -183,7 +183,7 @@ def test_a_cancelled_request_bounds_no_gap() -> None:
     trace = [msgspec.structs.replace(asks(0.0, 5), deadline_s=1.7)]
     run = run_of(trace, target)
 
-    assert judge(run, target).smooth_share == 1.0
+    assert evaluate(run, target).smooth_share == 1.0
     assert lower_bound(trace, run.config.replica, target).misses == ()
 
 
@@ -192,25 +192,25 @@ def test_a_request_without_a_token_has_missed_everything() -> None:
     target = PlanTarget(ttft_p99_s=100.0, itl_p99_s=2.0)
 
     # One place, and the first has it for 20 steps.
-    verdict = judge(run_of(trace, target, max_num_seqs=1), target)
+    result = evaluate(run_of(trace, target, max_num_seqs=1), target)
 
-    assert verdict.ttft_p99_s == math.inf
-    assert verdict.smooth_share == 0.5
-    assert verdict.misses == ("p99 TTFT", "p99 ITL")
+    assert result.ttft_p99_s == math.inf
+    assert result.smooth_share == 0.5
+    assert result.misses == ("p99 TTFT", "p99 ITL")
 
 
 def test_time_outside_the_engine_counts_to_ttft() -> None:
     target = PlanTarget(ttft_p99_s=2.0, itl_p99_s=2.0)
 
-    assert judge(run_of([asks(0.0)], target, front_s=0.1), target).meets
-    assert not judge(run_of([asks(0.0)], target, front_s=0.3), target).meets
+    assert evaluate(run_of([asks(0.0)], target, front_s=0.1), target).meets
+    assert not evaluate(run_of([asks(0.0)], target, front_s=0.3), target).meets
 
 
 def test_a_run_that_counted_against_another_target_is_rejected() -> None:
     target = PlanTarget(ttft_p99_s=2.0, itl_p99_s=2.0)
 
     with pytest.raises(ValueError, match="another target"):
-        judge(run_of([asks(0.0)], target), PlanTarget(ttft_p99_s=2.0, itl_p99_s=1.0))
+        evaluate(run_of([asks(0.0)], target), PlanTarget(ttft_p99_s=2.0, itl_p99_s=1.0))
 
 
 @pytest.mark.parametrize(

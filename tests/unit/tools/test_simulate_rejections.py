@@ -22,10 +22,10 @@ def rejection(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     the usage.
     """
     code = main([str(argument) for argument in arguments])
-    said = capsys.readouterr().err
-    assert code == 2, said
-    assert said.count("\n") == 1 or said.startswith("usage:"), said
-    return said
+    printed = capsys.readouterr().err
+    assert code == 2, printed
+    assert printed.count("\n") == 1 or printed.startswith("usage:"), printed
+    return printed
 
 
 def recorded(**fields: object) -> str:
@@ -185,9 +185,9 @@ def test_a_flag_that_is_off_is_named(
 def test_a_field_of_made_up_traffic_is_named(
     capsys: pytest.CaptureFixture[str], synthetic: str, message: str
 ) -> None:
-    said = rejection(capsys, "simulate", "--synthetic", synthetic)
-    assert "--synthetic: " in said
-    assert message in said
+    printed = rejection(capsys, "simulate", "--synthetic", synthetic)
+    assert "--synthetic: " in printed
+    assert message in printed
 
 
 @pytest.mark.parametrize(
@@ -248,8 +248,8 @@ def test_arrivals_that_a_low_load_moves_too_far_are_reported(
     trace = tmp_path / "trace"
     trace.write_text(recorded() + recorded(arrival_s=1.7e9), encoding="utf-8")
 
-    said = rejection(capsys, "simulate", "--trace", trace, "--load", "1e-6")
-    assert "--load" in said
+    printed = rejection(capsys, "simulate", "--trace", trace, "--load", "1e-6")
+    assert "--load" in printed
 
 
 def test_what_was_not_measured_is_a_dash(
@@ -276,9 +276,9 @@ def test_an_unforeseen_error_is_one_line_and_exit_code_70(
         raise KeyError("which\ncame")
 
     assert connection.run_reporting("plan", action) == 70
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "KeyError: 'which\\ncame' (test_simulate_rejections.py, line " in said
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert "KeyError: 'which\\ncame' (test_simulate_rejections.py, line " in printed
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OverflowError("too large"), RecursionError("r")])
@@ -289,9 +289,9 @@ def test_what_this_machine_cannot_hold_is_one_line(
         raise error
 
     assert connection.run_reporting("simulate", action) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert type(error).__name__ in said
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert type(error).__name__ in printed
 
 
 @pytest.mark.parametrize(

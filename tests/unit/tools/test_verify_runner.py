@@ -45,16 +45,16 @@ async def good(_: Subject) -> str:
 
 
 async def judged(*checks: Check, model: Model | None = MODEL, **settings: Any) -> list[CheckResult]:
-    told: list[CheckResult] = []
+    reported: list[CheckResult] = []
     results = await run_checks(
         subject(model),
         checks,
         timeout_s=settings.get("timeout_s", 60.0),
         left_out=settings.get("left_out", frozenset()),
-        on_result=told.append,
+        on_result=reported.append,
         clock=settings.get("clock", FakeClock(100.0)),
     )
-    assert told == results
+    assert reported == results
     return results
 
 

@@ -190,7 +190,7 @@ func (h *checkedStream) failure(code codes.Code, reason string) (*penstock.Error
 	for err == nil {
 		err = h.read()
 		if h.finished != nil {
-			return nil, fmt.Errorf("it was served, not refused with %v", code)
+			return nil, fmt.Errorf("it was served, not rejected with %v", code)
 		}
 	}
 	return asFailure(err, code, reason)

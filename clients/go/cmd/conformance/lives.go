@@ -146,7 +146,7 @@ func drain(ctx context.Context, t *talk) error {
 		return err
 	}
 	if failed.Reason != "" && !failed.HasReason(pb.ErrorReason_ERROR_REASON_DRAINING) {
-		return fmt.Errorf("it was refused with %v", failed)
+		return fmt.Errorf("it was rejected with %v", failed)
 	}
 	return running.untilWhole(num)
 }

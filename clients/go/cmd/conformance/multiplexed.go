@@ -20,7 +20,7 @@ func multiplex(ctx context.Context, t *talk) error {
 	}
 	defer shared.Close()
 	for _, part := range []func(context.Context, *penstock.Client, *penstock.Multiplex) error{
-		sixTexts, oneRefused, oneCancelled, oneOnCredit,
+		sixTexts, oneRejected, oneCancelled, oneOnCredit,
 	} {
 		if err := part(ctx, client, shared); err != nil {
 			return err
@@ -58,13 +58,13 @@ func sixTexts(ctx context.Context, client *penstock.Client, shared *penstock.Mul
 	return nil
 }
 
-// oneRefused checks that one request is rejected, and that a concurrent one continues.
-func oneRefused(ctx context.Context, _ *penstock.Client, shared *penstock.Multiplex) error {
+// oneRejected checks that one request is rejected, and that a concurrent one continues.
+func oneRejected(ctx context.Context, _ *penstock.Client, shared *penstock.Multiplex) error {
 	other := checkStream(shared.Generate(ctx, greedy(50)))
 	if err := other.untilTokens(1); err != nil {
 		return err
 	}
-	if err := refusedTemperature(checkStream(shared.Generate(ctx, tooCold()))); err != nil {
+	if err := rejectedTemperature(checkStream(shared.Generate(ctx, tooCold()))); err != nil {
 		return err
 	}
 	return other.untilWhole(50)

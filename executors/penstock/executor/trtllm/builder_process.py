@@ -48,8 +48,8 @@ def find_builder() -> Path:
     """Return the path of the builder next to the Python executable, else of the one on PATH. Raises
     BuilderUnusable if there is none.
     """
-    beside = str(Path(sys.executable).parent)
-    found = shutil.which(PROGRAM, path=beside) or shutil.which(PROGRAM)
+    bin_folder = str(Path(sys.executable).parent)
+    found = shutil.which(PROGRAM, path=bin_folder) or shutil.which(PROGRAM)
     if found is None:
         raise BuilderUnusable(
             f"{PROGRAM} is not installed: it is part of TensorRT-LLM up to the version that"

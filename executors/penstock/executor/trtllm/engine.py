@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _HEALTH_INTERVAL_S = 1.0
-_TELL_INTERVAL_S = 30.0
+_REPORT_INTERVAL_S = 30.0
 _STOP_S = 5.0
 
 
@@ -198,7 +198,7 @@ async def _build_within(build: Callable[[], Llm], timeout_s: float) -> Llm:
         if left_s <= 0:
             building.cancel()
             raise ExecutorDied(f"the engine was not built within {timeout_s:g} s")
-        await asyncio.wait([building], timeout=min(_TELL_INTERVAL_S, left_s))
+        await asyncio.wait([building], timeout=min(_REPORT_INTERVAL_S, left_s))
         if building.done():
             return building.result()
         logger.info("the engine is being built for %.0f s", time.monotonic() - began_s)

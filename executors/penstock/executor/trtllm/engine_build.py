@@ -20,7 +20,7 @@ from penstock.executor.trtllm.model_kind import ModelFolder, ModelKind, recognis
 from penstock.scheduler.setting import check, setting
 
 _OURS = frozenset({"checkpoint_dir", "output_dir"})
-_TELL_EVERY_S = 10.0
+_REPORT_INTERVAL_S = 10.0
 _USUAL, _CHECKPOINTS = "the builder's", "the checkpoint's"
 
 
@@ -235,8 +235,10 @@ def _wait_reporter(reporter: BuildReporter) -> Callable[[float, str], None]:
     def report_wait(waited_s: float, holder: str) -> None:
         nonlocal next_s
         if waited_s >= next_s:
-            who = f" ({holder})" if holder else ""
-            reporter.log(f"... another build of this engine runs{who}; waited {waited_s:.0f} s")
-            next_s = waited_s + _TELL_EVERY_S
+            holder_text = f" ({holder})" if holder else ""
+            reporter.log(
+                f"... another build of this engine runs{holder_text}; waited {waited_s:.0f} s"
+            )
+            next_s = waited_s + _REPORT_INTERVAL_S
 
     return report_wait

@@ -70,7 +70,7 @@ class ResponseQueue:
         self._stats: EngineStats | None = None
         self._taken_stats: EngineStats | None = None
         self._death: BaseException | None = None
-        self._is_told = False
+        self._is_notified = False
         self._is_closed = False
         self.ready_fd, self._wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -111,8 +111,8 @@ class ResponseQueue:
         with self._lock:
             if self._is_closed:
                 raise ExecutorDied("the executor is closed")
-            if self._is_told:
-                self._is_told = False
+            if self._is_notified:
+                self._is_notified = False
                 with contextlib.suppress(BlockingIOError):
                     os.read(self.ready_fd, 16)
             if self._death is not None:
@@ -145,6 +145,6 @@ class ResponseQueue:
                 self._wake()
 
     def _wake(self) -> None:
-        if not (self._is_told or self._is_closed):
-            self._is_told = True
+        if not (self._is_notified or self._is_closed):
+            self._is_notified = True
             os.write(self._wake_fd, b"\0")

@@ -111,10 +111,10 @@ class PenstockReplica:
         handle = serve.get_deployment_handle(context.deployment, context.app_name)
         asked = handle.broadcast("cancel_here", data, metadata)
         # A replica that dies meanwhile has no requests to cancel, but other replicas may have some.
-        told: list[Answer | BaseException] = await asked.results_async(
+        results: list[Answer | BaseException] = await asked.results_async(
             timeout_s=_BROADCAST_TIMEOUT_S, return_exceptions=True
         )
-        answers = (each for each in told if isinstance(each, Answer))
+        answers = (each for each in results if isinstance(each, Answer))
         return next((a for a in answers if a.ending.code is not grpc.StatusCode.NOT_FOUND), None)
 
 

@@ -157,11 +157,11 @@ def limit_exceeded(
 ) -> RequestError:
     """Return the error for a tenant that exceeds the `limit` of a setting. `counted` is what it
     limits, in the plural."""
-    whose = f'tenant "{tenant}"' if tenant else "all requests without a tenant"
+    owner = f'tenant "{tenant}"' if tenant else "all requests without a tenant"
     return RequestError(
         Failure(
             reason=ErrorReason.QUOTA_EXCEEDED,
-            message=f"{whose}: at most {limit} {counted}",
+            message=f"{owner}: at most {limit} {counted}",
             retry_after_s=retry_after_s,
             quota=QuotaViolation(
                 subject=f"tenant:{tenant}" if tenant else "tenant",

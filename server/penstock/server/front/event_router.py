@@ -242,16 +242,16 @@ class CloseLog:
         self._last_s = -math.inf
         self._num_unreported: int = 0
 
-    def report(self, now_s: float, who: str, why: str, extra: dict[str, str]) -> None:
+    def report(self, now_s: float, reader: str, why: str, extra: dict[str, str]) -> None:
         """Report a disconnected reader. `now_s` is monotonic time in seconds and must not
         decrease."""
         if now_s < self._last_s + LOG_INTERVAL_S:
             self._num_unreported += 1
-            self._logger.debug("%s: stalled reader disconnected: %s", who, why, extra=extra)
+            self._logger.debug("%s: stalled reader disconnected: %s", reader, why, extra=extra)
             return
         self.report_remaining(now_s)
         self._last_s = now_s
-        self._logger.warning("%s: stalled reader disconnected: %s", who, why, extra=extra)
+        self._logger.warning("%s: stalled reader disconnected: %s", reader, why, extra=extra)
 
     def report_remaining(self, now_s: float) -> None:
         """Log how many further stalled readers were disconnected, if there were any and if

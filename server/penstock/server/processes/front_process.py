@@ -49,7 +49,7 @@ ENOUGH = 65_536
 """The limit of open files and sockets to request. A front needs one for each connection."""
 _BEATS_PER_CHECK = 4
 """Heartbeats between two checks of the supervisor, so that each check finds a new heartbeat."""
-_LAST_WORDS_S = 0.2
+_FINAL_RECORDS_S = 0.2
 """How long the observer may take to receive the last records, in seconds."""
 
 
@@ -259,7 +259,7 @@ class FrontWatch:
     async def close(self) -> None:
         """Send the remaining records, and disconnect."""
         self._timer.stop()
-        await self._exporter.close(_LAST_WORDS_S)
+        await self._exporter.close(_FINAL_RECORDS_S)
 
     def _live_views(self) -> Iterable[FrontView]:
         return () if self._server is None else self._server.front.live_views()

@@ -49,7 +49,7 @@ logger = logging.getLogger("penstock.server.processes.observer_process")
 
 _END_S = 1.7
 """Default time limit of the shutdown in seconds, if the command to stop has none."""
-_HEAR_OUT_S = 0.5
+_FINAL_READ_S = 0.5
 """How long the final messages of fronts that are ending may take, in seconds."""
 _GC_THRESHOLDS = (100_000, 20, 100)
 _TRACES_S = 1.0
@@ -101,7 +101,7 @@ class _Observer:
         self._metrics: ServiceMetrics | None = None
         self._tracing: Tracing | None = None
         self._listeners = listeners = ServiceListeners(self._snapshots)
-        self._hub = FrontReceiver(listeners)
+        self._receiver = FrontReceiver(listeners)
         self._engine = EngineClient(launch.socket_path, listeners.take_engine)
         self._flight: FlightSource | None = None
         if launch.flight_fd >= 0:
@@ -127,11 +127,11 @@ class _Observer:
             self._tracing = start_tracing(launch.server.observer.tracing, model=launch.server.model)
             self._listeners.add(self._tracing)
         if launch.metrics_port is not None:
-            self._metrics = _metrics(launch, self._tracing, self._hub)
+            self._metrics = _metrics(launch, self._tracing, self._receiver)
             self._listeners.add(self._metrics)
         if self._flight is not None:
             self._flight.start()
-        await self._hub.start(socket.socket(fileno=launch.listener_fd))
+        await self._receiver.start(socket.socket(fileno=launch.listener_fd))
         await self._engine.start()
         self._keeping = asyncio.create_task(self._security.keep_up(), name="keep up with security")
         return await self._open_doors()
@@ -143,11 +143,11 @@ class _Observer:
         if self._keeping is not None:
             self._keeping.cancel()
         spare_s = end_s - _LEAST_TRACES_S - time.monotonic()
-        await self._hub.close(min(_HEAR_OUT_S, max(0.0, spare_s)))
+        await self._receiver.close(min(_FINAL_READ_S, max(0.0, spare_s)))
         if self._flight is not None:
             await self._flight.stop()
         await self._engine.close()
-        ends = [door() for door in self._doors]
+        ends = [receive() for receive in self._doors]
         if self._tracing is not None:
             left_s = min(_TRACES_S, max(0.0, end_s - time.monotonic()))
             ends.append(asyncio.to_thread(self._tracing.close, left_s))
@@ -208,7 +208,7 @@ class _Observer:
 
         return Operations(
             snapshots=self._snapshots,
-            fronts=self._hub,
+            fronts=self._receiver,
             engine=self._engine,
             flight=self._flight,
             merge=merged,
@@ -228,7 +228,7 @@ def _snapshots(launch: ObserverLaunch) -> "SnapshotMaker":
 
 
 def _metrics(
-    launch: ObserverLaunch, tracing: "Tracing | None", hub: FrontReceiver
+    launch: ObserverLaunch, tracing: "Tracing | None", receiver: FrontReceiver
 ) -> "ServiceMetrics":
     from penstock.server.observe.metrics.service_metrics import ServiceMetrics
 
@@ -236,7 +236,7 @@ def _metrics(
         return {} if tracing is None else tracing.counters()
 
     def processes() -> dict[str, int]:
-        return processes_of_service(hub.pids)
+        return processes_of_service(receiver.pids)
 
     board = BoardView.taking(launch.board_fd)
 

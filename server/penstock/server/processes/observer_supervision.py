@@ -77,7 +77,7 @@ class ObserverSupervision:
             logger.error("%s: the service continues without it", failure)  # noqa: TRY400 (in one line)
             return 0
         finally:
-            # From now on connections of fronts are refused, and fronts no longer buffer records.
+            # From now on fronts cannot connect, and fronts no longer buffer records.
             if self._listener is not None:
                 self._listener.close()
 

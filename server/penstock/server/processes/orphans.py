@@ -65,12 +65,12 @@ class Orphans:
         if not process_table.is_supported():
             return
         here = os.getpid()
-        strangers = process_table.children_of(here)
+        earlier_children = process_table.children_of(here)
         # The first process of a container becomes the parent of all orphans in it, and a process
         # that a shell script became by `exec` has earlier children. In both cases only marked
         # processes count.
-        self._are_all_ours = here != 1 and not strangers
-        self._own.update(map(_key, strangers))
+        self._are_all_ours = here != 1 and not earlier_children
+        self._own.update(map(_key, earlier_children))
         self._is_adopting = process_table.become_subreaper()
         if not self._is_adopting:
             logger.warning("no subreaper: processes that a dead engine leaves behind are not ended")

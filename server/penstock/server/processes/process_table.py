@@ -41,7 +41,7 @@ def is_supported() -> bool:
 
 def become_subreaper() -> bool:
     """Become the parent of all descendants that lose their parent; return False if the kernel
-    refuses.
+    does not permit it.
 
     This applies to descendants in any session or process group.
     """

@@ -72,7 +72,7 @@ def _is_dead(folder: Path) -> bool:
 def _is_listened_to(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as caller:
         caller.setblocking(False)
-        # After any error except a refused connection, such as a full queue, it may be alive.
+        # After any error except ECONNREFUSED, such as a full queue, it may be alive.
         return caller.connect_ex(str(path)) != errno.ECONNREFUSED
 
 

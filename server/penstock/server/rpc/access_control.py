@@ -132,8 +132,8 @@ def require(right: Right, caller: Caller, context: Context) -> None:
     """Raise RequestError (PERMISSION_DENIED) if `caller` lacks `right`."""
     if right not in caller.rights:
         logger.info("tenant %s lacks the right %s (%s)", caller.tenant, right.value, context.peer())
-        lacks = f"the tenant lacks the right {right.value}"
-        raise request_error(ErrorReason.PERMISSION_DENIED, lacks)
+        message = f"the tenant lacks the right {right.value}"
+        raise request_error(ErrorReason.PERMISSION_DENIED, message)
 
 
 def authorizations_of(context: Context) -> list[str]:

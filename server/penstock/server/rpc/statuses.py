@@ -174,9 +174,9 @@ def status_of(
     rule = STATUS_RULES[failure.reason]
     status = Status(code=rule.code.value[0], message=_message(failure, rule))
     metadata = {key: value[:MAX_DETAIL_CHARS] for key, value in failure.metadata.items()}
-    num_untold = len(failure.violations) - MAX_VIOLATIONS
-    if num_untold > 0:
-        metadata["num_more_violations"] = str(num_untold)
+    num_omitted = len(failure.violations) - MAX_VIOLATIONS
+    if num_omitted > 0:
+        metadata["num_more_violations"] = str(num_omitted)
     _add(status, ErrorInfo(reason=failure.reason.value, domain=ERROR_DOMAIN, metadata=metadata))
     if failure.violations:
         bad_request = BadRequest()

@@ -120,9 +120,9 @@ def _algorithm(jwk: Mapping[str, Any], where: str) -> str | None:
     if operations is not None and "verify" not in operations:
         return None
     algorithm = "RS256" if kind == "RSA" else _CURVES.get((str(kind), str(jwk.get("crv"))))
-    said = jwk.get("alg", algorithm)
+    declared = jwk.get("alg", algorithm)
     # The name in RFC 9864.
-    return algorithm if said in (algorithm, jwk.get("crv")) else None
+    return algorithm if declared in (algorithm, jwk.get("crv")) else None
 
 
 def _key(jwk: dict[str, Any], algorithm: str, where: str) -> "PyJWK":

@@ -38,7 +38,7 @@ class Show:
         )
 
 
-class House:
+class Harness:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.show = Show()
@@ -51,7 +51,7 @@ class House:
 
 
 def test_what_is_shown_is_counted_in_tokens() -> None:
-    load = House().report.load(INFO)
+    load = Harness().report.load(INFO)
 
     assert (load.num_running, load.num_waiting, load.num_waiting_tokens) == (3, 2, 50)
     assert (load.num_used_tokens, load.num_total_tokens) == (16 * 16, 64 * 16)
@@ -60,37 +60,37 @@ def test_what_is_shown_is_counted_in_tokens() -> None:
 
 
 def test_speed_is_of_the_last_seconds() -> None:
-    house = House()
+    harness = Harness()
 
-    assert house.speed(0, 0) == 0.0
-    assert house.speed(50, 0.5) == 0.0  # too soon to compute
-    assert house.speed(200, 1.5) == 100.0
-    assert house.speed(200, 2.0) == 50.0
-    assert house.speed(200, 8.0) == pytest.approx(0.0)  # nothing for ten seconds
-    assert house.speed(260, 2.0) == pytest.approx(6.0)
+    assert harness.speed(0, 0) == 0.0
+    assert harness.speed(50, 0.5) == 0.0  # too soon to compute
+    assert harness.speed(200, 1.5) == 100.0
+    assert harness.speed(200, 2.0) == 50.0
+    assert harness.speed(200, 8.0) == pytest.approx(0.0)  # nothing for ten seconds
+    assert harness.speed(260, 2.0) == pytest.approx(6.0)
 
 
 def test_another_engine_counts_from_the_start() -> None:
-    house = House()
-    house.speed(5_000, 0)
-    house.speed(6_000, 2.0)
+    harness = Harness()
+    harness.speed(5_000, 0)
+    harness.speed(6_000, 2.0)
 
-    assert house.speed(10, 2.0, epoch=2) == 0.0
-    assert house.speed(110, 1.0, epoch=2) == 100.0
+    assert harness.speed(10, 2.0, epoch=2) == 0.0
+    assert harness.speed(110, 1.0, epoch=2) == 100.0
 
 
 def test_the_share_of_cached_tokens_is_that_of_requests_that_ended() -> None:
-    house = House()
-    assert house.report.load(INFO).cache_hit_share == 0.0
+    harness = Harness()
+    assert harness.report.load(INFO).cache_hit_share == 0.0
 
     for num_cached in (0, 80):
-        house.report.note(
+        harness.report.note(
             Usage(
                 num_prompt_tokens=100, num_completion_tokens=1, num_cached_prompt_tokens=num_cached
             )
         )
 
-    assert house.report.load(INFO).cache_hit_share == 0.4
+    assert harness.report.load(INFO).cache_hit_share == 0.4
 
 
 def test_an_engine_that_shows_nothing_is_reported_as_idle() -> None:

@@ -68,11 +68,11 @@ def messages(
 def test_a_stream_in_chunks() -> None:
     encoder = ChunkEncoder()
 
-    told = messages(
+    reported = messages(
         encoder, [ACCEPTED, running(16)], [piece(5)], [piece(6), piece(7)], [finished(end(3))]
     )
 
-    chunks, (last,) = [one.chunk for one in told[:-1]], told[-1:]
+    chunks, (last,) = [one.chunk for one in reported[:-1]], reported[-1:]
     assert [list(chunk.token_ids) for chunk in chunks] == [[5], [6, 7]]
     assert [chunk.completion_tokens for chunk in chunks] == [1, 2]
     assert {chunk.prompt_tokens for chunk in chunks} == {40}
@@ -85,36 +85,38 @@ def test_a_stream_in_chunks() -> None:
 
 
 def test_what_a_request_finds_again_after_a_preemption_is_not_a_hit() -> None:
-    told = messages(ChunkEncoder(), [ACCEPTED, running(16)], [running(32), piece(5)])
+    reported = messages(ChunkEncoder(), [ACCEPTED, running(16)], [running(32), piece(5)])
 
-    assert [one.chunk.cached_tokens for one in told] == [16]
+    assert [one.chunk.cached_tokens for one in reported] == [16]
 
 
-def test_outputs_keep_apart_and_each_has_a_last_word() -> None:
-    told = messages(
+def test_outputs_are_separate_and_each_has_a_final_message() -> None:
+    reported = messages(
         ChunkEncoder(),
         [ACCEPTED, piece(5, index=1), piece(6), piece(7, index=1), finished(end(1), end(2, 1))],
     )
 
-    by_index = {one.chunk.index: list(one.chunk.token_ids) for one in told if one.HasField("chunk")}
+    by_index = {
+        one.chunk.index: list(one.chunk.token_ids) for one in reported if one.HasField("chunk")
+    }
     assert by_index == {0: [6], 1: [5, 7]}
-    assert [one.complete.index for one in told if one.HasField("complete")] == [0, 1]
+    assert [one.complete.index for one in reported if one.HasField("complete")] == [0, 1]
 
 
 def test_a_backlog_is_cut_into_messages_of_bounded_size() -> None:
-    told = messages(ChunkEncoder(), [ACCEPTED], [piece(*range(600))])
+    reported = messages(ChunkEncoder(), [ACCEPTED], [piece(*range(600))])
 
-    assert [len(one.chunk.token_ids) for one in told] == [256, 256, 88]
+    assert [len(one.chunk.token_ids) for one in reported] == [256, 256, 88]
 
 
 def test_an_answer_as_a_whole() -> None:
     encoder = WholeEncoder()
     assert messages(encoder, [ACCEPTED, running(0)], [piece(5), piece(8, index=1)]) == []
 
-    told = messages(encoder, [piece(6), finished(end(2), end(1, 1))])
+    reported = messages(encoder, [piece(6), finished(end(2), end(1, 1))])
 
-    assert [list(one.complete.output_ids) for one in told] == [[5, 6], [8]]
-    assert [one.complete.completion_tokens for one in told] == [2, 1]
+    assert [list(one.complete.output_ids) for one in reported] == [[5, 6], [8]]
+    assert [one.complete.completion_tokens for one in reported] == [2, 1]
 
 
 @pytest.mark.parametrize("encoder_type", [ChunkEncoder, WholeEncoder])
@@ -123,14 +125,14 @@ def test_logprobs_of_output_and_prompt(
 ) -> None:
     prompt = PromptPiece(records=(TokenRecord(3), TokenRecord(4, -2.0, 1, (TopToken(4, -2.0),))))
 
-    told = messages(
+    reported = messages(
         encoder_type(),
         [ACCEPTED, prompt],
         [piece(5, logprob=-0.5)],
         [piece(6, logprob=-1.5), finished(end(2))],
     )
 
-    parts = [one.chunk if one.HasField("chunk") else one.complete for one in told]
+    parts = [one.chunk if one.HasField("chunk") else one.complete for one in reported]
     values = [value for part in parts for value in part.output_logprobs.token_logprobs]
     assert values == [-0.5, -1.5]
     tops = [list(top.token_ids) for part in parts for top in part.output_logprobs.top_logprobs]
@@ -156,15 +158,15 @@ def test_the_stop_string_or_token_is_reported() -> None:
     by_token = OutputEnd(
         output_index=1, reason=FinishReason.STOP, num_completion_tokens=1, stop_token_id=7
     )
-    told = messages(WholeEncoder(), [ACCEPTED, finished(by_text, by_token, end(1, 2))])
+    reported = messages(WholeEncoder(), [ACCEPTED, finished(by_text, by_token, end(1, 2))])
 
-    assert [one.complete.WhichOneof("matched_stop") for one in told] == [
+    assert [one.complete.WhichOneof("matched_stop") for one in reported] == [
         "matched_stop_str",
         "matched_token_id",
         None,
     ]
-    assert told[0].complete.matched_stop_str == "."
-    assert told[1].complete.matched_token_id == 7
+    assert reported[0].complete.matched_stop_str == "."
+    assert reported[1].complete.matched_token_id == 7
 
 
 def test_every_finish_reason_has_a_name() -> None:

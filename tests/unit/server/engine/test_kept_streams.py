@@ -92,11 +92,11 @@ class Store:
 
 def tokens_of(stream: KeptStream) -> dict[int, list[int]]:
     """Return the tokens of the stream by key, without the front's part of the key."""
-    told: dict[int, list[int]] = {}
+    reported: dict[int, list[int]] = {}
     for events in stream.history():
         for key, token in zip(events.keys.tolist(), events.tokens.tolist(), strict=True):
-            told.setdefault(key % 2**FRONT_SHIFT, []).append(token)
-    return told
+            reported.setdefault(key % 2**FRONT_SHIFT, []).append(token)
+    return reported
 
 
 def test_a_stream_has_its_tokens_between_what_else_happened() -> None:
@@ -261,7 +261,7 @@ class Model:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.told: dict[str, tuple[int, list[int]]] = {}
+        self.reported: dict[str, tuple[int, list[int]]] = {}
         self._next_key = 100
 
     def do(self, number: int, what: str, which: int) -> None:
@@ -269,12 +269,12 @@ class Model:
         stream = kept.find(name)
         if what == "begin" and stream is None:
             self._next_key += 1
-            self.told[name] = (self._next_key, [])
+            self.reported[name] = (self._next_key, [])
             self.store.begin(name, self._next_key, tenant=str(which % 2))
         elif what == "tokens":
             self._tokens(number)
         elif what == "end" and stream is not None and stream.live:
-            self.store.end(self.told[name][0])
+            self.store.end(self.reported[name][0])
         elif what == "attach" and stream is not None:
             kept.move(stream, 1)
         elif what == "wait":
@@ -289,16 +289,16 @@ class Model:
         """Report a token for every request that was begun; expect it in the streams of those that
         still run.
         """
-        for name, (key, ids) in self.told.items():
+        for name, (key, ids) in self.reported.items():
             stream = self.store.kept.find(name)
             if stream is not None and 1 << FRONT_SHIFT | key in stream.live:
                 ids.append(token)
-        self.store.tokens(*((key, token) for key, _ in self.told.values()))
+        self.store.tokens(*((key, token) for key, _ in self.reported.values()))
 
     def check(self) -> list[KeptStream]:
-        found = [stream for name in self.told if (stream := self.store.kept.find(name))]
+        found = [stream for name in self.reported if (stream := self.store.kept.find(name))]
         for stream in found:
-            key, ids = self.told[stream.name]
+            key, ids = self.reported[stream.name]
             assert stream.is_lost or tokens_of(stream) == ({key: ids} if ids else {})
         return found
 

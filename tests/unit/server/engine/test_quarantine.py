@@ -117,14 +117,14 @@ def test_the_poison_is_rejected_and_nothing_else_happens() -> None:
     assert wing.quarantine.takes(FRONT, request(1, num_outputs=2))
     assert wing.is_due()
     assert wing.quarantine.next_probation() == ()
-    told = wing.quarantine.with_ends(events(key(9)))
-    ends = [end for end in told.ends if isinstance(end, Failed)]
+    reported = wing.quarantine.with_ends(events(key(9)))
+    ends = [end for end in reported.ends if isinstance(end, Failed)]
     assert [end.key for end in ends] == [key(1), key(2)]
     assert {end.reason for end in ends} == {FailureReason.EXECUTOR_REQUEST_FAILED}
     assert {end.at_s for end in ends} == {5.0}
     assert {end.request_id for end in ends} == {"r1"}
     assert all(end.detail for end in ends)
-    assert told.keys.tolist() == [key(9)]
+    assert reported.keys.tolist() == [key(9)]
     assert not wing.is_due()
     assert wing.shown == []
 

@@ -61,7 +61,7 @@ def ended(key: int) -> Completed:
     return Completed(key=key, at_s=5.0, reason=FinishReason.CANCELLED, wait=WAIT)
 
 
-async def test_a_record_waits_for_the_last_word() -> None:
+async def test_a_record_waits_for_the_final_event() -> None:
     site = Site()
     site.close(site.live(7))
     assert site.log.records == []
@@ -104,10 +104,10 @@ async def test_a_record_does_not_wait_for_long() -> None:
 async def test_a_record_does_not_wait_for_a_caller_that_has_gone() -> None:
     site = Site()
     site.close(site.live(1), is_up=False)
-    heard = site.live(2)
-    assert heard.live is not None
-    heard.live.has_engine_end = True
-    site.close(heard)
+    received = site.live(2)
+    assert received.live is not None
+    received.live.has_engine_end = True
+    site.close(received)
     site.close(site.accounts.open("Generate", arrival_s=0.0))
     assert len(site.log.records) == 3
 

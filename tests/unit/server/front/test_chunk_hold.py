@@ -27,7 +27,7 @@ def make(min_tokens: int = 3, max_delay_s: float = 0.5) -> tuple[TokenStream, Fa
     return TokenStream(ChunkLimits(min_tokens=min_tokens, max_delay_s=max_delay_s), timers), timers
 
 
-def say(stream: TokenStream, *events: StreamEvent) -> str:
+def emit(stream: TokenStream, *events: StreamEvent) -> str:
     """Report the events of one step; return the text that may be sent after it."""
     for event in events:
         stream.push(event)
@@ -41,31 +41,31 @@ def text_of(events: list[StreamEvent]) -> str:
 
 def test_the_first_token_goes_at_once_and_the_others_together() -> None:
     stream, timers = make()
-    assert say(stream, piece("a")) == "a"
-    assert [say(stream, piece(text)) for text in "bcdef"] == ["", "", "bcd", "", ""]
+    assert emit(stream, piece("a")) == "a"
+    assert [emit(stream, piece(text)) for text in "bcdef"] == ["", "", "bcd", "", ""]
     assert stream.num_backlog_tokens == 2
     assert timers.num_set <= 2
 
 
 def test_the_oldest_token_waits_no_longer_than_allowed() -> None:
     stream, timers = make()
-    say(stream, piece("a"))
+    emit(stream, piece("a"))
     timers.advance(10.0)
-    assert say(stream, piece("b")) == ""
+    assert emit(stream, piece("b")) == ""
     timers.advance(0.4)
-    assert say(stream, piece("c")) == ""
+    assert emit(stream, piece("c")) == ""
     timers.advance(0.09)
     assert stream.take_due() == []
     timers.advance(0.01)
     assert text_of(stream.take_due()) == "bc"
-    assert say(stream, piece("d")) == "", "its own delay begins with it"
+    assert emit(stream, piece("d")) == "", "its own delay begins with it"
     timers.advance(0.5)
     assert text_of(stream.take_due()) == "d"
 
 
 async def test_a_delay_that_has_passed_wakes_the_writer() -> None:
     stream, timers = make()
-    say(stream, piece("a"))
+    emit(stream, piece("a"))
     taker = asyncio.ensure_future(stream.take())
     await asyncio.sleep(0)
     stream.push(piece("b"))
@@ -78,11 +78,11 @@ async def test_a_delay_that_has_passed_wakes_the_writer() -> None:
 
 def test_a_timer_is_set_for_a_chunk_and_never_for_each_token() -> None:
     stream, timers = make(min_tokens=50, max_delay_s=0.5)
-    say(stream, piece("a"))
+    emit(stream, piece("a"))
     assert timers.num_set == 0, "nothing is held"
     for _ in range(20):
         for _ in range(50):
-            say(stream, piece("b"))
+            emit(stream, piece("b"))
             timers.advance(0.001)
     assert stream.num_backlog_tokens == 0
     assert timers.num_set <= 20
@@ -92,16 +92,16 @@ def test_a_timer_is_set_for_a_chunk_and_never_for_each_token() -> None:
 
 def test_what_is_no_token_takes_along_what_is_held() -> None:
     stream, _ = make()
-    say(stream, piece("a"))
-    assert say(stream, piece("b"), PROGRESS) == "b!"
-    assert say(stream, piece("c")) == ""
+    emit(stream, piece("a"))
+    assert emit(stream, piece("b"), PROGRESS) == "b!"
+    assert emit(stream, piece("c")) == ""
 
 
 def test_the_end_takes_along_what_is_held() -> None:
     for end in ("close", "fail"):
         stream, timers = make()
-        say(stream, piece("a"))
-        assert say(stream, piece("b")) == ""
+        emit(stream, piece("a"))
+        assert emit(stream, piece("b")) == ""
         if end == "close":
             stream.close()
         else:
@@ -123,14 +123,14 @@ async def test_the_end_wakes_a_writer_that_waits_for_more() -> None:
 
 def test_outputs_are_held_apart() -> None:
     stream, timers = make()
-    assert say(stream, piece("a", 0)) == "a"
-    assert say(stream, piece("A", 1)) == "A", "the first token of this output"
-    assert say(stream, piece("b", 0), piece("B", 1)) == ""
+    assert emit(stream, piece("a", 0)) == "a"
+    assert emit(stream, piece("A", 1)) == "A", "the first token of this output"
+    assert emit(stream, piece("b", 0), piece("B", 1)) == ""
     timers.advance(0.3)
-    assert say(stream, piece("c", 0)) == ""
-    assert say(stream, piece("d", 0)) == "bcd"
+    assert emit(stream, piece("c", 0)) == ""
+    assert emit(stream, piece("d", 0)) == "bcd"
     assert stream.num_backlog_tokens == 1
-    assert say(stream, piece("e", 0)) == ""
+    assert emit(stream, piece("e", 0)) == ""
     timers.advance(0.2)
     assert text_of(stream.take_due()) == "B", "the other output's token is younger"
     timers.advance(0.3)
@@ -139,18 +139,18 @@ def test_outputs_are_held_apart() -> None:
 
 def test_an_output_that_ends_is_not_held_for_the_others() -> None:
     stream, _ = make()
-    say(stream, piece("a", 0), piece("A", 1))
-    assert say(stream, piece("b", 0)) == ""
+    emit(stream, piece("a", 0), piece("A", 1))
+    assert emit(stream, piece("b", 0)) == ""
     stream.release_held()
     stream.wake()
     assert text_of(stream.take_due()) == "b"
-    assert say(stream, piece("B", 1)) == ""
+    assert emit(stream, piece("B", 1)) == ""
 
 
 @pytest.mark.parametrize(("min_tokens", "max_delay_s"), [(1, 5.0), (5, 0.0)])
 def test_limits_that_hold_nothing_back(min_tokens: int, max_delay_s: float) -> None:
     stream, timers = make(min_tokens, max_delay_s)
-    assert [say(stream, piece(text)) for text in "abc"] == ["a", "b", "c"]
+    assert [emit(stream, piece(text)) for text in "abc"] == ["a", "b", "c"]
     assert timers.num_set == 0
 
 
@@ -173,5 +173,5 @@ def test_credit_for_what_is_due_in_a_held_stream() -> None:
     assert text_of(stream.take_due(2)) == "ab"
     assert text_of(stream.take_due(0)) == ""
     assert text_of(stream.take_due(9)) == "cd", "it was due before the credit came"
-    assert say(stream, piece("e")) == ""
+    assert emit(stream, piece("e")) == ""
     assert timers.num_set == 1

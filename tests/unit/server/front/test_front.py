@@ -164,7 +164,7 @@ async def test_the_newest_place_in_the_queue_is_of_the_engine_that_runs(text: Mo
     first, _ = await port.next_submission()
     assert newest() is None
     place = Queued(key=first.key, at_s=5.0, num_ahead=3, estimated_queue_s=9.9)
-    port.say(changes=[place])
+    port.emit(changes=[place])
     assert newest() == place
     port.go_down()
     assert newest() is None
@@ -233,7 +233,7 @@ async def test_unread_requests_of_the_tenant_with_most_make_room_in_a_full_front
 
     def end(request: LiveRequest) -> None:
         (key,) = request.live_keys
-        site.port.say(ends=[replace(finished(key), at_s=site.now_s)])
+        site.port.emit(ends=[replace(finished(key), at_s=site.now_s)])
 
     more, fewer = (
         [await opened("more") for _ in range(4)],
@@ -318,9 +318,9 @@ async def test_a_view_follows_its_request(text: ModelText) -> None:
     assert view.num_prompt_tokens == specs[0].num_prompt_tokens > 0
     assert [spec.trace_id for spec in specs] == [b"\xab" * 16] * 2
 
-    port.say(changes=[admitted(specs[0].key, num_cached_tokens=1)])
+    port.emit(changes=[admitted(specs[0].key, num_cached_tokens=1)])
     token = text.tokenizer.encode("a", add_special_tokens=False).tolist()[0]
-    port.say(tokens=[(specs[0].key, token), (specs[0].key, token)])
+    port.emit(tokens=[(specs[0].key, token), (specs[0].key, token)])
     (view,) = front.live_views()
     assert view.phase == "decode"
     assert [phase for phase, _ in view.history] == ["prepare", "queue", "prefill", "decode"]

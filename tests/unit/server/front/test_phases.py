@@ -139,7 +139,7 @@ def test_what_comes_after_the_end_changes_nothing() -> None:
     assert clock.segments_until(4.0, num_tokens=0) == before
 
 
-def test_the_last_word_explains_the_last_stay_in_the_queue_and_no_earlier_one() -> None:
+def test_the_final_event_explains_the_last_wait_in_the_queue_and_no_earlier_one() -> None:
     clock = PhaseClock(0.0)
     clock.submit(1.0)
     clock.admit(2.0, wait=WAIT)

@@ -215,10 +215,10 @@ async def test_prompt_logprobs_and_echo_are_returned_once(text: ModelText) -> No
     request, [first] = await site.open(generation(output=output, sampling=sampling))
     num_rows = len(PROMPT) - 1
     site.run(first.key)
-    site.port.say(prompt_logprobs=[(first.key, 1, flat_logprobs(10))])
+    site.port.emit(prompt_logprobs=[(first.key, 1, flat_logprobs(10))])
     [again] = await site.replace_engine()
     assert again.sampling.num_prompt_logprobs == 1, "not all was told"
-    site.port.say(prompt_logprobs=[(first.key, 1, flat_logprobs(num_rows))])
+    site.port.emit(prompt_logprobs=[(first.key, 1, flat_logprobs(num_rows))])
     [third] = await site.replace_engine()
     assert third.sampling.num_prompt_logprobs == -1
     site.port.finish(third.key)
@@ -244,11 +244,11 @@ async def test_a_prompt_in_preparation_waits_for_the_next_engine(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(text)
-    entered, go_on = asyncio.Event(), asyncio.Event()
+    entered, proceed = asyncio.Event(), asyncio.Event()
 
     async def slowly(_: str, **_options: object) -> object:
         entered.set()
-        await go_on.wait()
+        await proceed.wait()
         return np.array(PROMPT, dtype=np.int32)
 
     monkeypatch.setattr(text.tokenizer, "encode_async", slowly)
@@ -256,7 +256,7 @@ async def test_a_prompt_in_preparation_waits_for_the_next_engine(
     opening = asyncio.ensure_future(site.front.open(made, CallTimes(arrival_s=site.now_s)))
     await entered.wait()
     site.port.go_down()
-    go_on.set()
+    proceed.set()
     request = await opening
     assert len(site.front.replays) == 1
     # Another one, with other blocks: hashed again.
@@ -353,12 +353,12 @@ async def test_the_record_contains_the_lost_engine(text: ModelText) -> None:
     [first] = await site.port.next_submission()
     kinds = SegmentKind
     acts: list[tuple[float, Callable[[], None]]] = [
-        (1.0, lambda: site.port.say(changes=[replace(admitted(first.key), at_s=1001.0)])),
+        (1.0, lambda: site.port.emit(changes=[replace(admitted(first.key), at_s=1001.0)])),
         (1.0, lambda: site.tokens((first.key, A))),
         (1.0, lambda: site.tokens((first.key, B))),
         (1.0, site.port.go_down),
         (2.0, site.come_up),
-        (1.0, lambda: site.port.say(changes=[replace(admitted(first.key), at_s=1007.0)])),
+        (1.0, lambda: site.port.emit(changes=[replace(admitted(first.key), at_s=1007.0)])),
         (1.0, lambda: site.tokens((first.key, C))),
     ]
     for step_s, act in acts:
@@ -370,8 +370,8 @@ async def test_the_record_contains_the_lost_engine(text: ModelText) -> None:
     record = account.record(sequence=0, front_id=1, has_content=False)
     assert record.num_replays == 1
     assert record.num_cached_tokens == 0
-    told = [(one.kind, one.start_s - 1000.0, one.is_engine_lost) for one in record.segments]
-    assert told == [
+    reported = [(one.kind, one.start_s - 1000.0, one.is_engine_lost) for one in record.segments]
+    assert reported == [
         (kinds.QUEUE, 0.0, False),
         (kinds.PREFILL, 1.0, False),
         (kinds.DECODE, 2.0, False),

@@ -190,5 +190,5 @@ async def test_a_failure_in_the_next_engine_is_reported_like_any(text: ModelText
     request, [first] = await site.open(generation())
     await site.replace_engine()
     reason = FailureReason.EXECUTOR_REQUEST_FAILED
-    site.port.say(ends=[Failed(key=first.key, at_s=site.now_s, reason=reason)])
+    site.port.emit(ends=[Failed(key=first.key, at_s=site.now_s, reason=reason)])
     assert (await rejection_of(request)).reason is ErrorReason.EXECUTOR_REQUEST_FAILED

@@ -94,5 +94,5 @@ def test_large_blocks_come_from_the_system_one_by_one(how: str, num_apart: int) 
     if not hasattr(ctypes.CDLL(None), "mallinfo2"):
         pytest.skip("not on glibc, or on one older than 2.33")
     command = [sys.executable, "-c", _WHERE_LARGE_BLOCKS_LIE, how]
-    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-    assert int(told.stdout) == num_apart
+    reported = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert int(reported.stdout) == num_apart

@@ -269,11 +269,11 @@ def test_hashes_are_shared_within_a_salt_and_not_across() -> None:
 
 def test_adapters_share_no_blocks() -> None:
     asked = [("", ""), ("", "ab"), ("ab", ""), ("a", "b"), ("b", "a"), ("poet", "ab")]
-    told = {
+    reported = {
         hashed(structs.replace(GENERATION, adapter=adapter, cache_salt=salt)).block_hashes
         for adapter, salt in asked
     }
-    assert len(told) == len(asked)
+    assert len(reported) == len(asked)
     poet = structs.replace(GENERATION, adapter="poet")
     assert hashed(poet) != hashed(GENERATION)
     assert hashed(poet).block_hashes == hashed(poet).block_hashes

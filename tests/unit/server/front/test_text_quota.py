@@ -127,7 +127,7 @@ async def test_a_prompt_counts_unless_its_request_is_displaced(
         Failed(key=spec.key, at_s=site.now_s, reason=FailureReason.QUEUE_FULL, wait=wait)
         for spec in reversed(specs)
     ]
-    site.port.say(ends=ends)
+    site.port.emit(ends=ends)
     retry = generation(tenant="t", request_id="retry")
     if wait is None:
         with rejected(ErrorReason.QUOTA_EXCEEDED):
@@ -232,11 +232,11 @@ class HeldTokenizer:
         self._real = real
         self._loop = asyncio.get_running_loop()
         self.entered = asyncio.Event()
-        self.go_on = threading.Event()
+        self.proceed = threading.Event()
 
     def encode_batch_fast(self, *args: Any, **kwargs: Any) -> Any:
         self._loop.call_soon_threadsafe(self.entered.set)
-        assert self.go_on.wait(60)
+        assert self.proceed.wait(60)
         return self._real.encode_batch_fast(*args, **kwargs)
 
 
@@ -267,7 +267,7 @@ async def test_a_cancelled_text_counts_with_the_tokens_that_were_made_of_it(
     pool, most = text.tokenizer.pool, MAX_BYTES_PER_TENANT
     with pytest.raises(TooMuchText):
         await pool.run(in_one_step(lambda: 1, most), tenant="t", num_bytes=most)
-    held.go_on.set()
+    held.proceed.set()
     await settled.wait()
     assert await pool.run(in_one_step(lambda: 1, most), tenant="t", num_bytes=most) == 1
     with rejected(ErrorReason.QUOTA_EXCEEDED):

@@ -152,8 +152,8 @@ def test_the_dispatcher_reports_only_to_subscribers_and_until_unsubscribed() -> 
         frames += dispatcher.step()
 
     assert {front_id for front_id, _ in frames} == {1}
-    told = [decode(one) for _, frame in frames for one in FrameBuffer().feed(frame)]
-    assert stored(one for one in told if isinstance(one, CacheUpdate)) == list(digests)
+    reported = [decode(one) for _, frame in frames for one in FrameBuffer().feed(frame)]
+    assert stored(one for one in reported if isinstance(one, CacheUpdate)) == list(digests)
     dispatcher.handle(1, Unfollow(ticket=7))
     cache_index.note_lost(digests)
     assert dispatcher.step() == []
@@ -177,9 +177,9 @@ def engine(*, publishes_cache: bool) -> EngineHello:
 
 
 def test_cache_feeds_ask_every_engine_again_and_report_losses() -> None:
-    line, heard = Line(), list[CacheUpdate | None]()
+    line, received = Line(), list[CacheUpdate | None]()
     desk = CacheSubscriber(line.write)
-    stop = desk.follow(SALT, heard.append)
+    stop = desk.follow(SALT, received.append)
     assert line.sent == []  # no engine yet
 
     desk.on_hello(engine(publishes_cache=True))
@@ -189,12 +189,12 @@ def test_cache_feeds_ask_every_engine_again_and_report_losses() -> None:
     desk.on_update(CacheUpdate(ticket=9, changes=()))
     desk.on_lost()
     desk.on_lost()
-    assert heard == [news, None]
+    assert received == [news, None]
 
     desk.on_hello(engine(publishes_cache=False))
     assert len(line.sent) == 1
     desk.on_lost()
-    assert heard == [news, None]
+    assert received == [news, None]
 
     desk.on_hello(engine(publishes_cache=True))
     line.is_cut = True
@@ -202,7 +202,7 @@ def test_cache_feeds_ask_every_engine_again_and_report_losses() -> None:
     line.is_cut = False
     stop()
     desk.on_update(news)
-    assert (line.sent, heard) == ([Follow(ticket=0, salt=SALT)] * 2, [news, None])
+    assert (line.sent, received) == ([Follow(ticket=0, salt=SALT)] * 2, [news, None])
 
 
 def test_unsubscribing_sends_an_unfollow_frame() -> None:

@@ -214,7 +214,7 @@ async def test_an_observer_that_breaks_the_protocol_is_hung_up_on(
         await observer.greeted()
 
 
-async def test_the_last_words_are_sent_before_it_hangs_up(
+async def test_the_final_messages_are_sent_before_it_disconnects(
     path: Path, observer: FakeObserver
 ) -> None:
     async with exporter(path) as box:
@@ -269,11 +269,11 @@ async def test_thousands_of_live_requests_leave_room_for_others(
     peer = await observer.greeted()
     tick(0)
     peer.send(LiveQuery(ticket=1))
-    num_told = 0
-    while num_told < 3000:
+    num_reported = 0
+    while num_reported < 3000:
         part = await peer.next()
         assert isinstance(part, LiveAnswer)
-        num_told += len(part.views)
+        num_reported += len(part.views)
     await box.close(0.0)
     assert sum(grown) == 3000
     assert max(grown) <= 128

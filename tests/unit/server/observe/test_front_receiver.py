@@ -33,7 +33,7 @@ from support.patience import PATIENCE_S
 from support.reports import beat, front_view, make_facts, request_record
 
 
-class Heard(ServiceListener):
+class RecordingListener(ServiceListener):
     """A listener that records what it receives."""
 
     def __init__(self) -> None:
@@ -92,12 +92,12 @@ class FakeFront(ObserverLine):
 
 
 @dataclasses.dataclass
-class House:
+class Harness:
     """A receiver on a socket, its listener, and the fronts that a test has connected."""
 
     path: Path
-    hub: FrontReceiver
-    heard: Heard
+    receiver: FrontReceiver
+    recorded: RecordingListener
     fronts: list[FakeFront] = dataclasses.field(default_factory=list)
 
     def front(self, front_id: int) -> FakeFront:
@@ -106,56 +106,56 @@ class House:
 
     async def known_front(self, front_id: int) -> FakeFront:
         """Return a connected front from which the receiver got a heartbeat."""
-        front, num_before = self.front(front_id), len(self.heard.beats)
+        front, num_before = self.front(front_id), len(self.recorded.beats)
         front.send(beat(front_id))
-        await self.heard.until(lambda: len(self.heard.beats) > num_before)
+        await self.recorded.until(lambda: len(self.recorded.beats) > num_before)
         return front
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[House]:
-    path, heard = tmp_path / "observer.sock", Heard()
+async def harness(tmp_path: Path) -> AsyncGenerator[Harness]:
+    path, recorded = tmp_path / "observer.sock", RecordingListener()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(8)
-        hub = FrontReceiver(heard)
-        await hub.start(listener)
-        house = House(path, hub, heard)
-        yield house
-        await hub.close(0.0)
-        for front in house.fronts:
+        receiver = FrontReceiver(recorded)
+        await receiver.start(listener)
+        harness = Harness(path, receiver, recorded)
+        yield harness
+        await receiver.close(0.0)
+        for front in harness.fronts:
             front.socket.close()
 
 
-async def test_what_fronts_send_is_received_and_their_going_too(house: House) -> None:
-    heard = house.heard
-    one, two = house.front(1), house.front(2)
+async def test_what_fronts_send_is_received_and_their_going_too(harness: Harness) -> None:
+    recorded = harness.recorded
+    one, two = harness.front(1), harness.front(2)
     records = [request_record(number) for number in range(3)]
     one.send(Records(payloads=tuple(map(encode_record, records))))
     one.send(beat(1, num_live=4))
     two.send(beat(2, num_live=5))
-    await heard.until(lambda: len(heard.beats) == 2)
-    assert heard.records == records
-    assert house.hub.pids == {1: 1001, 2: 1002}
-    assert house.hub.num_live == 9
+    await recorded.until(lambda: len(recorded.beats) == 2)
+    assert recorded.records == records
+    assert harness.receiver.pids == {1: 1001, 2: 1002}
+    assert harness.receiver.num_live == 9
     two.socket.close()
-    await heard.until(lambda: heard.gone == [2])
-    assert house.hub.front_ids == (1,)
+    await recorded.until(lambda: recorded.gone == [2])
+    assert harness.receiver.front_ids == (1,)
 
 
-async def test_a_record_that_cannot_be_read_takes_no_other_along(house: House) -> None:
+async def test_a_record_that_cannot_be_read_takes_no_other_along(harness: Harness) -> None:
     good = request_record()
-    house.front(1).send(Records(payloads=(b"nonsense", encode_record(good), b"")))
-    await house.heard.until(lambda: house.heard.records)
-    assert house.heard.records == [good]
-    assert house.hub.num_unreadable == 2
+    harness.front(1).send(Records(payloads=(b"nonsense", encode_record(good), b"")))
+    await harness.recorded.until(lambda: harness.recorded.records)
+    assert harness.recorded.records == [good]
+    assert harness.receiver.num_unreadable == 2
 
 
-async def test_live_requests_of_all_fronts_but_not_of_a_silent_one(house: House) -> None:
-    assert await house.hub.live_views(PATIENCE_S) == ((), True)
-    one, two = await house.known_front(1), await house.known_front(2)
+async def test_live_requests_of_all_fronts_but_not_of_a_silent_one(harness: Harness) -> None:
+    assert await harness.receiver.live_views(PATIENCE_S) == ((), True)
+    one, two = await harness.known_front(1), await harness.known_front(2)
     view = front_view([1])
-    asked = asyncio.create_task(house.hub.live_views(PATIENCE_S))
+    asked = asyncio.create_task(harness.receiver.live_views(PATIENCE_S))
     query = await one.next()
     assert isinstance(query, LiveQuery)
     one.send(LiveAnswer(ticket=query.ticket, views=(view,), is_last=False))
@@ -165,43 +165,43 @@ async def test_live_requests_of_all_fronts_but_not_of_a_silent_one(house: House)
     assert await asked == ((view, view), False)
 
 
-async def test_orders_reach_their_front(house: House) -> None:
-    hub, front = house.hub, await house.known_front(1)
-    asked = asyncio.create_task(hub.command(1, Profile(seconds=1.0), PATIENCE_S))
+async def test_orders_reach_their_front(harness: Harness) -> None:
+    receiver, front = harness.receiver, await harness.known_front(1)
+    asked = asyncio.create_task(receiver.command(1, Profile(seconds=1.0), PATIENCE_S))
     order = await front.next()
     assert isinstance(order, Command)
     front.send(CommandResult(ticket=order.ticket, payload=b"done"))
     assert (await asked).payload == b"done"
     with pytest.raises(FrontUnavailable, match="there is no front 2"):
-        await hub.command(2, Profile(seconds=1.0), PATIENCE_S)
+        await receiver.command(2, Profile(seconds=1.0), PATIENCE_S)
     with pytest.raises(FrontUnavailable, match="front 1 does not respond"):
-        await hub.command(1, Profile(seconds=1.0), 0.0)
+        await receiver.command(1, Profile(seconds=1.0), 0.0)
 
 
-async def test_what_fronts_sent_before_they_ended_is_received(house: House) -> None:
-    front = await house.known_front(1)
+async def test_what_fronts_sent_before_they_ended_is_received(harness: Harness) -> None:
+    front = await harness.known_front(1)
     front.send(Records(payloads=(encode_record(request_record()),) * 100))
     front.socket.close()
-    await house.hub.close(PATIENCE_S)
-    assert len(house.heard.records) == 100
+    await harness.receiver.close(PATIENCE_S)
+    assert len(harness.recorded.records) == 100
 
 
 async def test_one_listener_that_trips_takes_nothing_away_from_the_others() -> None:
-    class Trips(Heard):
+    class Trips(RecordingListener):
         def take_records(self, records: Sequence[RequestRecord]) -> None:
             raise RuntimeError("a bug")
 
-    heard = Heard()
-    fanout = ServiceListeners(Trips(), heard)
+    recorded = RecordingListener()
+    fanout = ServiceListeners(Trips(), recorded)
     fanout.take_records([request_record()])
     fanout.take_heartbeat(beat(1))
-    assert len(heard.records) == len(heard.beats) == 1
+    assert len(recorded.records) == len(recorded.beats) == 1
     assert fanout.num_failures == 1
 
 
 def test_steps_are_read_and_a_recorder_that_cannot_be_is_no_end() -> None:
-    heard, flown = Heard(), Flown()
-    source = FlightSource(flown.fd, heard)
+    recorded, flown = RecordingListener(), Flown()
+    source = FlightSource(flown.fd, recorded)
     flown.submit(1, 20, 5)
     flown.step()
     flown.step()
@@ -213,5 +213,5 @@ def test_steps_are_read_and_a_recorder_that_cannot_be_is_no_end() -> None:
     source.read()
     FlightWriter(flown.fd, make_facts(epoch=7))
     source.read()
-    assert heard.steps == [(1, 2, 0)]
-    assert heard.totals["num_output_tokens"] == 2
+    assert recorded.steps == [(1, 2, 0)]
+    assert recorded.totals["num_output_tokens"] == 2

@@ -53,7 +53,7 @@ def judged(*deaths: EngineDeath) -> tuple[set[int], set[int]]:
 
 
 @pytest.mark.parametrize(
-    ("code", "was_hung", "verdict"),
+    ("code", "was_hung", "expected"),
     [
         (9, False, True),
         (70, False, True),
@@ -65,8 +65,8 @@ def judged(*deaths: EngineDeath) -> tuple[set[int], set[int]]:
         (0, False, False),
     ],
 )
-def test_the_cause_of_a_death(code: int, was_hung: bool, verdict: bool) -> None:
-    assert is_own_failure(code, was_hung=was_hung) is verdict
+def test_the_cause_of_a_death(code: int, was_hung: bool, expected: bool) -> None:
+    assert is_own_failure(code, was_hung=was_hung) is expected
 
 
 def test_all_running_requests_of_a_broken_engine_are_put_on_trial() -> None:

@@ -18,7 +18,13 @@ def test_a_beat_in_between_is_enough() -> None:
 
 def test_a_successor_with_the_same_count_is_another() -> None:
     watch = HangWatch(num_checks=2)
-    assert [watch.check(who, 1) for who in (1, 1, 2, 2, 2)] == [False, False, False, False, True]
+    assert [watch.check(epoch, 1) for epoch in (1, 1, 2, 2, 2)] == [
+        False,
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_checks_start_again_after_forget() -> None:
@@ -30,8 +36,8 @@ def test_checks_start_again_after_forget() -> None:
 
 def test_half_of_the_checks_is_reported_once() -> None:
     watch = HangWatch(num_checks=10)
-    told = []
+    reported = []
     for _ in range(10):
         watch.check(1, 1)
-        told.append(watch.is_halfway)
-    assert told == [number == 5 for number in range(10)]
+        reported.append(watch.is_halfway)
+    assert reported == [number == 5 for number in range(10)]

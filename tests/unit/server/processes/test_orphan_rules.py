@@ -89,26 +89,26 @@ def spawning(pid: int, table: Table) -> Callable[[], Awaitable[Child]]:
 
 
 async def test_own_children_stay_and_the_adopted_end(table: Table) -> None:
-    house = adopting()
-    await house.start(spawning(10, table))
+    harness = adopting()
+    await harness.start(spawning(10, table))
     table.add(20, 21)
     table.add(22, has_ended=True)
-    await house.end_all("the engine")
+    await harness.end_all("the engine")
     assert table.signals == [(20, signal.SIGTERM), (21, signal.SIGTERM)]
     assert sorted(table.reaped) == [20, 21, 22]
     assert list(table.children) == [10]
 
 
 async def test_an_ended_child_of_ours_is_left_to_its_waiter(table: Table) -> None:
-    house = adopting()
-    await house.start(spawning(10, table))
+    harness = adopting()
+    await harness.start(spawning(10, table))
     table.add(10, has_ended=True)
-    await house.end_all("the engine")
+    await harness.end_all("the engine")
     assert table.reaped == []
 
 
 async def test_what_orphans_leave_in_turn_ends_too(table: Table) -> None:
-    house = adopting()
+    harness = adopting()
 
     def kills(pid: int, number: signal.Signals) -> bool:
         if pid < 25:
@@ -117,12 +117,12 @@ async def test_what_orphans_leave_in_turn_ends_too(table: Table) -> None:
 
     table.kills = kills
     table.add(20)
-    await house.end_all("the engine")
+    await harness.end_all("the engine")
     assert [pid for pid, _ in table.signals] == [20, 21, 22, 23, 24, 25]
 
 
 async def test_a_child_that_is_being_started_is_no_orphan(table: Table) -> None:
-    house = adopting()
+    harness = adopting()
     is_forked, is_known = asyncio.Event(), asyncio.Event()
     spawn = spawning(10, table)
 
@@ -132,10 +132,10 @@ async def test_a_child_that_is_being_started_is_no_orphan(table: Table) -> None:
         await is_known.wait()
         return child
 
-    start = asyncio.create_task(house.start(slowly))
+    start = asyncio.create_task(harness.start(slowly))
     await is_forked.wait()
     num_looks = table.num_looks
-    end = asyncio.create_task(house.end_all("the engine"))
+    end = asyncio.create_task(harness.end_all("the engine"))
     os.kill(os.getpid(), signal.SIGCHLD)  # nor is it one when something else ends meanwhile
     for _ in range(10):
         await asyncio.sleep(0)
@@ -149,10 +149,10 @@ async def test_the_stubborn_are_killed_after_the_grace(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orphans, "GRACE_S", 0.02)
-    house = adopting()
+    harness = adopting()
     table.kills = lambda pid, number: pid == 20 or number is signal.SIGKILL
     table.add(20, 21)
-    await house.end_all("the engine")
+    await harness.end_all("the engine")
     assert table.signals == [
         (20, signal.SIGTERM),
         (21, signal.SIGTERM),
@@ -165,10 +165,10 @@ async def test_what_does_not_end_at_all_is_reported_and_waited_for_no_longer(
 ) -> None:
     monkeypatch.setattr(orphans, "GRACE_S", 0.01)
     monkeypatch.setattr(orphans, "LIMIT_S", 0.03)
-    house = adopting()
+    harness = adopting()
     table.kills = lambda pid, number: False
     table.add(20)
-    await house.end_all("the engine")
+    await harness.end_all("the engine")
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert errors == ["processes left behind by the engine do not end: pid=20 name=worker"]
 
@@ -182,18 +182,18 @@ async def test_where_others_may_be_adopted_too_only_the_marked_end(
         table.here = 1
     else:
         table.add(5)
-    house = adopting()
+    harness = adopting()
     table.add(20, 21)
     table.add(22, has_ended=True)
     table.marked.add(21)
-    await house.end_all("the engine")
+    await harness.end_all("the engine")
     assert table.signals == [(21, signal.SIGTERM)]
     assert sorted(table.reaped) == [21, 22]
 
 
 async def test_the_ended_are_reaped_whenever_one_ends(table: Table) -> None:
-    house = adopting()
-    await house.start(spawning(10, table))
+    harness = adopting()
+    await harness.start(spawning(10, table))
     table.add(20, has_ended=True)
     table.add(21)
     os.kill(os.getpid(), signal.SIGCHLD)
@@ -206,10 +206,10 @@ async def test_on_other_systems_no_process_is_ended(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_table, "is_supported", lambda: False)
-    house = adopting()
+    harness = adopting()
     table.add(20)
-    await house.start(spawning(10, table))
-    await house.end_all("the engine")
+    await harness.start(spawning(10, table))
+    await harness.end_all("the engine")
     assert (table.num_looks, table.signals) == (0, [])
 
 
@@ -217,8 +217,8 @@ async def test_a_system_without_subreapers_is_reported(
     table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(process_table, "become_subreaper", lambda: False)
-    house = adopting()
+    harness = adopting()
     table.add(20)
-    await house.end_all("the engine")
+    await harness.end_all("the engine")
     assert table.signals == []
     assert "no subreaper" in caplog.text

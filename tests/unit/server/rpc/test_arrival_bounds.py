@@ -52,7 +52,7 @@ class Wire:
         return f"played:{id(self)}"
 
 
-class _House:
+class _FakeServer:
     def __init__(self) -> None:
         self.handlers: list[Any] = []
 
@@ -80,9 +80,9 @@ class Played:
         max_calls: float = 9,
         large_messages: LargeMessageQueue | None = None,
     ) -> None:
-        self._house = _House()
+        self._harness = _FakeServer()
         timely = RequestReadLimiter(
-            cast(Any, self._house),
+            cast(Any, self._harness),
             AccessControl(),
             max_arrival_s=max_arrival_s,
             max_stall_s=max_stall_s,
@@ -94,7 +94,7 @@ class Played:
         reflection.add_reflection(timely, ())
 
     async def call(self, path: str, wire: Wire) -> None:
-        for handler in self._house.handlers:
+        for handler in self._harness.handlers:
             found = handler.service(_Details(path))
             if found is not None:
                 async with asyncio.timeout(PATIENCE_S):

@@ -69,8 +69,8 @@ async def call_with(error: BaseException, context: FakeContext) -> tuple[Handler
     method: Any = wrapper.unary("Method", handler)
     with pytest.raises((grpc.aio.AbortError, asyncio.CancelledError)) as caught:
         await method.unary_unary(AdmittedCall(b"", ANONYMOUS), context)
-    is_told = bool(context.aborts) and context.outcome is grpc.aio.AbortError
-    assert isinstance(caught.value, grpc.aio.AbortError) is is_told
+    is_reported = bool(context.aborts) and context.outcome is grpc.aio.AbortError
+    assert isinstance(caught.value, grpc.aio.AbortError) is is_reported
     await asyncio.wait_for(wrapper.wait_until_idle(), 60)
     return wrapper, num_bugs
 
@@ -90,7 +90,7 @@ async def test_domain_errors_become_statuses(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "told_ms"),
+    ("failure", "reported_ms"),
     [
         (Failure(reason=ErrorReason.QUEUE_FULL), "1100"),
         (Failure(reason=ErrorReason.QUOTA_EXCEEDED, retry_after_s=20.0), "22000"),
@@ -98,10 +98,10 @@ async def test_domain_errors_become_statuses(error: Exception) -> None:
         (Failure(reason=ErrorReason.DEADLINE_EXCEEDED), None),
     ],
 )
-async def test_the_retry_time_is_spread(failure: Failure, told_ms: str | None) -> None:
+async def test_the_retry_time_is_spread(failure: Failure, reported_ms: str | None) -> None:
     context = FakeContext()
     await call_with(CallFailed(failure, "r"), context)
-    assert context.trailers.get("grpc-retry-pushback-ms") == told_ms
+    assert context.trailers.get("grpc-retry-pushback-ms") == reported_ms
 
 
 async def test_bugs_become_internal_without_their_text(caplog: pytest.LogCaptureFixture) -> None:
@@ -141,9 +141,9 @@ async def test_peer_that_vanishes_before_its_status_is_a_cancellation(
 def test_the_line_of_a_bug_names_its_request(caplog: pytest.LogCaptureFixture) -> None:
     wrapper = HandlerWrapper(retry_after_s=1.0, on_internal_error=lambda: None, random=lambda: 0.4)
     wrapper.internal_error("Method", ValueError(), request_id="r-1", trace_id=b"\xab" * 16)
-    (told,) = caplog.records
-    assert vars(told)["request_id"] == "r-1"
-    assert vars(told)["trace_id"] == "ab" * 16
+    (reported,) = caplog.records
+    assert vars(reported)["request_id"] == "r-1"
+    assert vars(reported)["trace_id"] == "ab" * 16
 
 
 def clock(remaining_s: float | None) -> Any:
@@ -181,9 +181,9 @@ def test_a_deadline_or_a_client_that_left(
 
 
 def test_our_own_rejection_precedes_the_clients_deadline() -> None:
-    told = account()
-    told.failure = Failure(reason=ErrorReason.QUEUE_FULL)
-    assert outcome_of_failure(told, clock(None)) == outcome_of(told.failure)
+    reported = account()
+    reported.failure = Failure(reason=ErrorReason.QUEUE_FULL)
+    assert outcome_of_failure(reported, clock(None)) == outcome_of(reported.failure)
     failed = account()
     generation = GenerationSpec(prompt=TextInput(text="x"), prompt_path="text_prompt.text")
     failed.live = LiveRequest("r", generation, 0.0)
@@ -217,7 +217,7 @@ ZEROS = pb.GenerateRequest(
 )
 
 
-def told(message: pb.GenerateRequest, *, is_stream: bool = True) -> RequestRecord:
+def reported(message: pb.GenerateRequest, *, is_stream: bool = True) -> RequestRecord:
     log = RecordLog()
     accounts = Accounts(log.recorder, is_tracing=False, front_id=1, has_content=False)
     front: Any = SimpleNamespace(accounts=accounts, model="tiny", model_names=("tiny", "alias"))
@@ -230,7 +230,7 @@ def told(message: pb.GenerateRequest, *, is_stream: bool = True) -> RequestRecor
 
 
 def test_every_option_is_passed() -> None:
-    assert told(ALL, is_stream=False).options == RequestOptions(
+    assert reported(ALL, is_stream=False).options == RequestOptions(
         is_chat=True,
         is_stream=False,
         num_outputs=3,
@@ -246,11 +246,11 @@ def test_every_option_is_passed() -> None:
 
 
 def test_what_was_not_asked_for_is_distinguished_from_zero() -> None:
-    assert told(pb.GenerateRequest()).options == RequestOptions()
+    assert reported(pb.GenerateRequest()).options == RequestOptions()
     asked = RequestOptions(num_outputs=0, max_tokens=0, temperature=0.0, top_k=0, seed=0)
-    assert told(ZEROS).options == asked
+    assert reported(ZEROS).options == asked
 
 
 @pytest.mark.parametrize(("name", "model"), [(None, "tiny"), ("alias", "tiny"), ("canary", "")])
 def test_only_a_model_of_ours_is_named(name: str | None, model: str) -> None:
-    assert told(pb.GenerateRequest(model=name)).model == model
+    assert reported(pb.GenerateRequest(model=name)).model == model

@@ -261,10 +261,10 @@ def test_rows_of_a_prompt_come_in_parts_and_once() -> None:
         assert all(2 * len(piece.records) <= MAX_PART_LOGPROBS for piece in pieces)
         return [record for piece in pieces for record in piece.records]
 
-    told = [*rows(1, 700), *rows(300, 800), *rows(800, 1001)]
-    assert [record.token_id for record in told] == list(range(1, 1000))
-    assert [record.logprob for record in told] == [-float(i) for i in range(1, 1000)]
-    assert all(record.top[0].token_id == record.token_id for record in told)
+    reported = [*rows(1, 700), *rows(300, 800), *rows(800, 1001)]
+    assert [record.token_id for record in reported] == list(range(1, 1000))
+    assert [record.logprob for record in reported] == [-float(i) for i in range(1, 1000)]
+    assert all(record.top[0].token_id == record.token_id for record in reported)
     assert echo.is_delivered
 
 

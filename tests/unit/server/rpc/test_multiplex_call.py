@@ -21,21 +21,21 @@ async def test_a_step_is_one_message_for_all(text: ModelText) -> None:
     async with played_call(text) as call:
         call.wire.send(*(submit(key) for key in range(5)))
         keys = [await call.port.next_key() for _ in range(5)]
-        call.port.say(changes=[admitted(key) for key in keys])
+        call.port.emit(changes=[admitted(key) for key in keys])
         await call.settle()
         for letter in "abc":
             num_before = len(call.wire.messages)
-            call.port.say(tokens=[(key, call.token(letter)) for key in keys])
+            call.port.emit(tokens=[(key, call.token(letter)) for key in keys])
             await call.settle()
             (message,) = call.wire.messages[num_before:]
             assert [event.key for event in message.events] == [0, 1, 2, 3, 4]
-        call.port.say(ends=[finished(key) for key in keys])
+        call.port.emit(ends=[finished(key) for key in keys])
         call.wire.half_close()
         await call.task
         for key in range(5):
             assert call.wire.text(key) == "abc"
-            told = [event.response.sequence for event in call.wire.events(key)]
-            assert told == list(range(len(told)))
+            reported = [event.response.sequence for event in call.wire.events(key)]
+            assert reported == list(range(len(reported)))
             assert call.wire.kinds(key) == ["accepted", "progress", *["tokens"] * 3, "finished"]
         assert len(call.front.table) == 0
         assert call.port.cancelled == []
@@ -45,11 +45,11 @@ async def test_a_blocked_write_makes_the_next_message_larger(text: ModelText) ->
     async with played_call(text) as call:
         call.wire.send(submit(1), submit(2))
         keys = [await call.port.next_key() for _ in range(2)]
-        call.port.say(changes=[admitted(key) for key in keys])
+        call.port.emit(changes=[admitted(key) for key in keys])
         await call.settle()
         call.wire.is_open.clear()
         for letter in "abcd":
-            call.port.say(tokens=[(key, call.token(letter)) for key in keys])
+            call.port.emit(tokens=[(key, call.token(letter)) for key in keys])
             await call.settle()
         num_before = len(call.wire.messages)
         call.wire.is_open.set()
@@ -79,10 +79,10 @@ async def test_messages_are_split_at_the_hint(text: ModelText) -> None:
     async with played_call(text, FrontConfig(max_shared_message_bytes_hint=100)) as call:
         call.wire.send(*(submit(key) for key in range(20)))
         keys = [await call.port.next_key() for _ in range(20)]
-        call.port.say(changes=[admitted(key) for key in keys])
+        call.port.emit(changes=[admitted(key) for key in keys])
         await call.settle()
         num_before = len(call.wire.messages)
-        call.port.say(tokens=[(key, call.token("a")) for key in keys])
+        call.port.emit(tokens=[(key, call.token("a")) for key in keys])
         await call.settle()
         messages = call.wire.messages[num_before:]
         assert 1 < len(messages) < 20
@@ -94,16 +94,16 @@ async def test_credit_is_what_may_be_sent(text: ModelText) -> None:
     async with played_call(text) as call:
         call.wire.send(submit(1, credit=0), submit(2, credit=2))
         one, two = await call.port.next_key(), await call.port.next_key()
-        call.port.say(changes=[admitted(one), admitted(two)])
+        call.port.emit(changes=[admitted(one), admitted(two)])
         for letter in "abc":
-            call.port.say(tokens=[(one, call.token(letter)), (two, call.token(letter))])
+            call.port.emit(tokens=[(one, call.token(letter)), (two, call.token(letter))])
             await call.settle()
         assert call.wire.kinds(1) == ["accepted", "progress"], "what is no token needs none"
         assert call.wire.text(2) == "ab"
         call.wire.send(credit(1, 1))
         await call.settle()
         assert call.wire.text(1) == "a"
-        call.port.say(ends=[finished(one), finished(two)])
+        call.port.emit(ends=[finished(one), finished(two)])
         call.wire.send(credit(1, 1), credit(7, 1))
         await call.settle()
         assert call.wire.text(1) == "ab"
@@ -121,7 +121,7 @@ async def test_credit_where_none_is_needed_changes_nothing(text: ModelText) -> N
         call.wire.send(submit(1), credit(1, 1))
         key = await call.port.next_key()
         for letter in "abc":
-            call.port.say(tokens=[(key, call.token(letter))])
+            call.port.emit(tokens=[(key, call.token(letter))])
             await call.settle()
         assert call.wire.text(1) == "abc"
 
@@ -133,7 +133,7 @@ async def test_without_credit_for_too_long_one_is_cut_and_the_others_continue(
         call.wire.send(submit(1, credit=0), submit(2))
         one, two = await call.port.next_key(), await call.port.next_key()
         for _ in range(5):
-            call.port.say(tokens=[(one, call.token("a")), (two, call.token("a"))])
+            call.port.emit(tokens=[(one, call.token("a")), (two, call.token("a"))])
             await call.settle()
         (event,) = [event for event in call.wire.events(1) if event.HasField("error")]
         error = rich_status(event.error)
@@ -186,8 +186,8 @@ async def test_an_unread_request_gives_its_place_up_where_the_front_is_full(
     async with played_call(text, config, clock=lambda: now_s) as call:
         call.wire.send(submit(1, credit=1), submit(2))
         one, _ = await call.port.next_key(), await call.port.next_key()
-        call.port.say(changes=[admitted(one)])
-        call.port.say(tokens=[(one, call.token("a"))] * 3)
+        call.port.emit(changes=[admitted(one)])
+        call.port.emit(tokens=[(one, call.token("a"))] * 3)
         call.port.finish(one)
         await call.settle()
         assert call.wire.kinds(1)[-1] != "finished"
@@ -244,7 +244,7 @@ async def test_cancel_in_the_same_breath_as_the_submit(text: ModelText) -> None:
         await call.settle()
         # Whether the engine was reported yet depends on the tokenizer's thread.
         for keys, _ in call.port.cancelled:
-            call.port.say(ends=[finished(key, FinishReason.CANCELLED) for key in keys])
+            call.port.emit(ends=[finished(key, FinishReason.CANCELLED) for key in keys])
         await call.settle()
         assert call.wire.kinds(1) == ["accepted", "finished"]
         ends = call.wire.events(1)[-1].response.finished.outputs
@@ -271,9 +271,9 @@ async def test_an_output_that_ends_is_not_held_for_the_others(text: ModelText) -
 
         call.wire.send(submit(1, edit=two_large))
         first, second = (spec.key for spec in await call.port.next_submission())
-        call.port.say(changes=[admitted(first), admitted(second)])
+        call.port.emit(changes=[admitted(first), admitted(second)])
         for letter in "abc":
-            call.port.say(tokens=[(first, call.token(letter))])
+            call.port.emit(tokens=[(first, call.token(letter))])
             await call.settle()
         assert call.wire.text(1) == "a"
         call.port.finish(first)
@@ -292,10 +292,10 @@ async def test_chunk_limits_hold_here_too(text: ModelText) -> None:
         call.wire.send(submit(1, edit=large), submit(2))
         one, two = await call.port.next_key(), await call.port.next_key()
         for letter in "abcdef":
-            call.port.say(tokens=[(one, call.token(letter)), (two, call.token(letter))])
+            call.port.emit(tokens=[(one, call.token(letter)), (two, call.token(letter))])
             await call.settle()
-        told = [e.response.tokens.text for e in call.wire.events(1) if kind(e) == "tokens"]
-        assert told == ["a", "bcd"]
+        reported = [e.response.tokens.text for e in call.wire.events(1) if kind(e) == "tokens"]
+        assert reported == ["a", "bcd"]
         call.port.finish(one)
         await call.settle()
         assert call.wire.text(1) == call.wire.text(2) == "abcdef"

@@ -172,8 +172,8 @@ async def test_an_end_for_which_no_credit_comes_is_cut(text: ModelText) -> None:
     async with played_call(text, config, clock=lambda: now_s) as call:
         call.wire.send(submit(1, credit=0), submit(2, credit=0), submit(3, credit=0))
         one, two, three = [await call.port.next_key() for _ in range(3)]
-        call.port.say(tokens=[(key, call.token("a")) for key in (one, two, three)] * 2)
-        call.port.say(ends=[finished(one), finished(two)])
+        call.port.emit(tokens=[(key, call.token("a")) for key in (one, two, three)] * 2)
+        call.port.emit(ends=[finished(one), finished(two)])
         await call.settle()
         now_s += 4.0
         call.wire.send(credit(2, 1))
@@ -203,7 +203,7 @@ async def test_credit_in_time_saves_an_end(text: ModelText) -> None:
     async with played_call(text, config, clock=lambda: now_s) as call:
         call.wire.send(submit(1, credit=0))
         key = await call.port.next_key()
-        call.port.say(tokens=[(key, call.token("a"))] * 3, ends=[finished(key)])
+        call.port.emit(tokens=[(key, call.token("a"))] * 3, ends=[finished(key)])
         await call.settle()
         for _ in range(3):
             now_s += 4.0
@@ -303,7 +303,7 @@ async def test_a_fault_of_ours_ends_one_request_alone(
     async with played_call(text) as call:
         call.wire.send(submit(1), submit(2))
         one, two = await call.port.next_key(), await call.port.next_key()
-        call.port.say(changes=[admitted(one), admitted(two)])
+        call.port.emit(changes=[admitted(one), admitted(two)])
         await call.settle()
         encode_text = MultiplexEncoder.encode_text
 
@@ -312,7 +312,7 @@ async def test_a_fault_of_ours_ends_one_request_alone(
             raise RuntimeError("canary")
 
         monkeypatch.setattr(MultiplexEncoder, "encode_text", fail_once)
-        call.port.say(tokens=[(one, call.token("a")), (two, call.token("a"))])
+        call.port.emit(tokens=[(one, call.token("a")), (two, call.token("a"))])
         call.port.finish(two)
         await call.settle()
         assert call.wire.kinds(1)[-1] == "INTERNAL"

@@ -24,7 +24,7 @@ class FakeDeadline:
         self.at_s = when
 
 
-class House:
+class Harness:
     """Reading slots, and a clock that the test advances."""
 
     def __init__(self) -> None:
@@ -52,80 +52,80 @@ def hurried(slots: list[ReadingSlot]) -> list[bool]:
 
 
 async def test_one_caller_gets_its_share_and_leaves_the_rest() -> None:
-    house = House()
-    slots = await house.held("a", "a")
-    waiting = await house.waiting("a")
-    await house.held("b", "b")
-    assert house.slots.num_held == MAX_NUM
-    house.slots.give_back(slots[0])
+    harness = Harness()
+    slots = await harness.held("a", "a")
+    waiting = await harness.waiting("a")
+    await harness.held("b", "b")
+    assert harness.slots.num_held == MAX_NUM
+    harness.slots.give_back(slots[0])
     assert (await waiting).caller == "a"
 
 
 async def test_callers_take_turns() -> None:
-    house = House()
-    slots = await house.held("a", "a", "b", "b")
-    first, second = await house.waiting("a"), await house.waiting("a")
-    other = await house.waiting("c")
-    house.slots.give_back(slots[0])
+    harness = Harness()
+    slots = await harness.held("a", "a", "b", "b")
+    first, second = await harness.waiting("a"), await harness.waiting("a")
+    other = await harness.waiting("c")
+    harness.slots.give_back(slots[0])
     await first
-    house.slots.give_back(slots[1])
+    harness.slots.give_back(slots[1])
     # However many more of the first are waiting, and have for longer.
     await other
     assert not second.done()
-    house.slots.give_back(slots[2])
+    harness.slots.give_back(slots[2])
     await second
 
 
 async def test_only_what_is_wanted_is_given_a_deadline() -> None:
-    house = House()
-    slots = await house.held("a", "a", "b")
-    waiting = await house.waiting("a")
-    house.now_s += HURRIED_S
-    house.slots.expire_slow()
+    harness = Harness()
+    slots = await harness.held("a", "a", "b")
+    waiting = await harness.waiting("a")
+    harness.now_s += HURRIED_S
+    harness.slots.expire_slow()
     assert hurried(slots) == [True, True, False]
-    slots += await house.held("b")
-    house.slots.expire_slow()
+    slots += await harness.held("b")
+    harness.slots.expire_slow()
     # No slot is free: now all are hurried, except new ones.
     assert hurried(slots) == [True, True, True, False]
-    house.slots.give_back(slots[0])
+    harness.slots.give_back(slots[0])
     await waiting
 
 
 async def test_what_has_arrived_has_no_read_deadline() -> None:
-    house = House()
-    slots = await house.held("a", "a")
-    house.slots.note_arrival(slots[0])
-    waiting = await house.waiting("a")
-    house.now_s += HURRIED_S
-    house.slots.expire_slow()
+    harness = Harness()
+    slots = await harness.held("a", "a")
+    harness.slots.note_arrival(slots[0])
+    waiting = await harness.waiting("a")
+    harness.now_s += HURRIED_S
+    harness.slots.expire_slow()
     assert hurried(slots) == [False, True]
-    house.slots.give_back(slots[0])
+    harness.slots.give_back(slots[0])
     await waiting
 
 
 async def test_no_call_gets_a_deadline_while_no_other_waits() -> None:
-    house = House()
-    slots = await house.held("a", "a")
-    house.now_s += 100 * HURRIED_S
-    house.slots.expire_slow()
+    harness = Harness()
+    slots = await harness.held("a", "a")
+    harness.now_s += 100 * HURRIED_S
+    harness.slots.expire_slow()
     assert hurried(slots) == [False, False]
 
 
 async def test_a_waiter_that_leaves_the_queue_takes_nothing_along() -> None:
-    house = House()
-    slots = await house.held("a", "a", "b", "b")
-    gone, stays = await house.waiting("a"), await house.waiting("a")
+    harness = Harness()
+    slots = await harness.held("a", "a", "b", "b")
+    gone, stays = await harness.waiting("a"), await harness.waiting("a")
     gone.cancel()
-    house.slots.give_back(slots[0])
+    harness.slots.give_back(slots[0])
     await stays
-    assert house.slots.num_held == MAX_NUM
-    late = await house.waiting("c")
-    house.slots.give_back(slots[1])
+    assert harness.slots.num_held == MAX_NUM
+    late = await harness.waiting("c")
+    harness.slots.give_back(slots[1])
     # It was given the slot, and left before it had.
     late.cancel()
     await asyncio.wait([gone, late])
-    assert house.slots.num_held == MAX_NUM - 1
-    await house.held("c")
+    assert harness.slots.num_held == MAX_NUM - 1
+    await harness.held("c")
 
 
 async def test_a_slow_sender_is_ended_once_another_waits() -> None:

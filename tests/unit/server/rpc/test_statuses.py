@@ -244,7 +244,7 @@ def test_the_engines_details_of_a_rejection_are_returned(
 
 
 @pytest.mark.parametrize(
-    ("deadline_s", "estimate_s", "told"),
+    ("deadline_s", "estimate_s", "reported"),
     [
         (100_000.3 - 100_000.0 + 0.2, 0.5001, ("500", "501")),
         (0.49999999999, 0.49999999999999, ("500", "501")),
@@ -253,12 +253,12 @@ def test_the_engines_details_of_a_rejection_are_returned(
     ],
 )
 def test_a_deadline_is_returned_as_it_was_given_and_below_what_misses_it(
-    deadline_s: float, estimate_s: float, told: tuple[str, str]
+    deadline_s: float, estimate_s: float, reported: tuple[str, str]
 ) -> None:
     reason = FailureReason.DEADLINE_UNREACHABLE
     end = Failed(key=1, at_s=9.0, reason=reason, estimate_s=estimate_s, deadline_s=deadline_s)
     metadata = rejected(end).metadata
-    assert (metadata["deadline_ms"], metadata["estimate_ms"]) == told
+    assert (metadata["deadline_ms"], metadata["estimate_ms"]) == reported
 
 
 def test_what_has_no_end_is_not_reported() -> None:
@@ -276,25 +276,26 @@ def test_what_has_no_end_is_not_reported() -> None:
 def test_requests_rejected_together_have_different_retry_times() -> None:
     failure = Failure(reason=ErrorReason.DEADLINE_UNREACHABLE, retry_after_s=4.0)
 
-    def told_s(failure: Failure, chance: float) -> float | None:
+    def reported_s(failure: Failure, chance: float) -> float | None:
         return retry_delay_s(failure, default_s=2.0, chance=chance)
 
-    assert told_s(failure, 0.0) == 4.0
-    assert told_s(failure, 0.5) == 4.0 * (1 + MAX_RETRY_SPREAD / 2)
-    assert told_s(failure, 0.999) == pytest.approx(5.0, rel=1e-3)
-    assert told_s(Failure(reason=ErrorReason.QUEUE_FULL), 0.5) == 2.25
-    assert told_s(Failure(reason=ErrorReason.DEADLINE_EXCEEDED), 0.5) is None
+    assert reported_s(failure, 0.0) == 4.0
+    assert reported_s(failure, 0.5) == 4.0 * (1 + MAX_RETRY_SPREAD / 2)
+    assert reported_s(failure, 0.999) == pytest.approx(5.0, rel=1e-3)
+    assert reported_s(Failure(reason=ErrorReason.QUEUE_FULL), 0.5) == 2.25
+    assert reported_s(Failure(reason=ErrorReason.DEADLINE_EXCEEDED), 0.5) is None
     late = Failure(reason=ErrorReason.DEADLINE_EXCEEDED, retry_after_s=8.0)
-    assert told_s(late, 0.0) == 8.0
+    assert reported_s(late, 0.0) == 8.0
     never = Failure(reason=ErrorReason.DEADLINE_UNREACHABLE, retry_after_s=math.inf)
-    assert told_s(never, 0.5) is None
+    assert reported_s(never, 0.5) is None
 
 
 @pytest.mark.parametrize(
-    ("delay_s", "told_ms"), [(0.0, "1"), (0.0126, "13"), (1e9, str(2**31 - 1))]
+    ("delay_s", "reported_ms"), [(0.0, "1"), (0.0126, "13"), (1e9, str(2**31 - 1))]
 )
-def test_a_retry_time_is_what_a_channel_takes(delay_s: float, told_ms: str) -> None:
+def test_a_retry_time_is_what_a_channel_takes(delay_s: float, reported_ms: str) -> None:
     failure = Failure(reason=ErrorReason.QUEUE_FULL)
     assert (
-        dict(abort_of(failure, retry_after_s=delay_s).trailers)["grpc-retry-pushback-ms"] == told_ms
+        dict(abort_of(failure, retry_after_s=delay_s).trailers)["grpc-retry-pushback-ms"]
+        == reported_ms
     )

@@ -34,7 +34,7 @@ async def test_the_loop_turns_between_batches_that_are_short_each(
 NUM_ITERATIONS = 20
 
 
-class House:
+class Harness:
     """Turns, and a clock that advances while a message is handled."""
 
     def __init__(self, message_s: float = 0.0) -> None:
@@ -59,26 +59,26 @@ async def iterate() -> None:
 
 
 async def test_callers_take_turns() -> None:
-    house = House()
-    await asyncio.gather(*house.send("a", "a", "a", "b", "c", "b"))
-    assert house.handled == ["a", "b", "c", "a", "b", "a"]
+    harness = Harness()
+    await asyncio.gather(*harness.send("a", "a", "a", "b", "c", "b"))
+    assert harness.handled == ["a", "b", "c", "a", "b", "a"]
 
 
 async def test_after_a_message_the_loop_has_time_for_all_else() -> None:
-    house = House(message_s=3600.0)
-    tasks = house.send("a", "b")
+    harness = Harness(message_s=3600.0)
+    tasks = harness.send("a", "b")
     await iterate()
-    assert house.handled == ["a"], "the next waits as long as the last one took"
+    assert harness.handled == ["a"], "the next waits as long as the last one took"
     assert tasks[0].done()
     tasks[1].cancel()
 
 
 async def test_a_waiter_that_leaves_takes_no_turn() -> None:
-    house = House()
-    first, gone, last = house.send("a", "a", "b")
+    harness = Harness()
+    first, gone, last = harness.send("a", "a", "b")
     await asyncio.sleep(0)
     gone.cancel()
     await asyncio.gather(first, last)
-    assert house.handled == ["a", "b"]
-    await asyncio.gather(*house.send("c"))
-    assert house.handled[-1] == "c"
+    assert harness.handled == ["a", "b"]
+    await asyncio.gather(*harness.send("c"))
+    assert harness.handled[-1] == "c"

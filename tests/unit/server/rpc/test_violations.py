@@ -10,7 +10,7 @@ from penstock.server.rpc.mapping_in.violations import Violations
 
 
 @pytest.mark.parametrize(
-    ("seconds", "nanos", "told"),
+    ("seconds", "nanos", "reported"),
     [
         (0, 0, "must be a positive duration, not 0 seconds"),
         (0, -1, "must be a positive duration, not -1e-09 seconds"),
@@ -21,12 +21,12 @@ from penstock.server.rpc.mapping_in.violations import Violations
         (2**63 - 1, 0, "must be at most 3600 seconds, not 9.22337203685478e+18"),
     ],
 )
-def test_the_error_of_a_bad_duration_is_shown(seconds: int, nanos: int, told: str) -> None:
+def test_the_error_of_a_bad_duration_is_shown(seconds: int, nanos: int, reported: str) -> None:
     violations = Violations()
     violations.duration_s("path", Duration(seconds=seconds, nanos=nanos), 3600.0)
     with pytest.raises(RequestError) as caught:
         violations.raise_if_any()
-    assert [one.description for one in caught.value.failure.violations] == [told]
+    assert [one.description for one in caught.value.failure.violations] == [reported]
 
 
 def test_a_duration_without_its_own_bound_has_that_of_its_type() -> None:

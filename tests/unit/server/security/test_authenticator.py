@@ -43,7 +43,7 @@ leeway_s = 10
 """
 
 
-class House:
+class Harness:
     """An authenticator with a policy file in a folder, and a clock that the test sets."""
 
     def __init__(self, folder: Path, policy: str = POLICY + JWT) -> None:
@@ -75,21 +75,21 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path)
+def harness(tmp_path: Path) -> Harness:
+    return Harness(tmp_path)
 
 
-def test_a_token_is_a_tenant_with_its_rights(house: House) -> None:
-    caller = house.authenticator.identify([f"Bearer {ACME}"], tuple)
+def test_a_token_is_a_tenant_with_its_rights(harness: Harness) -> None:
+    caller = harness.authenticator.identify([f"Bearer {ACME}"], tuple)
     assert (caller.tenant, caller.ceilings.scheduling) == ("acme", 5)
     assert Right.GENERATE in caller.rights
     assert Right.OPERATIONS_READ not in caller.rights
-    assert house.tenant(OTHER) == "other"
+    assert harness.tenant(OTHER) == "other"
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Bearer "])
-def test_the_scheme_is_read_as_the_standard_has_it(house: House, scheme: str) -> None:
-    assert house.authenticator.identify([f"{scheme} {ACME}"], tuple).tenant == "acme"
+def test_the_scheme_is_read_as_the_standard_has_it(harness: Harness, scheme: str) -> None:
+    assert harness.authenticator.identify([f"{scheme} {ACME}"], tuple).tenant == "acme"
 
 
 @pytest.mark.parametrize(
@@ -112,44 +112,46 @@ def test_the_scheme_is_read_as_the_standard_has_it(house: House, scheme: str) ->
         "Bearer a.b.c",
     ],
 )
-def test_anything_else_is_unauthenticated(house: House, header: str) -> None:
+def test_anything_else_is_unauthenticated(harness: Harness, header: str) -> None:
     with pytest.raises(Unknown):
-        house.authenticator.identify([header], tuple)
+        harness.authenticator.identify([header], tuple)
 
 
-def test_two_tokens_or_none_are_unauthenticated(house: House) -> None:
-    assert house.is_unknown()
-    assert house.is_unknown(ACME, ACME)
-    assert house.is_unknown(ACME, OTHER)
+def test_two_tokens_or_none_are_unauthenticated(harness: Harness) -> None:
+    assert harness.is_unknown()
+    assert harness.is_unknown(ACME, ACME)
+    assert harness.is_unknown(ACME, OTHER)
 
 
-def test_a_static_token_expires(house: House) -> None:
-    assert house.now_s == 1_800_000_000.0, "2027-01-15T08:00:00Z"
-    assert house.is_unknown(OLD)
-    house.now_s -= 1
-    assert house.tenant(OLD) == "acme"
+def test_a_static_token_expires(harness: Harness) -> None:
+    assert harness.now_s == 1_800_000_000.0, "2027-01-15T08:00:00Z"
+    assert harness.is_unknown(OLD)
+    harness.now_s -= 1
+    assert harness.tenant(OLD) == "acme"
 
 
-def test_certificates_by_their_names(house: House) -> None:
-    assert house.tenant(names=("cn:acme", "dns:localhost")) == "acme"
-    assert house.tenant(names=("dns:acme.test",)) == "acme"
-    assert house.tenant(names=("uri:spiffe://test/other",)) == "other"
-    assert house.is_unknown(names=("dns:acme", "cn:acme.test")), "a name of one kind is no other's"
-    assert house.is_unknown(names=("cn:acme", "uri:spiffe://test/other")), "of two tenants"
-    assert house.is_unknown(names=("cn:stranger",))
+def test_certificates_by_their_names(harness: Harness) -> None:
+    assert harness.tenant(names=("cn:acme", "dns:localhost")) == "acme"
+    assert harness.tenant(names=("dns:acme.test",)) == "acme"
+    assert harness.tenant(names=("uri:spiffe://test/other",)) == "other"
+    assert harness.is_unknown(names=("dns:acme", "cn:acme.test")), (
+        "a name of one kind is no other's"
+    )
+    assert harness.is_unknown(names=("cn:acme", "uri:spiffe://test/other")), "of two tenants"
+    assert harness.is_unknown(names=("cn:stranger",))
 
 
-def test_a_token_and_a_certificate_must_agree(house: House) -> None:
-    assert house.tenant(ACME, names=("cn:acme",)) == "acme"
-    assert house.tenant(ACME, names=("cn:proxy",)) == "acme", "of nobody that the policy knows"
-    assert house.is_unknown(ACME, names=("uri:spiffe://test/other",))
-    assert house.is_unknown("wrong", names=("cn:acme",)), "a good certificate saves no bad token"
+def test_a_token_and_a_certificate_must_agree(harness: Harness) -> None:
+    assert harness.tenant(ACME, names=("cn:acme",)) == "acme"
+    assert harness.tenant(ACME, names=("cn:proxy",)) == "acme", "of nobody that the policy knows"
+    assert harness.is_unknown(ACME, names=("uri:spiffe://test/other",))
+    assert harness.is_unknown("wrong", names=("cn:acme",)), "a good certificate saves no bad token"
 
 
 @pytest.mark.parametrize("algorithm", ["RS256", "ES256", "EdDSA"])
-def test_web_tokens_of_each_kind(house: House, algorithm: str) -> None:
-    assert house.tenant(house.token(algorithm)) == "acme"
-    assert house.tenant(house.token(algorithm, sub="other", aud=["x", AUDIENCE])) == "other"
+def test_web_tokens_of_each_kind(harness: Harness, algorithm: str) -> None:
+    assert harness.tenant(harness.token(algorithm)) == "acme"
+    assert harness.tenant(harness.token(algorithm, sub="other", aud=["x", AUDIENCE])) == "other"
 
 
 @pytest.mark.parametrize(
@@ -177,121 +179,121 @@ def test_web_tokens_of_each_kind(house: House, algorithm: str) -> None:
         {"sub": "acme\x1f"},
     ],
 )
-def test_claims_that_do_not_hold(house: House, claims: dict[str, Any]) -> None:
+def test_claims_that_do_not_hold(harness: Harness, claims: dict[str, Any]) -> None:
     try:
-        token = house.token(**claims)
+        token = harness.token(**claims)
     except TypeError:
         # The library rejects to sign what is no text; others do not.
         pytest.skip("cannot be made")
-    assert house.is_unknown(token)
+    assert harness.is_unknown(token)
 
 
-def test_the_leeway_is_for_clocks(house: House) -> None:
-    assert house.tenant(house.token(exp=NOW_S - 9)) == "acme"
-    assert house.tenant(house.token(nbf=NOW_S + 9)) == "acme"
+def test_the_leeway_is_for_clocks(harness: Harness) -> None:
+    assert harness.tenant(harness.token(exp=NOW_S - 9)) == "acme"
+    assert harness.tenant(harness.token(nbf=NOW_S + 9)) == "acme"
 
 
-def test_a_web_token_is_not_remembered_beyond_its_end(house: House) -> None:
-    token = house.token(exp=NOW_S + 60)
-    assert house.tenant(token) == house.tenant(token) == "acme"
-    house.now_s += 69.9
-    assert house.tenant(token) == "acme"
-    house.now_s += 0.2
-    assert house.is_unknown(token)
+def test_a_web_token_is_not_remembered_beyond_its_end(harness: Harness) -> None:
+    token = harness.token(exp=NOW_S + 60)
+    assert harness.tenant(token) == harness.tenant(token) == "acme"
+    harness.now_s += 69.9
+    assert harness.tenant(token) == "acme"
+    harness.now_s += 0.2
+    assert harness.is_unknown(token)
 
 
-def test_signatures_that_prove_nothing(house: House, tmp_path: Path) -> None:
-    good = house.token()
+def test_signatures_that_prove_nothing(harness: Harness, tmp_path: Path) -> None:
+    good = harness.token()
     head, body, signature = good.split(".")
     (tmp_path / "else").mkdir()
     foreign = TokenIssuer(tmp_path / "else")
     claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "acme", "exp": NOW_S + 300}
     unsigned = jwt.encode(claims, "", algorithm="none")
-    key = json.dumps(house.issuer.jwks()["keys"][0])
+    key = json.dumps(harness.issuer.jwks()["keys"][0])
     shared = jwt.encode(claims, key * 2, algorithm="HS256", headers={"kid": "key-RS256"})
     for token in (
         f"{head}.{body}.{'A' * len(signature)}",
         f"{head}.{body}.",
-        f"{head}.{house.token(sub='other').split('.')[1]}.{signature}",
+        f"{head}.{harness.token(sub='other').split('.')[1]}.{signature}",
         foreign.token(now_s=NOW_S),
         unsigned,
         shared,
-        house.issuer.token(now_s=NOW_S, headers={"kid": "unknown"}),
-        house.issuer.token(now_s=NOW_S, headers={"kid": "key-RS256"}),
-        house.issuer.token(now_s=NOW_S, headers={"crit": ["exp"]}),
+        harness.issuer.token(now_s=NOW_S, headers={"kid": "unknown"}),
+        harness.issuer.token(now_s=NOW_S, headers={"kid": "key-RS256"}),
+        harness.issuer.token(now_s=NOW_S, headers={"crit": ["exp"]}),
         "a" * (web_tokens.MAX_TOKEN_BYTES + 1) + ".b.c",
     ):
-        assert house.is_unknown(token)
-    assert house.tenant(good) == "acme"
+        assert harness.is_unknown(token)
+    assert harness.tenant(good) == "acme"
 
 
-def test_a_tenant_that_is_not_listed_is_known_and_may_nothing(house: House) -> None:
+def test_a_tenant_that_is_not_listed_is_known_and_may_nothing(harness: Harness) -> None:
     with pytest.raises(NotListed):
-        house.tenant(house.token(sub="stranger"))
+        harness.tenant(harness.token(sub="stranger"))
 
 
 def test_unlisted_tenants_may_be_let_in(tmp_path: Path) -> None:
-    house = House(tmp_path, POLICY + JWT + "takes_unlisted_tenants = true\n")
-    assert house.tenant(house.token(sub="stranger")) == "stranger"
+    harness = Harness(tmp_path, POLICY + JWT + "takes_unlisted_tenants = true\n")
+    assert harness.tenant(harness.token(sub="stranger")) == "stranger"
 
 
-def test_what_is_remembered_is_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_remembered_is_bounded(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_tokens, "MAX_REMEMBERED", 3)
-    tokens = [house.token(jti=str(number)) for number in range(5)]
-    assert {house.tenant(token) for token in tokens} == {"acme"}
-    known = house.authenticator._judge._web_tokens
+    tokens = [harness.token(jti=str(number)) for number in range(5)]
+    assert {harness.tenant(token) for token in tokens} == {"acme"}
+    known = harness.authenticator._judge._web_tokens
     assert known is not None
     assert len(known._good) == 3
-    assert {house.tenant(token) for token in tokens} == {"acme"}
+    assert {harness.tenant(token) for token in tokens} == {"acme"}
 
 
 def test_a_new_policy_holds_at_once_and_a_broken_one_never(
-    house: House, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    replace_file(house.policy_file, (POLICY + JWT).replace(digest(ACME), digest("new-token")))
-    house.authenticator.poll()
-    assert house.is_unknown(ACME)
-    assert house.tenant("new-token") == "acme"
+    replace_file(harness.policy_file, (POLICY + JWT).replace(digest(ACME), digest("new-token")))
+    harness.authenticator.poll()
+    assert harness.is_unknown(ACME)
+    assert harness.tenant("new-token") == "acme"
 
     for broken in ("version = 1\nnonsense = 2", "\xff", "version = 1", ""):
-        replace_file(house.policy_file, broken.encode("latin-1"))
+        replace_file(harness.policy_file, broken.encode("latin-1"))
         caplog.clear()
-        house.authenticator.poll()
-        house.authenticator.poll()
-        assert house.tenant("new-token") == "acme"
+        harness.authenticator.poll()
+        harness.authenticator.poll()
+        assert harness.tenant("new-token") == "acme"
         assert [record.levelname for record in caplog.records] == ["ERROR"], "told once"
-    house.policy_file.unlink()
-    house.authenticator.poll()
-    assert house.tenant("new-token") == "acme"
+    harness.policy_file.unlink()
+    harness.authenticator.poll()
+    assert harness.tenant("new-token") == "acme"
 
-    replace_file(house.policy_file, POLICY + JWT)
-    house.authenticator.poll()
-    assert house.tenant(ACME) == "acme"
-    assert house.is_unknown("new-token")
-
-
-def test_new_keys_hold_at_once_and_forget_what_old_ones_signed(house: House) -> None:
-    old = house.token()
-    assert house.tenant(old) == "acme"
-    replace_file(house.issuer.jwks_file, b"{")
-    house.authenticator.poll()
-    assert house.tenant(old) == "acme"
-    new = TokenIssuer(house.policy_file.parent, prefix="new")
-    house.authenticator.poll()
-    assert house.is_unknown(old)
-    assert house.tenant(new.token(now_s=NOW_S)) == "acme"
+    replace_file(harness.policy_file, POLICY + JWT)
+    harness.authenticator.poll()
+    assert harness.tenant(ACME) == "acme"
+    assert harness.is_unknown("new-token")
 
 
-def test_a_policy_waits_for_its_key_set(house: House) -> None:
+def test_new_keys_hold_at_once_and_forget_what_old_ones_signed(harness: Harness) -> None:
+    old = harness.token()
+    assert harness.tenant(old) == "acme"
+    replace_file(harness.issuer.jwks_file, b"{")
+    harness.authenticator.poll()
+    assert harness.tenant(old) == "acme"
+    new = TokenIssuer(harness.policy_file.parent, prefix="new")
+    harness.authenticator.poll()
+    assert harness.is_unknown(old)
+    assert harness.tenant(new.token(now_s=NOW_S)) == "acme"
+
+
+def test_a_policy_waits_for_its_key_set(harness: Harness) -> None:
     moved = (POLICY + JWT).replace("keys.json", "more.json").replace(digest(ACME), digest("n"))
-    replace_file(house.policy_file, moved)
-    house.authenticator.poll()
-    assert house.tenant(ACME) == "acme", "of the policy before"
-    house.issuer.jwks_file.rename(house.issuer.jwks_file.with_name("more.json"))
-    house.authenticator.poll()
-    assert house.tenant("n") == "acme"
-    assert house.tenant(house.token()) == "acme"
+    replace_file(harness.policy_file, moved)
+    harness.authenticator.poll()
+    assert harness.tenant(ACME) == "acme", "of the policy before"
+    harness.issuer.jwks_file.rename(harness.issuer.jwks_file.with_name("more.json"))
+    harness.authenticator.poll()
+    assert harness.tenant("n") == "acme"
+    assert harness.tenant(harness.token()) == "acme"
 
 
 @pytest.mark.parametrize(
@@ -324,7 +326,7 @@ def test_certificates_need_mutual_tls(tmp_path: Path) -> None:
         Authenticator(tmp_path / "policy.toml", has_client_certificates=False)
 
 
-def test_a_missing_package_is_named(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "jwt", None)
     with pytest.raises(ValueError, match=r"penstock\[jwt\]"):
-        Authenticator(house.policy_file, has_client_certificates=True)
+        Authenticator(harness.policy_file, has_client_certificates=True)

@@ -31,7 +31,7 @@ audience = "{AUDIENCE}"
 CERTIFICATES = 'certificates = ["cn:acme"]'
 
 
-class House:
+class Harness:
     """A policy file with its keys, and its two readers: an engine and an authenticator."""
 
     def __init__(self, folder: Path) -> None:
@@ -62,8 +62,8 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path)
+def harness(tmp_path: Path) -> Harness:
+    return Harness(tmp_path)
 
 
 def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
@@ -80,67 +80,67 @@ def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
     ],
 )
 def test_what_fronts_reject_changes_nothing_in_the_engine(
-    house: House, caplog: pytest.LogCaptureFixture, text: str, why: str
+    harness: Harness, caplog: pytest.LogCaptureFixture, text: str, why: str
 ) -> None:
     caplog.set_level(logging.INFO)
-    (house.folder / "broken.json").write_text("{", encoding="utf-8")
-    replace_file(house.file, text)
+    (harness.folder / "broken.json").write_text("{", encoding="utf-8")
+    replace_file(harness.file, text)
     for _ in range(3):
-        house.poll()
-        assert house.limits == (7, 7)
+        harness.poll()
+        assert harness.limits == (7, 7)
     errors = messages(caplog, logging.ERROR)
     assert len(errors) == 2, "one of each reader"
     assert all(why in error for error in errors)
     assert not messages(caplog, logging.INFO), "nothing new holds"
-    replace_file(house.file, policy_of(3))
-    house.poll()
-    assert house.limits == (3, 3)
+    replace_file(harness.file, policy_of(3))
+    harness.poll()
+    assert harness.limits == (3, 3)
     assert messages(caplog, logging.INFO) == ["a new policy is in force, with 1 tenants"] * 2
 
 
-def test_a_rejected_policy_holds_once_its_key_set_is_there(house: House) -> None:
-    replace_file(house.file, policy_of(1, "late.json"))
-    house.poll()
-    assert house.limits == (7, 7)
-    house.issuer.jwks_file.rename(house.folder / "late.json")
-    house.poll()
-    assert house.limits == (1, 1)
+def test_a_rejected_policy_holds_once_its_key_set_is_there(harness: Harness) -> None:
+    replace_file(harness.file, policy_of(1, "late.json"))
+    harness.poll()
+    assert harness.limits == (7, 7)
+    harness.issuer.jwks_file.rename(harness.folder / "late.json")
+    harness.poll()
+    assert harness.limits == (1, 1)
 
 
-def test_a_rejected_policy_that_is_taken_back_is_forgotten(house: House) -> None:
-    replace_file(house.file, policy_of(1, "late.json"))
-    house.poll()
-    replace_file(house.file, policy_of(7))
-    house.poll()
-    (house.folder / "late.json").write_bytes(house.issuer.jwks_file.read_bytes())
-    house.poll()
-    assert house.limits == (7, 7)
+def test_a_rejected_policy_that_is_taken_back_is_forgotten(harness: Harness) -> None:
+    replace_file(harness.file, policy_of(1, "late.json"))
+    harness.poll()
+    replace_file(harness.file, policy_of(7))
+    harness.poll()
+    (harness.folder / "late.json").write_bytes(harness.issuer.jwks_file.read_bytes())
+    harness.poll()
+    assert harness.limits == (7, 7)
 
 
-def test_keys_are_rotated_while_a_newer_policy_is_rejected(house: House) -> None:
-    old = house.issuer.token()
-    assert house.knows(old)
-    replace_file(house.file, policy_of(1, "none.json"))
-    house.poll()
-    new = TokenIssuer(house.folder, prefix="new")
-    house.poll()
-    assert house.limits == (7, 7)
-    assert not house.knows(old), "its key was rotated out"
-    assert house.knows(new.token())
+def test_keys_are_rotated_while_a_newer_policy_is_rejected(harness: Harness) -> None:
+    old = harness.issuer.token()
+    assert harness.knows(old)
+    replace_file(harness.file, policy_of(1, "none.json"))
+    harness.poll()
+    new = TokenIssuer(harness.folder, prefix="new")
+    harness.poll()
+    assert harness.limits == (7, 7)
+    assert not harness.knows(old), "its key was rotated out"
+    assert harness.knows(new.token())
 
 
 def test_an_engine_that_replaces_another_limits_tenants_without_the_keys(
-    house: House, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keys = house.issuer.jwks_file.read_bytes()
-    house.issuer.jwks_file.unlink()
+    keys = harness.issuer.jwks_file.read_bytes()
+    harness.issuer.jwks_file.unlink()
     with pytest.raises(OSError, match=r"keys\.json"):
-        PolicyFile(house.file)
-    file = PolicyFile(house.file, needs_keys=False)
+        PolicyFile(harness.file)
+    file = PolicyFile(harness.file, needs_keys=False)
     assert file.policy.of("acme").quota == TenantQuota(max_num_live=7)
     assert any("keys.json" in error for error in messages(caplog, logging.ERROR))
-    replace_file(house.issuer.jwks_file, keys)
+    replace_file(harness.issuer.jwks_file, keys)
     assert file.poll()
     assert file.keys is not None
-    replace_file(house.file, policy_of(1, "none.json"))
+    replace_file(harness.file, policy_of(1, "none.json"))
     assert not file.poll(), "a newer one needs its keys"

@@ -38,11 +38,11 @@ def turns(*lengths: int, lead: int | None = None) -> list[ChatMessage]:
     """Return messages of these lengths in tokens, the user's first, after a system message of
     `lead` tokens if given. A role has one token per letter.
     """
-    told = [
+    reported = [
         ChatMessage(role="ua"[index % 2], content="x" * length)
         for index, length in enumerate(lengths)
     ]
-    return told if lead is None else [ChatMessage(role="system", content="s" * lead), *told]
+    return reported if lead is None else [ChatMessage(role="system", content="s" * lead), *reported]
 
 
 class Encoder:

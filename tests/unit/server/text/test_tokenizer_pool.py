@@ -29,12 +29,12 @@ class Blocked:
 
     def __init__(self) -> None:
         self.entered = asyncio.Event()
-        self.go_on = threading.Event()
+        self.proceed = threading.Event()
         self._loop = asyncio.get_running_loop()
 
     def __call__(self) -> None:
         self._loop.call_soon_threadsafe(self.entered.set)
-        assert self.go_on.wait(PATIENCE_S)
+        assert self.proceed.wait(PATIENCE_S)
 
 
 def noted(order: list[str], name: str, num_steps: int, num_bytes: int = 5000) -> Steps[str]:
@@ -65,7 +65,7 @@ async def test_another_tenants_steps_come_between_those_of_a_long_text(
     await asyncio.sleep(0)
     meek = asyncio.create_task(pool.run(noted(order, "meek", 1), tenant="meek", num_bytes=5000))
     await asyncio.sleep(0)
-    step.go_on.set()
+    step.proceed.set()
     assert await meek == "meek"
     assert order.index("meek") <= 1, "not behind what the other has waiting"
     assert await asyncio.gather(*hog) == ["hog", "hog"]
@@ -82,7 +82,7 @@ async def test_two_tenants_get_as_many_bytes(pool: TokenizerPool) -> None:
         for name, num, size in (("small", 12, 4000), ("big", 3, 19_072))
     ]
     await asyncio.sleep(0)
-    step.go_on.set()
+    step.proceed.set()
     await asyncio.gather(*runs, blocker)
     # 12 * (4000 + 1024) are 3 * (19072 + 1024).
     assert "".join(name[0] for name in order).count("ssssss") == 0
@@ -107,7 +107,7 @@ async def test_a_tenant_has_an_allowance_and_then_a_retry_time(
         pool.run(in_one_step(lambda: 4, LARGE), tenant="b", num_bytes=LARGE)
     )
     await asyncio.sleep(0)
-    step.go_on.set()
+    step.proceed.set()
     assert [await task for task in (waiting, replay, other)] == [1, 3, 4], "one is always taken"
     await blocker
     # So much is accepted only from a tenant that has nothing here.
@@ -124,7 +124,7 @@ async def test_a_waiter_that_leaves_gives_up_its_place(pool: TokenizerPool) -> N
     with pytest.raises(asyncio.CancelledError):
         await gone
     last = pool.run(noted(order, "last", 1), tenant="a", num_bytes=9000)
-    step.go_on.set()
+    step.proceed.set()
     assert await last == "last"
     assert order == ["last"]
     await blocker
@@ -140,7 +140,7 @@ async def test_a_large_step_leaves_a_thread_to_small_ones() -> None:
         await asyncio.sleep(0)
         assert await pool.run(in_one_step(lambda: "small", 10), tenant="c", num_bytes=10) == "small"
         assert not second.done()
-        step.go_on.set()
+        step.proceed.set()
         assert await second == "second"
         await blocker
     finally:
@@ -163,7 +163,7 @@ async def test_nothing_waits_for_threads_that_have_ended(pool: TokenizerPool) ->
     pool.close()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    step.go_on.set()
+    step.proceed.set()
     await blocker
 
 

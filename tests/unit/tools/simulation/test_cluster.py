@@ -160,12 +160,12 @@ def test_a_run_is_the_same_again(router: RouterKind) -> None:
 
 
 def test_more_replicas_than_requests() -> None:
-    told: list[SimulationProgress] = []
-    run = simulate_cluster([asks(0.0)], cluster(RouterKind.LEAST_LOADED, 5), told.append)
+    reported: list[SimulationProgress] = []
+    run = simulate_cluster([asks(0.0)], cluster(RouterKind.LEAST_LOADED, 5), reported.append)
 
     assert run.numbers == (0,)
     assert summarise_cluster(run).total.num_completed == 1
-    assert told[-1].num_ended == 1
+    assert reported[-1].num_ended == 1
 
 
 def test_a_report_has_the_whole_and_every_replica(tmp_path: Path) -> None:

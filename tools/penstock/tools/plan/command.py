@@ -32,7 +32,7 @@ from penstock.tools.simulation.options import (
 if TYPE_CHECKING:
     from penstock.tools.plan.candidates import Candidate
     from penstock.tools.plan.plan import Plan
-    from penstock.tools.plan.target import PlanTarget, Verdict
+    from penstock.tools.plan.target import ClusterResult, PlanTarget
     from penstock.tools.simulation.simulate import SimulationProgress
 
 _EXIT_CODES = """\
@@ -198,10 +198,10 @@ class _Watcher:
         self.line.heading = f"{what}: "
         self.line.show(progress.text)
 
-    def tried(self, what: str, verdict: "Verdict") -> None:
-        """Print the verdict on a finished simulation; `what`: its display name."""
-        from penstock.tools.plan.report import verdict_text
+    def tried(self, what: str, result: "ClusterResult") -> None:
+        """Print the result of a finished simulation; `what`: its display name."""
+        from penstock.tools.plan.report import result_text
 
         if self._is_shown:
             self.line.end()
-            print(f"{what}: {verdict_text(verdict)}", file=sys.stderr, flush=True)
+            print(f"{what}: {result_text(result)}", file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ from penstock.scheduler.setting import check, setting
 from penstock.server.observe.recording.trace import TraceRequest
 from penstock.tools.plan.candidates import Candidate
 from penstock.tools.plan.lower_bound import LowerBound, lower_bound
-from penstock.tools.plan.target import PlanTarget, Verdict, judge
+from penstock.tools.plan.target import ClusterResult, PlanTarget, evaluate
 from penstock.tools.plan.window import PlanWindow
 from penstock.tools.simulation.cluster import MAX_REPLICAS, ClusterConfig, simulate_cluster
 from penstock.tools.simulation.settings import SimulationConfig
@@ -57,16 +57,16 @@ class PlanSearch:
 
 OnProgress: TypeAlias = Callable[[str, SimulationProgress], None]
 """Called about twice a second while a simulation runs, with its display name and its progress."""
-OnTried: TypeAlias = Callable[[str, Verdict], None]
-"""Called when a simulation has ended, with its display name and the verdict on it."""
+OnTried: TypeAlias = Callable[[str, ClusterResult], None]
+"""Called when a simulation has ended, with its display name and its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPoint:
-    """The verdict on a single replica at a load of `offered_per_s` requests per second."""
+    """The result of a single replica at a load of `offered_per_s` requests per second."""
 
     offered_per_s: float
-    verdict: Verdict
+    result: ClusterResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class CandidatePlan:
     Attributes:
         num_replicas: The number of replicas that met the target while one replica fewer did not (0
             replicas count as failed); None: the target was not met.
-        tried: The verdicts on all simulated clusters, in order of the number of replicas.
+        tried: The results of all simulated clusters, in order of the number of replicas.
         curve: The load curve: a single replica at increasing loads; may be empty.
         is_monotone: Whether, among the numbers tried, no larger one failed while a smaller one met
             the target.
@@ -84,7 +84,7 @@ class CandidatePlan:
 
     candidate: Candidate
     num_replicas: int | None
-    tried: tuple[Verdict, ...]
+    tried: tuple[ClusterResult, ...]
     curve: tuple[LoadPoint, ...]
     is_monotone: bool
 
@@ -96,8 +96,8 @@ class CandidatePlan:
         return self.num_replicas * self.candidate.price
 
     @property
-    def verdict(self) -> Verdict:
-        """The verdict on `num_replicas` replicas, or on the largest number tried if `num_replicas`
+    def result(self) -> ClusterResult:
+        """The result of `num_replicas` replicas, or of the largest number tried if `num_replicas`
         is None.
         """
         chosen = self.num_replicas
@@ -139,7 +139,7 @@ def make_plan(
     target: PlanTarget,
     search: PlanSearch,
     on_progress: OnProgress = lambda _what, _progress: None,
-    on_tried: OnTried = lambda _what, _verdict: None,
+    on_tried: OnTried = lambda _what, _result: None,
 ) -> Plan:
     """Search the number of replicas for each candidate, and return the plan.
 
@@ -185,7 +185,7 @@ def guessed_replicas(window: PlanWindow, config: SimulationConfig) -> int:
 
 
 class _Planner:
-    """Plans one candidate; keeps the verdict on each number of replicas, so that none is simulated
+    """Plans one candidate; keeps the result of each number of replicas, so that none is simulated
     twice.
     """
 
@@ -203,19 +203,19 @@ class _Planner:
         self._candidate = candidate
         self._target = target
         self._on_progress, self._on_tried = on_progress, on_tried
-        self._tried: dict[int, Verdict] = {}
+        self._tried: dict[int, ClusterResult] = {}
 
     def plan(self, max_replicas: int, num_curve_requests: int) -> CandidatePlan:
         least = least_replicas(
-            lambda num: self._verdict(num).meets,
+            lambda num: self._result(num).meets,
             first_guess=guessed_replicas(self._window, self._replica),
             max_replicas=max_replicas,
         )
         if least is not None and least < max_replicas:
             # The recommendation adds a spare replica, so that number must pass as well.
-            self._verdict(least + 1)
+            self._result(least + 1)
         tried = tuple(self._tried[num] for num in sorted(self._tried))
-        holds = [verdict.meets for verdict in tried]
+        holds = [result.meets for result in tried]
         return CandidatePlan(
             candidate=self._candidate,
             num_replicas=least,
@@ -224,7 +224,7 @@ class _Planner:
             is_monotone=holds == sorted(holds),
         )
 
-    def _verdict(self, num_replicas: int) -> Verdict:
+    def _result(self, num_replicas: int) -> ClusterResult:
         known = self._tried.get(num_replicas)
         if known is None:
             noun = "replica" if num_replicas == 1 else "replicas"
@@ -250,18 +250,20 @@ class _Planner:
             factor = offered_per_s / own_per_s
             moved = [msgspec.structs.replace(r, arrival_s=r.arrival_s / factor) for r in requests]
             what = f"{self._candidate.name}, one replica at {offered_per_s:.2f} requests/s"
-            verdict = self._judged(what, moved, 1)
-            points.append(LoadPoint(offered_per_s=offered_per_s, verdict=verdict))
+            result = self._judged(what, moved, 1)
+            points.append(LoadPoint(offered_per_s=offered_per_s, result=result))
         return tuple(points)
 
-    def _judged(self, what: str, requests: Sequence[TraceRequest], num_replicas: int) -> Verdict:
+    def _judged(
+        self, what: str, requests: Sequence[TraceRequest], num_replicas: int
+    ) -> ClusterResult:
         config = ClusterConfig(
             replica=self._replica, num_replicas=num_replicas, routing=self._candidate.routing
         )
         run = simulate_cluster(requests, config, partial(self._on_progress, what))
-        verdict = judge(run, self._target)
-        self._on_tried(what, verdict)
-        return verdict
+        result = evaluate(run, self._target)
+        self._on_tried(what, result)
+        return result
 
 
 def _cost(plan: CandidatePlan) -> float:

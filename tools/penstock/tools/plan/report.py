@@ -23,7 +23,7 @@ from penstock.tools.pages import (
 )
 from penstock.tools.plan.candidates import Candidate
 from penstock.tools.plan.plan import CandidatePlan, ImpossibleCandidate, Plan
-from penstock.tools.plan.target import PlanTarget, Verdict
+from penstock.tools.plan.target import ClusterResult, PlanTarget
 
 PLAN_FILE = "plan.json"
 PAGE_FILE = "plan.html"
@@ -148,7 +148,7 @@ def plan_charts(plan: Plan) -> tuple[Chart, ...]:
     if not found:
         return ()
     target_ms = plan.target.ttft_p99_s * 1e3
-    most = max(verdict.num_replicas for each in found for verdict in each.tried)
+    most = max(result.num_replicas for each in found for result in each.tried)
     charts = [
         Chart(
             name="ttft_replicas",
@@ -185,10 +185,7 @@ def plan_charts(plan: Plan) -> tuple[Chart, ...]:
             x_label="requests/s offered to one replica",
             y_label="good requests/s",
             series=(
-                *(
-                    _over_load(each, [p.verdict.goodput_per_s for p in each.curve])
-                    for each in found
-                ),
+                *(_over_load(each, [p.result.goodput_per_s for p in each.curve]) for each in found),
                 _reference("all good", span, span),
             ),
             has_marks=True,
@@ -200,7 +197,7 @@ def plan_charts(plan: Plan) -> tuple[Chart, ...]:
             y_label="milliseconds",
             series=(
                 *(
-                    _over_load(each, [p.verdict.ttft_p99_s * 1e3 for p in each.curve])
+                    _over_load(each, [p.result.ttft_p99_s * 1e3 for p in each.curve])
                     for each in found
                 ),
                 _reference("target", span, (target_ms, target_ms)),
@@ -213,13 +210,13 @@ def plan_charts(plan: Plan) -> tuple[Chart, ...]:
     return tuple(charts)
 
 
-def verdict_text(verdict: Verdict) -> str:
+def result_text(result: ClusterResult) -> str:
     """Format the main figures of a simulation, and which targets it misses, as one line."""
-    end = "meets the target" if verdict.meets else f"misses {', '.join(verdict.misses)}"
+    end = "meets the target" if result.meets else f"misses {', '.join(result.misses)}"
     return (
-        f"p99 TTFT {seconds_text(verdict.ttft_p99_s)},"
-        f" {share_text(verdict.smooth_share, 2)} smooth,"
-        f" {share_text(verdict.good_share, 2)} good: {end} ({verdict.wall_s:.1f} s)"
+        f"p99 TTFT {seconds_text(result.ttft_p99_s)},"
+        f" {share_text(result.smooth_share, 2)} smooth,"
+        f" {share_text(result.good_share, 2)} good: {end} ({result.wall_s:.1f} s)"
     )
 
 
@@ -306,12 +303,12 @@ def _rows(plan: Plan) -> list[tuple[str, ...]]:
             str(found.candidate.routing.router),
             f"> {plan.max_replicas}" if found.num_replicas is None else str(found.num_replicas),
             "-" if found.price is None else f"{found.price:g}",
-            _time(found.verdict.ttft_p50_s),
-            _time(found.verdict.ttft_p99_s),
-            share_text(found.verdict.smooth_share, 2),
-            share_text(found.verdict.good_share, 2),
-            number_text(found.verdict.goodput_per_s, 3),
-            share_text(found.verdict.prefix_hit_rate),
+            _time(found.result.ttft_p50_s),
+            _time(found.result.ttft_p99_s),
+            share_text(found.result.smooth_share, 2),
+            share_text(found.result.good_share, 2),
+            number_text(found.result.goodput_per_s, 3),
+            share_text(found.result.prefix_hit_rate),
         )
         for found in plan.candidates
     ]
@@ -321,16 +318,16 @@ def _tried(found: CandidatePlan) -> list[tuple[str, ...]]:
     return [
         (
             found.candidate.name,
-            str(verdict.num_replicas),
-            _time(verdict.ttft_p50_s),
-            _time(verdict.ttft_p99_s),
-            share_text(verdict.smooth_share, 2),
-            _time(verdict.itl_p99_s),
-            share_text(verdict.good_share, 2),
-            share_text(verdict.kv_utilisation_max),
-            ", ".join(verdict.misses) or "none",
+            str(result.num_replicas),
+            _time(result.ttft_p50_s),
+            _time(result.ttft_p99_s),
+            share_text(result.smooth_share, 2),
+            _time(result.itl_p99_s),
+            share_text(result.good_share, 2),
+            share_text(result.kv_utilisation_max),
+            ", ".join(result.misses) or "none",
         )
-        for verdict in found.tried
+        for result in found.tried
     ]
 
 
@@ -340,9 +337,9 @@ def _candidate_json(found: CandidatePlan) -> dict[str, Any]:
         "num_replicas": found.num_replicas,
         "total_price": found.price,
         "is_monotone": found.is_monotone,
-        "tried": [dataclasses.asdict(verdict) for verdict in found.tried],
+        "tried": [dataclasses.asdict(result) for result in found.tried],
         "curve": [
-            {"offered_per_s": point.offered_per_s, **dataclasses.asdict(point.verdict)}
+            {"offered_per_s": point.offered_per_s, **dataclasses.asdict(point.result)}
             for point in found.curve
         ],
     }
@@ -359,7 +356,7 @@ def _settings(candidate: Candidate) -> dict[str, Any]:
 
 
 def _over_replicas(found: CandidatePlan, values: list[float]) -> Series:
-    x = np.array([verdict.num_replicas for verdict in found.tried], dtype=np.float64)
+    x = np.array([result.num_replicas for result in found.tried], dtype=np.float64)
     return Series(name=found.candidate.name, x=x, y=np.array(values, dtype=np.float64))
 
 

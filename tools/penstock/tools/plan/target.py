@@ -1,4 +1,4 @@
-"""Targets of a plan, and the verdict on a simulated cluster."""
+"""Targets of a plan, and the result of a simulated cluster."""
 
 import math
 from dataclasses import dataclass
@@ -50,8 +50,8 @@ class PlanTarget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The verdict on one simulated cluster: its main figures, and the targets that it misses.
+class ClusterResult:
+    """The result of one simulated cluster: its main figures, and the targets that it misses.
 
     Attributes:
         ttft_p99_s: The nearest-rank p99 over all requests; infinite if more than 1 % got no token.
@@ -82,8 +82,8 @@ class Verdict:
         return not self.misses
 
 
-def judge(run: ClusterRun, target: PlanTarget) -> Verdict:
-    """Return the verdict on a finished run. Raises ValueError if the ITL target of the run's
+def evaluate(run: ClusterRun, target: PlanTarget) -> ClusterResult:
+    """Return the result of a finished run. Raises ValueError if the ITL target of the run's
     settings, against which it counted slow gaps, is not `itl_p99_s`.
     """
     if run.config.replica.targets.itl_s != target.itl_p99_s:
@@ -107,7 +107,7 @@ def judge(run: ClusterRun, target: PlanTarget) -> Verdict:
         misses.append("p99 ITL")
     if target.good_share is not None and total.good_share < target.good_share:
         misses.append("good share")
-    return Verdict(
+    return ClusterResult(
         num_replicas=run.config.num_replicas,
         ttft_p50_s=ttft_p50_s,
         ttft_p99_s=ttft_p99_s,

@@ -83,14 +83,14 @@ def simulate_cluster(
     """
     start_s, start_cpu_s = time.monotonic(), time.process_time()
     cluster = _Cluster(config, router)
-    told_s = start_s
+    reported_s = start_s
     try:
         with few_collections():
             for request in trace:
                 cluster.offer(request)
                 wall_s = time.monotonic()
-                if on_progress is not None and wall_s - told_s >= PROGRESS_INTERVAL_S:
-                    told_s = wall_s
+                if on_progress is not None and wall_s - reported_s >= PROGRESS_INTERVAL_S:
+                    reported_s = wall_s
                     on_progress(cluster.progress(wall_s - start_s))
             cluster.finish()
     finally:

@@ -121,17 +121,17 @@ def _replay(
     changed = transformed(trace, transform)
     try:
         if num_replicas == 1:
-            told = _one_server(changed, config, show)
+            result = _one_server(changed, config, show)
         else:
-            told = _many_servers(changed, config, num_replicas, routing, show)
+            result = _many_servers(changed, config, num_replicas, routing, show)
     finally:
         line.end()
     if args.json:
-        print(told.json())
+        print(result.json())
     else:
-        print("\n".join(told.lines))
+        print("\n".join(result.lines))
     if args.report is not None:
-        charts = told.write(args.report)
+        charts = result.write(args.report)
         finish_report(args, "simulate", charts)
     return ExitCode.OK
 

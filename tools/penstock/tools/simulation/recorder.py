@@ -172,21 +172,21 @@ class RunRecorder:
         """
         table = self.table
         firsts = np.flatnonzero(np.concatenate(([True], index[1:] != index[:-1])))
-        who = index[firsts]
+        rows = index[firsts]
         previous_s = np.concatenate(([0.0], times_s[:-1]))
-        previous_s[firsts] = table.seconds("last_token_s")[who]
+        previous_s[firsts] = table.seconds("last_token_s")[rows]
         gaps = times_s - previous_s
         is_first_token = np.isnan(previous_s)
         table.seconds("first_token_s")[index[is_first_token]] = times_s[is_first_token]
         gaps[is_first_token] = 0.0
         self.gaps.add(gaps[~is_first_token])
         max_gap = table.seconds("max_gap_s")
-        max_gap[who] = np.maximum(max_gap[who], np.maximum.reduceat(gaps, firsts))
+        max_gap[rows] = np.maximum(max_gap[rows], np.maximum.reduceat(gaps, firsts))
         is_slow = (gaps > self._slow_gap_s).astype(np.int64)
-        table.counts("num_slow_gaps")[who] += np.add.reduceat(is_slow, firsts)
+        table.counts("num_slow_gaps")[rows] += np.add.reduceat(is_slow, firsts)
         ends = np.concatenate((firsts[1:], [len(index)]))
-        table.counts("num_output_tokens")[who] += ends - firsts
-        table.seconds("last_token_s")[who] = times_s[ends - 1]
+        table.counts("num_output_tokens")[rows] += ends - firsts
+        table.seconds("last_token_s")[rows] = times_s[ends - 1]
 
 
 class MemorySamples:

@@ -72,15 +72,15 @@ def simulate(
     replica = Replica(config, recorder)
     start_s = time.monotonic()
     start_cpu_s = time.process_time()
-    told_s = start_s
+    reported_s = start_s
     try:
         with few_collections():
             for request in trace:
                 replica.run_until(request.arrival_s)
                 replica.offer(request)
                 wall_s = time.monotonic()
-                if on_progress is not None and wall_s - told_s >= PROGRESS_INTERVAL_S:
-                    told_s = wall_s
+                if on_progress is not None and wall_s - reported_s >= PROGRESS_INTERVAL_S:
+                    reported_s = wall_s
                     on_progress(_progress(replica, recorder, wall_s - start_s))
             replica.finish()
     finally:

@@ -16,8 +16,8 @@ from penstock.tools.simulation.simulate import SimulationRun
 from penstock.tools.targets import SLOW_GAP_SHARE, Targets
 
 _EXPIRED = ("ttft_deadline_exceeded", "deadline_exceeded")
-_HOPELESS = ("ttft_deadline_unreachable", "deadline_unreachable")
-_REJECTED = (*_HOPELESS, "queue_full", "tenant_over_quota")
+_UNREACHABLE = ("ttft_deadline_unreachable", "deadline_unreachable")
+_REJECTED = (*_UNREACHABLE, "queue_full", "tenant_over_quota")
 _COMPLETED = ("length", "stop")
 
 
@@ -119,7 +119,7 @@ def summarise(run: SimulationRun) -> Summary:
     num_prompt = table.counts("num_prompt_tokens")
     num_cached = table.counts("num_cached_tokens")
     num_prefill = table.counts("num_prefill_tokens")
-    is_late = has_outcome(table, (*_EXPIRED, *_HOPELESS))
+    is_late = has_outcome(table, (*_EXPIRED, *_UNREACHABLE))
     memory = memory_figures(recorder.samples, run.config.num_blocks, run.config.block_size)
     return Summary(
         num_requests=num,

@@ -135,8 +135,8 @@ def summary_lines(report: Report) -> list[str]:
         lines += ["", *table_lines([header, *map(_figure_row, report.figures.values())]), ""]
     counts = Counter(result.outcome for result in report.results)
     outcomes = [f"{counts[outcome]} {word}" for outcome, word in _WORDS if counts[outcome]]
-    verdict = "passed" if report.is_passed else "FAILED"
-    return [*lines, f"{verdict}: {', '.join(outcomes) or 'nothing was checked'}"]
+    summary = "passed" if report.is_passed else "FAILED"
+    return [*lines, f"{summary}: {', '.join(outcomes) or 'nothing was checked'}"]
 
 
 _WORDS = (

@@ -314,8 +314,8 @@ def own_default_folder() -> Path:
 def _name(port: int | None, why: str) -> str:
     reason = re.sub(r"[^a-z0-9]+", "-", why.lower()).strip("-")[:_MAX_WHY_CHARS] or "asked"
     at = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    whose = "" if port is None else f"{port}-"
-    return f"{_PREFIX}{at}-{whose}{reason}{_SUFFIX}"
+    port_prefix = "" if port is None else f"{port}-"
+    return f"{_PREFIX}{at}-{port_prefix}{reason}{_SUFFIX}"
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -168,13 +168,13 @@ class MetricsApplication:
             return _Answer(HTTPStatus.NOT_FOUND, b"not found\n")
         is_guarded = self._is_local and path not in _OPEN_PATHS
         if is_guarded and not _is_loopback(environ.get("HTTP_HOST", "")):
-            says = b"the Host header must be localhost or a loopback address\n"
-            return _Answer(HTTPStatus.MISDIRECTED_REQUEST, says)
+            text = b"the Host header must be localhost or a loopback address\n"
+            return _Answer(HTTPStatus.MISDIRECTED_REQUEST, text)
         if self._access is not None and path != HEALTH_PATH:
             fault = self._access.fault(environ.get("HTTP_AUTHORIZATION"))
             if fault is not None:
-                says = f"{fault.phrase}\n".encode()
-                return _Answer(fault, says, headers=(("WWW-Authenticate", "Bearer"),))
+                text = f"{fault.phrase}\n".encode()
+                return _Answer(fault, text, headers=(("WWW-Authenticate", "Bearer"),))
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             allow = (("Allow", "GET, HEAD"),)
             return _Answer(HTTPStatus.METHOD_NOT_ALLOWED, b"use GET or HEAD\n", headers=allow)

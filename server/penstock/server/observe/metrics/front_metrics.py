@@ -29,7 +29,7 @@ _PHASES: Final[Mapping[SegmentKind, MetricSpec]] = {
 _Values = defaultdict[tuple[MetricSpec, tuple[str, ...]], list[float]]
 
 
-class _FrontLedger:
+class _FrontCounts:
     """One front: its last heartbeat, the counts already added to the tables, and the counts from
     its records."""
 
@@ -46,8 +46,8 @@ class FrontMetrics:
     def __init__(self, tables: MetricTables, methods: Collection[str] = ()) -> None:
         self._tables = tables
         self._methods = labels.METHODS.union(methods)
-        self._fronts: dict[int, _FrontLedger] = {}
-        self._gone: OrderedDict[int, _FrontLedger] = OrderedDict()
+        self._fronts: dict[int, _FrontCounts] = {}
+        self._gone: OrderedDict[int, _FrontCounts] = OrderedDict()
         self._drop_reasons: set[str] = set(labels.DROP_REASONS)
         for reason in (*sorted(labels.REASONS), labels.OTHER):
             tables.counter(catalogue.REQUEST_ERRORS).begin(reason)
@@ -102,18 +102,18 @@ class FrontMetrics:
         """The highest engine epoch in the heartbeats of the live fronts; 0 without one."""
         return max((beat.epoch for beat in self._beats()), default=0)
 
-    def _front(self, front_id: int) -> _FrontLedger:
+    def _front(self, front_id: int) -> _FrontCounts:
         """Return the entry of a front, created if it is missing. Ids are unique, so the same id
         always means the same front."""
         if front_id not in self._fronts:
             known = front_id in self._gone
-            self._fronts[front_id] = self._gone.pop(front_id) if known else _FrontLedger()
+            self._fronts[front_id] = self._gone.pop(front_id) if known else _FrontCounts()
         return self._fronts[front_id]
 
     def _beats(self) -> list[Heartbeat]:
         return [front.beat for front in self._fronts.values() if front.beat is not None]
 
-    def _count(self, front: _FrontLedger, counts: "Counter[Series]") -> None:
+    def _count(self, front: _FrontCounts, counts: "Counter[Series]") -> None:
         for (spec, names), num in counts.items():
             # Counters must not decrease.
             if (more := num - front.counted[spec, names]) > 0:

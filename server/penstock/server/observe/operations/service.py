@@ -60,7 +60,7 @@ class Operations:
         self._flight = flight
         self._merge = merge
         self._carry_out = carry_out
-        self._tell_supervisor = send_to_supervisor
+        self._send_to_supervisor = send_to_supervisor
         self._looking: asyncio.Task[tuple[RequestView, ...]] | None = None
         self._looked_s = -math.inf
         self._reading_flight = asyncio.Lock()
@@ -92,7 +92,7 @@ class Operations:
         if timeout_s is not None and not (timeout_s >= 0 and math.isfinite(timeout_s)):
             raise OperationsError(f"timeout must be 0 or more seconds, not {timeout_s:g}")
         num_live = self._fronts.num_live
-        self._tell_supervisor(Drain(timeout_s=timeout_s))
+        self._send_to_supervisor(Drain(timeout_s=timeout_s))
         self._snapshots.begin_drain()
         return num_live
 
@@ -129,7 +129,7 @@ class Operations:
             raise OperationsError(f"level must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
         # The supervisor keeps the level for processes that start later.
         action = SetLogLevel(level=level)
-        self._tell_supervisor(action)
+        self._send_to_supervisor(action)
         names = ["observer", "engine", *(f"front {number}" for number in self._fronts.front_ids)]
         answers = await asyncio.gather(
             *(self._command(name, action, _COMMAND_S) for name in names),

@@ -131,8 +131,8 @@ class TokenGuide:
         if not self._texts:
             return []
         count = len(generated)
-        going_on = [text for text in self._texts if text[:count] == generated]
-        allowed = {text[count] for text in going_on if len(text) > count}
-        if not allowed or any(len(text) == count for text in going_on):
+        continuing = [text for text in self._texts if text[:count] == generated]
+        allowed = {text[count] for text in continuing if len(text) > count}
+        if not allowed or any(len(text) == count for text in continuing):
             allowed.add(self._end_id)
         return sorted(allowed)

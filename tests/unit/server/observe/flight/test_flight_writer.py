@@ -48,8 +48,8 @@ def test_a_packed_row_is_a_row_of_the_array(row: np.dtype[np.void]) -> None:
     numbers = [b"ab" if row[n].kind == "S" or row[n].shape else i for i, n in enumerate(names)]
     read = np.frombuffer(packer.pack(*numbers), dtype=row)[0]
     for name, number in zip(names, numbers, strict=True):
-        told = bytes(read[name]).rstrip(b"\0") if isinstance(number, bytes) else read[name]
-        assert told == number, name
+        reported = bytes(read[name]).rstrip(b"\0") if isinstance(number, bytes) else read[name]
+        assert reported == number, name
 
 
 @pytest.mark.parametrize(("depth", "seed"), GAMES)
@@ -135,7 +135,7 @@ def test_gaps_are_those_between_tokens_of_rows_that_decode(depth: int) -> None:
     last_s: dict[int, float] = {}
     at_of = {note.updated_s: note.collected_s for note in flown.notes}
     gaps: dict[float, list[float]] = {at_s: [] for at_s in at_of.values()}
-    for events in flown.told:
+    for events in flown.reported:
         for change in events.changes:
             if isinstance(change, Preempted):
                 last_s.pop(change.key, None)
@@ -219,7 +219,7 @@ def test_no_content_of_a_request_is_in_it() -> None:
         )
     )
     flown.finish()
-    tokens = np.concatenate([events.tokens for events in flown.told])
+    tokens = np.concatenate([events.tokens for events in flown.reported])
 
     reader = FlightReader(flown.fd)
     data = reader.copy(1.0)
@@ -270,16 +270,16 @@ def test_an_engine_that_paces_itself() -> None:
     flight.submit((make_spec(1, 6, max_tokens=5),))
     flight.submit((make_spec(2, 5, max_tokens=3),))
     flight.step()
-    for at_s, said in ((11.0, {1: 1}), (12.0, {1: 2, 2: 1}), (15.0, {2: 1}), (15.5, {1: 1})):
+    for at_s, counts in ((11.0, {1: 1}), (12.0, {1: 2, 2: 1}), (15.0, {2: 1}), (15.5, {1: 1})):
         clock.now_s = at_s
-        for key, count in said.items():
-            executor.say(key, count)
+        for key, count in counts.items():
+            executor.emit(key, count)
         if at_s == 11.0:
             executor.find_prefix(1, 4)
         flight.step()
     clock.now_s = 16.0
-    executor.say(1)
-    executor.say(2)
+    executor.emit(1)
+    executor.emit(2)
     flight.step()
 
     recording = FlightReader(fd).recording()
@@ -298,10 +298,10 @@ def test_an_engine_that_paces_itself() -> None:
     assert recording.totals["num_prompt_tokens"] == 11
     assert recording.totals["num_cached_tokens"] == 4
     assert recording.steps["num_prefill_tokens"].sum() == 11
-    told = recording.steps[recording.steps["num_itl"] > 0]
+    reported = recording.steps[recording.steps["num_itl"] > 0]
     # 1: tokens at 11, 12 (two), 15.5; 2: at 12 and 15; not those of the turn that ends them.
-    assert told["itl_s"].tolist() == [1.0, 3.0, 3.5]
-    assert told["num_itl"].tolist() == [1, 1, 1]
+    assert reported["itl_s"].tolist() == [1.0, 3.0, 3.5]
+    assert reported["num_itl"].tolist() == [1, 1, 1]
     engine.close()
 
 

@@ -49,12 +49,12 @@ def raised(error: BaseException, origin: BaseException | None = None) -> BaseExc
 
 
 def words(error: BaseException, *, has_foreign_text: bool = False) -> list[tuple[str, str]]:
-    told = failures_of(error, has_foreign_text=has_foreign_text)
-    return [(failure.kind.rpartition(".")[2], failure.words) for failure in told]
+    reported = failures_of(error, has_foreign_text=has_foreign_text)
+    return [(failure.kind.rpartition(".")[2], failure.words) for failure in reported]
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (ValueError(CANARY), ""),
         (RuntimeError(CANARY), ""),
@@ -71,8 +71,10 @@ def words(error: BaseException, *, has_foreign_text: bool = False) -> list[tuple
         (_Shy(), ""),
     ],
 )
-def test_messages_are_logged_where_their_author_is_known(error: BaseException, told: str) -> None:
-    assert words(raised(error))[0][1] == told
+def test_messages_are_logged_where_their_author_is_known(
+    error: BaseException, reported: str
+) -> None:
+    assert words(raised(error))[0][1] == reported
 
 
 def test_ours_are_cut_where_they_may_quote_what_they_come_from() -> None:
@@ -126,6 +128,6 @@ def test_the_innermost_frames_of_many_are_listed() -> None:
             raise ValueError(CANARY)
         down(depth - 1)
 
-    (told,) = failures_of(caught(lambda: down(100)), has_foreign_text=False)
-    assert len(told.frames) == MAX_FRAMES
-    assert {frame.function.rpartition(".")[2] for frame in told.frames} == {"down"}
+    (reported,) = failures_of(caught(lambda: down(100)), has_foreign_text=False)
+    assert len(reported.frames) == MAX_FRAMES
+    assert {frame.function.rpartition(".")[2] for frame in reported.frames} == {"down"}

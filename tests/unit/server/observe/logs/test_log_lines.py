@@ -66,10 +66,12 @@ def test_a_json_line_has_the_same_content() -> None:
 
 
 def test_a_line_has_the_ids_of_its_request_and_no_other_extra() -> None:
-    told = record("cut", request_id="r-1", trace_id="ab" * 16, step=0, front_id=None, prompt=CANARY)
-    line = TextFormatter("front").format(told)
+    reported = record(
+        "cut", request_id="r-1", trace_id="ab" * 16, step=0, front_id=None, prompt=CANARY
+    )
+    line = TextFormatter("front").format(reported)
     assert line.endswith(f" a.b: cut request=r-1 trace={'ab' * 16} step=0")
-    fields = json.loads(JsonFormatter("front").format(told))
+    fields = json.loads(JsonFormatter("front").format(reported))
     assert (fields["request_id"], fields["trace_id"], fields["step"]) == ("r-1", "ab" * 16, 0)
     assert set(fields) == {
         *("time", "level", "process", "pid", "logger", "message"),
@@ -78,21 +80,21 @@ def test_a_line_has_the_ids_of_its_request_and_no_other_extra() -> None:
 
 
 def test_what_was_left_out_before_is_reported() -> None:
-    told = record("cut", num_left_out=7)
-    assert TextFormatter("front").format(told).endswith("cut (7 more like it left out)")
-    assert json.loads(JsonFormatter("front").format(told))["num_left_out"] == 7
+    reported = record("cut", num_left_out=7)
+    assert TextFormatter("front").format(reported).endswith("cut (7 more like it left out)")
+    assert json.loads(JsonFormatter("front").format(reported))["num_left_out"] == 7
 
 
 @pytest.mark.parametrize(
     "name", ["a\nb", "a b=c", 'a"b', "\x1b[31mred", "a\u2028b", "a\x85b", "a\ud800b"]
 )
 def test_no_name_breaks_out_of_its_line(name: str) -> None:
-    told = record("%s", name, request_id=name)
-    text = TextFormatter("front").format(told)
+    reported = record("%s", name, request_id=name)
+    text = TextFormatter("front").format(reported)
     assert len(text.splitlines()) == 1
     assert "\x1b" not in text
     assert " request=a b=c" not in text
-    line = JsonFormatter("front").format(told)
+    line = JsonFormatter("front").format(reported)
     assert len(line.splitlines()) == 1
     assert json.loads(line)["request_id"] == name
 
@@ -117,10 +119,10 @@ def test_frames_are_listed_innermost_first_in_text_and_last_in_json() -> None:
 
     with pytest.raises(KeyError) as caught:
         outer()
-    told = record("failed", exc_info=(caught.type, caught.value, caught.tb))
-    text = TextFormatter("engine").format(told)
+    reported = record("failed", exc_info=(caught.type, caught.value, caught.tb))
+    text = TextFormatter("engine").format(reported)
     assert text.index("inner") < text.index("outer")
-    (exception,) = json.loads(JsonFormatter("engine").format(told))["exception"]
+    (exception,) = json.loads(JsonFormatter("engine").format(reported))["exception"]
     assert exception["type"] == "KeyError"
     assert [frame["function"].rpartition(".")[2] for frame in exception["frames"]][-2:] == [
         "outer",
@@ -130,7 +132,7 @@ def test_frames_are_listed_innermost_first_in_text_and_last_in_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "reported"),
     [
         (
             f"Task exception was never retrieved\nfuture: <Task exception=ValueError('{CANARY}')>",
@@ -139,14 +141,14 @@ def test_frames_are_listed_innermost_first_in_text_and_last_in_json() -> None:
         (f"Exception in callback take('{CANARY}')", "Exception in callback take"),
     ],
 )
-def test_what_asyncio_shows_of_its_objects_is_left_out(message: str, told: str) -> None:
+def test_what_asyncio_shows_of_its_objects_is_left_out(message: str, reported: str) -> None:
     line = TextFormatter("front").format(record(message, name="asyncio"))
-    assert line.endswith(f"asyncio: {told}")
+    assert line.endswith(f"asyncio: {reported}")
 
 
 def test_words_of_others_are_a_fact_only_where_they_may_be_written() -> None:
-    told = record("the engine's words", foreign_text=CANARY)
-    assert CANARY not in TextFormatter("engine").format(told)
-    assert CANARY not in JsonFormatter("engine").format(told)
-    line = TextFormatter("engine", has_foreign_text=True).format(told)
+    reported = record("the engine's words", foreign_text=CANARY)
+    assert CANARY not in TextFormatter("engine").format(reported)
+    assert CANARY not in JsonFormatter("engine").format(reported)
+    line = TextFormatter("engine", has_foreign_text=True).format(reported)
     assert line.endswith(f'foreign_text="{CANARY}"')

@@ -57,7 +57,7 @@ asyncio.run(main())
 }  # fmt: skip
 
 
-def said(code: str, form: str) -> tuple[int, list[str]]:
+def output_of(code: str, form: str) -> tuple[int, list[str]]:
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + code, form],
         capture_output=True,
@@ -73,18 +73,18 @@ def said(code: str, form: str) -> tuple[int, list[str]]:
 @pytest.mark.parametrize("name", ENDS)
 def test_no_words_of_an_exception_on_any_way_to_stderr(name: str, form: str) -> None:
     code, exit_code, message = ENDS[name]
-    ended, lines = said(code, form)
+    ended, lines = output_of(code, form)
     assert ended == exit_code
     assert not [line for line in lines if CANARY in line]
     (line,) = [line for line in lines if message in line]
     assert "ValueError" in line
     if form == "json":
         objects: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        assert {told["process"] for told in objects} == {"front"}
+        assert {reported["process"] for reported in objects} == {"front"}
 
 
 def test_a_line_that_cannot_be_written_does_not_show_its_arguments() -> None:
-    code, lines = said("logger.error('%d', CANARY)", "text")
+    code, lines = output_of("logger.error('%d', CANARY)", "text")
     assert code == 0
     assert [line for line in lines if line.endswith(" is lost: TypeError")]
     assert not [line for line in lines if CANARY in line]

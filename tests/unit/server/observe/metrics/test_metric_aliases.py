@@ -10,7 +10,7 @@ from support.metric_samples import read
 from support.reports import beat, outcome, record, steps
 
 
-def told() -> ServiceMetrics:
+def reported() -> ServiceMetrics:
     metrics = ServiceMetrics(model="demo")
     metrics.take_records([record(ttft_s=0.25), record(ttft_s=0.5, code=13)])
     metrics.take_heartbeat(
@@ -28,7 +28,7 @@ def told() -> ServiceMetrics:
 
 
 def test_tensorrt_llms_names_report_our_numbers() -> None:
-    samples = read(told(), "trtllm")
+    samples = read(reported(), "trtllm")
 
     def of(name: str, *labels: str) -> float:
         return samples[name, frozenset(labels)]
@@ -50,19 +50,19 @@ def test_tensorrt_llms_names_report_our_numbers() -> None:
 
 
 def test_the_names_of_the_conventions() -> None:
-    samples = read(told(), "gen_ai")
+    samples = read(reported(), "gen_ai")
     assert samples["gen_ai_server_time_to_first_token_seconds_count", frozenset()] == 2
 
 
 def test_aliases_are_there_only_when_asked_for() -> None:
-    assert not any(name.startswith(("trtllm", "gen_ai")) for name, _ in read(told()))
+    assert not any(name.startswith(("trtllm", "gen_ai")) for name, _ in read(reported()))
 
 
 @pytest.mark.parametrize("compat", sorted(DIALECTS))
 def test_every_alias_is_there_from_the_start(compat: str) -> None:
-    told_names = {name for name, _ in read(ServiceMetrics(model="demo"), compat)}
+    reported_names = {name for name, _ in read(ServiceMetrics(model="demo"), compat)}
     for alias in DIALECTS[compat].aliases:
-        assert {alias.name, f"{alias.name}_count"} & told_names, alias.name
+        assert {alias.name, f"{alias.name}_count"} & reported_names, alias.name
 
 
 def test_an_unknown_dialect_is_rejected() -> None:

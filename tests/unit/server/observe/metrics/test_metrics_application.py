@@ -81,24 +81,24 @@ def test_probes_have_no_credentials(app: MetricsApplication) -> None:
 
 def test_the_keys_are_those_of_the_snapshot() -> None:
     history = (PhaseChange(phase="queue", since_s=5.0),)
-    told = json.loads(status_json(snapshot(), (request_view(history=history),)))
+    reported = json.loads(status_json(snapshot(), (request_view(history=history),)))
 
-    assert told["models"][0]["cache"]["num_used_blocks"] == 40
-    assert told["models"][0]["ttft"] == {"p50_s": 0.05, "p90_s": 0.1, "p99_s": 0.2, "num": 11}
-    assert told["fronts"][0]["pid"] == 4001
-    assert told["requests"][0]["request_id"] == "request-1"
-    assert told["requests"][0]["history"] == [{"phase": "queue", "since_s": 5.0}]
-    assert told["num_requests"] == 1
-    assert told["requests_problem"] == ""
+    assert reported["models"][0]["cache"]["num_used_blocks"] == 40
+    assert reported["models"][0]["ttft"] == {"p50_s": 0.05, "p90_s": 0.1, "p99_s": 0.2, "num": 11}
+    assert reported["fronts"][0]["pid"] == 4001
+    assert reported["requests"][0]["request_id"] == "request-1"
+    assert reported["requests"][0]["history"] == [{"phase": "queue", "since_s": 5.0}]
+    assert reported["num_requests"] == 1
+    assert reported["requests_problem"] == ""
 
 
 def test_what_is_no_number_is_null() -> None:
-    told = json.loads(
+    reported = json.loads(
         status_json(snapshot(mean_step_s=math.nan), (request_view(time_to_deadline_s=math.inf),))
     )
 
-    assert told["models"][0]["mean_step_s"] is None
-    assert told["requests"][0]["time_to_deadline_s"] is None
+    assert reported["models"][0]["mean_step_s"] is None
+    assert reported["requests"][0]["time_to_deadline_s"] is None
 
 
 def test_it_is_safe_within_markup_and_bounded() -> None:
@@ -106,9 +106,9 @@ def test_it_is_safe_within_markup_and_bounded() -> None:
     text = status_json(snapshot(), views)
 
     assert b"<" not in text
-    told = json.loads(text)
-    assert told["requests"][0]["request_id"] == "</script>ü\u2028"
-    assert (len(told["requests"]), told["num_requests"]) == (MAX_REQUESTS, MAX_REQUESTS + 1)
+    reported = json.loads(text)
+    assert reported["requests"][0]["request_id"] == "</script>ü\u2028"
+    assert (len(reported["requests"]), reported["num_requests"]) == (MAX_REQUESTS, MAX_REQUESTS + 1)
 
 
 class FakeDesk(Operations):
@@ -144,11 +144,11 @@ async def test_a_service_without_its_engine_still_has_a_status() -> None:
     desk = FakeDesk()
     desk.problem = "the engine is down"
 
-    told = json.loads(await asyncio.to_thread(LiveStatus(desk, asyncio.get_running_loop())))
+    reported = json.loads(await asyncio.to_thread(LiveStatus(desk, asyncio.get_running_loop())))
 
-    assert told["requests"] == []
-    assert told["requests_problem"] == "the engine is down"
-    assert told["models"][0]["model"] == "tiny"
+    assert reported["requests"] == []
+    assert reported["requests_problem"] == "the engine is down"
+    assert reported["models"][0]["model"] == "tiny"
 
 
 def test_after_the_end_of_the_loop_there_is_no_status() -> None:

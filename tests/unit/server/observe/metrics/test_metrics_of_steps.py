@@ -26,11 +26,11 @@ def load(epoch: int = 1, **settings: Any) -> LoadState:
     return LoadState(epoch=epoch, **{**nothing, **settings})
 
 
-def full(said: LoadState | None) -> ServiceMetrics:
+def full(engine_load: LoadState | None) -> ServiceMetrics:
     """Return the metrics of an engine whose last step was full, and which reports the
-    load `said`.
+    load `engine_load`.
     """
-    metrics = ServiceMetrics(model="demo", load=lambda: said)
+    metrics = ServiceMetrics(model="demo", load=lambda: engine_load)
     metrics.take_heartbeat(beat())
     metrics.take_steps(1, steps(FULL), 0)
     return metrics
@@ -131,9 +131,9 @@ def test_requests_that_left_after_the_last_step_are_not_there() -> None:
 
 
 def test_the_engines_report_is_used_where_it_is_newer_than_the_last_step() -> None:
-    said = load(num_running=3, num_waiting=1, num_waiting_tokens=7, num_used_blocks=20)
+    engine_load = load(num_running=3, num_waiting=1, num_waiting_tokens=7, num_used_blocks=20)
 
-    samples = read(full(said))
+    samples = read(full(engine_load))
 
     assert value(samples, "num_requests_running") == 3
     assert value(samples, "num_requests_waiting") == 1
@@ -188,14 +188,14 @@ def test_an_engine_that_has_taken_no_step_reports_what_it_holds() -> None:
 
 
 def test_cut_retentions_are_counted_over_engines() -> None:
-    said = load(num_shortened_retentions=2, num_dropped_blocks=40)
-    metrics = ServiceMetrics(model="demo", load=lambda: said)
+    engine_load = load(num_shortened_retentions=2, num_dropped_blocks=40)
+    metrics = ServiceMetrics(model="demo", load=lambda: engine_load)
     metrics.take_heartbeat(beat())
     for _ in range(2):
         samples = read(metrics)
         assert value(samples, "retentions_shortened_total") == 2
         assert value(samples, "retention_blocks_dropped_total") == 40
-    said = load(epoch=2, num_shortened_retentions=1, num_dropped_blocks=3)
+    engine_load = load(epoch=2, num_shortened_retentions=1, num_dropped_blocks=3)
     metrics.take_heartbeat(beat(epoch=2))
     samples = read(metrics)
     assert value(samples, "retentions_shortened_total") == 3

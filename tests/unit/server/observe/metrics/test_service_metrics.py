@@ -40,7 +40,7 @@ def test_all_that_an_alert_needs_is_there_before_anything_happened() -> None:
 def test_a_record_fills_the_histograms() -> None:
     metrics = service_metrics()
     wait = Wait(blocks_s=0.125, fairness_s=0.25, other_s=0.125)
-    told = record(
+    reported = record(
         Segment(SegmentKind.PREPARE, 100.0, 100.25),
         Segment(SegmentKind.QUEUE, 100.25, 100.5, wait=wait),
         Segment(SegmentKind.PREFILL, 100.5, 101.0),
@@ -59,7 +59,7 @@ def test_a_record_fills_the_histograms() -> None:
         num_replays=1,
     )
 
-    metrics.take_records([told, told])
+    metrics.take_records([reported, reported])
 
     samples = read(metrics)
     for name, seconds in {
@@ -278,7 +278,7 @@ def test_methods_of_a_gateway_are_listed_where_there_is_one() -> None:
 
 def test_tenants_are_reported_only_when_asked_for() -> None:
     without, with_two = service_metrics(), service_metrics(tenants=("atlas", "borealis"))
-    told = record(
+    reported = record(
         Segment(SegmentKind.QUEUE, 100.0, 100.5),
         tenant="atlas",
         num_prompt_tokens=8,
@@ -286,7 +286,7 @@ def test_tenants_are_reported_only_when_asked_for() -> None:
     )
 
     for metrics in (without, with_two):
-        metrics.take_records([told])
+        metrics.take_records([reported])
 
     assert not any("tenant" in name for name in names(read(without)))
     samples = read(with_two)
@@ -347,7 +347,7 @@ def test_the_methods_in_metrics_are_those_of_the_contract() -> None:
 
 def test_every_metric_of_the_catalogue_can_be_reported() -> None:
     metrics = service_metrics(tenants=("atlas",), processes=lambda: {"engine": os.getpid()})
-    told = names(read(metrics))
+    reported = names(read(metrics))
     for spec in CATALOGUE:
         name = f"{spec.name}_count" if spec.buckets else spec.name
-        assert name in told, name
+        assert name in reported, name

@@ -148,8 +148,8 @@ def test_an_unknown_wait_is_not_reported(
 
 
 def test_no_request_waits_where_there_is_no_queue_and_a_slot(maker: SnapshotMaker) -> None:
-    told = beat(1, queue_estimate_s=9.9, queue_estimate_at_s=999.5)
-    maker.take_heartbeat(told)
+    reported = beat(1, queue_estimate_s=9.9, queue_estimate_at_s=999.5)
+    maker.take_heartbeat(reported)
     queue_up(maker, num_waiting=0, num_running=7)
     assert model_of(maker).estimated_queue_s == 0.0
     queue_up(maker, num_waiting=0, num_running=8)

@@ -17,13 +17,13 @@ def test_percentiles_are_within_one_percent_of_the_true_ones() -> None:
     values = np.random.default_rng(1).lognormal(-4, 2, size=10_000)
     window.add(100.0, values)
 
-    told = window.percentiles(100.5)
+    reported = window.percentiles(100.5)
 
     ordered = np.sort(values)
-    for level, told_s in ((0.5, told.p50_s), (0.9, told.p90_s), (0.99, told.p99_s)):
+    for level, reported_s in ((0.5, reported.p50_s), (0.9, reported.p90_s), (0.99, reported.p99_s)):
         true_s = ordered[math.ceil(level * len(ordered)) - 1]
-        assert told_s == pytest.approx(true_s, rel=0.0101)
-    assert told.num == 10_000
+        assert reported_s == pytest.approx(true_s, rel=0.0101)
+    assert reported.num == 10_000
 
 
 def test_a_weight_counts_as_so_many_values() -> None:
@@ -41,9 +41,9 @@ def test_nothing_and_nan_have_no_percentiles() -> None:
     window.add(1.0, [])
     window.add(1.0, [0.5], [0])
 
-    told = window.percentiles(1.0)
+    reported = window.percentiles(1.0)
 
-    assert (told.p50_s, told.p90_s, told.p99_s, told.num) == (None, None, None, 0)
+    assert (reported.p50_s, reported.p90_s, reported.p99_s, reported.num) == (None, None, None, 0)
 
 
 def test_what_is_older_than_a_minute_is_forgotten() -> None:
@@ -70,10 +70,10 @@ def test_extremes_are_reported_as_the_bounds(value_s: float) -> None:
     window = DurationWindow()
     window.add(1.0, [value_s])
 
-    told_s = window.percentiles(1.0).p50_s
+    reported_s = window.percentiles(1.0).p50_s
 
-    assert told_s is not None
-    assert told_s == pytest.approx(min(max(value_s, 1e-5), 1e5), rel=0.02)
+    assert reported_s is not None
+    assert reported_s == pytest.approx(min(max(value_s, 1e-5), 1e5), rel=0.02)
 
 
 def test_sums_slide() -> None:

@@ -20,7 +20,7 @@ from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import OperationsError, RequestView, Snapshot
 
 SNAPSHOT = Snapshot(time_s=0.0, uptime_s=1.0, is_draining=False, models=(), fronts=())
-Told = tuple[str, Action]
+SentCommand = tuple[str, Action]
 
 
 class Fakes:
@@ -29,7 +29,7 @@ class Fakes:
     def __init__(self) -> None:
         self.front_ids: tuple[int, ...] = (1, 2)
         self.num_live = 3
-        self.commands: list[Told] = []
+        self.commands: list[SentCommand] = []
         self.messages: list[FromChild] = []
         self.engine_problem: EngineUnavailable | None = None
         self.problem = ""
@@ -61,17 +61,17 @@ class Fakes:
     ) -> tuple[RequestView, ...]:
         return ()
 
-    def told(self, name: str, action: Action) -> CommandResult:
+    def send(self, name: str, action: Action) -> CommandResult:
         self.commands.append((name, action))
         return CommandResult(ticket=0, problem=self.problem, payload=b"p" * 150_000)
 
     async def command(self, action: Action, limit_s: float) -> CommandResult:
         if self.engine_problem is not None:
             raise self.engine_problem
-        return self.told("engine", action)
+        return self.send("engine", action)
 
     def carry_out(self, command: Command, answer: Callable[[CommandResult], None]) -> None:
-        answer(self.told("observer", command.action))
+        answer(self.send("observer", command.action))
 
     def send_to_supervisor(self, frame: FromChild) -> None:
         self.messages.append(frame)
@@ -101,7 +101,7 @@ class FakeFronts:
     async def command(self, front_id: int, action: Action, limit_s: float) -> CommandResult:
         if front_id == 2 and self.fakes.problem == "gone":
             raise FrontUnavailable("front 2 is gone")
-        return self.fakes.told(f"front {front_id}", action)
+        return self.fakes.send(f"front {front_id}", action)
 
 
 def desk_of(fakes: Fakes, *, has_recorder: bool = True) -> Operations:

@@ -143,19 +143,19 @@ def test_nothing_of_the_prompt_or_its_owner_is_reported() -> None:
     requests = [
         RequestLog(block_size=BLOCK, secret=secret) for secret in (b"one recording", b"another")
     ]
-    told = []
+    reported = []
     for each in requests:
         each.submit((spec(6, prompt, tenant="acme"), one, spec(8, prompt, tenant="zeta")))
         for key in (6, 7, 8):
             ran(each, key, 1)
-        told.append(each.take())
+        reported.append(each.take())
 
-    text = repr(told)
+    text = repr(reported)
 
     assert all(str(token) not in text for token in prompt)
     assert "acme" not in text
-    assert [request.tenant for request in told[0]] == ["tenant-1", "", "tenant-2"]
+    assert [request.tenant for request in reported[0]] == ["tenant-1", "", "tenant-2"]
     # Not from the hash alone: which guesses the prompt cannot find it in the file.
     digest = one.block_hashes[0]
     assert str(int.from_bytes(digest[:6], "little")) not in text
-    assert told[0][1].prefix_ids[0] != told[1][1].prefix_ids[0]
+    assert reported[0][1].prefix_ids[0] != reported[1][1].prefix_ids[0]

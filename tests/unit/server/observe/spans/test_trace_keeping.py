@@ -78,9 +78,9 @@ def decide(sampler: KeepSampler, parent: Context, attributes: Any) -> tuple[Deci
 @pytest.mark.parametrize("is_sampled", [True, False])
 def test_a_reason_beats_parent_and_sampler(is_sampled: bool) -> None:
     parent = context(is_remote=True, is_sampled=is_sampled)
-    told = {SAMPLING_REASON: "error"}
+    reported = {SAMPLING_REASON: "error"}
     for inner in (ALWAYS_OFF, DEFAULT_ON):
-        result = KeepSampler(inner).should_sample(parent, 7, "name", attributes=told)
+        result = KeepSampler(inner).should_sample(parent, 7, "name", attributes=reported)
         assert result.decision is Decision.RECORD_AND_SAMPLE
         assert result.trace_state == TraceState([("vendor", "x")])
 

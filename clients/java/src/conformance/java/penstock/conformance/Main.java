@@ -26,15 +26,15 @@ public final class Main {
           Map.entry("token_prompt", Answers::tokenPrompt), Map.entry("chat", Answers::chat),
           Map.entry("utf8_across_chunks", Answers::utf8AcrossChunks),
           Map.entry("large_prompt", Answers::largePrompt),
-          Map.entry("invalid_field", Refusals::invalidField),
-          Map.entry("unknown_model", Refusals::unknownModel),
-          Map.entry("unimplemented_feature", Refusals::unimplementedFeature),
-          Map.entry("duplicate_request_id", Refusals::duplicateRequestId),
+          Map.entry("invalid_field", Rejections::invalidField),
+          Map.entry("unknown_model", Rejections::unknownModel),
+          Map.entry("unimplemented_feature", Rejections::unimplementedFeature),
+          Map.entry("duplicate_request_id", Rejections::duplicateRequestId),
           Map.entry("cancel_after_first_token", Lives::cancelAfterFirstToken),
           Map.entry("cancel_by_id", Lives::cancelById), Map.entry("deadline", Lives::deadline),
-          Map.entry("queue_full", Refusals::queueFull), Map.entry("metadata", Answers::metadata),
+          Map.entry("queue_full", Rejections::queueFull), Map.entry("metadata", Answers::metadata),
           Map.entry("multiplex", ManyOnOne::multiplex), Map.entry("resume", Lives::resume),
-          Map.entry("retry_after_rejection", Refusals::retryAfterRejection),
+          Map.entry("retry_after_rejection", Rejections::retryAfterRejection),
           Map.entry("engine_killed", Lives::engineKilled), Map.entry("drain", Lives::drain));
 
   private final BufferedReader lines =

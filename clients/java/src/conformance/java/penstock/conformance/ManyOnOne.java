@@ -50,8 +50,8 @@ final class ManyOnOne {
     }
     GenerateRequest.Builder wrong = greedy(4);
     wrong.getSamplingBuilder().setTemperature(-1);
-    try (CheckedStream refused = new CheckedStream(multiplex.generate(wrong.build(), CALL))) {
-      refused.untilEnd();
+    try (CheckedStream rejected = new CheckedStream(multiplex.generate(wrong.build(), CALL))) {
+      rejected.untilEnd();
       throw new NotHeld("temperature -1 was answered");
     } catch (PenstockException failure) {
       boolean isOfField = failure.code() == Status.Code.INVALID_ARGUMENT;

@@ -86,11 +86,11 @@ final class FakeServer implements AutoCloseable {
   }
 
   /** Returns an error with a reason of the API. */
-  static StatusRuntimeException refusal(Status.Code code, String reason) {
+  static StatusRuntimeException rejection(Status.Code code, String reason) {
     ErrorInfo info = ErrorInfo.newBuilder().setDomain("penstock.dev").setReason(reason).build();
     com.google.rpc.Status status = com.google.rpc.Status.newBuilder()
                                        .setCode(code.value())
-                                       .setMessage("refused")
+                                       .setMessage("rejected")
                                        .addDetails(Details.packed("google.rpc.ErrorInfo", info))
                                        .build();
     return StatusProto.toStatusRuntimeException(status, new Metadata());

@@ -31,22 +31,22 @@ class GenerationStreamTest {
       new RetryPolicy(3, Duration.ofNanos(1), 1, Duration.ofNanos(1), 0);
 
   /** Rejects this number of calls, then sends two tokens. */
-  private static final class Refusing extends GenerationServiceGrpc.GenerationServiceImplBase {
-    private final int numRefusals;
+  private static final class Rejecting extends GenerationServiceGrpc.GenerationServiceImplBase {
+    private final int numRejections;
     private final AtomicInteger numCalls = new AtomicInteger();
 
-    Refusing(int numRefusals) {
-      this.numRefusals = numRefusals;
+    Rejecting(int numRejections) {
+      this.numRejections = numRejections;
     }
 
     @Override
     public void generate(GenerateRequest request, StreamObserver<GenerateResponse> observer) {
-      if (numCalls.incrementAndGet() > numRefusals) {
+      if (numCalls.incrementAndGet() > numRejections) {
         FakeServer.answer(observer, 2);
         return;
       }
       observer.onNext(FakeServer.accepted());
-      observer.onError(FakeServer.refusal(Status.Code.RESOURCE_EXHAUSTED, "QUEUE_FULL"));
+      observer.onError(FakeServer.rejection(Status.Code.RESOURCE_EXHAUSTED, "QUEUE_FULL"));
     }
   }
 
@@ -101,7 +101,7 @@ class GenerationStreamTest {
 
   @Test
   void triesAgainUntilItIsServed() throws Exception {
-    Refusing service = new Refusing(2);
+    Rejecting service = new Rejecting(2);
     try (FakeServer server = new FakeServer(service, QUICK);
          GenerationStream stream = server.client().generate(FakeServer.request(Duration.ZERO))) {
       assertEquals("t1 t2 ", stream.text().collect(Collectors.joining()));
@@ -111,7 +111,7 @@ class GenerationStreamTest {
 
   @Test
   void returnsTheRejectionWhenAttemptsEnd() throws Exception {
-    Refusing service = new Refusing(5);
+    Rejecting service = new Rejecting(5);
     try (FakeServer server = new FakeServer(service, QUICK);
          GenerationStream stream = server.client().generate(FakeServer.request(Duration.ZERO))) {
       PenstockException failure = failureOf(stream);

@@ -137,7 +137,7 @@ class MultiplexTest {
   void aCallWhoseServerDrainsTakesNothingNew() throws Exception {
     try (FakeServer server = new FakeServer(service, RetryPolicy.NONE);
          Multiplex multiplex = multiplex(server, 2)) {
-      GenerationStream refused = multiplex.generate(REQUEST);
+      GenerationStream rejected = multiplex.generate(REQUEST);
       long key = service.submitted().getKey();
       com.google.rpc.Status.Builder status =
           com.google.rpc.Status.newBuilder().setCode(Status.Code.UNAVAILABLE.value());
@@ -148,7 +148,7 @@ class MultiplexTest {
       status.addDetails(Details.packed("google.rpc.ErrorInfo", info));
       MultiplexEvent event = MultiplexEvent.newBuilder().setKey(key).setError(status).build();
       service.calls.take().onNext(MultiplexResponse.newBuilder().addEvents(event).build());
-      assertTrue(failureOf(refused).hasReason(ErrorReason.ERROR_REASON_DRAINING));
+      assertTrue(failureOf(rejected).hasReason(ErrorReason.ERROR_REASON_DRAINING));
       multiplex.generate(REQUEST).close();
       service.calls.take();  // Another call.
     }

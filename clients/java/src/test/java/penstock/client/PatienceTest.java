@@ -84,7 +84,7 @@ class PatienceTest {
   }
 
   @Test
-  void nonsenseIsRefused() {
+  void nonsenseIsRejected() {
     RetryPolicy policy = RetryPolicy.STANDARD;
     assertThrows(IllegalArgumentException.class, () -> policy.withMaxAttempts(0));
     Duration second = Duration.ofSeconds(1);

@@ -57,7 +57,7 @@ class StreamReaderTest {
   }
 
   @Test
-  void refusesWhatBreaksTheOrder() {
+  void rejectsWhatBreaksTheOrder() {
     assertBroken(() -> reader.receive(FakeServer.token(0)));
     assertBroken(() -> reader.receive(FakeServer.token(1)));
     reader.receive(FakeServer.accepted());

@@ -46,7 +46,7 @@ class UnicodeTest {
     return request.build();
   }
 
-  private static String refusalOf(Executable call) {
+  private static String rejectionOf(Executable call) {
     return assertThrows(IllegalArgumentException.class, call).getMessage();
   }
 
@@ -62,11 +62,11 @@ class UnicodeTest {
       ChatMessage.Builder broken = bad.getChatPromptBuilder().addMessagesBuilder();
       broken.setRole("user").addPartsBuilder().setText(half);
       assertEquals("chat_prompt.messages[1].parts[0].text: has an unpaired surrogate",
-          refusalOf(() -> Unicode.require(bad.build())));
+          rejectionOf(() -> Unicode.require(bad.build())));
     }
     dialogue.getStoppingBuilder().addStopStrings("a").addStopStrings(HALF);
     assertEquals("stopping.stop_strings[1]: has an unpaired surrogate",
-        refusalOf(() -> Unicode.require(dialogue.build())));
+        rejectionOf(() -> Unicode.require(dialogue.build())));
   }
 
   @Test
@@ -89,9 +89,9 @@ class UnicodeTest {
               -> multiplex.generateWithCredit(bad, 1, CallSettings.NONE),
           () -> client.tokenize(words.build(), CallSettings.NONE));
       for (Executable call : calls) {
-        assertEquals("text_prompt.text: has an unpaired surrogate", refusalOf(call));
+        assertEquals("text_prompt.text: has an unpaired surrogate", rejectionOf(call));
       }
-      assertEquals("request_id: has an unpaired surrogate", refusalOf(() -> client.cancel(HALF)));
+      assertEquals("request_id: has an unpaired surrogate", rejectionOf(() -> client.cancel(HALF)));
       assertEquals(0, service.numRequests.get());
       try (GenerationStream stream = client.generate(request("\ud83d\ude80"))) {
         stream.forEachRemaining(each -> {});
@@ -105,7 +105,8 @@ class UnicodeTest {
     try (FakeServer server = new FakeServer(new Counting(), RetryPolicy.NONE)) {
       ResumePoint point = new ResumePoint(HALF, 1, List.of(), Duration.ofSeconds(1));
       assertEquals(
-          "request_id: has an unpaired surrogate", refusalOf(() -> server.client().resume(point)));
+          "request_id: has an unpaired surrogate",
+          rejectionOf(() -> server.client().resume(point)));
     }
   }
 }

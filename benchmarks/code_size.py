@@ -6,7 +6,7 @@ The engine steps when the client has read the last token, so that the path is ne
 every run. Counts function calls (a resumed coroutine counts as another call), and calls from a
 function in one file to a function in another.
 
-    python benchmarks/house.py [--list] [--json FILE]
+    python benchmarks/code_size.py [--list] [--json FILE]
 """
 
 from __future__ import annotations

@@ -28,16 +28,16 @@ import penstock.client.PenstockException;
 import penstock.client.RetryPolicy;
 
 /** Scenarios about rejected requests, and about the details in their statuses. */
-final class Refusals {
+final class Rejections {
   private static final int NUM_PLACES = 4;
   private static final int NUM_WAITING = 4;
   private static final int BLOCKING_TOKENS = 300;
   private static final int MAX_TRIES = 100;
 
-  private Refusals() {}
+  private Rejections() {}
 
   /** Returns the failure of a request, which must have this code and reason. */
-  static PenstockException refused(
+  static PenstockException rejected(
       PenstockClient client, GenerateRequest.Builder request, Status.Code code, String reason) {
     try {
       client.generateOnce(request.build(), CALL);
@@ -46,7 +46,7 @@ final class Refusals {
       require(isExpected, failure + ", not " + code + " (" + reason + ")");
       return failure;
     }
-    throw new NotHeld("it was answered, not refused with " + code);
+    throw new NotHeld("it was answered, not rejected with " + code);
   }
 
   static void invalidField(Talk talk) {
@@ -54,7 +54,7 @@ final class Refusals {
     request.getSamplingBuilder().setTemperature(-1);
     try (PenstockClient client = talk.client()) {
       PenstockException failure =
-          refused(client, request, Status.Code.INVALID_ARGUMENT, "INVALID_ARGUMENT");
+          rejected(client, request, Status.Code.INVALID_ARGUMENT, "INVALID_ARGUMENT");
       List<String> fields = failure.fieldViolations().stream().map(FieldViolation::field).toList();
       require(fields.contains("sampling.temperature"), "the fields are " + fields);
     }
@@ -64,7 +64,7 @@ final class Refusals {
     GenerateRequest.Builder request = greedy(4).setModel("no-such-model");
     try (PenstockClient client = talk.client()) {
       PenstockException failure =
-          refused(client, request, Status.Code.NOT_FOUND, "MODEL_NOT_FOUND");
+          rejected(client, request, Status.Code.NOT_FOUND, "MODEL_NOT_FOUND");
       String model = failure.metadata().get("model");
       require("no-such-model".equals(model), "ErrorInfo names the model " + model);
     }
@@ -75,7 +75,7 @@ final class Refusals {
     request.getConstraintBuilder().getJsonSchemaBuilder().setSchema("{\"type\": \"object\"}");
     try (PenstockClient client = talk.client()) {
       PenstockException failure =
-          refused(client, request, Status.Code.UNIMPLEMENTED, "FEATURE_UNSUPPORTED");
+          rejected(client, request, Status.Code.UNIMPLEMENTED, "FEATURE_UNSUPPORTED");
       String feature = failure.metadata().get("feature");
       require("json_schema".equals(feature), "ErrorInfo names the feature " + feature);
     }
@@ -87,7 +87,7 @@ final class Refusals {
          CheckedStream first =
              new CheckedStream(client.generate(greedy(100).setRequestId(id).build(), CALL))) {
       first.untilTokens(1);
-      refused(client, greedy(4).setRequestId(id), Status.Code.ALREADY_EXISTS, "REQUEST_ID_IN_USE");
+      rejected(client, greedy(4).setRequestId(id), Status.Code.ALREADY_EXISTS, "REQUEST_ID_IN_USE");
       first.untilEnd();
       require(first.numTokens() == 100, "the first had " + first.numTokens() + " tokens, not 100");
     }
@@ -97,7 +97,7 @@ final class Refusals {
     try (PenstockClient client = talk.client();
          Blockers blockers = new Blockers(client, LONG_TOKENS)) {
       PenstockException failure =
-          refused(client, greedy(4), Status.Code.RESOURCE_EXHAUSTED, "QUEUE_FULL");
+          rejected(client, greedy(4), Status.Code.RESOURCE_EXHAUSTED, "QUEUE_FULL");
       boolean hasDelay = !failure.retryAfter().isZero();
       require(hasDelay, "RetryInfo has no delay behind " + blockers.num() + " others");
     }
@@ -113,8 +113,8 @@ final class Refusals {
       try (Blockers blockers = new Blockers(client, BLOCKING_TOKENS)) {
         late = talk.concurrently(() -> patient.generateOnce(greedy(8).build(), CALL));
         Status first = firstEnd.status.get();
-        boolean isRefused = first.getCode() == Status.Code.RESOURCE_EXHAUSTED;
-        require(isRefused, "behind " + blockers.num() + " others the first attempt: " + first);
+        boolean isRejected = first.getCode() == Status.Code.RESOURCE_EXHAUSTED;
+        require(isRejected, "behind " + blockers.num() + " others the first attempt: " + first);
       }
       int numTokens = joined(late).getFinished().getUsage().getNumCompletionTokens();
       require(numTokens == 8, numTokens + " tokens, not 8");

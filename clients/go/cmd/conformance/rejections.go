@@ -18,7 +18,7 @@ func invalidField(ctx context.Context, t *talk) error {
 		return err
 	}
 	defer client.Close()
-	return refusedTemperature(checkStream(client.Generate(ctx, tooCold())))
+	return rejectedTemperature(checkStream(client.Generate(ctx, tooCold())))
 }
 
 // tooCold is a request that is rejected because of its temperature.
@@ -28,7 +28,7 @@ func tooCold() *pb.GenerateRequest {
 	return request
 }
 
-func refusedTemperature(h *checkedStream) error {
+func rejectedTemperature(h *checkedStream) error {
 	failed, err := h.failure(codes.InvalidArgument, "INVALID_ARGUMENT")
 	if err != nil {
 		return err
@@ -163,8 +163,8 @@ func retryAfterRejection(ctx context.Context, t *talk) error {
 		return err
 	}
 	defer patient.Close()
-	refused := checkStream(client.Generate(ctx, greedy(12)))
-	if _, err := refused.failure(codes.ResourceExhausted, "QUEUE_FULL"); err != nil {
+	rejected := checkStream(client.Generate(ctx, greedy(12)))
+	if _, err := rejected.failure(codes.ResourceExhausted, "QUEUE_FULL"); err != nil {
 		return err
 	}
 	stream := patient.Generate(ctx, greedy(12))

@@ -19,7 +19,7 @@ const MAX_WAIT_MS = 50;
 const CALL = { deadlineMs: CALL_MS };
 
 /** Returns the failure of a call, which must have this status and reason. */
-export async function refused(
+export async function rejected(
   call: Promise<unknown>,
   codeName: string,
   reason: string,
@@ -32,20 +32,20 @@ export async function refused(
     require(isThis, `not ${codeName} (${reason}) but ${error.message}`);
     return error;
   }
-  throw new NotHeld(`it was answered, not refused with ${codeName}`);
+  throw new NotHeld(`it was answered, not rejected with ${codeName}`);
 }
 
 export async function invalidField(talk: Talk): Promise<void> {
   const request = { ...greedy(4), sampling: { temperature: -1 } };
   const call = talk.client().generateOnce(request, CALL);
-  const error = await refused(call, "INVALID_ARGUMENT", "INVALID_ARGUMENT");
+  const error = await rejected(call, "INVALID_ARGUMENT", "INVALID_ARGUMENT");
   const fields = error.fieldViolations.map((violation) => violation.field);
   require(fields.includes("sampling.temperature"), `the fields are ${fields}`);
 }
 
 export async function unknownModel(talk: Talk): Promise<void> {
   const call = talk.client().generateOnce({ ...greedy(4), model: "no-such-model" }, CALL);
-  const { info } = await refused(call, "NOT_FOUND", "MODEL_NOT_FOUND");
+  const { info } = await rejected(call, "NOT_FOUND", "MODEL_NOT_FOUND");
   require(info["model"] === "no-such-model", `ErrorInfo names the model ${info["model"]}`);
 }
 
@@ -53,7 +53,7 @@ export async function unimplementedFeature(talk: Talk): Promise<void> {
   const { prompt } = greedy(4);
   const kind = { case: "jsonSchema", value: { schema: '{"type": "object"}' } } as const;
   const call = talk.client().generateOnce({ prompt, constraint: { kind } }, CALL);
-  const { info } = await refused(call, "UNIMPLEMENTED", "FEATURE_UNSUPPORTED");
+  const { info } = await rejected(call, "UNIMPLEMENTED", "FEATURE_UNSUPPORTED");
   require(info["feature"] === "json_schema", `ErrorInfo names the feature ${info["feature"]}`);
 }
 
@@ -63,7 +63,7 @@ export async function duplicateRequestId(talk: Talk): Promise<void> {
   const first = new CheckedStream(client.generate({ ...greedy(100), requestId }, CALL));
   await first.untilTokens();
   const second = client.generateOnce({ ...greedy(4), requestId }, CALL);
-  await refused(second, "ALREADY_EXISTS", "REQUEST_ID_IN_USE");
+  await rejected(second, "ALREADY_EXISTS", "REQUEST_ID_IN_USE");
   await first.untilEnd();
   require(first.numTokens === 100, `the first had ${first.numTokens} tokens, not 100`);
 }
@@ -73,7 +73,7 @@ export async function queueFull(talk: Talk): Promise<void> {
   const blockers = await fillQueue(client);
   const ninth = client.generateOnce(greedy(4), CALL);
   try {
-    const error = await refused(ninth, "RESOURCE_EXHAUSTED", "QUEUE_FULL");
+    const error = await rejected(ninth, "RESOURCE_EXHAUSTED", "QUEUE_FULL");
     require((error.retryAfterMs ?? 0) > 0, `RetryInfo has ${error.retryAfterMs} ms`);
   } finally {
     await leaveAll(blockers);
@@ -88,16 +88,16 @@ export async function retryAfterRejection(talk: Talk): Promise<void> {
   const haveLeft = new Promise<void>((resolve) => {
     reportLeft = resolve;
   });
-  let reportRefused = (): void => undefined;
-  const isRefused = new Promise<void>((resolve) => {
-    reportRefused = resolve;
+  let reportRejected = (): void => undefined;
+  const isRejected = new Promise<void>((resolve) => {
+    reportRejected = resolve;
   });
-  const timing = hurried(haveLeft, reportRefused);
+  const timing = hurried(haveLeft, reportRejected);
   const patient = talk.client({ retry: { maxAttempts: 20 }, timing });
   const blockers = await fillQueue(talk.client());
   const late = patient.generateOnce(greedy(8));
   try {
-    await Promise.race([isRefused, late]);
+    await Promise.race([isRejected, late]);
   } finally {
     await leaveAll(blockers);
     reportLeft();

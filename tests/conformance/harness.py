@@ -51,7 +51,7 @@ _ENVIRONMENT = {"OTEL_BSP_SCHEDULE_DELAY": "100", "OTEL_EXPORTER_OTLP_TIMEOUT": 
 _NUM_WATCHES = 12
 
 
-class House:
+class Harness:
     """The service under test: started when first used, and again after a drain."""
 
     def __init__(self, *, evidence_s: float = EVIDENCE_S) -> None:

@@ -16,7 +16,7 @@ void invalid_field(const Talk& talk) {
   request.mutable_sampling()->set_temperature(-1.0F);
   auto client = talk.client();
   const auto failure =
-      refused(talk, client, request, grpc::StatusCode::INVALID_ARGUMENT, "INVALID_ARGUMENT");
+      rejected(talk, client, request, grpc::StatusCode::INVALID_ARGUMENT, "INVALID_ARGUMENT");
   const bool is_named = std::ranges::any_of(failure.field_violations, [](const auto& violation) {
     return violation.field == "sampling.temperature";
   });
@@ -28,7 +28,7 @@ void unknown_model(const Talk& talk) {
   request.set_model("no-such-model");
   auto client = talk.client();
   const auto failure =
-      refused(talk, client, request, grpc::StatusCode::NOT_FOUND, "MODEL_NOT_FOUND");
+      rejected(talk, client, request, grpc::StatusCode::NOT_FOUND, "MODEL_NOT_FOUND");
   const auto model = failure.metadata.find("model");
   require(model != failure.metadata.end() && model->second == "no-such-model",
           "ErrorInfo does not name the model");
@@ -39,7 +39,7 @@ void unimplemented_feature(const Talk& talk) {
   request.mutable_constraint()->mutable_json_schema()->set_schema(R"({"type": "object"})");
   auto client = talk.client();
   const auto failure =
-      refused(talk, client, request, grpc::StatusCode::UNIMPLEMENTED, "FEATURE_UNSUPPORTED");
+      rejected(talk, client, request, grpc::StatusCode::UNIMPLEMENTED, "FEATURE_UNSUPPORTED");
   const auto feature = failure.metadata.find("feature");
   require(feature != failure.metadata.end() && feature->second == "json_schema",
           "ErrorInfo does not name the feature");
@@ -51,7 +51,7 @@ void duplicate_request_id(const Talk& talk) {
   auto client = talk.client();
   CheckedStream first(client.generate(request, talk.call()));
   first.until_tokens();
-  refused(talk, client, request, grpc::StatusCode::ALREADY_EXISTS, "REQUEST_ID_IN_USE");
+  rejected(talk, client, request, grpc::StatusCode::ALREADY_EXISTS, "REQUEST_ID_IN_USE");
   first.until_end();
   require(first.num_tokens() == 100,
           "the first had " + std::to_string(first.num_tokens()) + " tokens, not 100");
@@ -73,7 +73,7 @@ void queue_full(const Talk& talk) {
   auto client = talk.client();
   const auto blockers = full_queue(talk, client, kLongTokens);
   const auto failure =
-      refused(talk, client, greedy(4), grpc::StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL");
+      rejected(talk, client, greedy(4), grpc::StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL");
   require(failure.retry_after > 0ns, "RetryInfo has no wait");
 }
 
@@ -83,8 +83,8 @@ void retry_after_rejection(const Talk& talk) {
   penstock::Client patient(talk.address, {.retry = {.max_attempts = 10}});
   CheckedStream late(patient.generate(greedy(8), talk.call()));
   while (late.stream().num_lost_attempts() == 0) {
-    require(!late.stream().wait_for(20ms), "the ninth was not refused");
-    require(!talk.stop.stop_requested(), "the ninth was neither refused nor accepted");
+    require(!late.stream().wait_for(20ms), "the ninth was not rejected");
+    require(!talk.stop.stop_requested(), "the ninth was neither rejected nor accepted");
   }
   blockers.clear();
   late.until_end();
@@ -93,7 +93,7 @@ void retry_after_rejection(const Talk& talk) {
 
 }  // namespace
 
-Checks refusals() {
+Checks rejections() {
   return {{"invalid_field", invalid_field},
           {"unknown_model", unknown_model},
           {"unimplemented_feature", unimplemented_feature},
