@@ -34,7 +34,6 @@ class FakeOperations(Operations):
         self.snapshots: list[Snapshot] = [SNAPSHOT]
         self.requests: tuple[RequestView, ...] = ()
         self.recording: bytes = b""
-        self.profile_pieces: tuple[bytes, ...] = (b"speed", b"scope")
         self.error: OperationsError | None = None
         self.commands: list[tuple[Any, ...]] = []
         self.asked = asyncio.Event()
@@ -73,7 +72,7 @@ class FakeOperations(Operations):
     async def profile(self, process: str, seconds: float) -> AsyncIterator[bytes]:
         self._may_fail()
         self.commands.append(("profile", process, seconds))
-        for piece in self.profile_pieces:
+        for piece in (b"speed", b"scope"):
             yield piece
 
     def _may_fail(self) -> None:
@@ -90,8 +89,7 @@ class ServedOperations:
 
     @property
     def stub(self) -> pb_grpc.OperationsServiceAsyncStub:
-        stub: Any = pb_grpc.OperationsServiceStub(self.channel)
-        return stub  # type: ignore[no-any-return] # the stub of an aio channel is the async one
+        return pb_grpc.OperationsServiceStub(self.channel)
 
 
 @contextlib.asynccontextmanager
