@@ -194,7 +194,7 @@ async def test_a_rejected_request_has_nothing_it_never_had(
     assert record.options.priority == 1000
 
 
-async def test_preemption_and_the_engines_word(site: tuple[ServedFront, RecordLog]) -> None:
+async def test_preemption_and_the_engines_report(site: tuple[ServedFront, RecordLog]) -> None:
     served, log = site
     call = Call(served.channel, "Generate", text_request())
     key = await served.port.next_key()

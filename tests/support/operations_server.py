@@ -25,7 +25,7 @@ from support.patience import PATIENCE_S
 from support.snapshots import SNAPSHOT
 
 
-class FakeDesk(Operations):
+class FakeOperations(Operations):
     """Returns its attributes, or raises `error`, and records the received commands in `commands`.
     `hold`: live_requests waits for this event.
     """
@@ -81,8 +81,8 @@ class FakeDesk(Operations):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ServedDesk:
-    desk: FakeDesk
+class ServedOperations:
+    fake: FakeOperations
     server: OperationsServer
     address: str
     channel: grpc.aio.Channel
@@ -93,14 +93,16 @@ class ServedDesk:
 
 
 @contextlib.asynccontextmanager
-async def serving_desk(desk: FakeDesk | None = None, port: int = 0) -> AsyncGenerator[ServedDesk]:
+async def serving_operations(
+    fake: FakeOperations | None = None, port: int = 0
+) -> AsyncGenerator[ServedOperations]:
     """Start the operations server on a real socket."""
-    desk = desk or FakeDesk()
-    server = OperationsServer(desk, "127.0.0.1", port)
+    fake = fake or FakeOperations()
+    server = OperationsServer(fake, "127.0.0.1", port)
     address = f"127.0.0.1:{await server.start()}"
     try:
         async with grpc.aio.insecure_channel(address) as channel:
-            yield ServedDesk(desk, server, address, channel)
+            yield ServedOperations(fake, server, address, channel)
     finally:
         await server.stop()
 
