@@ -57,7 +57,7 @@ TOOLS := tests/unit/tools $(wildcard $(addprefix tests/integration/test_,\
 # "0" runs it in one process, for a debugger.
 WORKERS ?= auto
 SERVED_WORKERS ?= 2
-CHAOS_WORKERS ?= 1
+CHAOS_WORKERS ?= $(shell [ "$$(getconf _NPROCESSORS_ONLN)" -ge 4 ] && echo 2 || echo 1)
 SERVED := $(filter-out $(PURE) $(CHAOS) $(CLIENTS) tests/fakes tests/support tests/__pycache__,$(patsubst %/,%,$(sort $(wildcard tests/*/))))
 
 KERNELS := executors/penstock/executor/torch/cpu_kernels/csrc

@@ -1,10 +1,10 @@
 """Measures the effect of several attacks and of malformed messages on a well-behaved client.
 
-Runs a service with the simulated executor and one front-end process. A probe sends short requests
-one after another on a separate connection, while an attack runs repeatedly in a separate process.
-Reports the probe's worst percentile and its errors, the memory of the front process after the
-attack, and how calls of all methods with mutated messages end; after all that no process may have
-restarted and no KV block may be in use.
+Runs a service with the simulated executor and one front (gRPC server process). A probe sends short
+requests one after another on a separate connection, while an attack runs repeatedly in a separate
+process. Reports the probe's worst percentile and its errors, the memory of the front process after
+the attack, and how calls of all methods with mutated messages end; after all that no process may
+have restarted and no KV block may be in use.
 
     python benchmarks/abuse.py [--full] [--json FILE]
 """

@@ -1,8 +1,8 @@
 """A service without asyncio, for comparison: grpc.server with one thread per request.
 
-It connects to the same engine over the same socket as Penstock's front-end processes. Each handler
-submits its request and waits on a queue; one thread reads the engine's frames and fills the queues.
-Supports only short requests and validates nothing. Roles of this program:
+It connects to the same engine over the same socket as Penstock's fronts (gRPC server processes).
+Each handler submits its request and waits on a queue; one thread reads the engine's frames and
+fills the queues. Supports only short requests and validates nothing. Roles of this program:
 
     engine SOCKET                scheduler and simulated executor, whose steps take no time
     front SOCKET PORT THREADS    gRPC server with this number of threads

@@ -1,7 +1,7 @@
 """Reports the size of the code, and the number of files and functions that one request executes.
 
 Reports lines and files of each part without generated code. Then traces one request of 16 tokens
-through the front end (a real gRPC server), the engine and the simulated executor in one process.
+through a front (a real gRPC server), the engine and the simulated executor in one process.
 The engine steps when the client has read the last token, so that the path is nearly the same in
 every run. Counts function calls (a resumed coroutine counts as another call), and calls from a
 function in one file to a function in another.

@@ -10,8 +10,8 @@ and with TLS, each directly and with a round trip of 20 ms; threads are compared
 
 Penstock and the blocking server use the simulated executor, whose steps take no time, over the same
 socket. Clients are separate processes on the same cores, so the requests per second depend on the
-total CPU time of client, front-end process and engine. On few cores no ratio can exceed the ratio
-of these costs, which are in the table.
+total CPU time of client, front (gRPC server process) and engine. On few cores no ratio can exceed
+the ratio of these costs, which are in the table.
 """
 
 from __future__ import annotations

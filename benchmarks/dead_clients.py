@@ -1,5 +1,5 @@
-"""Measures how soon the queued requests of a dead front-end process are removed while the executor
-is silent.
+"""Measures how soon the queued requests of a dead front (gRPC server process) are removed while the
+executor is silent.
 
 While an executor that runs its own steps (such as TensorRT-LLM) returns nothing, the engine's loop
 has no reason to step. A front process with 600 queued requests disconnects. The time until the

@@ -1,9 +1,9 @@
 """Compares the delivery of tokens by several servers: CPU time per token, throughput and delay.
 
-Penstock (`Generate` with one and with two front-end processes, `Multiplex`) on its simulated
-executor, bare grpc.aio, FastAPI with server-sent events, plain TCP lines and a C++ gRPC server,
-each with tokens at fixed steps, the same messages and the same load client (C++, without gRPC's
-core library). The servers alternate. Reports medians over the rounds; rounds in which other
+Penstock (`Generate` with one and with two fronts (gRPC server processes), `Multiplex`) on its
+simulated executor, bare grpc.aio, FastAPI with server-sent events, plain TCP lines and a C++ gRPC
+server, each with tokens at fixed steps, the same messages and the same load client (C++, without
+gRPC's core library). The servers alternate. Reports medians over the rounds; rounds in which other
 processes used more than 0.3 cores are excluded, unless all did.
 
     python benchmarks/delivery.py [--full] [--json FILE]

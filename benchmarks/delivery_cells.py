@@ -2,7 +2,7 @@
 
 Starts the processes, pins them to cores, reads the load client's output, and terminates the
 processes. The server has a dedicated core (if there are at least two); the engine or producer and
-the client share the other cores. Nothing is pinned with two front-end processes.
+the client share the other cores. Nothing is pinned with two fronts (gRPC server processes).
 """
 
 from __future__ import annotations

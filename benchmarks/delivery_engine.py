@@ -1,9 +1,9 @@
 """The CPU time per token that delivery takes in the engine process.
 
 Runs the components of the engine process in one thread (scheduler, simulated executor, dispatcher,
-connections) in real time, with front-end processes that only read. Delivery is the thread's CPU
-time outside the engine's step (polling, splitting by front process, encoding, sending) plus the
-creation of the step's events. The rest of the step, scheduling, is reported separately.
+connections) in real time, with fronts (gRPC server processes) that only read. Delivery is the
+thread's CPU time outside the engine's step (polling, splitting by front process, encoding, sending)
+plus the creation of the step's events. The rest of the step, scheduling, is reported separately.
 """
 
 from __future__ import annotations

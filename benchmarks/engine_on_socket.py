@@ -1,4 +1,4 @@
-"""Runs an engine with a socket for front-end processes, as in the engine process."""
+"""Runs an engine with a socket for fronts (gRPC server processes), as in the engine process."""
 
 from __future__ import annotations
 

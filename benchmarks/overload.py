@@ -1,9 +1,9 @@
 """Measures a service under overload: goodput, rejections, health checks.
 
-A real service (front-end processes, engine, sockets) with the simulated executor, whose steps take
-20 ms, receives half to five times its capacity in an open loop. Reports, for each load, the
-requests served in time, the time until a rejection arrives, and the duration of health checks. With
-`--picture`, the curve is drawn.
+A real service (fronts, which are gRPC server processes, engine, sockets) with the simulated
+executor, whose steps take 20 ms, receives half to five times its capacity in an open loop. Reports,
+for each load, the requests served in time, the time until a rejection arrives, and the duration of
+health checks. With `--picture`, the curve is drawn.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The maximum requests per second of one front-end process, untraced and with a trace of every
-request.
+"""The maximum requests per second of one front (gRPC server process), untraced and with a trace of
+every request.
 
 Keeps 128 short requests in flight (four prompt tokens, four output tokens) on the simulated
 executor, whose steps take no time; the load client is written in C++. All variants run throughout

@@ -66,7 +66,7 @@ class _NoExecutor:
 
 
 class Requests:
-    """Creates random requests with hashed prompts, as a front-end process does."""
+    """Creates random requests with hashed prompts, as a front (gRPC server process) does."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)

@@ -36,7 +36,7 @@ NUM_STREAMS = 32
 NUM_TOKENS = 32
 STEP_S = 0.02
 MAX_ADDED_TTFT_MS = 10.0
-NUM_DIALOGUES, NUM_TURNS = 24, 6
+NUM_CONVERSATIONS, NUM_TURNS = 24, 6
 NUM_TURN_WORDS = 40
 POLICIES = ("round_robin", "cache_aware")
 _TESTS = str(Path(__file__).resolve().parents[1] / "tests")
@@ -190,7 +190,7 @@ async def drain(options: Namespace) -> Outcome:
     ]
 
 
-async def dialogue(number: int, port: int) -> list[Answered]:
+async def conversation(number: int, port: int) -> list[Answered]:
     """Run a conversation turn by turn, each prompt with all turns before it."""
     draw = random.Random(number)
     messages: list[dict[str, str]] = []
@@ -223,7 +223,7 @@ async def prefix(_: Namespace) -> Outcome:
         with two_workers(*options) as (first, second):
             async with gateway_for(first.address, second.address, policy=policy) as gateway:
                 answered = await asyncio.gather(
-                    *(dialogue(number, gateway.port) for number in range(NUM_DIALOGUES))
+                    *(conversation(number, gateway.port) for number in range(NUM_CONVERSATIONS))
                 )
         later = [answer for one in answered for answer in one[1:]]
         num_tokens = sum(answer.num_prompt_tokens for answer in later)
@@ -233,7 +233,7 @@ async def prefix(_: Namespace) -> Outcome:
             "ttft_mean_ms": 1e3 * statistics.fmean(answer.ttft_s for answer in later),
         }
     print_rows(
-        f"{NUM_DIALOGUES} dialogues of {NUM_TURNS} turns on two workers, turns after the first",
+        f"{NUM_CONVERSATIONS} dialogues of {NUM_TURNS} turns on two workers, turns after the first",
         [{"policy": policy, **values} for policy, values in found.items()],
     )
     blind, aware = (found[policy] for policy in POLICIES)

@@ -1,4 +1,4 @@
-"""The memory of front-end processes per open stream, and its growth per request (leaks).
+"""The memory of fronts (gRPC server processes) per open stream, and its growth per request (leaks).
 
 Measures the resident memory: per waiting stream and per stream that gets a token every quarter of a
 second, with 1,000 streams, and with 5,000 streams on two processes (each accepts up to 4,096). Also

@@ -1,8 +1,9 @@
 """Measures the time from a client's cancel until the KV blocks of the request are free, in engine
 steps and seconds, and the blocks that many cancels leak.
 
-Steps are counted on a service in one process on a real socket, from when its front-end process
-reports the cancel. `stream_memory.py` measures the memory that disconnected clients leave behind.
+Steps are counted on a service in one process on a real socket, from when its front (gRPC server
+process) reports the cancel. `stream_memory.py` measures the memory that disconnected clients leave
+behind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cost of text processing in a front-end process per streamed token.
+"""The cost of text processing in a front (gRPC server process) per streamed token.
 
 Streams get one token per push, as with a client that reads fast enough. Uses the packaged model
 unless another folder is given.

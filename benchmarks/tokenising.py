@@ -1,4 +1,4 @@
-"""The effect of one client's long texts on other clients of the same front-end process.
+"""The effect of one client's long texts on other clients of the same front (gRPC server process).
 
 Runs a service with one front process and the simulated executor. First, 1 MiB of text is sent: as
 an accepted prompt, as a prompt that is too long, as a chat, and to `Tokenize`. Reports the longest

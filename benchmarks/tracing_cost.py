@@ -1,5 +1,5 @@
-"""The overhead of tracing every request: CPU time of the front-end process, throughput, event-loop
-lag.
+"""The overhead of tracing every request: CPU time of the front (gRPC server process), throughput,
+event-loop lag.
 
 A real `penstock serve` with one front process on the simulated executor (steps of 5 ms, prompts of
 64 tokens, 16 tokens each) without an observer, and with traces of all requests sent to a collector

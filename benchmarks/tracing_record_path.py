@@ -1,4 +1,5 @@
-"""The CPU time of a request's record in a front-end process, measured separately on one thread.
+"""The CPU time of a request's record in a front (gRPC server process), measured separately on one
+thread.
 
 Runs the code of that process without gRPC and without the engine: opens the request's account (the
 data for the record) with the caller's trace context, records the message's parameters, closes the

@@ -11,8 +11,9 @@ separate engine.
     python benchmarks/trtllm_overhead.py [--full] [--json FILE]
 
 "Added" is the difference between a variant and the floor of the same round; the median over the
-rounds is reported. Engine, front-end process and clients are separate processes: with fewer cores
-than processes they also wait for each other, unlike the floor, which is a single process.
+rounds is reported. Engine, front (gRPC server process) and clients are separate processes: with
+fewer cores than processes they also wait for each other, unlike the floor, which is a single
+process.
 """
 
 from __future__ import annotations

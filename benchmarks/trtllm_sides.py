@@ -2,7 +2,7 @@
 
 floor FOLDER: the stand-in for TensorRT-LLM, driven directly. engine FOLDER SOCKET: Penstock's
 engine process without a supervisor. link SOCKET: a client of the engine's socket, without a
-front-end process. service ADDRESS: gRPC clients.
+front (gRPC server process). service ADDRESS: gRPC clients.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reports the connections of a gRPC server with channelz, one line per connection.
 
 Independent of Penstock: works with any server that has channelz. If several processes share one
-port, as Penstock's front-end processes do, the report covers only the process that accepted the
-connection of this program.
+port, as Penstock's fronts (gRPC server processes) do, the report covers only the process that
+accepted the connection of this program.
 
     python connections.py 127.0.0.1:50051
 """

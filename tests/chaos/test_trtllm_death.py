@@ -199,7 +199,7 @@ async def test_an_engine_without_limits_ends_a_first_start() -> None:
 
 
 @pytest.mark.parametrize("fault", ["fatal_token", "kill_loop_token", "hang_token"])
-async def test_a_prompt_that_kills_the_engine_takes_everyone_along_once(fault: str) -> None:
+async def test_a_prompt_that_kills_the_engine_ends_all_requests_once(fault: str) -> None:
     watch = {"response_timeout_s": RESPONSE_TIMEOUT_S}
     async with (
         serving(watch=watch, **{fault: PILL}) as site,

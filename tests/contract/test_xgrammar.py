@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from contract import xgrammar_forms
-from contract.xgrammar_forms import BROKEN, expected
+from contract import xgrammar_constraints
+from contract.xgrammar_constraints import BROKEN, expected
 from penstock.executor.trtllm.constraint_check import TOO_LARGE
 from penstock.executor.trtllm.constraint_process import CheckProcesses
 from penstock.executor.trtllm.error_texts import is_fatal, is_invalid_constraint
@@ -36,7 +36,7 @@ pytestmark = [
 def found(request: pytest.FixtureRequest) -> dict[str, Any]:
     path = os.pathsep.join((str(request.param), *sys.path))
     done = subprocess.run(
-        [sys.executable, xgrammar_forms.__file__],
+        [sys.executable, xgrammar_constraints.__file__],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         check=True,
@@ -52,7 +52,7 @@ def test_what_cannot_be_compiled_and_what_has_a_dead_end_is_found_and_nothing_el
     assert found["faults"] == expected()
 
 
-def test_what_the_engine_reports_of_a_broken_form_is_the_requests_fault(
+def test_an_engine_error_about_a_broken_constraint_is_the_requests_fault(
     found: dict[str, Any],
 ) -> None:
     assert len(found["texts"]) == len(BROKEN) == 28

@@ -47,7 +47,7 @@ def generation() -> pb.GenerateRequest:
     request.scheduling.priority = 3
     request.scheduling.total_timeout.FromSeconds(20)
     request.cache.salt = "salt"
-    request.cache.session_id = "dialogue"
+    request.cache.session_id = "conversation"
     request.cache.retention.level = 50
     request.constraint.choice.choices.extend(["yes", "no"])
     return request
@@ -64,8 +64,8 @@ def seeds() -> dict[str, list[bytes]]:
     generations = [generation(), text, ids]
     tokenize = model_pb.TokenizeRequest(model="demo")
     tokenize.text_prompt.text = "some words"
-    dialogue = model_pb.TokenizeRequest(model="demo")
-    dialogue.chat_prompt.messages.add(role="user", parts=[ContentPart(text="hello")])
+    conversation = model_pb.TokenizeRequest(model="demo")
+    conversation.chat_prompt.messages.add(role="user", parts=[ContentPart(text="hello")])
     detokenize = model_pb.DetokenizeRequest(model="demo", token_ids=[5, 6, 7])
     commands = [
         *(
@@ -85,7 +85,7 @@ def seeds() -> dict[str, list[bytes]]:
         MULTIPLEX: commands,
         _MODEL + "ListModels": [model_pb.ListModelsRequest(page_size=5, page_token="x")],
         _MODEL + "GetModel": [model_pb.GetModelRequest(name="demo")],
-        _MODEL + "Tokenize": [tokenize, dialogue],
+        _MODEL + "Tokenize": [tokenize, conversation],
         _MODEL + "Detokenize": [detokenize],
     }
     found = {path: [one.SerializeToString() for one in some] for path, some in messages.items()}

@@ -141,7 +141,9 @@ async def test_rejections_come_as_statuses_with_their_details(served: ServedFron
     assert rich_error(caught.value).retry_s is not None
 
 
-async def test_a_form_the_executor_lacks_is_rejected_by_its_foreign_name(text: ModelText) -> None:
+async def test_a_constraint_the_executor_lacks_is_rejected_by_its_gateway_name(
+    text: ModelText,
+) -> None:
     async with serving(text, gateway=gateway, is_up=False) as served:
         features = frozenset(Feature) - {Feature.JSON_SCHEMA}
         served.port.info = ExecutorInfo(

@@ -194,7 +194,7 @@ def is_idle(stats: Any) -> bool:
     return not model_of(stats).num_processing and not model_of(stats).num_pending
 
 
-async def test_a_form_is_rejected_where_the_executor_has_none(harness: Harness) -> None:
+async def test_a_constraint_is_rejected_where_the_executor_has_none(harness: Harness) -> None:
     """It is not ignored: the client gets an error that names it."""
     with pytest.raises(openai().APIStatusError) as caught:
         await harness.openai.chat.completions.create(

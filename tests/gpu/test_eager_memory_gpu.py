@@ -86,6 +86,7 @@ def test_the_largest_steps_fit_next_to_pages_in_all_of_the_memory(
         name,
         tmp_path,
         # 64 KiB of keys and values per token, so that pages fill the device.
+        hidden_size=128,
         num_attention_heads=128,
         num_key_value_heads=64,
         head_dim=128,

@@ -15,7 +15,7 @@ from support.client_faces import AsyncFace, Face, FakeTime, SyncFace
 from support.fronts import ServedFront, serving
 from support.guarded import Premises
 from support.link import socket_path
-from support.operations_server import ServedDesk, serving_desk
+from support.operations_server import ServedOperations, serving_operations
 from support.scripted_server import ScriptedServer, scripted_server
 from support.trtllm_engine import TrtllmHarness
 
@@ -55,9 +55,9 @@ async def served(text: ModelText) -> AsyncIterator[ServedFront]:
 
 
 @pytest.fixture
-async def operations() -> AsyncIterator[ServedDesk]:
+async def operations() -> AsyncIterator[ServedOperations]:
     """Provide an operations server with scripted data."""
-    async with serving_desk() as operations:
+    async with serving_operations() as operations:
         yield operations
 
 

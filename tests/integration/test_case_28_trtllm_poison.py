@@ -30,7 +30,7 @@ FAILED = FailureReason.EXECUTOR_REQUEST_FAILED
 REJECTED = FailureReason.CONSTRAINT_REJECTED
 END_ID = 2
 FAIL_TOKEN = 7
-BAD_FORMS = [
+BAD_CONSTRAINTS = [
     (
         ConstraintKind.REGEX,
         "(unclosed[",
@@ -84,15 +84,15 @@ def guided(build: BuildHarness, monkeypatch: pytest.MonkeyPatch) -> BuildHarness
     return partial(build, guided_decoding_backend=GuidedDecodingBackend.XGRAMMAR, max_batch_size=8)
 
 
-@pytest.mark.parametrize(("kind", "form", "reason"), BAD_FORMS)
-def test_case_28_a_form_that_cannot_be_compiled_fails_its_request_alone(
-    kind: ConstraintKind, form: str, reason: str, guided: BuildHarness
+@pytest.mark.parametrize(("kind", "constraint_text", "reason"), BAD_CONSTRAINTS)
+def test_case_28_a_constraint_that_cannot_be_compiled_fails_its_request_alone(
+    kind: ConstraintKind, constraint_text: str, reason: str, guided: BuildHarness
 ) -> None:
     harness = guided(fake={"guided_error": reason})
     others = [greedy_spec(key, 3 + key, max_tokens=12) for key in (1, 2, 3)]
     bad = replace(
         greedy_spec(9, 4, max_tokens=12),
-        constraint=Constraint(kind=kind, texts=(form,)),
+        constraint=Constraint(kind=kind, texts=(constraint_text,)),
         stop_ids=(END_ID,),
     )
     again = replace(bad, key=11, request_id="again")
@@ -116,12 +116,12 @@ def test_case_28_a_form_that_cannot_be_compiled_fails_its_request_alone(
     check_others(harness, others)
 
 
-def test_case_28_a_hundred_bad_forms_in_a_row_do_not_restart_an_idle_engine(
+def test_case_28_a_hundred_bad_constraints_in_a_row_do_not_restart_an_idle_engine(
     guided: BuildHarness,
 ) -> None:
-    kind, form, reason = BAD_FORMS[2]
+    kind, constraint_text, reason = BAD_CONSTRAINTS[2]
     harness = guided(fake={"guided_error": reason})
-    bad = Constraint(kind=kind, texts=(form,))
+    bad = Constraint(kind=kind, texts=(constraint_text,))
     for key in range(1, 101):
         harness.submit(replace(greedy_spec(key, [5, 6]), constraint=bad, stop_ids=(END_ID,)))
         harness.run_until_idle()
@@ -149,12 +149,15 @@ class Grammar:
 
 
 @pytest.mark.parametrize(
-    ("kind", "form"),
+    ("kind", "constraint_text"),
     [(ConstraintKind.GRAMMAR, "root ::= root"), (ConstraintKind.REGEX, "(")],
     ids=["dead end", "not compiled"],
 )
-def test_case_28_a_form_that_would_end_the_engine_never_reaches_it(
-    kind: ConstraintKind, form: str, guided: BuildHarness, monkeypatch: pytest.MonkeyPatch
+def test_case_28_a_constraint_that_would_end_the_engine_never_reaches_it(
+    kind: ConstraintKind,
+    constraint_text: str,
+    guided: BuildHarness,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checker = SimpleNamespace(fault=partial(fault_of, Grammar), close=lambda: None)
     monkeypatch.setattr("penstock.executor.trtllm.engine.installed_checker", lambda: checker)
@@ -162,7 +165,7 @@ def test_case_28_a_form_that_would_end_the_engine_never_reaches_it(
     others = [greedy_spec(key, 3 + key, max_tokens=12) for key in (1, 2, 3)]
     bad = replace(
         greedy_spec(9, 4),
-        constraint=Constraint(kind=kind, texts=(form,)),
+        constraint=Constraint(kind=kind, texts=(constraint_text,)),
         stop_ids=(END_ID,),
     )
     good = replace(

@@ -31,7 +31,7 @@ from support.guarded import (
     Premises,
     bearing,
 )
-from support.operations_server import FakeDesk
+from support.operations_server import FakeOperations
 from support.patience import PATIENCE_S
 
 C = grpc.StatusCode
@@ -207,7 +207,7 @@ async def test_nothing_is_served_to_unauthenticated_callers(
             for data in (None, GARBAGE):
                 code = await raw_code(served.channel, path, data, token=token)
                 assert code is wanted, path
-    operations = OperationsServer(FakeDesk(), "127.0.0.1", 0, security=security)
+    operations = OperationsServer(FakeOperations(), "127.0.0.1", 0, security=security)
     address = f"127.0.0.1:{await operations.start()}"
     try:
         async with open_channel(address) as channel:
@@ -223,8 +223,8 @@ async def test_nothing_is_served_to_unauthenticated_callers(
 
 async def test_operators_have_their_own_rights(premises: Premises) -> None:
     security = premises.tokens()
-    desk = FakeDesk()
-    operations = OperationsServer(desk, "127.0.0.1", 0, security=security)
+    fake = FakeOperations()
+    operations = OperationsServer(fake, "127.0.0.1", 0, security=security)
     address = f"127.0.0.1:{await operations.start()}"
     look, lever = "GetStats", "Drain"
     try:
@@ -237,7 +237,7 @@ async def test_operators_have_their_own_rights(premises: Premises) -> None:
                 for name, code in ((look, code_of_look), (lever, code_of_lever)):
                     path = f"/penstock.v1.OperationsService/{name}"
                     assert await raw_code(channel, path, token=token) is code
-        assert [reported[0] for reported in desk.commands] == ["drain"], "by the one who may"
+        assert [reported[0] for reported in fake.commands] == ["drain"], "by the one who may"
     finally:
         await operations.stop()
 
@@ -346,7 +346,7 @@ async def test_the_authority_of_clients_is_replaced_too(
         assert await health_code(served.address, came) is C.OK
 
 
-def test_a_proxys_word_and_credentials_exclude_each_other(
+def test_a_proxys_header_and_credentials_exclude_each_other(
     text: ModelText, premises: Premises
 ) -> None:
     from penstock.server.rpc.server import FrontServer

@@ -111,7 +111,7 @@ async def test_chat_at_a_terminal_survives_ctrl_c_and_failures(
 
     assert await asyncio.wait_for(chat.wait(), PATIENCE_S) == 0
     await asyncio.wait_for(server.requests[0].cancelled.wait(), PATIENCE_S)
-    # What was cancelled or failed is not part of the dialogue.
+    # What was cancelled or failed is not part of the conversation.
     assert [turn.parts[0].text for turn in server.requests[2].request.chat_prompt.messages] == [
         "three"
     ]
@@ -126,7 +126,7 @@ async def test_chat_at_a_terminal_shows_how_to_leave_a_full_context(
 
     server.scripts.extend([reject, send_hello, reject])
     await terminal.wait_for(b"/reset clears the chat, /quit exits")
-    # /reset is not suggested if there is no dialogue to clear.
+    # /reset is not suggested if there is no conversation to clear.
     await expect_answer(terminal, b"one", b"(PROMPT_TOO_LONG): 513 tokens\r\n")
     await expect_answer(terminal, b"two", b"Hello, world")
     await expect_answer(

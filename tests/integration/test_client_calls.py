@@ -149,10 +149,10 @@ async def test_models(face: Face) -> None:
 
 async def test_tokens_and_text(face: Face) -> None:
     plain = await face.call("tokenize", "Hi")
-    dialogue = await face.call("tokenize", [ChatMessage("user", "Hi")])
+    conversation = await face.call("tokenize", [ChatMessage("user", "Hi")])
 
     assert plain.token_ids == (72, 105)
-    assert dialogue.rendered_text == "Hi"
+    assert conversation.rendered_text == "Hi"
     assert await face.call("detokenize", [72, 105]) == "Hi"
     assert await face.call("detokenize", []) == ""
     with pytest.raises(ValueError, match="tokenised already"):

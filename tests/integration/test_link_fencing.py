@@ -96,7 +96,7 @@ async def test_the_same_engine_may_be_lost_and_found() -> None:
                     assert (await asyncio.wait_for(recorder.hellos.get(), PATIENCE_S)).epoch == 4
 
 
-async def test_news_without_a_hello_are_no_news() -> None:
+async def test_events_without_a_hello_are_ignored() -> None:
     with socket_path() as path:
         async with fronted(path) as (engines, recorder):
             async with engines.connected() as connection:

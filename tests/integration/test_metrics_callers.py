@@ -111,7 +111,7 @@ def test_the_last_seats_are_for_scrapes(harness: Harness, scrapes: SlowScrapes) 
             pass
 
 
-def test_an_answer_that_takes_too_long_is_hung_up_on(
+def test_an_answer_that_takes_too_long_is_disconnected(
     harness: Harness, scrapes: SlowScrapes
 ) -> None:
     scrapes.begin(MAX_CALLS)

@@ -30,7 +30,7 @@ from penstock.client import (
     WaitReason,
 )
 from support.client_faces import AsyncCalls, Face, SyncCalls
-from support.operations_server import ServedDesk, serving_desk
+from support.operations_server import ServedOperations, serving_operations
 from support.patience import PATIENCE_S
 from support.reports import small_recording
 from support.snapshots import NOW_UNIX_S, SNAPSHOT, numbered, request_view, waiting_view
@@ -48,7 +48,7 @@ class SyncOperator(SyncCalls):
 
 @pytest.fixture(params=[AsyncOperator, SyncOperator])
 async def each_operator(
-    request: pytest.FixtureRequest, operations: ServedDesk
+    request: pytest.FixtureRequest, operations: ServedOperations
 ) -> AsyncIterator[Face]:
     operator = request.param(operations.address, retry=NO_RETRY)
     yield operator
@@ -56,7 +56,7 @@ async def each_operator(
 
 
 @pytest.fixture
-async def operator(operations: ServedDesk) -> AsyncIterator[Face]:
+async def operator(operations: ServedOperations) -> AsyncIterator[Face]:
     """Provide the async client, for code that both clients share: requests and the decoding of
     responses.
     """
@@ -111,9 +111,9 @@ async def test_stats_are_values_in_seconds(each_operator: Face) -> None:
 
 
 async def test_a_watch_ends_when_its_reader_leaves(
-    each_operator: Face, operations: ServedDesk
+    each_operator: Face, operations: ServedOperations
 ) -> None:
-    operations.desk.snapshots = [
+    operations.fake.snapshots = [
         dataclasses.replace(SNAPSHOT, uptime_s=float(uptime_s)) for uptime_s in (1, 1, 2)
     ]
     async with asyncio.timeout(PATIENCE_S):
@@ -127,10 +127,10 @@ async def test_a_watch_ends_when_its_reader_leaves(
 
 
 @pytest.mark.parametrize("kind", [AsyncOperator, SyncOperator])
-async def test_closing_ends_a_watch(kind: type[Face], operations: ServedDesk) -> None:
+async def test_closing_ends_a_watch(kind: type[Face], operations: ServedOperations) -> None:
     operator = kind(operations.address)
     asked = asyncio.Event()
-    operations.desk.on_snapshot = asked.set
+    operations.fake.on_snapshot = asked.set
     watch = asyncio.ensure_future(watched(operator, 1000, interval_s=3600.0))
     async with asyncio.timeout(PATIENCE_S):
         await asked.wait()
@@ -139,8 +139,10 @@ async def test_closing_ends_a_watch(kind: type[Face], operations: ServedDesk) ->
             await watch
 
 
-async def test_requests_are_listed_over_all_pages(operator: Face, operations: ServedDesk) -> None:
-    operations.desk.requests = numbered(2500)
+async def test_requests_are_listed_over_all_pages(
+    operator: Face, operations: ServedOperations
+) -> None:
+    operations.fake.requests = numbered(2500)
 
     found = await operator.call("list_requests")
     assert [request.request_id for request in found] == [f"request-{n}" for n in range(2500)]
@@ -149,8 +151,8 @@ async def test_requests_are_listed_over_all_pages(operator: Face, operations: Se
         assert len(found) == min(num, 2500)
 
 
-async def test_a_live_request_is_a_value(operator: Face, operations: ServedDesk) -> None:
-    operations.desk.requests = (
+async def test_a_live_request_is_a_value(operator: Face, operations: ServedOperations) -> None:
+    operations.fake.requests = (
         request_view(1, time_to_deadline_s=2.5),
         waiting_view(2, tenant="b"),
     )
@@ -168,8 +170,8 @@ async def test_a_live_request_is_a_value(operator: Face, operations: ServedDesk)
         await operator.call("get_request", "nobody")
 
 
-async def test_commands_of_operators(operator: Face, operations: ServedDesk) -> None:
-    operations.desk.requests = numbered(2)
+async def test_commands_of_operators(operator: Face, operations: ServedOperations) -> None:
+    operations.fake.requests = numbered(2)
 
     assert await operator.call("drain") == 2
     assert await operator.call("drain", timeout_s=1.5) == 2
@@ -178,7 +180,7 @@ async def test_commands_of_operators(operator: Face, operations: ServedDesk) -> 
     profile = await operator.call("profile", ServerProcess.FRONT, front_index=1, duration_s=0.25)
     assert profile == b"speedscope"
     await operator.call("profile")
-    assert operations.desk.commands == [
+    assert operations.fake.commands == [
         ("drain", None),
         ("drain", 1.5),
         ("log_level", "warning"),
@@ -188,8 +190,8 @@ async def test_commands_of_operators(operator: Face, operations: ServedDesk) -> 
     ]
 
 
-async def test_flight_records(each_operator: Face, operations: ServedDesk) -> None:
-    operations.desk.recording = small_recording()
+async def test_flight_records(each_operator: Face, operations: ServedOperations) -> None:
+    operations.fake.recording = small_recording()
 
     steps = await each_operator.call("get_flight_steps", max_steps=3)
     assert [step.step for step in steps] == [3, 4, 5]
@@ -197,7 +199,7 @@ async def test_flight_records(each_operator: Face, operations: ServedDesk) -> No
     assert (steps[0].executor_s, steps[0].predicted_s) == (0.006, 0.5)
     assert (steps[0].inter_token_s, steps[0].admitted_request_ids) == (None, ("r3",))
     assert steps[0].shares[0].num_tokens == 20
-    assert await each_operator.call("get_flight_record") == operations.desk.recording
+    assert await each_operator.call("get_flight_record") == operations.fake.recording
     drawn = await each_operator.call("get_flight_record", file_format=FlightFormat.PERFETTO)
     assert json.loads(drawn)["traceEvents"]
 
@@ -220,7 +222,7 @@ async def test_arguments_that_cannot_be_sent(
 
 @pytest.mark.parametrize("kind", [AsyncOperator, SyncOperator])
 async def test_no_service_and_a_closed_client(kind: type[Face]) -> None:
-    async with serving_desk() as operations:
+    async with serving_operations() as operations:
         address = operations.address
     operator = kind(address, retry=NO_RETRY)
     with pytest.raises(Unavailable):

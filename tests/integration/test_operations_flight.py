@@ -15,14 +15,14 @@ from penstock.server.rpc import operations_methods
 from penstock.v1 import operations_service_pb2 as pb
 from penstock.v1 import state_pb2
 from support.fronts import rich_error
-from support.operations_server import ServedDesk, rejection
+from support.operations_server import ServedOperations, rejection
 from support.patience import PATIENCE_S
 from support.reports import small_recording
 from support.snapshots import NOW_UNIX_S
 
 
-async def test_the_flight_record_as_steps(operations: ServedDesk) -> None:
-    operations.desk.recording = small_recording()
+async def test_the_flight_record_as_steps(operations: ServedOperations) -> None:
+    operations.fake.recording = small_recording()
     pieces = [piece async for piece in operations.stub.GetFlightRecord(pb.GetFlightRecordRequest())]
     steps = [step for piece in pieces for step in piece.steps.steps]
 
@@ -42,17 +42,17 @@ async def test_the_flight_record_as_steps(operations: ServedDesk) -> None:
 
 
 async def test_the_flight_record_as_files(
-    operations: ServedDesk, monkeypatch: pytest.MonkeyPatch
+    operations: ServedOperations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations_methods, "MAX_CHUNK_BYTES", 1000)
-    operations.desk.recording = small_recording()
+    operations.fake.recording = small_recording()
 
     async def file(file_format: pb.FlightRecordFormat.ValueType) -> list[bytes]:
         request = pb.GetFlightRecordRequest(format=file_format)
         return [piece.file_chunk async for piece in operations.stub.GetFlightRecord(request)]
 
     raw = await file(pb.FLIGHT_RECORD_FORMAT_RAW)
-    assert b"".join(raw) == operations.desk.recording
+    assert b"".join(raw) == operations.fake.recording
     assert max(map(len, raw)) == 1000
     perfetto = json.loads(b"".join(await file(pb.FLIGHT_RECORD_FORMAT_PERFETTO)))
     assert perfetto["traceEvents"]
@@ -63,27 +63,27 @@ MORE_THAN_IS_BUFFERED = bytes(32 << 20)
 
 
 async def test_stalled_readers_block_no_other(
-    operations: ServedDesk, monkeypatch: pytest.MonkeyPatch
+    operations: ServedOperations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("MAX_FLIGHT_WRITE_S", "MAX_FLIGHT_READ_S"):
         monkeypatch.setattr(operations_methods, limit, 10 * PATIENCE_S)  # they are not cut
-    operations.desk.recording = MORE_THAN_IS_BUFFERED
+    operations.fake.recording = MORE_THAN_IS_BUFFERED
     stalled = [operations.stub.GetFlightRecord(RAW) for _ in range(3)]
     async with asyncio.timeout(PATIENCE_S):
         for call in stalled:
             await call.read()
-        operations.desk.recording = small_recording()
+        operations.fake.recording = small_recording()
         pieces = [piece.file_chunk async for piece in operations.stub.GetFlightRecord(RAW)]
-    assert b"".join(pieces) == operations.desk.recording
+    assert b"".join(pieces) == operations.fake.recording
     for call in stalled:
         call.cancel()
 
 
 async def test_readers_of_a_flight_record_are_limited(
-    operations: ServedDesk, monkeypatch: pytest.MonkeyPatch
+    operations: ServedOperations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations_methods, "MAX_FLIGHT_READERS", 1)
-    operations.desk.recording = MORE_THAN_IS_BUFFERED
+    operations.fake.recording = MORE_THAN_IS_BUFFERED
     first = aiter(operations.stub.GetFlightRecord(RAW))
     await anext(first)
 
@@ -93,7 +93,7 @@ async def test_readers_of_a_flight_record_are_limited(
         "NOT_POSSIBLE_NOW",
     )
     assert await rest_of(first)
-    operations.desk.recording = small_recording()
+    operations.fake.recording = small_recording()
     assert [piece async for piece in operations.stub.GetFlightRecord(RAW)], (
         "its place is free again"
     )
@@ -101,10 +101,10 @@ async def test_readers_of_a_flight_record_are_limited(
 
 @pytest.mark.parametrize("limit", ["MAX_FLIGHT_WRITE_S", "MAX_FLIGHT_READ_S"])
 async def test_a_reader_that_does_not_read_is_cut(
-    operations: ServedDesk, monkeypatch: pytest.MonkeyPatch, limit: str
+    operations: ServedOperations, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(operations_methods, limit, 0.05)
-    operations.desk.recording = MORE_THAN_IS_BUFFERED
+    operations.fake.recording = MORE_THAN_IS_BUFFERED
     pieces = aiter(operations.stub.GetFlightRecord(RAW))
     cut = asyncio.Event()
     monkeypatch.setattr(

@@ -9,12 +9,14 @@ import grpc
 
 from penstock.v1 import operations_service_pb2 as pb
 from penstock.v1 import state_pb2, stats_pb2
-from support.operations_server import ServedDesk, rejection
+from support.operations_server import ServedOperations, rejection
 from support.snapshots import NOW_UNIX_S, numbered, request_view, waiting_view
 
 
-async def test_live_requests_are_listed_with_everything_but_content(operations: ServedDesk) -> None:
-    operations.desk.requests = (
+async def test_live_requests_are_listed_with_everything_but_content(
+    operations: ServedOperations,
+) -> None:
+    operations.fake.requests = (
         request_view(1, time_to_deadline_s=1.5, num_preemptions=2),
         waiting_view(2, queue_position=4),
     )
@@ -42,8 +44,8 @@ async def test_live_requests_are_listed_with_everything_but_content(operations: 
     assert not waiting.HasField("remaining_duration")
 
 
-async def test_lists_are_filtered(operations: ServedDesk) -> None:
-    operations.desk.requests = (request_view(1), waiting_view(2, tenant="b"), request_view(3))
+async def test_lists_are_filtered(operations: ServedOperations) -> None:
+    operations.fake.requests = (request_view(1), waiting_view(2, tenant="b"), request_view(3))
     stub = operations.stub
 
     async def ids(**filters: Any) -> list[str]:
@@ -56,8 +58,10 @@ async def test_lists_are_filtered(operations: ServedDesk) -> None:
     assert await ids(model="tiny", state=state_pb2.REQUEST_STATE_PENDING) == ["request-2"]
 
 
-async def test_pages_make_the_list_although_requests_come_and_go(operations: ServedDesk) -> None:
-    operations.desk.requests = numbered(250)
+async def test_pages_make_the_list_although_requests_come_and_go(
+    operations: ServedOperations,
+) -> None:
+    operations.fake.requests = numbered(250)
     seen: list[str] = []
     token = ""
     for _ in range(10):
@@ -67,8 +71,8 @@ async def test_pages_make_the_list_although_requests_come_and_go(operations: Ser
         if not token:
             break
         # The last one of the page ends, a new one arrives.
-        operations.desk.requests = (
-            *(view for view in operations.desk.requests if view.request_id != seen[-1]),
+        operations.fake.requests = (
+            *(view for view in operations.fake.requests if view.request_id != seen[-1]),
             request_view(1000 + len(seen)),
         )
 
@@ -76,10 +80,12 @@ async def test_pages_make_the_list_although_requests_come_and_go(operations: Ser
     assert len(seen) == len(set(seen)) == 252
 
 
-async def test_a_page_continues_by_name_when_the_clock_was_set(operations: ServedDesk) -> None:
-    operations.desk.requests = numbered(4)
+async def test_a_page_continues_by_name_when_the_clock_was_set(
+    operations: ServedOperations,
+) -> None:
+    operations.fake.requests = numbered(4)
     first = await operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_size=2))
-    operations.desk.requests = tuple(
+    operations.fake.requests = tuple(
         dataclasses.replace(view, arrival_s=view.arrival_s + 3600) for view in numbered(4)
     )
     rest = await operations.stub.ListLiveRequests(
@@ -89,8 +95,8 @@ async def test_a_page_continues_by_name_when_the_clock_was_set(operations: Serve
     assert [request.request_id for request in rest.requests] == ["request-2", "request-3"]
 
 
-async def test_a_token_of_another_list_is_rejected(operations: ServedDesk) -> None:
-    operations.desk.requests = numbered(5)
+async def test_a_token_of_another_list_is_rejected(operations: ServedOperations) -> None:
+    operations.fake.requests = numbered(5)
     page = await operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest(page_size=2))
     token = page.next_page_token
 
@@ -105,8 +111,8 @@ async def test_a_token_of_another_list_is_rejected(operations: ServedDesk) -> No
     assert other.fields == forged.fields == ["page_token"]
 
 
-async def test_one_request_is_found_by_id_and_tenant(operations: ServedDesk) -> None:
-    operations.desk.requests = (
+async def test_one_request_is_found_by_id_and_tenant(operations: ServedOperations) -> None:
+    operations.fake.requests = (
         request_view(1, request_id="same", tenant="a"),
         request_view(2, request_id="same", tenant="b"),
         request_view(3),

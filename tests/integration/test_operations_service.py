@@ -18,7 +18,12 @@ from penstock.server.observe.operations.snapshot import OperationsError
 from penstock.server.rpc.operations_service import OperationsServer
 from penstock.v1 import model_pb2, state_pb2
 from penstock.v1 import operations_service_pb2 as pb
-from support.operations_server import FakeDesk, ServedDesk, rejection, serving_desk
+from support.operations_server import (
+    FakeOperations,
+    ServedOperations,
+    rejection,
+    serving_operations,
+)
 from support.patience import PATIENCE_S
 from support.snapshots import MODEL, SNAPSHOT
 
@@ -38,10 +43,10 @@ def duration(value_s: float) -> Duration:
     ],
 )
 async def test_where_a_model_stands(
-    operations: ServedDesk, is_draining: bool, is_up: bool, epoch: int, state: int
+    operations: ServedOperations, is_draining: bool, is_up: bool, epoch: int, state: int
 ) -> None:
     model = dataclasses.replace(MODEL, is_up=is_up, epoch=epoch, mean_step_s=None)
-    operations.desk.snapshots = [
+    operations.fake.snapshots = [
         dataclasses.replace(SNAPSHOT, is_draining=is_draining, models=(model,))
     ]
     stats = (await operations.stub.GetStats(pb.GetStatsRequest(model="tiny"))).stats
@@ -60,7 +65,9 @@ async def test_where_a_model_stands(
         lambda stub: stub.DumpFlightRecord(pb.DumpFlightRecordRequest(model="other")),
     ],
 )
-async def test_a_model_that_is_not_there_is_not_found(operations: ServedDesk, call: Any) -> None:
+async def test_a_model_that_is_not_there_is_not_found(
+    operations: ServedOperations, call: Any
+) -> None:
     error = await rejection(call(operations.stub))
 
     assert (error.code, error.info.reason) == (grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND")
@@ -127,15 +134,17 @@ async def test_a_model_that_is_not_there_is_not_found(operations: ServedDesk, ca
         (lambda stub: stub.Profile(cast("Any", pb.ProfileRequest)(process=9)), ["process"]),
     ],
 )
-async def test_bad_fields_are_named(operations: ServedDesk, call: Any, fields: list[str]) -> None:
+async def test_bad_fields_are_named(
+    operations: ServedOperations, call: Any, fields: list[str]
+) -> None:
     error = await rejection(call(operations.stub))
 
     assert error.code is grpc.StatusCode.INVALID_ARGUMENT
     assert error.fields == fields
-    assert operations.desk.commands == []
+    assert operations.fake.commands == []
 
 
-async def test_malformed_bytes_are_reported_as_such(operations: ServedDesk) -> None:
+async def test_malformed_bytes_are_reported_as_such(operations: ServedOperations) -> None:
     path = "/penstock.v1.OperationsService/GetStats"
     error = await rejection(cast("Any", operations.channel.unary_unary(path))(b"\xff\xff"))
 
@@ -145,7 +154,7 @@ async def test_malformed_bytes_are_reported_as_such(operations: ServedDesk) -> N
     )
 
 
-async def test_a_watch_is_let_go_when_the_server_stops(operations: ServedDesk) -> None:
+async def test_a_watch_is_let_go_when_the_server_stops(operations: ServedOperations) -> None:
     call = operations.stub.WatchStats(pb.WatchStatsRequest(interval=duration(3600)))
     async with asyncio.timeout(PATIENCE_S):
         await call.read()
@@ -168,9 +177,9 @@ async def test_a_watch_is_let_go_when_the_server_stops(operations: ServedDesk) -
     ],
 )
 async def test_what_is_not_available_now_is_reported_with_its_reason(
-    operations: ServedDesk, call: Any
+    operations: ServedOperations, call: Any
 ) -> None:
-    operations.desk.error = OperationsError("the engine does not respond")
+    operations.fake.error = OperationsError("the engine does not respond")
     error = await rejection(call(operations.stub))
 
     assert (error.code, error.info.reason) == (
@@ -181,8 +190,8 @@ async def test_what_is_not_available_now_is_reported_with_its_reason(
     assert error.pushback_ms is None
 
 
-async def test_a_fault_is_reported_without_its_text(operations: ServedDesk) -> None:
-    operations.desk.error = cast("Any", RuntimeError("a secret"))
+async def test_a_fault_is_reported_without_its_text(operations: ServedOperations) -> None:
+    operations.fake.error = cast("Any", RuntimeError("a secret"))
     error = await rejection(operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest()))
 
     assert error.code is grpc.StatusCode.INTERNAL
@@ -190,7 +199,7 @@ async def test_a_fault_is_reported_without_its_text(operations: ServedDesk) -> N
     assert operations.server.num_internal_errors == 1
 
 
-async def test_health_and_reflection_are_there(operations: ServedDesk) -> None:
+async def test_health_and_reflection_are_there(operations: ServedOperations) -> None:
     health = cast("Any", health_pb2_grpc.HealthStub)(operations.channel)
     for service in ("", "penstock.v1.OperationsService"):
         answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
@@ -209,17 +218,17 @@ async def test_health_and_reflection_are_there(operations: ServedDesk) -> None:
     assert "penstock.v1.GenerationService" not in names
 
 
-async def test_generation_is_not_served_here(operations: ServedDesk) -> None:
+async def test_generation_is_not_served_here(operations: ServedOperations) -> None:
     path = "/penstock.v1.GenerationService/Cancel"
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await cast("Any", operations.channel.unary_unary(path))(b"")
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_a_port_that_is_taken_is_an_error(operations: ServedDesk) -> None:
+async def test_a_port_that_is_taken_is_an_error(operations: ServedOperations) -> None:
     port = int(operations.address.rpartition(":")[2])
     with pytest.raises(OSError, match="cannot listen on"):
-        await OperationsServer(FakeDesk(), "127.0.0.1", port).start()
+        await OperationsServer(FakeOperations(), "127.0.0.1", port).start()
 
 
 async def test_a_port_that_is_reserved_for_it_is_taken_over() -> None:
@@ -227,7 +236,7 @@ async def test_a_port_that_is_reserved_for_it_is_taken_over() -> None:
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         reservation.bind(("127.0.0.1", 0))
         port = reservation.getsockname()[1]
-        server = OperationsServer(FakeDesk(), "127.0.0.1", port, is_port_reserved=True)
+        server = OperationsServer(FakeOperations(), "127.0.0.1", port, is_port_reserved=True)
         assert await server.start() == port
         await server.stop()
         await server.stop()
@@ -235,13 +244,13 @@ async def test_a_port_that_is_reserved_for_it_is_taken_over() -> None:
 
 async def test_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.server.rpc.operations_service.MAX_CALLS", 3)
-    desk = FakeDesk()
-    desk.hold = asyncio.Event()
-    async with serving_desk(desk) as operations, asyncio.timeout(PATIENCE_S):
+    fake = FakeOperations()
+    fake.hold = asyncio.Event()
+    async with serving_operations(fake) as operations, asyncio.timeout(PATIENCE_S):
         calls = [operations.stub.ListLiveRequests(pb.ListLiveRequestsRequest()) for _ in range(8)]
         ends = [asyncio.ensure_future(call.code()) for call in calls]
         # The rejected calls end first; the others are then released.
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        desk.hold.set()
+        fake.hold.set()
         codes = await asyncio.gather(*ends)
     assert set(codes) == {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OK}

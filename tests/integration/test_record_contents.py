@@ -18,7 +18,7 @@ from support.calls import STYLES, Call
 from support.fronts import SMALL_WINDOW, ServedFront
 from support.generate_requests import text_request
 from support.patience import PATIENCE_S
-from support.record_log import RecordLog, check_tiling, kinds, logged, run_to_end, submitted
+from support.record_log import RecordLog, check_tiling, kinds, logged, run_to_end
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ async def test_a_bad_context_begins_a_trace_and_fails_no_call(
 ) -> None:
     served, log = site
     call = Call(served.channel, "Generate", text_request(), metadata=metadata)
-    await run_to_end(served, await submitted(served))
+    await run_to_end(served, await served.port.next_key())
     assert await call.outcome() == "OK"
     trace = (await log.next()).trace
     assert trace.parent_span_id == b""
@@ -75,7 +75,7 @@ async def test_a_bad_context_begins_a_trace_and_fails_no_call(
 async def test_a_rejection_names_its_trace_and_comes_before_any_header(text: ModelText) -> None:
     async with logged(text, FrontConfig(acceptance_delay_s=60.0)) as (served, log):
         call = Call(served.channel, "Generate", text_request())
-        served.port.fail(await submitted(served), FailureReason.QUEUE_FULL)
+        served.port.fail(await served.port.next_key(), FailureReason.QUEUE_FULL)
         await call.outcome()
         trailers = dict(await call.call.trailing_metadata())
         assert trailers["x-trace-id"] == (await log.next()).trace.trace_id.hex()
@@ -87,7 +87,7 @@ async def test_a_stalled_reader_is_reported_in_its_record(text: ModelText) -> No
     config = FrontConfig(acceptance_delay_s=0.0, max_backlog_tokens=64)
     async with logged(text, config, channel_options=SMALL_WINDOW) as (served, log):
         call = served.stub.Generate(text_request())
-        key = await submitted(served)
+        key = await served.port.next_key()
         served.port.admit(key)
         await asyncio.wait_for(call.read(), PATIENCE_S)
         letters = served.encode("abcdefgh") * 16
@@ -149,7 +149,7 @@ async def test_nothing_of_the_content_is_in_a_record_by_default(
     call = Call(
         served.channel, "Generate", message, metadata=(("authorization", "Bearer canarykey"),)
     )
-    key = await submitted(served)
+    key = await served.port.next_key()
     served.port.admit(key)
     served.port.send(key, served.encode("canaryoutput canarystop"))
     await call.outcome()

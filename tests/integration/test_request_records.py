@@ -16,7 +16,7 @@ from penstock.server.text.model_text import ModelText
 from support.calls import SERVICE, STYLES, Call
 from support.fronts import ServedFront, queued
 from support.generate_requests import text_request
-from support.record_log import RecordLog, check_tiling, kinds, logged, run_to_end, submitted
+from support.record_log import RecordLog, check_tiling, kinds, logged, run_to_end
 
 
 @pytest.fixture
@@ -40,39 +40,39 @@ class End:
 
 
 async def act_ok(served: ServedFront, call: Call) -> None:
-    await run_to_end(served, await submitted(served))
+    await run_to_end(served, await served.port.next_key())
 
 
 async def act_cancel_in_queue(served: ServedFront, call: Call) -> None:
-    served.port.emit(changes=[queued(await submitted(served), 5)])
+    served.port.emit(changes=[queued(await served.port.next_key(), 5)])
     call.call.cancel()
 
 
 async def act_cancel_in_decode(served: ServedFront, call: Call) -> None:
-    key = await submitted(served)
+    key = await served.port.next_key()
     served.port.admit(key)
     served.port.send(key, served.encode("a"))
     call.call.cancel()
 
 
 async def act_silence(served: ServedFront, call: Call) -> None:
-    await submitted(served)
+    await served.port.next_key()
 
 
 async def act_engine_lost(served: ServedFront, call: Call) -> None:
-    served.port.admit(await submitted(served))
+    served.port.admit(await served.port.next_key())
     served.port.go_down()
     served.server.front.on_given_up()
 
 
 async def act_stop(served: ServedFront, call: Call) -> None:
-    served.port.admit(await submitted(served))
+    served.port.admit(await served.port.next_key())
     await served.server.stop()
 
 
 def act_fail(reason: FailureReason) -> Callable[[ServedFront, Call], Awaitable[None]]:
     async def act(served: ServedFront, call: Call) -> None:
-        served.port.fail(await submitted(served), reason)
+        served.port.fail(await served.port.next_key(), reason)
 
     return act
 
@@ -194,10 +194,10 @@ async def test_a_rejected_request_has_nothing_it_never_had(
     assert record.options.priority == 1000
 
 
-async def test_preemption_and_the_engines_word(site: tuple[ServedFront, RecordLog]) -> None:
+async def test_preemption_and_the_engines_report(site: tuple[ServedFront, RecordLog]) -> None:
     served, log = site
     call = Call(served.channel, "Generate", text_request())
-    key = await submitted(served)
+    key = await served.port.next_key()
     clock = served.server.front.clock
     waits = (Wait(slots_s=0.5), Wait(blocks_s=0.25, num_passed_by=1))
     stays = (Stay(num_chunks=1, num_steps=2), Stay(num_chunks=2, num_steps=3, max_batch_size=7))

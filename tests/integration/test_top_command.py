@@ -23,7 +23,7 @@ import pytest
 from penstock.client import ModelState, OperationsClient
 from support.cli_process import PROGRAM, environment, run
 from support.observation import model_of, observed, until_stats
-from support.operations_server import FakeDesk, ServedDesk, serving_desk
+from support.operations_server import FakeOperations, ServedOperations, serving_operations
 from support.patience import PATIENCE_S
 from support.ports import reusable_port
 from support.service import Service, Stream, simulated
@@ -36,14 +36,14 @@ async def top(*args: str, **extra: str) -> tuple[int, str, str]:
 
 
 @pytest.fixture
-async def served() -> AsyncIterator[ServedDesk]:
-    desk = FakeDesk()
-    desk.requests = (request_view(1, num_blocks=3), waiting_view(2), request_view(3, num_blocks=9))
-    async with serving_desk(desk) as served:
+async def served() -> AsyncIterator[ServedOperations]:
+    fake = FakeOperations()
+    fake.requests = (request_view(1, num_blocks=3), waiting_view(2), request_view(3, num_blocks=9))
+    async with serving_operations(fake) as served:
         yield served
 
 
-async def test_one_frame_without_a_terminal(served: ServedDesk) -> None:
+async def test_one_frame_without_a_terminal(served: ServedOperations) -> None:
     code, out, err = await top("--once", "--sort", "blocks", PENSTOCK_OPERATIONS=served.address)
 
     assert (code, err) == (0, "")
@@ -53,7 +53,7 @@ async def test_one_frame_without_a_terminal(served: ServedDesk) -> None:
     assert "q quit" not in out
 
 
-async def test_one_look_as_json(served: ServedDesk) -> None:
+async def test_one_look_as_json(served: ServedOperations) -> None:
     code, out, _ = await top("--once", "--json", "--service", served.address)
     reported = json.loads(out)
 
@@ -89,7 +89,7 @@ def path_without_rich(tmp_path: Path) -> str:
     return os.pathsep.join((str(tmp_path), *sys.path))
 
 
-async def test_a_missing_package_is_named(served: ServedDesk, path_without_rich: str) -> None:
+async def test_a_missing_package_is_named(served: ServedOperations, path_without_rich: str) -> None:
     path = path_without_rich
     code, _, err = await top("--once", "--address", served.address, PYTHONPATH=path)
     assert (code, "needs the package rich" in err) == (2, True)
@@ -151,7 +151,7 @@ async def on_a_terminal(*args: str) -> AsyncGenerator[Screen]:
         os.close(master)
 
 
-async def test_a_live_view_is_sorted_and_quit_by_keys(served: ServedDesk) -> None:
+async def test_a_live_view_is_sorted_and_quit_by_keys(served: ServedOperations) -> None:
     args = ("--address", served.address, "--interval", "0.1")
     async with on_a_terminal(*args) as screen:
         await screen.until("requests by age")
@@ -162,15 +162,15 @@ async def test_a_live_view_is_sorted_and_quit_by_keys(served: ServedDesk) -> Non
 
 
 async def test_a_live_view_survives_the_services_restart() -> None:
-    desk, port = FakeDesk(), reusable_port()
-    desk.requests = (request_view(1),)
+    fake, port = FakeOperations(), reusable_port()
+    fake.requests = (request_view(1),)
     address = f"127.0.0.1:{port}"
     async with on_a_terminal("--address", address, "--interval", "0.1") as screen:
-        async with serving_desk(desk, port):
+        async with serving_operations(fake, port):
             await screen.until("request-1")
         await screen.until("no response since")
-        desk.requests = (request_view(77),)
-        async with serving_desk(desk, port):
+        fake.requests = (request_view(77),)
+        async with serving_operations(fake, port):
             await screen.until("request-77")
             screen.process.send_signal(signal.SIGINT)
             assert await asyncio.wait_for(screen.process.wait(), PATIENCE_S) == 0

@@ -115,7 +115,7 @@ def test_a_slow_collector_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(receiver.spans()) == counts["spans_exported"] == 400 * SPANS_PER_REQUEST
 
 
-def test_a_collector_that_comes_back_gets_what_comes_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collector_that_returns_gets_what_comes_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
     with grpc_receiver(Mode.EXHAUSTED) as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)

@@ -82,7 +82,7 @@ def test_a_request_that_is_forgotten_among_others_is_reported_once(watchdog: Wat
     assert lost == [forgotten]
 
 
-def test_an_engine_that_fails_everyone_is_dead(watchdog: Watchdog) -> None:
+def test_an_engine_that_fails_every_request_is_dead(watchdog: Watchdog) -> None:
     failing = [request_of(key) for key in range(1, 7)]
     watchdog.watch(failing, 0.0)
     faults = [Response(each, is_last=True, failure="forward failed") for each in failing]

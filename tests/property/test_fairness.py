@@ -106,7 +106,7 @@ def test_a_tenant_that_comes_and_goes_keeps_a_burst_and_no_more(
     depth=st.sampled_from([1, 2]),
 )
 @by_day(20)
-def test_what_light_tenants_may_cost_others(
+def test_what_tenants_under_their_share_may_cost_others(
     arrivals: list[tuple[str, int, int, int, int]], num_blocks: int, stride: int, depth: int
 ) -> None:
     clock = FakeClock()

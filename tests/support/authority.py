@@ -1,7 +1,5 @@
 """A certificate authority for tests with its certificates, and an issuer of JSON Web Tokens."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import ipaddress

@@ -1,7 +1,5 @@
 """Builders of batches and filled slots, for tests of executors without a scheduler."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

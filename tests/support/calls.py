@@ -2,8 +2,6 @@
 bytes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Iterable, Sequence

@@ -3,8 +3,6 @@
 In virtual time: the browser's clock skips the page's waits, so minutes of it take seconds.
 """
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import dataclass
 from html.parser import HTMLParser

@@ -38,21 +38,15 @@ def environment(**variables: str) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def running(
-    *args: object,
-    stdin: int = asyncio.subprocess.DEVNULL,
-    stdout: IO[bytes] | int = asyncio.subprocess.PIPE,
-    stderr: IO[bytes] | int = asyncio.subprocess.PIPE,
-    variables: Mapping[str, str] | None = None,
+    *args: object, variables: Mapping[str, str] | None = None, **streams: IO[bytes] | int
 ) -> AsyncGenerator[asyncio.subprocess.Process, None]:
-    """Run a command during the block; kill it and its descendants at the end if it still runs."""
-    process = await asyncio.create_subprocess_exec(
-        *PROGRAM,
-        *map(str, args),
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        env=environment(**(variables or {})),
-    )
+    """Run a command during the block; kill it and its descendants at the end if it still runs.
+    `streams`: its standard streams, by default without input and with pipes.
+    """
+    pipe = asyncio.subprocess.PIPE
+    given: Any = {"stdin": asyncio.subprocess.DEVNULL, "stdout": pipe, "stderr": pipe} | streams
+    env = environment(**(variables or {}))
+    process = await asyncio.create_subprocess_exec(*PROGRAM, *map(str, args), env=env, **given)
     try:
         yield process
     finally:

@@ -3,8 +3,6 @@
 It forwards bytes without parsing them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator

@@ -1,7 +1,5 @@
 """The Prometheus queries of the dashboard and the alert rules."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fewer examples by day for properties whose examples are costly."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 
 

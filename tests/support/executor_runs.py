@@ -1,7 +1,5 @@
 """Engines over one kind of executor, and a check of every result against its batch."""
 
-from __future__ import annotations
-
 import select
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -95,13 +93,9 @@ class Harness:
     def __init__(
         self, config: ExecutorConfig, create: Callable[[ExecutorConfig], Executor] = create_executor
     ) -> None:
-        self._config = config
+        self.config = config
         self._create = create
         self._built: list[Executor] = []
-
-    @property
-    def has_8_bit_pages(self) -> bool:
-        return self._config.kv_cache_dtype != "auto"
 
     def executor(self, *, num_blocks: int = 64, max_num_seqs: int = 8) -> Witness:
         limits: dict[str, Any] = {
@@ -110,14 +104,14 @@ class Harness:
             "block_size": BLOCK_SIZE,
             "max_seq_len": MAX_SEQ_LEN,
         }
-        if self._config.kind is ExecutorKind.TRTLLM:
-            old = self._config.trtllm
+        if self.config.kind is ExecutorKind.TRTLLM:
+            old = self.config.trtllm
             pages = replace(
                 old.kv_cache_config, max_tokens=num_blocks * BLOCK_SIZE, tokens_per_block=BLOCK_SIZE
             )
             new = replace(old, max_batch_size=max_num_seqs, max_seq_len=MAX_SEQ_LEN)
             limits = {"trtllm": replace(new, kv_cache_config=pages)}
-        witness = Witness(self._create(replace(self._config, **limits)))
+        witness = Witness(self._create(replace(self.config, **limits)))
         self._built.append(witness)
         return witness
 

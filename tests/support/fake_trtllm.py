@@ -3,8 +3,6 @@
 Child processes find it through their environment.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

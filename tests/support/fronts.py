@@ -74,8 +74,7 @@ def make_text(folder: Path) -> ModelText:
     """Return the text layer of a model "tiny", whose files are written below `folder`: a byte-level
     tokenizer and a chat template.
     """
-    path = tiny_tokenizers.write_model_folder(folder / "tiny")
-    return ModelText.load(path, name="tiny")
+    return ModelText.load(tiny_tokenizers.write_model_folder(folder / "tiny"), name="tiny")
 
 
 class ScriptedPort:
@@ -140,6 +139,10 @@ class ScriptedPort:
 
     async def next_submission(self) -> tuple[RequestSpec, ...]:
         return await asyncio.wait_for(self._submitted.get(), PATIENCE_S)
+
+    async def next_key(self) -> int:
+        """Return the engine's key of the next request, of its first output."""
+        return (await self.next_submission())[0].key
 
     async def next_cancel(self) -> tuple[tuple[int, ...], FinishReason]:
         return await asyncio.wait_for(self._cancels.get(), PATIENCE_S)
@@ -347,8 +350,5 @@ async def collect(
 
 
 def text_of(responses: Iterable[pb.GenerateResponse], output_index: int = 0) -> str:
-    return "".join(
-        response.tokens.text
-        for response in responses
-        if response.WhichOneof("event") == "tokens" and response.tokens.output_index == output_index
-    )
+    pieces = (response.tokens for response in responses)
+    return "".join(piece.text for piece in pieces if piece.output_index == output_index)

@@ -1,7 +1,5 @@
 """Requests that tests send."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A policy, an authority and a token issuer in a folder, for servers with authentication."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Inputs for the CPU kernels: rows over shuffled pages; all values outside rows are invalid."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

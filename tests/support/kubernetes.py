@@ -4,8 +4,6 @@ Runs the kustomize that is built into kubectl and needs no cluster. Skips withou
 supports components.
 """
 
-from __future__ import annotations
-
 import functools
 import shutil
 import subprocess

@@ -25,7 +25,6 @@ def finished(
     *,
     reason: FinishReason = FinishReason.LENGTH,
     queue_s: float = 0.25,
-    num_preemptions: int = 0,
 ) -> Finished:
     return Finished(
         sequence=2,
@@ -42,5 +41,5 @@ def finished(
             num_prompt_tokens=8, num_completion_tokens=num_tokens, num_cached_prompt_tokens=4
         ),
         timings=Timings(queue_s=queue_s, prefill_s=0.0, ttft_s=0.5, decode_s=0.5, total_s=1.0),
-        num_preemptions=num_preemptions,
+        num_preemptions=0,
     )

@@ -1,7 +1,5 @@
 """Metrics as Prometheus would read them, and a metrics server with a clock that the test sets."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 from collections.abc import Callable, Iterable

@@ -4,8 +4,6 @@ An `Attempt` determines when the engine dies, and which front connects to the ne
 in one process, with TCP between client and fronts.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator

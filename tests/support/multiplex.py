@@ -1,7 +1,5 @@
 """Commands of a Multiplex call, and a call over a transport that the test controls."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -120,11 +118,6 @@ class PlayedCall:
     port: ScriptedPort
     wire: Wire
     task: asyncio.Task[None]
-
-    async def submitted(self) -> int:
-        """Return the engine's key of the next request."""
-        (spec,) = await self.port.next_submission()
-        return spec.key
 
     async def settle(self) -> None:
         """Run 20 iterations of the event loop, after which no task can progress: none waits for a

@@ -1,7 +1,5 @@
 """A service with its observer, and helpers that wait for what the observer received."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence

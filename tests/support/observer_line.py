@@ -1,7 +1,5 @@
 """One end of the connection between a front and the observer, read and written by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 

@@ -25,7 +25,7 @@ from support.patience import PATIENCE_S
 from support.snapshots import SNAPSHOT
 
 
-class FakeDesk(Operations):
+class FakeOperations(Operations):
     """Returns its attributes, or raises `error`, and records the received commands in `commands`.
     `hold`: live_requests waits for this event.
     """
@@ -34,7 +34,6 @@ class FakeDesk(Operations):
         self.snapshots: list[Snapshot] = [SNAPSHOT]
         self.requests: tuple[RequestView, ...] = ()
         self.recording: bytes = b""
-        self.profile_pieces: tuple[bytes, ...] = (b"speed", b"scope")
         self.error: OperationsError | None = None
         self.commands: list[tuple[Any, ...]] = []
         self.asked = asyncio.Event()
@@ -73,7 +72,7 @@ class FakeDesk(Operations):
     async def profile(self, process: str, seconds: float) -> AsyncIterator[bytes]:
         self._may_fail()
         self.commands.append(("profile", process, seconds))
-        for piece in self.profile_pieces:
+        for piece in (b"speed", b"scope"):
             yield piece
 
     def _may_fail(self) -> None:
@@ -82,27 +81,28 @@ class FakeDesk(Operations):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ServedDesk:
-    desk: FakeDesk
+class ServedOperations:
+    fake: FakeOperations
     server: OperationsServer
     address: str
     channel: grpc.aio.Channel
 
     @property
     def stub(self) -> pb_grpc.OperationsServiceAsyncStub:
-        stub: Any = pb_grpc.OperationsServiceStub(self.channel)
-        return stub  # type: ignore[no-any-return] # the stub of an aio channel is the async one
+        return pb_grpc.OperationsServiceStub(self.channel)
 
 
 @contextlib.asynccontextmanager
-async def serving_desk(desk: FakeDesk | None = None, port: int = 0) -> AsyncGenerator[ServedDesk]:
+async def serving_operations(
+    fake: FakeOperations | None = None, port: int = 0
+) -> AsyncGenerator[ServedOperations]:
     """Start the operations server on a real socket."""
-    desk = desk or FakeDesk()
-    server = OperationsServer(desk, "127.0.0.1", port)
+    fake = fake or FakeOperations()
+    server = OperationsServer(fake, "127.0.0.1", port)
     address = f"127.0.0.1:{await server.start()}"
     try:
         async with grpc.aio.insecure_channel(address) as channel:
-            yield ServedDesk(desk, server, address, channel)
+            yield ServedOperations(fake, server, address, channel)
     finally:
         await server.stop()
 

@@ -3,8 +3,6 @@
 Serves gRPC and HTTP. Keeps the requests it received, decoded and as bytes, and their metadata.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import socket

@@ -1,7 +1,5 @@
 """Calls that fill a service whose steps the test controls."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, TypeAlias
 

@@ -4,8 +4,6 @@ They are below those that the kernel gives to sockets without a port, so that no
 another test takes them meanwhile.
 """
 
-from __future__ import annotations
-
 import secrets
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny models as folders in the 8-bit formats that the torch executor reads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The request records that a front sent, decoded as the observer decodes them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -70,8 +68,3 @@ async def run_to_end(served: ServedFront, key: int) -> None:
     served.port.admit(key, num_cached_tokens=2)
     served.port.send(key, served.encode("abc"))
     served.port.finish(key)
-
-
-async def submitted(served: ServedFront) -> int:
-    (spec, *_) = await served.port.next_submission()
-    return spec.key

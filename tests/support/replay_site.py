@@ -2,8 +2,6 @@
 advances.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -2,8 +2,6 @@
 values for the fields that a test does not set.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import os

@@ -1,7 +1,5 @@
 """Requests with any of their fields set to anything that its type allows."""
 
-from __future__ import annotations
-
 import math
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor

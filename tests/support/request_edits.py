@@ -1,7 +1,5 @@
 """Requests for mapping tests: a plain one, and edits of single fields."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

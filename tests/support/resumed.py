@@ -1,14 +1,14 @@
 """Builders of resumable requests, and readers of their streams while a stepped engine runs."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from penstock.server.rpc.mapping_out import duration_of
 from penstock.v1 import generation_service_pb2 as pb
+from support.fronts import text_of
 from support.patience import PATIENCE_S
-from support.stepped_service import SteppedService, request
+from support.stepped_service import SteppedService, ids_of, request
 
 
 def resumable(
@@ -21,9 +21,8 @@ def resumable(
     """Return a greedy request of exactly `num_tokens` output tokens, with their ids, that can be
     resumed for `grace_s` seconds.
     """
-    message = request(num_tokens, prompt, request_id=request_id)
-    message.resume_timeout.FromMicroseconds(round(grace_s * 1e6))
-    return message
+    grace = duration_of(grace_s)
+    return request(num_tokens, prompt, request_id=request_id, resume_timeout=grace)
 
 
 def resumed(
@@ -88,20 +87,11 @@ def outputs_of(responses: Sequence[pb.GenerateResponse]) -> list[tuple[str, list
     """Return the text, the token ids and the encoded OutputEnd of every output of a complete
     stream.
     """
-    tokens = [response.tokens for response in responses if response.HasField("tokens")]
-    return [
-        (
-            "".join(piece.text for piece in tokens if piece.output_index == end.output_index),
-            [
-                record.id
-                for piece in tokens
-                if piece.output_index == end.output_index
-                for record in piece.records
-            ],
-            end.SerializeToString(),
-        )
-        for end in responses[-1].finished.outputs
-    ]
+    outputs: list[tuple[str, list[int], bytes]] = []
+    for end in responses[-1].finished.outputs:
+        own = [one for one in responses if one.tokens.output_index == end.output_index]
+        outputs.append((text_of(own, end.output_index), ids_of(own), end.SerializeToString()))
+    return outputs
 
 
 def unbroken(responses: Sequence[pb.GenerateResponse]) -> bool:

@@ -1,7 +1,5 @@
 """A self-paced executor (one that does its own batching) that a test scripts, without threads."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The configuration of `penstock serve` for given arguments and environment variables."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from penstock.server.cli.serve import build_config, merge_settings

@@ -255,9 +255,7 @@ async def until_gone(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        poller = select.poll()
-        poller.register(descriptor, select.POLLIN)
-        ended = await asyncio.to_thread(poller.poll, PATIENCE_S * 1000)
-        assert ended, f"process {pid} lives on"
+        ended: Any = await asyncio.to_thread(select.select, [descriptor], [], [], PATIENCE_S)
+        assert ended[0], f"process {pid} lives on"
     finally:
         os.close(descriptor)

@@ -1,7 +1,5 @@
 """A status board for an engine in this process, as an engine process has it in shared memory."""
 
-from __future__ import annotations
-
 import os
 import weakref
 

@@ -1,7 +1,5 @@
 """The reference output of the simulated executor: a request's whole output at once."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """Statistics of a service and views of its live requests, as the observer makes them."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -73,7 +73,7 @@ class SteppedService:
     stub: pb_grpc.GenerationServiceAsyncStub
     channel: grpc.aio.Channel
     address: str
-    num_steps: int = field(default=0)
+    num_steps: int = 0
 
     @property
     def front(self) -> Front:
@@ -154,22 +154,14 @@ class SteppedService:
 
 def ids_of(responses: Iterable[pb.GenerateResponse]) -> list[int]:
     """Return the token ids of a stream that requested them."""
-    return [
-        record.id
-        for response in responses
-        if response.WhichOneof("event") == "tokens"
-        for record in response.tokens.records
-    ]
+    return [record.id for response in responses for record in response.tokens.records]
 
 
 def request(
-    num_tokens: int = 8,
-    prompt: Iterable[int] = (5, 6, 7, 8),
-    *,
-    request_id: str | None = None,
+    num_tokens: int = 8, prompt: Iterable[int] = (5, 6, 7, 8), **fields: Any
 ) -> pb.GenerateRequest:
     """Return a greedy request of exactly `num_tokens` output tokens, which are reported by id."""
-    return greedy(num_tokens, prompt, request_id=request_id, output={"return_token_ids": True})
+    return greedy(num_tokens, prompt, output={"return_token_ids": True}, **fields)
 
 
 def stepped_engine(

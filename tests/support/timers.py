@@ -1,7 +1,5 @@
 """A clock that the test advances, with the timers that depend on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

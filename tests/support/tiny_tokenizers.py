@@ -1,7 +1,5 @@
 """Tiny tokenizers of every family that the text layer supports, trained on a few lines."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence
@@ -86,7 +84,6 @@ def byte_fallback() -> Tokenizer:
     """Return a tokenizer of Llama 2's family: BPE as in SentencePiece, with unknown characters as
     byte tokens.
     """
-    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
@@ -109,8 +106,8 @@ def byte_fallback() -> Tokenizer:
     # The trainer would make special tokens of byte tokens; they are ordinary vocabulary.
     settings: dict[str, Any] = json.loads(tokenizer.to_str())
     vocabulary = settings["model"]["vocab"]
-    for token in byte_tokens:
-        vocabulary[token] = len(vocabulary)
+    for byte in range(256):
+        vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)
     return Tokenizer.from_str(json.dumps(settings))
 
 
@@ -142,10 +139,8 @@ def word_piece() -> Tokenizer:
 @cache
 def without_decoder() -> Tokenizer:
     """Return a tokenizer without a decoder, whose tokens are joined by spaces."""
-    tokenizer = Tokenizer.from_str(word_piece().to_str())
-    settings = json.loads(tokenizer.to_str())
-    settings["decoder"] = None
-    return Tokenizer.from_str(json.dumps(settings))
+    settings: dict[str, Any] = json.loads(word_piece().to_str())
+    return Tokenizer.from_str(json.dumps(settings | {"decoder": None}))
 
 
 def write_model_folder(

@@ -1,7 +1,6 @@
 """A mixed batch through the real engine and the torch executor, compared with naive forwards."""
 
-from __future__ import annotations
-
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,12 +38,7 @@ class Way:
         return "+".join(on) or "plain"
 
 
-ALL_WAYS = [
-    Way(chunked, prefix, preempt)
-    for chunked in (False, True)
-    for prefix in (False, True)
-    for preempt in (False, True)
-]
+ALL_WAYS = [Way(*used) for used in itertools.product((False, True), repeat=3)]
 
 
 def mixed_specs(*, hashed: bool, sampling: SamplingParams | None = None) -> list[RequestSpec]:

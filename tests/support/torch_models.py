@@ -4,8 +4,6 @@ The standard deviation of the weights is far above the usual 0.02, so that outpu
 depend on the whole context: with small weights a model repeats one token, regardless of attention.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

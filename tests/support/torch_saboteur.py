@@ -1,7 +1,5 @@
 """Makes steps of the torch executor raise in the middle of the model, for selected requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any

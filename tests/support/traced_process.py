@@ -4,8 +4,6 @@ Run as a program: `traced_process.py NUM_REQUESTS CLOSE_LIMIT_S`. Closes on a li
 of stdin or when it ends, and prints one line of JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

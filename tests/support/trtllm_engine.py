@@ -195,11 +195,8 @@ class TrtllmHarness:
 
     def pass_loop_time(self, seconds: float) -> None:
         """Advance the loop's clock; run everything that is due within `seconds`."""
-
-        def move() -> None:
-            self._loop_offset_s += seconds
-
-        self.thread.loop.call_soon_threadsafe(move)
+        later_s = self._loop_offset_s + seconds
+        self.thread.loop.call_soon_threadsafe(setattr, self, "_loop_offset_s", later_s)
         self.settle()
 
     def stray_tasks(self) -> list[str]:

@@ -3,8 +3,6 @@
 They have the small files that the vendor's tools write.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -28,8 +28,8 @@ class PoolConfig:
 
     Attributes:
         num_channels: Connections to each address. One is enough for a server with one front
-            (front-end process). With several front processes, about four for each distribute calls
-            evenly, because the kernel distributes connections, not calls.
+            (gRPC server process). With several fronts, about four for each distribute calls evenly,
+            because the kernel distributes connections, not calls.
         max_concurrent_calls: Maximum number of open generations; None for no limit.
         max_waiting_calls: Maximum number of generations that wait for admission. A further one
             raises `BacklogFull`.

@@ -1,9 +1,9 @@
 """The engine: schedule, launch, collect, update, repeat.
 
 Owns the components of the core, defines the sequence of a step, and calls one executor. It is
-called from one thread. The clock is injected and must be the one that front-end processes use for
-deadlines. `schedule`, `update` and `submit_at` do not read it: `now` is an argument, seconds on
-that clock.
+called from one thread. The clock is injected and must be the one that fronts (gRPC server
+processes) use for deadlines. `schedule`, `update` and `submit_at` do not read it: `now` is an
+argument, seconds on that clock.
 
     submit ─► queue ─► plan ─► Batch ─► (executor) ─► StepResult ─► apply ─► StepEvents
 """

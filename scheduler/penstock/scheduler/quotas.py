@@ -2,7 +2,7 @@
 
 Contains the limits of a tenant, the description of an exceeded limit, the accounts of use, and the
 check of a new request. They read no clock: `now` is an argument. There is one account per tenant,
-so a limit applies over all front-end processes.
+so a limit applies over all fronts (gRPC server processes).
 
 The two limits per minute are the Generic Cell Rate Algorithm in its virtual scheduling form (ITU-T
 Recommendation I.371): an account is the time at which the tenant's allowance for a minute is full
@@ -36,7 +36,7 @@ MAX_QUOTA = 10**12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantQuota:
-    """The limits of one tenant, over all front-end processes together; None for no limit.
+    """The limits of one tenant, over all fronts together; None for no limit.
 
     A request of n outputs counts as n requests: each takes a slot and is generated separately.
     `max_num_live`: requests that wait or run. `max_requests_per_minute`: admitted requests.

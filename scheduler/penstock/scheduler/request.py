@@ -1,11 +1,11 @@
 """A request: its specification (`RequestSpec`, immutable), its options and its progress
 (`Request`).
 
-Defines the values that pass from the front-end process to the scheduler and to the executor. They
-contain no prompt or output text and no protobuf; `key` is an opaque number chosen by the sender. An
-executor's features list the options that it supports; the front-end process rejects other options,
-so the scheduler passes options on unread. The exception is retention, which the scheduler applies
-itself if it manages the blocks (block_pool.py).
+Defines the values that pass from the front (gRPC server process) to the scheduler and to the
+executor. They contain no prompt or output text and no protobuf; `key` is an opaque number chosen by
+the sender. An executor's features list the options that it supports; the front rejects other
+options, so the scheduler passes options on unread. The exception is retention, which the scheduler
+applies itself if it manages the blocks (block_pool.py).
 """
 
 import enum

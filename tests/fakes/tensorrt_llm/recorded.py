@@ -2,8 +2,6 @@
 defaults; no others exist.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import functools

@@ -1,7 +1,5 @@
 """`SamplingParams` and `GuidedDecodingParams`, with the checks of the real ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tensorrt_llm.recorded import recorded

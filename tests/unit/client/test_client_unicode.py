@@ -13,14 +13,14 @@ from penstock.client.multiplex import Lanes
 from penstock.client.options import build_request
 
 HALF = "private \ud83d"
-DIALOGUE = [ChatMessage(role="user", content="Hi"), ChatMessage(role="user", content=HALF)]
+CONVERSATION = [ChatMessage(role="user", content="Hi"), ChatMessage(role="user", content=HALF)]
 
 
 @pytest.mark.parametrize(
     ("prompt", "options", "field"),
     [
         (HALF, {}, "text_prompt.text"),
-        (DIALOGUE, {}, "chat_prompt.messages[1].parts[0].text"),
+        (CONVERSATION, {}, "chat_prompt.messages[1].parts[0].text"),
         ("Hi", {"stop": ["a", HALF]}, "stopping.stop[1]"),
         ("Hi", {"model": HALF}, "model"),
         ("Hi", {"request_id": HALF}, "request_id"),

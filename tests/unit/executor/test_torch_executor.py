@@ -297,9 +297,7 @@ def test_half_precision_repeats_itself_on_used_blocks(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("penalty", [1e-40, 1e-10, 1e-4])
-def test_a_tiny_penalty_is_an_odd_wish_and_no_failure(
-    penalty: float, dtype: str, folder: Path
-) -> None:
+def test_a_tiny_penalty_is_unusual_and_no_failure(penalty: float, dtype: str, folder: Path) -> None:
     engine = make_engine(folder, dtype=dtype)
     odd = SamplingParams(temperature=1.0, repetition_penalty=penalty, num_logprobs=2)
     reported = run(engine, [spec(1, prompt(1, 9), odd), spec(2, prompt(1, 9))])

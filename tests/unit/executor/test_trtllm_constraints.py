@@ -180,7 +180,7 @@ def test_a_constraint_that_takes_the_process_along_is_rejected_and_others_are_ch
     assert fault(checks, 'root ::= "a"') == ""
 
 
-def test_where_nothing_can_check_nothing_is_let_in(
+def test_where_nothing_can_check_nothing_is_admitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "xgrammar.py").write_text("raise ImportError", encoding="utf-8")

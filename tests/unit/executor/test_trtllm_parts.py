@@ -254,7 +254,7 @@ def test_an_unrequested_end_is_a_failure(reason: str) -> None:
     assert reason in failure.detail
 
 
-def test_a_failure_takes_the_tokens_of_its_step_along_and_keeps_its_words(
+def test_a_failure_takes_the_tokens_of_its_step_along_and_keeps_its_message(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     failing = request_of(slot=2)
@@ -369,11 +369,11 @@ def test_errors_that_no_cuda_context_survives_are_known(message: str, expected: 
     assert is_fatal(message) is expected
 
 
-def test_words_of_the_request_itself_are_not_the_engines() -> None:
-    form = '{"type": "internal forward kernel CUDA device-side assert"}'
-    text = f"Guided decoding error: Unsupported type {form}"
+def test_quoted_text_of_the_request_is_not_the_engines() -> None:
+    constraint_text = '{"type": "internal forward kernel CUDA device-side assert"}'
+    text = f"Guided decoding error: Unsupported type {constraint_text}"
 
-    assert is_invalid_request(text, form)
-    assert not is_fatal(text, form)
-    assert is_fatal(f"{text}: an illegal memory access was encountered", form)
-    assert not is_invalid_request(f"{text}: an illegal memory access, cublasSgemm", form)
+    assert is_invalid_request(text, constraint_text)
+    assert not is_fatal(text, constraint_text)
+    assert is_fatal(f"{text}: an illegal memory access was encountered", constraint_text)
+    assert not is_invalid_request(f"{text}: an illegal memory access, cublasSgemm", constraint_text)

@@ -47,7 +47,7 @@ from unit.executor.trtllm_requests import (
         (ConstraintKind.GRAMMAR, "grammar"),
     ],
 )
-def test_a_form_goes_into_the_field_of_its_language(kind: ConstraintKind, field: str) -> None:
+def test_a_constraint_goes_into_the_field_of_its_language(kind: ConstraintKind, field: str) -> None:
     assert params(constrained(kind, "{}"))["guided_decoding"].arguments == {field: "{}"}
 
 
@@ -59,7 +59,7 @@ def test_a_choice_is_a_regex_that_matches_its_texts(texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", ConstraintKind)
-def test_a_form_is_rejected_without_a_backend(kind: ConstraintKind) -> None:
+def test_a_constraint_is_rejected_without_a_backend(kind: ConstraintKind) -> None:
     with pytest.raises(ValueError, match="constraint"):
         arguments(constrained(kind, "a"), engine=mapping(TrtllmConfig()))
 
@@ -81,12 +81,12 @@ def test_a_constraint_is_not_begun_again_in_the_middle() -> None:
     ("changes", "field"),
     [({"stop_ids": ()}, "stop_ids"), ({"min_tokens": 1}, "min_tokens")],
 )
-def test_a_form_must_be_free_to_end(changes: dict[str, Any], field: str) -> None:
+def test_a_constraint_must_be_able_to_end(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ValueError, match=field):
         arguments(constrained(ConstraintKind.REGEX, "a+", **changes))
 
 
-def test_a_form_with_a_nul_would_be_cut_short() -> None:
+def test_a_constraint_with_a_nul_would_be_cut_short() -> None:
     with pytest.raises(ValueError, match="constraint"):
         arguments(constrained(ConstraintKind.CHOICE, "yes", "no\0thing"))
 

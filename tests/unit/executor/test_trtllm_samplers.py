@@ -63,11 +63,11 @@ def test_the_older_sampler_honours_all_of_it() -> None:
         (SamplerPromise.MIN_P, Feature.MIN_P),
     ],
 )
-def test_the_operators_word_counts(promise: SamplerPromise, feature: Feature) -> None:
+def test_the_operators_setting_counts(promise: SamplerPromise, feature: Feature) -> None:
     assert offered(sampler_honours=(promise,)) == PLAIN | {feature}
 
 
-def test_with_speculation_only_the_operators_word_counts() -> None:
+def test_with_speculation_only_the_operators_setting_counts() -> None:
     assert offered(speculative_config=NGRAM, honours_penalties=True) == PLAIN
     seed = (SamplerPromise.SEED,)
     assert offered(speculative_config=NGRAM, sampler_honours=seed) == PLAIN | {Feature.SEED}
@@ -106,7 +106,7 @@ def test_a_model_that_draws_by_itself_has_neither_logprobs_nor_bias(
         ),
     ],
 )
-def test_forms_depend_on_the_backend(
+def test_constraints_depend_on_the_backend(
     backend: GuidedDecodingBackend | None, kinds: set[Feature]
 ) -> None:
     assert offered(guided_decoding_backend=backend) == PLAIN | kinds

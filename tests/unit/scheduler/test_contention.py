@@ -23,7 +23,7 @@ def flooded(num_prompts: int = 4, **options: Any) -> FixedCostSite:
 
 
 @pytest.mark.parametrize("num_prompts", [4, 40])
-def test_a_light_tenant_is_not_rejected_for_the_prompts_and_the_queue_of_others(
+def test_a_tenant_under_its_share_is_not_rejected_for_the_queue_of_others(
     num_prompts: int,
 ) -> None:
     site = flooded(num_prompts)
@@ -45,7 +45,7 @@ def test_a_request_of_the_flooding_tenant_is_rejected() -> None:
     assert site.failure(100).reason is FailureReason.TTFT_DEADLINE_UNREACHABLE
 
 
-def test_earlier_requests_of_a_light_tenant_count() -> None:
+def test_earlier_requests_of_a_tenant_under_its_share_count() -> None:
     site = flooded(40)
     for key in (100, 101):
         site.submit(key, 300, max_tokens=1, tenant="quiet", ttft_deadline_s=5.0)
@@ -54,14 +54,14 @@ def test_earlier_requests_of_a_light_tenant_count() -> None:
     assert site.queued[102][0].num_ahead >= 2
 
 
-def test_without_preemption_a_light_tenant_waits_for_a_slot() -> None:
+def test_without_preemption_a_tenant_under_its_share_waits_for_a_slot() -> None:
     site = flooded(40, admission_policy=AdmissionPolicy.GUARANTEED_NO_EVICT)
     site.submit(100, 300, max_tokens=1, tenant="quiet", ttft_deadline_s=0.5)
     site.step()
     assert isinstance(site.ends[100], Failed)
 
 
-def test_a_tenant_is_light_by_all_the_blocks_that_it_will_hold() -> None:
+def test_a_share_counts_all_the_blocks_that_a_tenant_will_hold() -> None:
     site = FixedCostSite(num_seqs=16, max_num_running_per_tenant=7)
     for key in range(1, 21):
         site.submit(key, 300, max_tokens=300, tenant="flood")

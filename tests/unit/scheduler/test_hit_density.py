@@ -42,7 +42,7 @@ def test_old_hits_lose_weight() -> None:
     assert 0.0 < density.table[0][0] < first
 
 
-def hits_of_dialogues(order: EvictionOrder | None, num_common: int = 0) -> float:
+def hits_of_conversations(order: EvictionOrder | None, num_common: int = 0) -> float:
     """Return the hit share of two conversations with rare turns, among prompts that occur once. All
     begin with the same `num_common` blocks, which do not count.
     """
@@ -72,11 +72,11 @@ def hits_of_dialogues(order: EvictionOrder | None, num_common: int = 0) -> float
 
 @pytest.mark.parametrize("num_common", [0, 1, 5])
 def test_blocks_that_are_used_again_are_kept_among_blocks_used_once(num_common: int) -> None:
-    assert hits_of_dialogues(None, num_common) == 0.0
-    assert hits_of_dialogues(RecencyOrder(), num_common) == 0.0
-    learnt = hits_of_dialogues(HitDensityOrder(64, refit_every=20), num_common)
+    assert hits_of_conversations(None, num_common) == 0.0
+    assert hits_of_conversations(RecencyOrder(), num_common) == 0.0
+    learnt = hits_of_conversations(HitDensityOrder(64, refit_every=20), num_common)
     assert learnt > 0.5 * (16 / 8) / (10 + 16 / 8), "of all that could be found"
-    again = hits_of_dialogues(HitDensityOrder(64, refit_every=20), num_common)
+    again = hits_of_conversations(HitDensityOrder(64, refit_every=20), num_common)
     assert learnt == again
 
 

@@ -86,7 +86,7 @@ def test_what_was_generated_in_an_earlier_life_is_output() -> None:
 
 
 @pytest.mark.parametrize("order", SchedulingOrder)
-def test_positions_are_those_in_which_they_are_let_in(order: SchedulingOrder) -> None:
+def test_positions_are_those_in_which_they_are_admitted(order: SchedulingOrder) -> None:
     # What they will generate is not foreseen.
     engine = busy(order, output_token_weight=0.0)
     for key in range(2, 8):

@@ -83,7 +83,7 @@ def test_a_prompt_of_more_than_a_minute_waits_for_a_whole_one() -> None:
     assert rejection(engine, make_spec(3, 30, max_tokens=1)) is None
 
 
-def test_a_replay_is_let_in_and_costs_nothing_again() -> None:
+def test_a_replay_is_admitted_and_costs_nothing_again() -> None:
     engine, _ = engine_with(TenantQuota(max_num_live=1, max_requests_per_minute=1))
     engine.submit((make_spec(1, 3, max_tokens=9),))
     engine.submit((replace(make_spec(2, 3, max_tokens=9), num_replays=1),))

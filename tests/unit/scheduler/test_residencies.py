@@ -31,7 +31,7 @@ def test_chunks_steps_and_the_sizes_of_batches(depth: int) -> None:
     )
 
 
-def test_a_stay_ends_with_a_preemption_and_another_begins() -> None:
+def test_a_residency_ends_with_a_preemption_and_another_begins() -> None:
     engine, _ = make_engine(
         num_blocks=6,
         max_seq_len=24,

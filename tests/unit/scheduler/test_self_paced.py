@@ -199,7 +199,7 @@ def test_an_end_of_the_executors_own_comes_after_its_tokens(pair: Pair, num_toke
     assert (end.reason, end.stop_id) == (FinishReason.STOP, 77)
 
 
-def test_the_schedulers_own_finding_wins_over_the_executors_word(pair: Pair) -> None:
+def test_the_schedulers_own_finding_wins_over_the_executors_report(pair: Pair) -> None:
     engine, executor = pair
     engine.submit((make_spec(1, 6, max_tokens=9, stop_ids=(77,)),))
     engine.step()
@@ -248,7 +248,7 @@ def test_a_failure_states_its_cause(
     assert starts[executor.inside[3].slot] == 4
 
 
-def test_news_of_a_slot_that_was_given_back_meanwhile_is_dropped(pair: Pair) -> None:
+def test_events_of_a_slot_that_was_released_meanwhile_are_dropped(pair: Pair) -> None:
     engine, executor = pair
     engine.submit((make_spec(1, 6, max_tokens=9),))
     engine.step()
@@ -290,7 +290,7 @@ def test_the_first_token_meets_its_deadline() -> None:
     engine.close()
 
 
-def test_a_request_is_let_in_by_its_whole_size_whatever_can_be_reused() -> None:
+def test_a_request_is_admitted_by_its_whole_size_whatever_can_be_reused() -> None:
     engine, executor = make_self_paced(
         num_blocks=8, admission_policy=AdmissionPolicy.GUARANTEED_NO_EVICT
     )

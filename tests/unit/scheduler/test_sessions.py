@@ -77,9 +77,9 @@ def test_a_turn_finds_the_prompt_and_the_output_of_the_turn_before(depth: int) -
     engine = engine_of(16, depth=depth)
     first = replace(turn(1), max_tokens=5)
     reported(engine, first)
-    dialogue = [*range(8), TOKEN, TOKEN, TOKEN, TOKEN, TOKEN, 20, 21]
+    conversation = [*range(8), TOKEN, TOKEN, TOKEN, TOKEN, TOKEN, 20, 21]
     # 8 + 5 tokens, the last of which was sampled and never computed: 12 are, three blocks.
-    assert num_cached(reported(engine, turn(2, prompt=dialogue)), 2) == 12
+    assert num_cached(reported(engine, turn(2, prompt=conversation)), 2) == 12
 
 
 def test_a_block_is_full_only_when_its_last_token_was_computed() -> None:

@@ -152,7 +152,7 @@ def test_what_is_promised_counts_as_held() -> None:
         ({"max_overtake_s": 10.0, "max_num_overtakes": 0}, 9.0, False),
     ],
 )
-def test_light_tenants_too_pass_a_huge_one_for_a_while_alone(
+def test_tenants_under_their_share_too_pass_a_huge_one_only_for_a_while(
     options: dict[str, Any], wait_s: float, is_taken: bool
 ) -> None:
     engine, clock = build(num_blocks=20, **options)

@@ -156,7 +156,7 @@ def test_a_tenant_at_its_limit_waits_for_fairness() -> None:
     assert site.wait(2) == Wait(fairness_s=3.0)
 
 
-def test_fairness_begins_when_another_tenants_later_arrival_is_let_in() -> None:
+def test_fairness_begins_when_another_tenants_later_arrival_is_admitted() -> None:
     site = Site(max_num_seqs=1, tenant_burst_tokens=0, yield_ratio=math.inf)
     site.submit(1, 8, max_tokens=2, tenant="flood")
     site.submit(2, 8, max_tokens=2, tenant="flood")
@@ -188,7 +188,7 @@ def test_requests_that_came_later_and_went_before_are_counted(order: SchedulingO
     assert [site.wait(key).num_passed_by for key in range(1, 6)] == [3, 3, 2, 1, 0]
 
 
-def test_each_stay_has_its_own_account() -> None:
+def test_each_residency_has_its_own_account() -> None:
     site = Site(
         num_blocks=6,
         max_seq_len=24,

@@ -51,11 +51,11 @@ def parse(*flags: str) -> dict[str, Any]:
         (("--choice", "b", "--choice", "a"), ChoiceConstraint(choices=("b", "a"))),
     ],
 )
-def test_a_form_is_asked_for_by_one_flag(flags: tuple[str, ...], constraint: object) -> None:
+def test_a_constraint_is_set_by_one_flag(flags: tuple[str, ...], constraint: object) -> None:
     assert parse(*flags)["constraint"] == constraint
 
 
-def test_two_forms_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_constraints_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("--regex", "a", "--choice", "a")
     assert "not allowed with argument" in capsys.readouterr().err

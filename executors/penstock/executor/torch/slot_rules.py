@@ -1,8 +1,8 @@
 """Per-slot data that the slot arrays do not contain: logit bias, and the reason why a request
 cannot run.
 
-Rejects input that could affect other requests on the device. The front-end process rejects such
-requests earlier; if one reaches the executor, only that request fails.
+Rejects input that could affect other requests on the device. The front (gRPC server process)
+rejects such requests earlier; if one reaches the executor, only that request fails.
 """
 
 import math

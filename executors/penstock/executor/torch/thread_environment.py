@@ -2,7 +2,7 @@
 
 They must be set before torch is loaded, so this module does not import torch.
 
-Front-end processes (fronts) share the machine's cores with the engine. Threads that spin for long
+Fronts (gRPC server processes) share the machine's cores with the engine. Threads that spin for long
 between two operators slow down other processes and the engine itself: if a third process runs, two
 threads that wait for each other lose an OS time slice per operator (docs/cpu.md has measurements).
 Threads that sleep immediately cost a wake-up per operator. So the engine uses the cores that fronts

@@ -64,7 +64,7 @@ def llm_arguments(
     """Return the keyword arguments for `package.build`.
 
     The engine gets a tokenizer, from `tokenizer_path` or else from the model folder, only for
-    structured output: Penstock's front-end processes do all other conversion of text. Statistics
+    structured output: fronts (gRPC server processes) do all other conversion of text. Statistics
     are always enabled, because the engine's actual limits are read from them.
 
     Raises ValueError naming a setting, or ExecutorUnavailable naming a class, that the installed

@@ -124,8 +124,8 @@ class RequestMapping:
             # admission has checked that this one fits.
             "max_tokens": max_tokens,
             "seed": spec.sampling.seed,
-            # The front-end process converts tokens to text and searches it for stop strings. With
-            # detokenisation, the engine would do so too, but continue after a match.
+            # The front (gRPC server process) converts tokens to text, where it searches for stop
+            # strings. With detokenisation, the engine would do so too, but continue after a match.
             "detokenize": False,
             "add_special_tokens": False,
         }
@@ -284,7 +284,7 @@ def _stops(stop_ids: tuple[int, ...], *, is_barred: bool) -> dict[str, Any]:
     """Return the arguments that end the output, by token ids only.
 
     `end_id` is always set, because the engine would otherwise need a tokenizer. It is the last stop
-    id, because the front-end process appends a model's end-of-sequence ids to those of the request.
+    id, because the front appends a model's end-of-sequence ids to those of the request.
     If the request has `min_tokens` left (`is_barred`), the engine gets only this id: it does not
     stop at `end_id` before `min_tokens`, but would stop too early at the other ids. The scheduler
     also checks every token, and ends the request at any stop id after `min_tokens`.

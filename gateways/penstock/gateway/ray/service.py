@@ -37,7 +37,7 @@ class ReplicaServiceFailed(Exception):
 
 def command_line(options: Sequence[str]) -> tuple[str, ...]:
     """Return the command that runs `penstock serve` with these options, through `leash.py`, so that
-    it ends with the replica. Without `--fronts` it has one front (front-end process).
+    it ends with the replica. Without `--fronts` it has one front (gRPC server process).
 
     Raises ValueError, which names an option that only the replica may set.
     """

@@ -35,8 +35,8 @@ from penstock.server.rpc.parsing import parse
 from penstock.server.security.rights import Caller, Right
 
 MAX_STREAMS: Final = 16
-"""Maximum number of streams of a front (front-end process). A gateway has one per worker. For each
-stream the engine sends a copy of the events."""
+"""Maximum number of streams of a front (gRPC server process). A gateway has one per worker. For
+each stream the engine sends a copy of the events."""
 _MIN_BACKLOG: Final = 65_536
 logger = logging.getLogger(__name__)
 

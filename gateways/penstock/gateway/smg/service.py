@@ -1,5 +1,5 @@
-"""Serves VllmEngine, the protocol between the smg gateway and its workers, in one front (front-end
-process).
+"""Serves VllmEngine, the protocol between the smg gateway and its workers, in one front (gRPC
+server process).
 
 A request is converted to a Penstock request and treated like any other, with the same limits,
 queue, quotas, deadlines and traces. No other layer depends on the gateway's protocol.

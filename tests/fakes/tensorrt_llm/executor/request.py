@@ -1,7 +1,5 @@
 """A submitted request, and the errors of a request and of the engine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ It outlives a parent that is killed, as real workers may for some time. If it di
 is notified.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -72,7 +72,7 @@ def test_a_request_that_is_not_suspected_is_not_quarantined() -> None:
     assert wing.quarantine.next_probation() == ()
 
 
-def test_suspects_are_let_in_one_at_a_time() -> None:
+def test_suspects_are_admitted_one_at_a_time() -> None:
     wing = Wing(*tried(1, 2))
     first, second = request(1), request(2)
     assert wing.quarantine.takes(FRONT, first)

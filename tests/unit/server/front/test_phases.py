@@ -109,7 +109,7 @@ def test_a_life_with_a_preemption() -> None:
     )
 
 
-def test_a_single_token_leaves_its_stay_to_the_prefill() -> None:
+def test_a_single_token_leaves_its_residency_to_the_prefill() -> None:
     clock = PhaseClock(0.0)
     clock.submit(1.0)
     clock.admit(1.0)

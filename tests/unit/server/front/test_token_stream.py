@@ -165,7 +165,7 @@ async def test_a_peer_that_leaves_is_distinguished_from_a_cut() -> None:
     assert writer.outcomes == [False, False]
 
 
-async def test_cut_wakes_a_writer_that_waits_for_news() -> None:
+async def test_cut_wakes_a_writer_that_waits_for_events() -> None:
     stream = TokenStream()
     taker = asyncio.ensure_future(stream.take())
     await asyncio.sleep(0)

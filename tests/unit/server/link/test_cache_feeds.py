@@ -178,39 +178,39 @@ def engine(*, publishes_cache: bool) -> EngineHello:
 
 def test_cache_feeds_ask_every_engine_again_and_report_losses() -> None:
     line, received = Line(), list[CacheUpdate | None]()
-    desk = CacheSubscriber(line.write)
-    stop = desk.follow(SALT, received.append)
+    subscriber = CacheSubscriber(line.write)
+    stop = subscriber.follow(SALT, received.append)
     assert line.sent == []  # no engine yet
 
-    desk.on_hello(engine(publishes_cache=True))
+    subscriber.on_hello(engine(publishes_cache=True))
     assert line.sent == [Follow(ticket=0, salt=SALT)]
     news = CacheUpdate(ticket=0, changes=())
-    desk.on_update(news)
-    desk.on_update(CacheUpdate(ticket=9, changes=()))
-    desk.on_lost()
-    desk.on_lost()
+    subscriber.on_update(news)
+    subscriber.on_update(CacheUpdate(ticket=9, changes=()))
+    subscriber.on_lost()
+    subscriber.on_lost()
     assert received == [news, None]
 
-    desk.on_hello(engine(publishes_cache=False))
+    subscriber.on_hello(engine(publishes_cache=False))
     assert len(line.sent) == 1
-    desk.on_lost()
+    subscriber.on_lost()
     assert received == [news, None]
 
-    desk.on_hello(engine(publishes_cache=True))
+    subscriber.on_hello(engine(publishes_cache=True))
     line.is_cut = True
     stop()
     line.is_cut = False
     stop()
-    desk.on_update(news)
+    subscriber.on_update(news)
     assert (line.sent, received) == ([Follow(ticket=0, salt=SALT)] * 2, [news, None])
 
 
 def test_unsubscribing_sends_an_unfollow_frame() -> None:
     line = Line()
-    desk = CacheSubscriber(line.write)
-    desk.on_hello(engine(publishes_cache=True))
+    subscriber = CacheSubscriber(line.write)
+    subscriber.on_hello(engine(publishes_cache=True))
 
-    stop = desk.follow(SALT, lambda _: None)
+    stop = subscriber.follow(SALT, lambda _: None)
     stop()
 
     assert line.sent == [Follow(ticket=0, salt=SALT), Unfollow(ticket=0)]

@@ -268,7 +268,7 @@ FRONT_KEYS = st.builds(
 
 @by_day(20)
 @given(steps(FRONT_KEYS))
-def test_every_front_gets_its_own_news_in_order(events: StepEvents) -> None:
+def test_every_front_gets_its_own_events_in_order(events: StepEvents) -> None:
     split = dict(split_by_front(events))
     assert not events.is_empty or not split
     for front, news in split.items():

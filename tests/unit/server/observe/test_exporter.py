@@ -205,7 +205,7 @@ async def test_orders_are_carried_out_and_answered(path: Path, observer: FakeObs
         assert await peer.next() == CommandResult(ticket=9, payload=b"debug")
 
 
-async def test_an_observer_that_breaks_the_protocol_is_hung_up_on(
+async def test_an_observer_that_breaks_the_protocol_is_disconnected(
     path: Path, observer: FakeObserver
 ) -> None:
     async with exporter(path):

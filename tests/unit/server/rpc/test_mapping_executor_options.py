@@ -237,7 +237,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("edit", HOSTILE)
-def test_a_hostile_form_takes_no_time(edit: Edit) -> None:
+def test_a_hostile_constraint_takes_no_time(edit: Edit) -> None:
     limits = replace(LIMITS, config=FrontConfig(max_constraint_bytes=1 << 20))
     try:
         read(edited(edit), limits)

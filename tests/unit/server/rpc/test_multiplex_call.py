@@ -20,7 +20,7 @@ from support.multiplex import cancel, credit, kind, played_call, submit
 async def test_a_step_is_one_message_for_all(text: ModelText) -> None:
     async with played_call(text) as call:
         call.wire.send(*(submit(key) for key in range(5)))
-        keys = [await call.submitted() for _ in range(5)]
+        keys = [await call.port.next_key() for _ in range(5)]
         call.port.emit(changes=[admitted(key) for key in keys])
         await call.settle()
         for letter in "abc":
@@ -44,7 +44,7 @@ async def test_a_step_is_one_message_for_all(text: ModelText) -> None:
 async def test_a_blocked_write_makes_the_next_message_larger(text: ModelText) -> None:
     async with played_call(text) as call:
         call.wire.send(submit(1), submit(2))
-        keys = [await call.submitted() for _ in range(2)]
+        keys = [await call.port.next_key() for _ in range(2)]
         call.port.emit(changes=[admitted(key) for key in keys])
         await call.settle()
         call.wire.is_open.clear()
@@ -69,7 +69,7 @@ async def test_a_large_command_waits_for_its_turn_and_a_small_one_does_not(
     await large_messages.take("another")
     async with played_call(text, large_messages=large_messages) as call:
         call.wire.send(submit(1))
-        await call.submitted()
+        await call.port.next_key()
         call.wire.send(submit(2, text="a" * LARGE_BYTES))
         await call.settle()
         assert not call.wire.events(2), "nor is it rejected as too long yet"
@@ -78,7 +78,7 @@ async def test_a_large_command_waits_for_its_turn_and_a_small_one_does_not(
 async def test_messages_are_split_at_the_hint(text: ModelText) -> None:
     async with played_call(text, FrontConfig(max_shared_message_bytes_hint=100)) as call:
         call.wire.send(*(submit(key) for key in range(20)))
-        keys = [await call.submitted() for _ in range(20)]
+        keys = [await call.port.next_key() for _ in range(20)]
         call.port.emit(changes=[admitted(key) for key in keys])
         await call.settle()
         num_before = len(call.wire.messages)
@@ -93,7 +93,7 @@ async def test_messages_are_split_at_the_hint(text: ModelText) -> None:
 async def test_credit_is_what_may_be_sent(text: ModelText) -> None:
     async with played_call(text) as call:
         call.wire.send(submit(1, credit=0), submit(2, credit=2))
-        one, two = await call.submitted(), await call.submitted()
+        one, two = await call.port.next_key(), await call.port.next_key()
         call.port.emit(changes=[admitted(one), admitted(two)])
         for letter in "abc":
             call.port.emit(tokens=[(one, call.token(letter)), (two, call.token(letter))])
@@ -119,7 +119,7 @@ async def test_credit_is_what_may_be_sent(text: ModelText) -> None:
 async def test_credit_where_none_is_needed_changes_nothing(text: ModelText) -> None:
     async with played_call(text) as call:
         call.wire.send(submit(1), credit(1, 1))
-        key = await call.submitted()
+        key = await call.port.next_key()
         for letter in "abc":
             call.port.emit(tokens=[(key, call.token(letter))])
             await call.settle()
@@ -131,7 +131,7 @@ async def test_without_credit_for_too_long_one_is_cut_and_the_others_continue(
 ) -> None:
     async with played_call(text, FrontConfig(max_backlog_tokens=4)) as call:
         call.wire.send(submit(1, credit=0), submit(2))
-        one, two = await call.submitted(), await call.submitted()
+        one, two = await call.port.next_key(), await call.port.next_key()
         for _ in range(5):
             call.port.emit(tokens=[(one, call.token("a")), (two, call.token("a"))])
             await call.settle()
@@ -158,7 +158,7 @@ async def test_a_rejected_request_leaves_the_others(text: ModelText) -> None:
             submit(2, edit=lambda m: setattr(m, "request_id", "second")),
             submit(3, edit=lambda m: m.ClearField("text_prompt")),
         )
-        key = await call.submitted()
+        key = await call.port.next_key()
         await call.settle()
         (full,) = call.wire.events(2)
         error = rich_status(full.error)
@@ -175,7 +175,7 @@ async def test_a_rejected_request_leaves_the_others(text: ModelText) -> None:
         await call.settle()
         assert call.wire.kinds(1)[-1] == "finished"
         call.wire.send(submit(2))
-        await call.submitted()
+        await call.port.next_key()
 
 
 async def test_an_unread_request_gives_its_place_up_where_the_front_is_full(
@@ -185,7 +185,7 @@ async def test_an_unread_request_gives_its_place_up_where_the_front_is_full(
     config = FrontConfig(max_live_requests=2)
     async with played_call(text, config, clock=lambda: now_s) as call:
         call.wire.send(submit(1, credit=1), submit(2))
-        one, _ = await call.submitted(), await call.submitted()
+        one, _ = await call.port.next_key(), await call.port.next_key()
         call.port.emit(changes=[admitted(one)])
         call.port.emit(tokens=[(one, call.token("a"))] * 3)
         call.port.finish(one)
@@ -193,7 +193,7 @@ async def test_an_unread_request_gives_its_place_up_where_the_front_is_full(
         assert call.wire.kinds(1)[-1] != "finished"
         now_s += 60.0
         call.wire.send(submit(3))
-        await call.submitted()
+        await call.port.next_key()
         await call.settle()
         last = rich_status(call.wire.events(1)[-1].error)
         assert (last.code, last.info.reason) == (StatusCode.RESOURCE_EXHAUSTED, "READER_STALLED")
@@ -210,7 +210,7 @@ async def test_an_unread_request_gives_its_place_up_where_the_front_is_full(
 async def test_the_engines_rejection_is_the_requests(text: ModelText) -> None:
     async with played_call(text) as call:
         call.wire.send(submit(1), submit(2))
-        one, _ = await call.submitted(), await call.submitted()
+        one, _ = await call.port.next_key(), await call.port.next_key()
         call.port.fail(one, FailureReason.QUEUE_FULL, retry_after_s=3.0)
         await call.settle()
         (event,) = call.wire.events(1)
@@ -224,7 +224,7 @@ async def test_the_engines_rejection_is_the_requests(text: ModelText) -> None:
 async def test_cancel_ends_well_and_unknown_keys_are_ignored(text: ModelText) -> None:
     async with played_call(text) as call:
         call.wire.send(submit(1), cancel(2), credit(3, 1))
-        key = await call.submitted()
+        key = await call.port.next_key()
         call.wire.send(cancel(1))
         await call.settle()
         assert call.port.cancelled == [((key,), FinishReason.CANCELLED)]
@@ -256,7 +256,7 @@ async def test_a_key_is_free_again_after_its_end(text: ModelText) -> None:
     async with played_call(text) as call:
         for _ in range(3):
             call.wire.send(submit(2**64 - 1))
-            call.port.finish(await call.submitted())
+            call.port.finish(await call.port.next_key())
             await call.settle()
         assert call.wire.kinds(2**64 - 1) == ["accepted", "finished"] * 3
 
@@ -290,7 +290,7 @@ async def test_chunk_limits_hold_here_too(text: ModelText) -> None:
             message.output.max_chunk_delay.FromSeconds(10)
 
         call.wire.send(submit(1, edit=large), submit(2))
-        one, two = await call.submitted(), await call.submitted()
+        one, two = await call.port.next_key(), await call.port.next_key()
         for letter in "abcdef":
             call.port.emit(tokens=[(one, call.token(letter)), (two, call.token(letter))])
             await call.settle()

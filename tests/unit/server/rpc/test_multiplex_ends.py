@@ -51,7 +51,7 @@ async def test_a_command_that_makes_no_sense_ends_the_call(
 ) -> None:
     async with played_call(text) as call:
         call.wire.send(submit(1))
-        key = await call.submitted()
+        key = await call.port.next_key()
         if is_blocked:
             call.wire.is_open.clear()
             call.port.send(key, [call.token("a")])
@@ -69,7 +69,7 @@ async def test_half_close_lets_open_requests_finish(text: ModelText) -> None:
     async with played_call(text) as call:
         call.wire.send(submit(1))
         call.wire.half_close()
-        key = await call.submitted()
+        key = await call.port.next_key()
         await call.settle()
         assert not call.task.done()
         call.port.send(key, [call.token("a")])
@@ -93,7 +93,7 @@ async def test_a_dropped_call_releases_everything_at_once(
 ) -> None:
     async with played_call(text) as call:
         call.wire.send(submit(1), submit(2))
-        keys = (await call.submitted(), await call.submitted())
+        keys = (await call.port.next_key(), await call.port.next_key())
         if is_blocked:
             call.wire.is_open.clear()
             call.port.send(keys[0], [call.token("a")])
@@ -134,7 +134,7 @@ async def test_a_half_closed_call_ends_well_in_a_drain(text: ModelText) -> None:
     async with played_call(text) as call:
         call.wire.send(submit(1))
         call.wire.half_close()
-        key = await call.submitted()
+        key = await call.port.next_key()
         call.front.begin_drain()
         await call.settle()
         call.port.finish(key)
@@ -149,7 +149,7 @@ async def test_a_reader_that_stalls_is_cut_with_all_its_requests(
     config = FrontConfig(max_reader_stall_s=5.0)
     async with played_call(text, config, clock=lambda: now_s) as call:
         call.wire.send(submit(1), submit(2))
-        keys = (await call.submitted(), await call.submitted())
+        keys = (await call.port.next_key(), await call.port.next_key())
         call.wire.is_open.clear()
         call.port.send(keys[0], [call.token("a")])
         await call.settle()
@@ -171,7 +171,7 @@ async def test_an_end_for_which_no_credit_comes_is_cut(text: ModelText) -> None:
     config = FrontConfig(max_reader_stall_s=5.0)
     async with played_call(text, config, clock=lambda: now_s) as call:
         call.wire.send(submit(1, credit=0), submit(2, credit=0), submit(3, credit=0))
-        one, two, three = [await call.submitted() for _ in range(3)]
+        one, two, three = [await call.port.next_key() for _ in range(3)]
         call.port.emit(tokens=[(key, call.token("a")) for key in (one, two, three)] * 2)
         call.port.emit(ends=[finished(one), finished(two)])
         await call.settle()
@@ -202,7 +202,7 @@ async def test_credit_in_time_saves_an_end(text: ModelText) -> None:
     config = FrontConfig(max_reader_stall_s=5.0)
     async with played_call(text, config, clock=lambda: now_s) as call:
         call.wire.send(submit(1, credit=0))
-        key = await call.submitted()
+        key = await call.port.next_key()
         call.port.emit(tokens=[(key, call.token("a"))] * 3, ends=[finished(key)])
         await call.settle()
         for _ in range(3):
@@ -240,7 +240,7 @@ async def test_a_prompt_that_fails_after_its_request_was_cancelled(
 async def test_a_drain_rejects_and_ends_the_call_with_its_last_request(text: ModelText) -> None:
     async with played_call(text) as call:
         call.wire.send(submit(1))
-        key = await call.submitted()
+        key = await call.port.next_key()
         call.front.begin_drain()
         call.wire.send(submit(2))
         await call.settle()
@@ -267,7 +267,7 @@ async def test_engine_lost_is_each_requests_error_and_the_call_stays(text: Model
     async with played_call(text, config) as call:
         call.wire.send(submit(1), submit(2))
         for _ in range(2):
-            await call.submitted()
+            await call.port.next_key()
         call.port.go_down()
         await call.settle()
         call.wire.send(submit(3))
@@ -276,7 +276,7 @@ async def test_engine_lost_is_each_requests_error_and_the_call_stays(text: Model
             assert call.wire.kinds(key) == ["ENGINE_DOWN"]
         call.port.come_up(epoch=2)
         call.wire.send(submit(1))
-        call.port.finish(await call.submitted())
+        call.port.finish(await call.port.next_key())
         await call.settle()
         assert call.wire.kinds(1) == ["ENGINE_DOWN", "accepted", "finished"]
 
@@ -302,7 +302,7 @@ async def test_a_fault_of_ours_ends_one_request_alone(
 ) -> None:
     async with played_call(text) as call:
         call.wire.send(submit(1), submit(2))
-        one, two = await call.submitted(), await call.submitted()
+        one, two = await call.port.next_key(), await call.port.next_key()
         call.port.emit(changes=[admitted(one), admitted(two)])
         await call.settle()
         encode_text = MultiplexEncoder.encode_text
@@ -332,7 +332,7 @@ async def test_a_client_that_leaves_with_its_last_event(
     async with played_call(text) as call:
         monkeypatch.setattr(call.wire, "write", lambda _: written)
         call.wire.send(submit(1))
-        call.port.finish(await call.submitted())
+        call.port.finish(await call.port.next_key())
         await call.settle()
         if is_written:
             written.set_result(None)

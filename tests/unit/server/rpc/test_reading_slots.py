@@ -8,7 +8,7 @@ import pytest
 
 from penstock.server.rpc.reading_slots import ReadingSlot, ReadingSlots
 
-MAX_NUM, MAX_PER_CALLER, HURRIED_S = 4, 2, 10.0
+MAX_NUM, MAX_PER_CALLER, YIELD_AFTER_S = 4, 2, 10.0
 
 
 class FakeDeadline:
@@ -32,7 +32,7 @@ class Harness:
         self.slots = ReadingSlots(
             max_num=MAX_NUM,
             max_per_caller=MAX_PER_CALLER,
-            yield_after_s=HURRIED_S,
+            yield_after_s=YIELD_AFTER_S,
             clock=lambda: self.now_s,
         )
 
@@ -47,7 +47,7 @@ class Harness:
         return task
 
 
-def hurried(slots: list[ReadingSlot]) -> list[bool]:
+def must_yield(slots: list[ReadingSlot]) -> list[bool]:
     return [isinstance(s.deadline, FakeDeadline) and s.deadline.at_s is not None for s in slots]
 
 
@@ -80,13 +80,13 @@ async def test_only_what_is_wanted_is_given_a_deadline() -> None:
     harness = Harness()
     slots = await harness.held("a", "a", "b")
     waiting = await harness.waiting("a")
-    harness.now_s += HURRIED_S
+    harness.now_s += YIELD_AFTER_S
     harness.slots.expire_slow()
-    assert hurried(slots) == [True, True, False]
+    assert must_yield(slots) == [True, True, False]
     slots += await harness.held("b")
     harness.slots.expire_slow()
-    # No slot is free: now all are hurried, except new ones.
-    assert hurried(slots) == [True, True, True, False]
+    # No slot is free: now all must yield, except new ones.
+    assert must_yield(slots) == [True, True, True, False]
     harness.slots.give_back(slots[0])
     await waiting
 
@@ -96,9 +96,9 @@ async def test_what_has_arrived_has_no_read_deadline() -> None:
     slots = await harness.held("a", "a")
     harness.slots.note_arrival(slots[0])
     waiting = await harness.waiting("a")
-    harness.now_s += HURRIED_S
+    harness.now_s += YIELD_AFTER_S
     harness.slots.expire_slow()
-    assert hurried(slots) == [False, True]
+    assert must_yield(slots) == [False, True]
     harness.slots.give_back(slots[0])
     await waiting
 
@@ -106,9 +106,9 @@ async def test_what_has_arrived_has_no_read_deadline() -> None:
 async def test_no_call_gets_a_deadline_while_no_other_waits() -> None:
     harness = Harness()
     slots = await harness.held("a", "a")
-    harness.now_s += 100 * HURRIED_S
+    harness.now_s += 100 * YIELD_AFTER_S
     harness.slots.expire_slow()
-    assert hurried(slots) == [False, False]
+    assert must_yield(slots) == [False, False]
 
 
 async def test_a_waiter_that_leaves_the_queue_takes_nothing_along() -> None:

@@ -232,7 +232,7 @@ def test_a_tenant_that_is_not_listed_is_known_and_may_nothing(harness: Harness) 
         harness.tenant(harness.token(sub="stranger"))
 
 
-def test_unlisted_tenants_may_be_let_in(tmp_path: Path) -> None:
+def test_unlisted_tenants_may_be_admitted(tmp_path: Path) -> None:
     harness = Harness(tmp_path, POLICY + JWT + "takes_unlisted_tenants = true\n")
     assert harness.tenant(harness.token(sub="stranger")) == "stranger"
 

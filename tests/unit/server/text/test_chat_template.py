@@ -50,7 +50,7 @@ def test_rejections_by_the_template_have_its_message() -> None:
         render("{{ raise_exception('roles must alternate') }}")
 
 
-def test_rejections_never_quote_the_dialogue() -> None:
+def test_rejections_never_quote_the_conversation() -> None:
     with pytest.raises(ChatTemplateError) as raised:
         render("{{ raise_exception('bad: ' + messages[0].content) }}")
     assert "hello" not in str(raised.value)

@@ -81,27 +81,27 @@ def kept(
 
 
 def test_what_fits_is_left_alone() -> None:
-    dialogue = turns(5, 5, 5, lead=5)
-    assert kept(dialogue, BASE + 15 + 3 * 10) == (dialogue, 0)
-    assert kept(dialogue, BASE + 15 + 3 * 10 - 1)[1] > 0
+    conversation = turns(5, 5, 5, lead=5)
+    assert kept(conversation, BASE + 15 + 3 * 10) == (conversation, 0)
+    assert kept(conversation, BASE + 15 + 3 * 10 - 1)[1] > 0
 
 
 def test_the_lead_and_the_last_turn_stay_and_a_question_comes_first() -> None:
-    dialogue = turns(5, 5, 5, 5, 5, lead=5)
-    left, num_dropped = kept(dialogue, 50)
-    assert left == [dialogue[0], *dialogue[1 + num_dropped :]]
+    conversation = turns(5, 5, 5, 5, 5, lead=5)
+    left, num_dropped = kept(conversation, 50)
+    assert left == [conversation[0], *conversation[1 + num_dropped :]]
     assert left[1].role == "u"
-    assert left[-1] is dialogue[-1]
+    assert left[-1] is conversation[-1]
 
 
 def test_a_window_that_is_too_small_is_rejected_with_what_is_needed() -> None:
-    dialogue = turns(5, 5, 5, lead=5)
-    assert kept(dialogue, BASE + 15 + 10)[1] == 2
+    conversation = turns(5, 5, 5, lead=5)
+    assert kept(conversation, BASE + 15 + 10)[1] == 2
     with pytest.raises(WindowTooSmall, match=f"at least {BASE + 15 + 10} tokens"):
-        kept(dialogue, BASE + 15 + 9)
+        kept(conversation, BASE + 15 + 9)
 
 
-def test_a_dialogue_of_a_lead_alone_is_taken_or_rejected() -> None:
+def test_a_conversation_of_a_lead_alone_is_taken_or_rejected() -> None:
     lead = turns(lead=5)
     assert kept(lead, BASE + 15) == (lead, 0)
     with pytest.raises(WindowTooSmall):
@@ -115,21 +115,21 @@ def test_a_dialogue_of_a_lead_alone_is_taken_or_rejected() -> None:
     surplus=st.integers(0, MAX_SURPLUS),
 )
 @example(lengths=[MAX_LENGTH], lead=MAX_LEAD, window=LEAST_WINDOW, surplus=MAX_SURPLUS)
-def test_a_growing_dialogue_is_cut_in_strides(
+def test_a_growing_conversation_is_cut_in_strides(
     lengths: list[int], lead: int | None, window: int, surplus: int
 ) -> None:
-    dialogue = turns(*lengths, lead=lead)
+    conversation = turns(*lengths, lead=lead)
     num_leading = lead is not None
     cuts: list[int] = []
-    for end in range(num_leading + 1, len(dialogue) + 1, 2):
-        left, num_dropped = kept(dialogue[:end], window, Encoder(surplus))
-        assert left == [*dialogue[:num_leading], *dialogue[num_leading + num_dropped : end]]
+    for end in range(num_leading + 1, len(conversation) + 1, 2):
+        left, num_dropped = kept(conversation[:end], window, Encoder(surplus))
+        assert left == [*conversation[:num_leading], *conversation[num_leading + num_dropped : end]]
         cuts.append(num_dropped)
     if not surplus:
         assert cuts == sorted(cuts)
     # A cut leaves about half of the window, and only that much text moves it again.
     num_moves = len(set(cuts)) - 1
-    total = sum(len(message.content) + 1 + OVERHEAD + surplus for message in dialogue)
+    total = sum(len(message.content) + 1 + OVERHEAD + surplus for message in conversation)
     room = window - BASE - (0 if lead is None else lead + 6 + OVERHEAD + surplus)
     longest = 2 * (MAX_LENGTH + 1 + OVERHEAD + surplus)
     if room > 2 * longest:
@@ -137,7 +137,7 @@ def test_a_growing_dialogue_is_cut_in_strides(
 
 
 @given(costs=st.lists(st.integers(1, 20), min_size=1, max_size=40), room=st.integers(1, 100))
-def test_a_cut_follows_from_the_dialogue_so_far(costs: list[int], room: int) -> None:
+def test_a_cut_follows_from_the_conversation_so_far(costs: list[int], room: int) -> None:
     sums = [0, *accumulate(costs)]
     may_start = [index % 2 == 0 for index in range(len(costs))]
     starts = [cut(sums[: end + 1], may_start[:end], room) for end in range(1, len(costs) + 1)]
@@ -184,20 +184,20 @@ class CountingReads(list[int]):
 
 
 @pytest.mark.parametrize("num_starts", [0, 1, 300, 3000])
-def test_a_cut_takes_time_in_proportion_to_the_dialogue(num_starts: int) -> None:
+def test_a_cut_takes_time_in_proportion_to_the_conversation(num_starts: int) -> None:
     num = 3000
     sums = CountingReads(range(0, 10 * num + 1, 10))
     cut(sums, [index >= num - num_starts for index in range(num)], 100)
     assert sums.num_reads <= 4 * num
 
 
-def test_long_dialogues_are_encoded_about_once() -> None:
+def test_long_conversations_are_encoded_about_once() -> None:
     encode = Encoder()
-    dialogue = turns(*[7] * 511)
-    kept(dialogue, 200, encode)
+    conversation = turns(*[7] * 511)
+    kept(conversation, 200, encode)
     assert encode.num_messages_encoded < 20
     wrong = Encoder(surplus=2)
-    kept(dialogue, 200, wrong)
+    kept(conversation, 200, wrong)
     assert wrong.num_messages_encoded < 60
 
 
@@ -219,23 +219,23 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 
 def test_the_sum_is_exact_for_a_usual_template(tokenizer: Tokenizer) -> None:
-    dialogue = [
+    conversation = [
         ChatMessage(role=("user", "assistant")[index % 2], content="the gentle rain " * (index % 5))
         for index in range(21)
     ]
-    whole = encode_chat(tokenizer, dialogue)
-    fitting = asyncio.run(tokenizer.encode_chat_async(dialogue, window_tokens=len(whole)))
+    whole = encode_chat(tokenizer, conversation)
+    fitting = asyncio.run(tokenizer.encode_chat_async(conversation, window_tokens=len(whole)))
     assert fitting.num_dropped_messages == 0
     assert fitting.ids.tolist() == whole.ids.tolist()
-    smaller = asyncio.run(tokenizer.encode_chat_async(dialogue, window_tokens=len(whole) - 1))
+    smaller = asyncio.run(tokenizer.encode_chat_async(conversation, window_tokens=len(whole) - 1))
     assert 0 < smaller.num_dropped_messages < 20
-    assert smaller.text == encode_chat(tokenizer, dialogue[smaller.num_dropped_messages :]).text
+    assert smaller.text == encode_chat(tokenizer, conversation[smaller.num_dropped_messages :]).text
     with pytest.raises(WindowTooSmall):
-        asyncio.run(tokenizer.encode_chat_async(dialogue, window_tokens=3))
+        asyncio.run(tokenizer.encode_chat_async(conversation, window_tokens=3))
     tokenizer.close()
 
 
-async def test_a_long_dialogue_is_cut_in_steps(
+async def test_a_long_conversation_is_cut_in_steps(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -254,13 +254,13 @@ async def test_a_long_dialogue_is_cut_in_steps(
 
     monkeypatch.setattr(tokenizer.pool, "run", noting)
     long, short = "the gentle rain " * 600, "rain " * 10
-    dialogue = [
+    conversation = [
         ChatMessage(role=("user", "assistant")[index % 2], content=long if index < 40 else short)
         for index in range(400)
     ]
-    found = await tokenizer.encode_chat_async(dialogue, window_tokens=2000)
+    found = await tokenizer.encode_chat_async(conversation, window_tokens=2000)
     assert found.num_dropped_messages >= 40
-    # No call encodes the whole dialogue, nor a single short message.
+    # No call encodes the whole conversation, nor a single short message.
     assert 40 < len(sizes) < 60
     assert max(sizes) < 3 * len(long)
     tokenizer.close()
@@ -279,8 +279,8 @@ async def test_all_text_of_a_message_counts_when_a_thread_is_chosen(
 
     monkeypatch.setattr(tokenizer.pool, "run", noting)
     fields: dict[str, Any] = {"role": "user", "content": "", field: "r" * 64}
-    dialogue = [ChatMessage(**fields) for _ in range(512)]
+    conversation = [ChatMessage(**fields) for _ in range(512)]
     with pytest.raises(WindowTooSmall):
-        await tokenizer.encode_chat_async(dialogue, window_tokens=64)
+        await tokenizer.encode_chat_async(conversation, window_tokens=64)
     assert sizes[0] >= 512 * 64
     tokenizer.close()

@@ -31,7 +31,7 @@ def test_text_begins_with_the_beginning_and_is_returned(demo: ModelText) -> None
     assert len(ids) >= demo.tokenizer.min_num_tokens(len(SPEECH)) > 0
 
 
-def test_dialogues_are_rendered(demo: ModelText) -> None:
+def test_conversations_are_rendered(demo: ModelText) -> None:
     messages = [
         ChatMessage(role="user", content="What news?"),
         ChatMessage(role="assistant", content="None, my lord."),

@@ -170,7 +170,7 @@ def test_beginning_of_sequence_is_added_where_only_the_settings_ask_for_it(tmp_p
     assert tokenizer.encode("mercy", add_special_tokens=False).tolist() == ids[1:]
 
 
-def test_a_model_without_template_rejects_dialogues(tmp_path: Path) -> None:
+def test_a_model_without_template_rejects_conversations(tmp_path: Path) -> None:
     tokenizer = load(tmp_path, settings={"chat_template": None})
     assert not tokenizer.has_chat_template
     with pytest.raises(ChatTemplateMissing):

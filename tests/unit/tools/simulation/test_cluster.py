@@ -128,13 +128,13 @@ def test_prefixes_are_found_where_they_are_sent() -> None:
     config = SimulationConfig(num_blocks=512)
     trace = [
         asks(
-            10.0 * turn + dialogue,
+            10.0 * turn + conversation,
             2,
-            tuple(range(100 * dialogue, 100 * dialogue + turn + 1)),
+            tuple(range(100 * conversation, 100 * conversation + turn + 1)),
             32 * (turn + 1),
         )
         for turn in range(4)
-        for dialogue in range(3)
+        for conversation in range(3)
     ]
 
     by_turn = simulate_cluster(trace, cluster(RouterKind.ROUND_ROBIN, 2, config))

@@ -222,10 +222,10 @@ def test_with_memory_to_spare_every_reuse_is_a_hit() -> None:
             100.0 * i,
             16 * (turn + 1),
             1,
-            prefix_ids=tuple(100 * dialogue + k for k in range(2 * turn + 2)),
+            prefix_ids=tuple(100 * conversation + k for k in range(2 * turn + 2)),
             prefix_block_tokens=8,
         )
-        for i, (turn, dialogue) in enumerate(itertools.product(range(4), range(3)))
+        for i, (turn, conversation) in enumerate(itertools.product(range(4), range(3)))
     ]
 
     run = simulate(trace, BASE)

@@ -6,8 +6,6 @@ most 64 of a regex; any other guide gives one text. This suffices to test that a
 complete and is followed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
@@ -35,23 +33,17 @@ def texts_of(guide: Any) -> list[str]:
     unknown kind.
     """
     try:
-        return _texts_of(guide)
+        if guide.json is not None:
+            return _texts_of_schema(guide.json)
+        if guide.regex is not None:
+            return _expand(sre_parser.parse(guide.regex))
+        if guide.grammar is not None:
+            return _texts_of_grammar(guide.grammar)
+    except re.error as error:
+        raise ValueError(f"invalid regex: {error}") from error
     except (LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         # Report only the error's type: the guide is client data.
         raise ValueError(f"invalid guided decoding: {type(error).__name__}") from None
-
-
-def _texts_of(guide: Any) -> list[str]:
-    if guide.json is not None:
-        return _texts_of_schema(guide.json)
-    if guide.regex is not None:
-        try:
-            tree = sre_parser.parse(guide.regex)
-        except re.error as error:
-            raise ValueError(f"invalid regex: {error}") from error
-        return _expand(tree)
-    if guide.grammar is not None:
-        return _texts_of_grammar(guide.grammar)
     raise ValueError("structural_tag is not a guide of the stand-in")
 
 

@@ -4,8 +4,6 @@ It defines vocabulary, context length and logits. The token with the highest log
 computing the logits, so greedy requests cost almost nothing.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -5,8 +5,6 @@ although its content may still be found. Free pages without content are taken fi
 released longest ago.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 

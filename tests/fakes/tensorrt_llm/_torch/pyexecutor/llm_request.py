@@ -1,7 +1,5 @@
 """A request inside the engine: a copy of its parameters, its tokens, its pages, its end."""
 
-from __future__ import annotations
-
 import copy
 import enum
 from dataclasses import dataclass, field
@@ -71,17 +69,14 @@ class LlmRequest:
     def is_plain(self) -> bool:
         """Whether the next token is always the one with the highest logit of the model."""
         params = self.params
-        has_penalties = (
-            (params.repetition_penalty or 1.0) != 1.0
-            or params.presence_penalty
-            or params.frequency_penalty
-        )
         return is_greedy(params) and not (
             self.guide
             or params.logprobs
             or params.min_tokens
             or params.embedding_bias is not None
-            or has_penalties
+            or (params.repetition_penalty or 1.0) != 1.0
+            or params.presence_penalty
+            or params.frequency_penalty
         )
 
     @property

@@ -6,8 +6,6 @@ TRTLLMSampler applies them all; its `min_tokens` counts output tokens. In both, 
 only `end_id`.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from typing import Any

@@ -100,7 +100,7 @@ def test_no_name_breaks_out_of_its_line(name: str) -> None:
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter, JsonFormatter])
-def test_an_exception_is_its_kind_and_frames_and_not_its_words(formatter: Any) -> None:
+def test_an_exception_is_logged_as_type_and_frames_without_its_message(formatter: Any) -> None:
     line = formatter("engine").format(record("failed", exc_info=failure()))
     assert "ValueError" in line
     assert CANARY not in line
@@ -146,7 +146,7 @@ def test_what_asyncio_shows_of_its_objects_is_left_out(message: str, reported: s
     assert line.endswith(f"asyncio: {reported}")
 
 
-def test_words_of_others_are_a_fact_only_where_they_may_be_written() -> None:
+def test_messages_of_others_are_logged_only_where_permitted() -> None:
     reported = record("the engine's words", foreign_text=CANARY)
     assert CANARY not in TextFormatter("engine").format(reported)
     assert CANARY not in JsonFormatter("engine").format(reported)

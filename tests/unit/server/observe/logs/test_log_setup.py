@@ -71,7 +71,7 @@ def output_of(code: str, form: str) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("form", LOG_FORMATS)
 @pytest.mark.parametrize("name", ENDS)
-def test_no_words_of_an_exception_on_any_way_to_stderr(name: str, form: str) -> None:
+def test_no_message_of_an_exception_on_any_way_to_stderr(name: str, form: str) -> None:
     code, exit_code, message = ENDS[name]
     ended, lines = output_of(code, form)
     assert ended == exit_code

@@ -111,8 +111,8 @@ def test_it_is_safe_within_markup_and_bounded() -> None:
     assert (len(reported["requests"]), reported["num_requests"]) == (MAX_REQUESTS, MAX_REQUESTS + 1)
 
 
-class FakeDesk(Operations):
-    """An operations desk that counts its calls."""
+class FakeOperations(Operations):
+    """Operations that counts its calls."""
 
     def __init__(self) -> None:
         self.num_asked = 0
@@ -128,23 +128,23 @@ class FakeDesk(Operations):
         return (request_view(),)
 
 
-async def test_however_many_look_the_desk_is_asked_seldom() -> None:
-    desk, now = FakeDesk(), [0.0]
-    status = LiveStatus(desk, asyncio.get_running_loop(), clock=lambda: now[0])
+async def test_many_status_requests_cause_few_queries() -> None:
+    fake, now = FakeOperations(), [0.0]
+    status = LiveStatus(fake, asyncio.get_running_loop(), clock=lambda: now[0])
 
     answers = await asyncio.gather(*(asyncio.to_thread(status) for _ in range(8)))
     assert len(set(answers)) == 1
-    assert desk.num_asked == 1
+    assert fake.num_asked == 1
     now[0] += MAX_AGE_S + 0.01
     await asyncio.to_thread(status)
-    assert desk.num_asked == 2
+    assert fake.num_asked == 2
 
 
 async def test_a_service_without_its_engine_still_has_a_status() -> None:
-    desk = FakeDesk()
-    desk.problem = "the engine is down"
+    fake = FakeOperations()
+    fake.problem = "the engine is down"
 
-    reported = json.loads(await asyncio.to_thread(LiveStatus(desk, asyncio.get_running_loop())))
+    reported = json.loads(await asyncio.to_thread(LiveStatus(fake, asyncio.get_running_loop())))
 
     assert reported["requests"] == []
     assert reported["requests_problem"] == "the engine is down"
@@ -155,4 +155,4 @@ def test_after_the_end_of_the_loop_there_is_no_status() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
     with pytest.raises(RuntimeError):
-        LiveStatus(FakeDesk(), loop)()
+        LiveStatus(FakeOperations(), loop)()

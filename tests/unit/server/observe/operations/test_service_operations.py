@@ -104,7 +104,7 @@ class FakeFronts:
         return self.fakes.send(f"front {front_id}", action)
 
 
-def desk_of(fakes: Fakes, *, has_recorder: bool = True) -> Operations:
+def operations_of(fakes: Fakes, *, has_recorder: bool = True) -> Operations:
     others: Any = fakes
     fronts: Any = FakeFronts(fakes)
     return Operations(
@@ -120,45 +120,45 @@ def desk_of(fakes: Fakes, *, has_recorder: bool = True) -> Operations:
 
 async def test_however_many_look_the_processes_are_asked_once() -> None:
     fakes = Fakes()
-    desk = desk_of(fakes)
+    under_test = operations_of(fakes)
     fakes.answering.clear()
-    looks = [asyncio.create_task(desk.live_requests()) for _ in range(10)]
+    looks = [asyncio.create_task(under_test.live_requests()) for _ in range(10)]
     await asyncio.sleep(0)
     looks[0].cancel()
     fakes.answering.set()
     assert await asyncio.gather(*looks[1:]) == [()] * 9
-    await desk.live_requests()
+    await under_test.live_requests()
     assert fakes.num_looks == 1
 
 
 async def test_without_an_engine_the_fronts_are_shown_and_without_any_that_is_reported() -> None:
     fakes = Fakes()
     fakes.engine_problem = EngineUnavailable("the engine is down")
-    assert await desk_of(fakes).live_requests() == ()
+    assert await operations_of(fakes).live_requests() == ()
     fakes.is_whole = False
     with pytest.raises(OperationsError, match="no process responds: the engine is down"):
-        await desk_of(fakes).live_requests()
+        await operations_of(fakes).live_requests()
 
 
 async def test_drain_is_the_supervisor_s_matter() -> None:
     fakes = Fakes()
-    assert await desk_of(fakes).drain(2.5) == 3
+    assert await operations_of(fakes).drain(2.5) == 3
     assert fakes.messages == [Drain(timeout_s=2.5)]
     assert fakes.has_begun_drain
     for bad in (-1.0, float("nan"), float("inf")):
         with pytest.raises(OperationsError, match="timeout must be 0 or more seconds"):
-            await desk_of(fakes).drain(bad)
+            await operations_of(fakes).drain(bad)
     assert len(fakes.messages) == 1
 
 
 async def test_a_log_level_goes_to_every_process() -> None:
     fakes = Fakes()
-    await desk_of(fakes).set_log_level("debug")
+    await operations_of(fakes).set_log_level("debug")
     assert {name for name, _ in fakes.commands} == {"observer", "engine", "front 1", "front 2"}
     assert {action for _, action in fakes.commands} == {SetLogLevel(level="debug")}
     assert fakes.messages == [SetLogLevel(level="debug")]
     with pytest.raises(OperationsError, match="level must be one of debug, info, warning, error"):
-        await desk_of(fakes).set_log_level("loud")
+        await operations_of(fakes).set_log_level("loud")
 
 
 async def test_a_process_that_did_not_receive_a_log_level_is_named() -> None:
@@ -167,13 +167,13 @@ async def test_a_process_that_did_not_receive_a_log_level_is_named() -> None:
     with pytest.raises(
         OperationsError, match=r"some processes failed: engine: the engine is down$"
     ):
-        await desk_of(fakes).set_log_level("debug")
+        await operations_of(fakes).set_log_level("debug")
 
 
 @pytest.mark.parametrize("process", ["engine", "observer", "front 2"])
 async def test_a_profile_is_returned_in_pieces_by_the_process_asked(process: str) -> None:
     fakes = Fakes()
-    pieces = [piece async for piece in desk_of(fakes).profile(process, 3.0)]
+    pieces = [piece async for piece in operations_of(fakes).profile(process, 3.0)]
     assert len(pieces) > 1
     assert b"".join(pieces) == b"p" * 150_000
     assert fakes.commands == [(process, Profile(seconds=3.0))]
@@ -193,7 +193,7 @@ async def test_a_profile_of_an_unknown_process_is_rejected(
     process: str, seconds: float, why: str
 ) -> None:
     with pytest.raises(OperationsError, match=why):
-        async for _ in desk_of(Fakes()).profile(process, seconds):
+        async for _ in operations_of(Fakes()).profile(process, seconds):
             pass
 
 
@@ -201,23 +201,23 @@ async def test_a_profile_that_cannot_be_made_states_why() -> None:
     fakes = Fakes()
     fakes.problem = "engine is being sampled already"
     with pytest.raises(OperationsError, match="engine is being sampled already"):
-        async for _ in desk_of(fakes).profile("engine", 1.0):
+        async for _ in operations_of(fakes).profile("engine", 1.0):
             pass
     fakes.problem = "gone"
     with pytest.raises(OperationsError, match="front 2 is gone"):
-        async for _ in desk_of(fakes).profile("front 2", 1.0):
+        async for _ in operations_of(fakes).profile("front 2", 1.0):
             pass
 
 
 async def test_the_flight_record_and_its_absence() -> None:
     fakes = Fakes()
-    assert await desk_of(fakes).dump_flight_record("asked") == Path("/flights/asked")
+    assert await operations_of(fakes).dump_flight_record("asked") == Path("/flights/asked")
     with pytest.raises(OperationsError, match="there is no flight record: holds nothing yet"):
-        await desk_of(fakes).flight_record()
+        await operations_of(fakes).flight_record()
     with pytest.raises(OperationsError, match="there is no flight recorder"):
-        await desk_of(fakes, has_recorder=False).flight_record()
+        await operations_of(fakes, has_recorder=False).flight_record()
     with pytest.raises(OperationsError, match="there is no flight recorder"):
-        await desk_of(fakes, has_recorder=False).dump_flight_record("asked")
+        await operations_of(fakes, has_recorder=False).dump_flight_record("asked")
 
 
 async def test_a_slow_disk_blocks_no_caller_and_takes_one_dump_at_a_time() -> None:
@@ -232,11 +232,11 @@ async def test_a_slow_disk_blocks_no_caller_and_takes_one_dump_at_a_time() -> No
         return Path("/flights") / why
 
     fakes.dumped = dumped  # type: ignore[method-assign]
-    desk = desk_of(fakes)
-    first = asyncio.ensure_future(desk.dump_flight_record("first"))
-    second = asyncio.ensure_future(desk.dump_flight_record("second"))
+    under_test = operations_of(fakes)
+    first = asyncio.ensure_future(under_test.dump_flight_record("first"))
+    second = asyncio.ensure_future(under_test.dump_flight_record("second"))
     assert await asyncio.to_thread(began.wait, 20.0)
-    assert await desk.live_requests() == ()
+    assert await under_test.live_requests() == ()
     assert paths == ["first"]
     may_end.set()
     assert await first == Path("/flights/first")

@@ -189,7 +189,7 @@ def test_an_unexplained_wait_has_no_reason() -> None:
     assert child(tree_of(record), "queue").attributes == {keys.QUEUE_OUTCOME: "finished"}
 
 
-def test_a_preemption_is_an_event_and_a_second_stay() -> None:
+def test_a_preemption_is_an_event_and_a_second_residency() -> None:
     tree = tree_of(preempted_record())
     assert list(tree.events) == [("penstock.preempted", 100_800_000_000)]
     assert tree.attributes[keys.PREEMPTIONS] == 1

@@ -18,7 +18,7 @@ from penstock.server.text.model_text import ModelText
 from support.fronts import open_channel, serving
 from support.generate_requests import text_request
 from support.guarded import ACME, OPERATOR, Premises, bearing
-from support.operations_server import FakeDesk
+from support.operations_server import FakeOperations
 from support.patience import PATIENCE_S
 
 FRONT_METHODS = (
@@ -96,7 +96,7 @@ async def test_each_call_of_operators_is_judged_once(
     security, judged = for_all(premises), list[str]()
     path = ""
     after_each_judgement(security, monkeypatch, lambda: judged.append(path))
-    server = OperationsServer(FakeDesk(), "127.0.0.1", 0, security=security)
+    server = OperationsServer(FakeOperations(), "127.0.0.1", 0, security=security)
     port = await server.start()
     try:
         async with open_channel(f"127.0.0.1:{port}") as channel:

@@ -1,4 +1,4 @@
-"""Which tenants are light, which requests their requests may pass, and which are
+"""Which tenants are under their share, which requests their requests may pass, and which are
 preempted for them.
 """
 
@@ -49,7 +49,7 @@ def flooded(num_running: int = 4, **options: Any) -> tuple[Engine, NullExecutor]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_flood_gives_a_slot_to_a_light_tenant_and_loses_nothing_but_time(depth: int) -> None:
+def test_a_flood_gives_a_slot_to_a_tenant_under_its_share_and_loses_only_time(depth: int) -> None:
     engine, _ = flooded(pipeline_depth=depth)
     submit(engine, "quiet", [11], prompt=3, max_tokens=2)
     reported = [engine.step(), engine.step(), engine.step()]
@@ -131,7 +131,7 @@ def test_a_request_gives_way_so_often_and_then_stays() -> None:
     run_until_idle(engine)
 
 
-def test_a_light_tenants_prompt_goes_before_one_under_way() -> None:
+def test_the_prompt_of_a_tenant_under_its_share_goes_before_one_under_way() -> None:
     engine, executor = build(max_num_seqs=8)
     submit(engine, "flood", range(1, 4), prompt=60, max_tokens=1)
     engine.step()
@@ -144,7 +144,7 @@ def test_a_light_tenants_prompt_goes_before_one_under_way() -> None:
     assert int(executor.batches[-1].num_tokens.sum()) == 16, "not twice running"
 
 
-def test_prompts_under_way_are_not_starved_by_light_tenants() -> None:
+def test_prompts_under_way_are_not_starved_by_tenants_under_their_share() -> None:
     stride = 3
     engine, executor = build(max_num_seqs=8, num_blocks=128, aging_stride=stride)
     submit(engine, "flood", range(1, 4), prompt=60, max_tokens=1)
@@ -161,7 +161,7 @@ def test_prompts_under_way_are_not_starved_by_light_tenants() -> None:
     assert not all(served)
 
 
-def test_a_light_tenant_is_no_victim_while_others_are_there() -> None:
+def test_a_tenant_under_its_share_is_no_victim_while_others_are_there() -> None:
     engine, _ = build(max_num_batched_tokens=64)
     submit(engine, "flood", [1, 2, 3], prompt=9)
     submit(engine, "quiet", [11], prompt=2, max_tokens=30)
@@ -171,7 +171,7 @@ def test_a_light_tenant_is_no_victim_while_others_are_there() -> None:
     assert victims_of(engine).choose_victim(set()).spec.tenant == "quiet"
 
 
-def test_weights_count_in_what_is_light() -> None:
+def test_weights_count_in_a_tenants_share() -> None:
     for weight, is_light in ((1.0, False), (4.0, True)):
         engine, _ = build(tenant_weights={"gold": weight})
         submit(engine, "plain", [1, 2], prompt=3, max_tokens=9)

@@ -185,5 +185,5 @@ def test_nothing_that_keeps_a_constraint_from_ending_is_combined_with_it(form: E
         (choices("a", "b\0"), "constraint.choice.choices[1]"),
     ],
 )
-def test_a_form_holds_no_nul(form: Edit, path: str) -> None:
+def test_a_constraint_has_no_nul(form: Edit, path: str) -> None:
     assert violations(form) == {path: "must not contain the character U+0000"}

@@ -89,11 +89,11 @@ async def test_every_turn_finds_the_one_before_its_output_included() -> None:
         started("--block-size", str(BLOCK), "--fronts", "1") as served,
         served.channel() as c,
     ):
-        dialogue = [SYSTEM, ("user", "Who is it that speaks there in the dark of the night?")]
+        conversation = [SYSTEM, ("user", "Who is it that speaks there in the dark of the night?")]
         turns: list[Turn] = []
         for _ in range(3):
-            turns.append(await take_turn(c, dialogue, session_id="night", max_tokens=64))
-            dialogue += [("assistant", turns[-1].text), ("user", "And what did they say then?")]
+            turns.append(await take_turn(c, conversation, session_id="night", max_tokens=64))
+            conversation += [("assistant", turns[-1].text), ("user", "And what did they say then?")]
         assert turns[0].num_cached == 0
         for before, after in itertools.pairwise(turns):
             assert after.num_cached == num_reusable(before, after)
@@ -103,18 +103,24 @@ async def test_every_turn_finds_the_one_before_its_output_included() -> None:
         )
 
 
-async def test_a_window_bounds_a_dialogue_and_keeps_its_beginning_between_cuts() -> None:
+async def test_a_window_bounds_a_conversation_and_keeps_its_beginning_between_cuts() -> None:
     arguments = ("--block-size", str(BLOCK), "--fronts", "1")
     async with started(*simulated(), *arguments) as served, served.channel() as channel:
-        dialogue = [SYSTEM]
+        conversation = [SYSTEM]
         turns: list[Turn] = []
         for index in range(14):
-            dialogue.append(("user", f"{index}: tell me more of what you know about it, please."))
+            conversation.append(
+                ("user", f"{index}: tell me more of what you know about it, please.")
+            )
             turns.append(
-                await take_turn(channel, dialogue, session_id="w", window_tokens=400, max_tokens=4)
+                await take_turn(
+                    channel, conversation, session_id="w", window_tokens=400, max_tokens=4
+                )
             )
             # The text of a simulated model need not encode to the same tokens.
-            dialogue.append(("assistant", "The rain it raineth every day, said the fool to all."))
+            conversation.append(
+                ("assistant", "The rain it raineth every day, said the fool to all.")
+            )
         assert max(len(turn.prompt_ids) for turn in turns) <= 400
         cuts = [turn.num_dropped for turn in turns]
         assert cuts == sorted(cuts)
@@ -128,7 +134,7 @@ async def test_a_window_bounds_a_dialogue_and_keeps_its_beginning_between_cuts()
                 assert after.num_cached >= len(before.prompt_ids) - 3 * BLOCK
 
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await take_turn(channel, dialogue, window_tokens=20)
+            await take_turn(channel, conversation, window_tokens=20)
         error = rich_error(caught.value)
         assert error.code is grpc.StatusCode.INVALID_ARGUMENT
         assert "chat_prompt.window_tokens" in str(error)
