@@ -33,9 +33,9 @@ PANELS: tuple[tuple[str, str, tuple[Bar, ...]], ...] = (
         "256 streams, one H100",
         "tokens/s; vLLM 0.20.2",
         (
-            Bar("1B Penstock", 46_507, "46,507"),
+            Bar("1B Penstock", 46_569, "46,569"),
             Bar("1B vLLM", 19_146, "19,146", GREY),
-            Bar("8B Penstock", 9_097, "9,097"),
+            Bar("8B Penstock", 9_309, "9,309"),
             Bar("8B vLLM", 8_358, "8,358", GREY),
         ),
     ),
