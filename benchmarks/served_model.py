@@ -21,13 +21,15 @@ from numpy.typing import NDArray
 from load import LoadRequest, open_loop, sending
 from penstock.client import Client
 from services import Service
+from services import service as start_service
 from usage import print_usage
 
 TEMPERATURE = 1.0
 _NUM_CLIENTS = 8
 _LEAD_S = 3.0
 _LIMIT_S = 120.0
-_NUM_SINGLES = 5
+_NUM_SINGLES = 6
+_SIMULATED_VOCAB_SIZE = 32_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +56,27 @@ class Wave:
 async def served(
     service: Service, load: Load, num_streams: int, *, num_waves: int
 ) -> tuple[list[Wave], list[float]]:
-    """Run waves; return them, and the TTFT in ms of the single requests sent before them."""
-    single = replace(load, num_new=4)
-    singles = [
-        (await run_wave(service.address, single, 1, seed)).ttft_p50_ms
-        for seed in range(_NUM_SINGLES)
-    ]
+    """Run waves; return them, and the TTFT in ms of the single requests sent before them.
+
+    The client of the single requests has called another service before, because its own first
+    call is slow.
+    """
+    with start_service("--executor", "simulated") as other:
+        await _single_ttfts_ms(other.address, replace(load, vocab_size=_SIMULATED_VOCAB_SIZE))
+    singles = await _single_ttfts_ms(service.address, load)
     waves = [
         await run_wave(service.address, load, num_streams, 100 + turn) for turn in range(num_waves)
     ]
     return waves, singles
+
+
+async def _single_ttfts_ms(address: str, load: Load) -> list[float]:
+    asks = _requests(replace(load, num_new=4), _NUM_SINGLES, seed=0)
+    async with Client(address) as client:
+        await client.health(deadline_s=30)
+        send = sending(client, temperature=TEMPERATURE, deadline_s=_LIMIT_S)
+        seen = [await send(ask) for ask in asks]
+    return [one.ttft_s * 1e3 for one in seen if one.ttft_s is not None]
 
 
 async def curve(service: Service, load: Load, counts: tuple[int, ...]) -> dict[int, Wave]:
@@ -140,18 +153,22 @@ def _client(arguments: list[object]) -> dict[str, list[float]]:
     return found
 
 
-async def _read(
-    address: str, load: Load, num_streams: int, seed: int, start_at: float
-) -> dict[str, list[float]]:
-    """Read streams that start together; return their times in seconds."""
+def _requests(load: Load, count: int, seed: int) -> list[LoadRequest]:
     source = random.Random(seed)
-    asks = [
+    return [
         LoadRequest(
             ids=tuple(source.randrange(3, load.vocab_size) for _ in range(load.num_prompt)),
             num_tokens=load.num_new,
         )
-        for _ in range(num_streams)
+        for _ in range(count)
     ]
+
+
+async def _read(
+    address: str, load: Load, num_streams: int, seed: int, start_at: float
+) -> dict[str, list[float]]:
+    """Read streams that start together; return their times in seconds."""
+    asks = _requests(load, num_streams, seed)
     async with Client(address) as client:
         await client.health(deadline_s=30)
         await asyncio.sleep(max(0.0, start_at - time.time()))

@@ -18,6 +18,7 @@ from penstock.executor.torch.cuda.row_staging import RowStaging
 from penstock.executor.torch.cuda.tiles import LONG_CONTEXT, MAX_LONG_ROWS, buckets_up_to
 from penstock.scheduler.batch import Batch
 
+_LOG_INTERVAL_S = 1.0
 logger = logging.getLogger(__name__)
 
 
@@ -49,7 +50,7 @@ class DecodeGraphs:
         self._forwards: dict[tuple[int, bool], Replayable] = {}
         self._samplings: dict[int, Replayable] = {}
         self._has_long = max_seq_len > LONG_CONTEXT
-        begun_s = time.monotonic()
+        begun_s = self._logged_s = time.monotonic()
         with queue.active():
             staging.stage_scratch(self._staged)
         # Largest first: smaller graphs reuse its memory in the shared pool.
@@ -100,8 +101,10 @@ class DecodeGraphs:
             self._sample(bucket, Variant.PLAIN)
 
         self._samplings[bucket] = queue.capture(sampling)
-        num_done, num_all = len(self._samplings), len(self._buckets)
-        logger.info("capturing graphs: %d of %d step sizes", num_done, num_all)
+        if (now_s := time.monotonic()) >= self._logged_s + _LOG_INTERVAL_S:
+            self._logged_s = now_s
+            num_done, num_all = len(self._samplings), len(self._buckets)
+            logger.info("capturing graphs: %d of %d step sizes", num_done, num_all)
 
     def _sample(self, num_rows: int, variant: Variant) -> DeviceSamples:
         tokens, logits = self._tokens.first(num_rows), self._logits[:num_rows]

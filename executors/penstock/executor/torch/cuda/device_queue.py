@@ -111,7 +111,7 @@ class CudaQueue:
 
     def capture(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Call `run` once to compile kernels and initialise libraries; return a captured graph of a
-        second call.
+        second call, replayed once, because the first replay uploads it.
         """
         with self.active():
             run()
@@ -123,6 +123,7 @@ class CudaQueue:
                 run()
             finally:
                 graph.capture_end()
+            graph.replay()
         return graph
 
     def free_bytes(self) -> int:

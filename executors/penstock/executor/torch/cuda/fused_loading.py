@@ -77,6 +77,7 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
             layers = fuse_weights(tree)
             num_positions = max(max_seq_len, NUM_TRIAL_TOKENS) + 1
             parts = _parts(tree, layers, queue, num_positions=num_positions)
+            logger.info("comparing the fused path with the model: a first start compiles kernels")
             with _running("its kernels"):
                 wide = replace(parts, layers=WideLayers(layers, model.dtype))
                 found, pages = _try(config, model, wide, queue)
@@ -108,6 +109,9 @@ def build_fused(config: ExecutorConfig, model: LoadedModel, queue: DeviceQueue) 
             num_pages = num_blocks + NUM_PROBE_BLOCKS
             built, _ = _build(config, model, parts, queue, num_pages, max_seq_len)
             executor = FusedExecutor(info, queue, model, built, sampler)
+            # So that no request waits for the allocation of a step's memory.
+            _run_step(config, model, built, queue, num_tokens=config.max_step_tokens)
+            queue.synchronize()
     logger.debug(
         "the fused path serves this model: its logits differ from the model's in float32 by %.1e",
         error,
@@ -298,23 +302,29 @@ def _step_bytes(
     tokens, whose size is proportional to the number of tokens.
     """
     budget = config.max_step_tokens
-    max_seq_len = served_length(config, model)
-    built, _ = _build(config, model, parts, queue, 1, max_seq_len)
-
-    def run(num_tokens: int) -> None:
-        run_widest_step(
-            built.model,
-            queue,
-            num_tokens=num_tokens,
-            max_rows=config.max_num_seqs,
-            max_seq_len=max_seq_len,
-            block_size=config.block_size,
-        )
-
+    built, _ = _build(config, model, parts, queue, 1, served_length(config, model))
     # Load the library kernels for every size of matrix product before the first request.
     for num_tokens in (2**power for power in range(4, budget.bit_length())):
-        run(num_tokens)
-    taken = queue.peak_bytes(lambda: run(budget))
+        _run_step(config, model, built, queue, num_tokens=num_tokens)
+    taken = queue.peak_bytes(lambda: _run_step(config, model, built, queue, num_tokens=budget))
     queue.release_memory()
     of_graphs = -(-taken * config.max_num_seqs // budget)
     return taken + of_graphs + config.max_num_seqs * model.vocab_size * model.dtype.itemsize
+
+
+def _run_step(
+    config: ExecutorConfig,
+    model: LoadedModel,
+    built: FusedParts,
+    queue: DeviceQueue,
+    *,
+    num_tokens: int,
+) -> None:
+    run_widest_step(
+        built.model,
+        queue,
+        num_tokens=num_tokens,
+        max_rows=config.max_num_seqs,
+        max_seq_len=served_length(config, model),
+        block_size=config.block_size,
+    )
