@@ -1,9 +1,12 @@
 """The eager path's pages leave enough memory for its largest steps; skipped without a CUDA
 device.
+
+Uses a part of the device's memory, so that other tests may run on it at the same time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 import torch
 
 from penstock.executor.config import ExecutorConfig
-from penstock.executor.torch.device_memory import free_bytes, peak_bytes
+from penstock.executor.torch.device_memory import peak_bytes
 from penstock.executor.torch.executor import TorchExecutor
 from penstock.executor.torch.kv_pages import block_bytes
 from penstock.executor.torch.widest_step import last_tokens, set_widest_options
@@ -26,6 +29,23 @@ pytestmark = [
 ]
 MAX_SEQ_LEN, MAX_NUM_SEQS, BUDGET = 32_768, 128, 3584
 VOCAB_SIZE = 32_000
+MEMORY_BYTES = 12 << 30
+
+
+@pytest.fixture
+def memory_limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Limit this process's memory on the device to MEMORY_BYTES more than it has now; return the
+    limit in bytes. The executor sees a device of this size.
+    """
+    torch.cuda.empty_cache()
+    limit = torch.cuda.memory_reserved() + MEMORY_BYTES
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.mem_get_info()[1])
+    monkeypatch.setattr(
+        "penstock.executor.torch.executor.free_bytes",
+        lambda device: limit - torch.cuda.memory_allocated(device),
+    )
+    yield limit
+    torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def make_executor(folder: Path) -> TorchExecutor:
@@ -79,7 +99,7 @@ def largest_steps(executor: TorchExecutor) -> list[Batch]:
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_the_largest_steps_fit_next_to_pages_in_all_of_the_memory(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, memory_limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """llama: plain attention; gemma2: materialised scores, and a window."""
     folder = save_tiny_model(
@@ -94,9 +114,8 @@ def test_the_largest_steps_fit_next_to_pages_in_all_of_the_memory(
         max_position_embeddings=MAX_SEQ_LEN,
         initializer_range=0.02,
     )
-    torch.cuda.empty_cache()
     device = torch.device("cuda")
-    free = free_bytes(device)
+    free = memory_limit - torch.cuda.memory_allocated()
 
     executor: Any = make_executor(folder)
 
