@@ -5,19 +5,20 @@ prompt, and ends at the first failure.
 """
 
 import argparse
+import asyncio
 import importlib
 import sys
-from contextlib import closing, suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.command import ExitCode, Subparsers
 from penstock.server.cli.connection import UsageError, describe_error, run_reporting, with_flags
-from penstock.server.cli.connection_options import connect
+from penstock.server.cli.connection_options import connect_for_streams
 from penstock.server.cli.generation_options import add_generation_options, options_of
 from penstock.server.cli.report import summary_line, write_text
 
 if TYPE_CHECKING:
-    from penstock.client import ChatMessage, PenstockError, SyncClient
+    from penstock.client import ChatMessage, Client, PenstockError
 
 QUIT = "/quit"
 RESET = "/reset"
@@ -49,33 +50,47 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _chat(args: argparse.Namespace) -> int:
+    # The event loop runs only during calls: at the prompt, Ctrl-C must interrupt `input`.
+    with asyncio.Runner() as runner:
+        client = runner.run(_connected(args))
+        try:
+            return _converse(runner, client, args)
+        finally:
+            runner.run(client.close())
+
+
+async def _connected(args: argparse.Namespace) -> "Client":
+    return connect_for_streams(args)
+
+
+def _converse(runner: asyncio.Runner, client: "Client", args: argparse.Namespace) -> int:
     from penstock.client import ChatMessage, PenstockError
 
     is_terminal = sys.stdin.isatty()
     opening = [ChatMessage("system", args.system)] if args.system else []
     history = list(opening)
-    with connect(args) as client:
-        if is_terminal:
-            client.health()  # Report an unreachable service before the user types the first line.
+    if is_terminal:
+        # Report an unreachable service before the user types the first line.
+        runner.run(client.health())
+        print(_COMMANDS, file=sys.stderr, flush=True)
+    while (line := _read_line(is_terminal)) is not None:
+        if line == RESET:
+            history = list(opening)
+        elif line == _HELP:
             print(_COMMANDS, file=sys.stderr, flush=True)
-        while (line := _read_line(is_terminal)) is not None:
-            if line == RESET:
-                history = list(opening)
-            elif line == _HELP:
-                print(_COMMANDS, file=sys.stderr, flush=True)
-            elif line.startswith("/"):
-                print(f"{line}: no such command; {_COMMANDS}", file=sys.stderr, flush=True)
-            elif line:
-                turn = ChatMessage("user", line)
-                try:
-                    answer = _answer(client, [*history, turn], args)
-                except (KeyboardInterrupt, PenstockError) as error:
-                    if not is_terminal:
-                        raise
-                    line = _failure_line(error, has_history=history != opening)
-                    print(line, file=sys.stderr, flush=True)
-                else:
-                    history += [turn, ChatMessage("assistant", answer)]
+        elif line.startswith("/"):
+            print(f"{line}: no such command; {_COMMANDS}", file=sys.stderr, flush=True)
+        elif line:
+            turn = ChatMessage("user", line)
+            try:
+                answer = runner.run(_answer(client, [*history, turn], args))
+            except (KeyboardInterrupt, PenstockError) as error:
+                if not is_terminal:
+                    raise
+                line = _failure_line(error, has_history=history != opening)
+                print(line, file=sys.stderr, flush=True)
+            else:
+                history += [turn, ChatMessage("assistant", answer)]
     return ExitCode.OK
 
 
@@ -111,7 +126,7 @@ def _read_line(is_terminal: bool) -> str | None:
     return None if line == QUIT else line
 
 
-def _answer(client: "SyncClient", messages: "list[ChatMessage]", args: argparse.Namespace) -> str:
+async def _answer(client: "Client", messages: "list[ChatMessage]", args: argparse.Namespace) -> str:
     """Stream the answer to stdout and return its text. Raises UsageError for an invalid option, and
     PenstockError."""
     from penstock.client import Finished, Tokens
@@ -121,9 +136,9 @@ def _answer(client: "SyncClient", messages: "list[ChatMessage]", args: argparse.
     except ValueError as error:
         raise UsageError(with_flags(str(error))) from error
     pieces: list[str] = []
-    with closing(events):
+    async with aclosing(events):
         try:
-            for event in events:
+            async for event in events:
                 if isinstance(event, Tokens) and event.text:
                     pieces.append(event.text)
                     write_text(event.text)

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from penstock.scheduler.setting import Setting
 from penstock.server.cli.connection import UsageError, describe_error
@@ -17,7 +17,7 @@ from penstock.server.settings.table import Declared, variable_of
 if TYPE_CHECKING:
     import grpc.aio
 
-    from penstock.client import PenstockError, SyncClient
+    from penstock.client import Client, PenstockError, SyncClient
     from penstock.client.call_settings import Pairs
 
 _FILES: Final[Mapping[str, str]] = {
@@ -35,6 +35,7 @@ _TLS: Final = Declared(
 _SERVER_NAME: Final = "server-name"
 _NAMES: Final = (*_FILES, _SERVER_NAME)
 _LONG_WAIT_S = 3.0
+_ClientT = TypeVar("_ClientT")
 
 
 CONNECTION_VARIABLES: Final = tuple(variable_of(name) for name in (*_NAMES, "tls"))
@@ -99,12 +100,29 @@ def sender_options(args: argparse.Namespace) -> dict[str, Any]:
 def connect(args: argparse.Namespace) -> "SyncClient":
     """Create a client for the service at the address in the arguments. Raises UsageError if the
     address or a connection option is invalid."""
-    from penstock.client import ChannelConfig, RetryPolicy, SyncClient
+    from penstock.client import SyncClient
+
+    return _connect(SyncClient, args)
+
+
+def connect_for_streams(args: argparse.Namespace) -> "Client":
+    """As `connect`, for the running event loop.
+
+    Ctrl-C during a stream is only safe with asyncio, which cancels the task: KeyboardInterrupt may
+    leave the locks of gRPC's blocking streams held.
+    """
+    from penstock.client import Client
+
+    return _connect(Client, args)
+
+
+def _connect(kind: Callable[..., _ClientT], args: argparse.Namespace) -> _ClientT:
+    from penstock.client import ChannelConfig, RetryPolicy
 
     options, channel = client_options(args), ChannelConfig(server_name=args.server_name)
     retry = RetryPolicy(on_retry=report_retry)
     try:
-        return SyncClient(args.address, channel=channel, retry=retry, **options)
+        return kind(args.address, channel=channel, retry=retry, **options)
     except (ValueError, OSError) as error:
         line = str(error)
         raise UsageError(f"--{line}" if line.startswith("address:") else line) from error

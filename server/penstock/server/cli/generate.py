@@ -5,18 +5,19 @@ The text is written to stdout and the summary to stderr, so that a pipe gets onl
 """
 
 import argparse
+import asyncio
 import sys
-from contextlib import closing
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from penstock.server.cli.command import ExitCode, Subparsers
 from penstock.server.cli.connection import UsageError, run_reporting, with_flags
-from penstock.server.cli.connection_options import connect
+from penstock.server.cli.connection_options import connect_for_streams
 from penstock.server.cli.generation_options import add_generation_options, options_of
 from penstock.server.cli.report import event_json, summary_line, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator
 
     from penstock.client import Event, Finished
 
@@ -41,34 +42,34 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; return the exit code."""
-    return run_reporting("generate", lambda: _generate(args))
+    return run_reporting("generate", lambda: asyncio.run(_generate(args)))
 
 
-def _generate(args: argparse.Namespace) -> int:
+async def _generate(args: argparse.Namespace) -> int:
     prompt: str = sys.stdin.read() if args.prompt == STDIN else args.prompt
     if not prompt:
         raise UsageError("prompt: must not be empty")
-    with connect(args) as client:
+    async with connect_for_streams(args) as client:
         options = options_of(args)
         options["n"] = args.n
         try:
             events = client.generate(prompt, deadline_s=args.deadline, **options)
         except ValueError as error:
             raise UsageError(with_flags(str(error))) from error
-        with closing(events):
+        async with aclosing(events):
             if args.json:
-                _print_json(events)
+                await _print_json(events)
             else:
-                _print_text(events, has_many=(args.n or 1) > 1)
+                await _print_text(events, has_many=(args.n or 1) > 1)
     return ExitCode.OK
 
 
-def _print_json(events: "Iterator[Event]") -> None:
-    for event in events:
+async def _print_json(events: "AsyncIterator[Event]") -> None:
+    async for event in events:
         print(event_json(event), flush=True)
 
 
-def _print_text(events: "Iterator[Event]", *, has_many: bool) -> None:
+async def _print_text(events: "AsyncIterator[Event]", *, has_many: bool) -> None:
     """Print the text and the summary. With several outputs, each is printed completely at the
     end."""
     from penstock.client import Finished, Tokens
@@ -77,15 +78,13 @@ def _print_text(events: "Iterator[Event]", *, has_many: bool) -> None:
     text_open = False
     finished: Finished | None = None
     try:
-        for event in events:
+        async for event in events:
             if isinstance(event, Finished):
                 finished = event
             elif isinstance(event, Tokens) and event.text:
                 if has_many:
                     texts[event.output_index] = texts.get(event.output_index, "") + event.text
                 else:
-                    # Record the text before it is printed, because Ctrl-C may arrive immediately
-                    # afterwards.
                     text_open = not event.text.endswith("\n")
                     write_text(event.text)
     finally:
