@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.client import NO_RETRY, Client, Finished, TokenPrompt
-from penstock.scheduler.cost_model import CostModel
 from penstock.server.cli.serve import merge_settings
 from penstock.tools.simulation.calibration import read_steps
 from penstock.tools.simulation.trace_files import read_trace
@@ -80,14 +79,9 @@ async def test_a_service_can_be_played_again(tmp_path: Path) -> None:
     assert {one.prefix_block_tokens for one in requests} == {16}
     assert sum(one.prefix_ids[:3] == requests[0].prefix_ids[:3] for one in requests) == 12
 
-    counts, seconds = read_steps(steps)
-    # A simulated step takes the cost of its counts; the service adds its own time.
-    cost = CostModel(**COST)
-    for (prefill, decode, context), took_s in zip(counts.tolist(), seconds.tolist(), strict=True):
-        least_s = cost.step_time_s(
-            num_prefill_tokens=prefill, num_decodes=decode, num_context_tokens=context
-        )
-        assert took_s > 0.99 * least_s
+    counts, _ = read_steps(steps)
+    # The first token of each output comes from the last step of its prompt.
+    assert counts[:, 1].sum() == sum(num - 1 for _, num in asks())
     num_cached = sum(len(prompt) for prompt, _ in asks()) - int(counts[:, 0].sum())
     assert num_cached == 11 * len(PREFIX)
 

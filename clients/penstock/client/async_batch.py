@@ -8,19 +8,9 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 
-from penstock.client.batch import BatchItem, BatchRequest
+from penstock.client.batch import MAX_HELD_ITEMS, BatchFailed, BatchItem, BatchRequest
 from penstock.client.errors import PenstockError
 from penstock.client.events import Event
-
-_MAX_HELD_ITEMS = 2
-
-
-class _Failed:
-    """An item that ends the batch with an error, e.g. because a request is invalid or the source of
-    requests has failed."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
 
 
 class _Batch:
@@ -42,8 +32,8 @@ class _Batch:
         self.tasks: set[asyncio.Task[None]] = set()
         # A reader that finds the outbox full stops reading its stream, and the server detects that.
         # This is not a bounded queue, because the item that ends the batch must always fit.
-        self._room = asyncio.Semaphore(_MAX_HELD_ITEMS * width)
-        self._outbox: asyncio.Queue[BatchItem | _Failed | None] = asyncio.Queue()
+        self._room = asyncio.Semaphore(MAX_HELD_ITEMS * width)
+        self._outbox: asyncio.Queue[BatchItem | BatchFailed | None] = asyncio.Queue()
 
     def add_task(self) -> None:
         self._num_reading += 1
@@ -53,7 +43,7 @@ class _Batch:
         """Return the next item; None when all requests have ended. Raises the exception that ended
         the batch early."""
         item = await self._outbox.get()
-        if isinstance(item, _Failed):
+        if isinstance(item, BatchFailed):
             raise item.error
         self._room.release()
         return item
@@ -68,7 +58,7 @@ class _Batch:
         except BaseException as error:
             # This includes SystemExit and CancelledError, which a source may raise. The reader of
             # the batch receives them instead of waiting forever.
-            self._outbox.put_nowait(_Failed(error))
+            self._outbox.put_nowait(BatchFailed(error))
             if _is_being_cancelled():
                 raise
         finally:

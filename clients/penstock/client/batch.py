@@ -22,6 +22,17 @@ failed."""
 
 OnEvent: TypeAlias = Callable[[int, Event], None]
 
+MAX_HELD_ITEMS = 2
+"""Maximum number of items that were read and not taken yet, per concurrent request."""
+
+
+class BatchFailed:
+    """The last item of a batch that ends with an error, e.g. because a request is invalid or the
+    source of requests has failed."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
 
 class GenerationBuilder:
     """Collects the events of one stream into a `Generation`.

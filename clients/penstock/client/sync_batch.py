@@ -9,13 +9,12 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import closing
 
-from penstock.client.batch import BatchItem, BatchRequest
+from penstock.client.batch import MAX_HELD_ITEMS, BatchFailed, BatchItem, BatchRequest
 from penstock.client.errors import PenstockError
 from penstock.client.own_failures import request_cancelled
 from penstock.client.runtime import StartStream, Stream
 from penstock.client.without_loop import iterate
 
-_MAX_HELD_ITEMS = 2
 _WIND_DOWN_S = 2.0
 """Maximum wait for open streams when a batch is closed early, in seconds.
 
@@ -51,20 +50,12 @@ class _Cancellation:
             raise request_cancelled("")
 
 
-class _Failed:
-    """An item that ends the batch with an error, e.g. because a request is invalid or the source of
-    requests has failed."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-
 class _Outbox:
     """Items that were read and not taken yet. Until it is closed, `put` blocks while it is full."""
 
     def __init__(self, max_items: int) -> None:
         self._max_items = max_items
-        self._items: deque[BatchItem | _Failed | None] = deque()
+        self._items: deque[BatchItem | BatchFailed | None] = deque()
         self._is_closed = False
         lock = threading.Lock()
         self._has_room = threading.Condition(lock)
@@ -76,13 +67,13 @@ class _Outbox:
             self._items.append(item)
             self._has_items.notify()
 
-    def put_end(self, end: _Failed | None) -> None:
+    def put_end(self, end: BatchFailed | None) -> None:
         """Add the item that ends the batch: None if all requests have ended. Never blocks."""
         with self._has_items:
             self._items.append(end)
             self._has_items.notify()
 
-    def get(self) -> BatchItem | _Failed | None:
+    def get(self) -> BatchItem | BatchFailed | None:
         with self._has_items:
             self._has_items.wait_for(lambda: self._items)
             self._has_room.notify()
@@ -112,7 +103,7 @@ class _Batch:
         self._is_cancelled = False
         self._open: set[_Cancellation] = set()
         # A reader that finds the outbox full stops reading its stream, and the server detects that.
-        self.outbox = _Outbox(_MAX_HELD_ITEMS * width)
+        self.outbox = _Outbox(MAX_HELD_ITEMS * width)
 
     def add_thread(self) -> None:
         with self._lock:
@@ -147,7 +138,7 @@ class _Batch:
         except BaseException as error:
             # This includes SystemExit, which a source may raise. The reader of the batch receives
             # it instead of waiting forever.
-            self.outbox.put_end(_Failed(error))
+            self.outbox.put_end(BatchFailed(error))
         finally:
             with self._lock:
                 self._num_reading -= 1
@@ -199,7 +190,7 @@ async def read_batch(
     batch.add_thread()
     try:
         while (item := batch.outbox.get()) is not None:
-            if isinstance(item, _Failed):
+            if isinstance(item, BatchFailed):
                 raise item.error
             yield item
     finally:

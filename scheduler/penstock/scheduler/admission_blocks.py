@@ -71,4 +71,4 @@ class AdmissionBlocks:
         cache = self._cache
         # A request that runs alone may take every block.
         kept_free = self._watermark_blocks if len(self._running) else 0
-        return cache.num_available - cache.num_reserved - kept_free
+        return cache.pool.num_available - cache.num_reserved - kept_free

@@ -96,7 +96,7 @@ class AdmissionControl:
         if spec.max_total_tokens > self._info.max_seq_len:
             return FailureReason.PROMPT_TOO_LONG
         num_kept = self._info.num_kept_tokens(spec.max_total_tokens)
-        if self._cache.blocks_for(num_kept) > self._cache.num_blocks:
+        if self._cache.blocks_for(num_kept) > self._cache.pool.num_blocks:
             return FailureReason.EXCEEDS_KV_CACHE
         return None
 

@@ -74,7 +74,7 @@ class Contention:
             num_output_tokens=self._lengths.expected_remaining(num_running, num_left),
             num_free_slots=num_places,
             num_free_blocks=max(self._blocks.num_left, 0),
-            num_used_blocks=cache.num_used,
+            num_used_blocks=cache.pool.num_used,
             prefill_budget_tokens=max(
                 min(self._sizing.prefill_budget_tokens, self._max_tokens - num_running), 1
             ),

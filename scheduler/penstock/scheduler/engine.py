@@ -159,7 +159,7 @@ class Engine:
         """The number of running requests, and the number of blocks that they use; unused cached
         blocks are not counted.
         """
-        return len(self.running), self.cache.num_used
+        return len(self.running), self.cache.pool.num_used
 
     @property
     def retention_cuts(self) -> tuple[int, int]:
@@ -167,7 +167,7 @@ class Engine:
         get one, because of the retention limits.
         """
         retention = self._retention
-        cuts = self.cache.retention_cuts if retention is None else retention.cuts
+        cuts = self.cache.pool.retention_cuts if retention is None else retention.cuts
         return cuts.num_shortened, cuts.num_dropped_blocks
 
     @property

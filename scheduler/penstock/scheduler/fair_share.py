@@ -48,7 +48,7 @@ class FairShare:
         held = arrays.num_blocks[columns] + cache.reserved[columns]
         self._num_slots = np.bincount(index, weights=arrays.key[columns] != 0, minlength=count)
         self._num_blocks = np.bincount(index, weights=held, minlength=count)
-        self._all_slots, self._all_blocks = arrays.num_slots, cache.num_blocks
+        self._all_slots, self._all_blocks = arrays.num_slots, cache.pool.num_blocks
         self._weight = tenants.weight
         slots, blocks = self._num_slots / self._all_slots, self._num_blocks / self._all_blocks
         self.dominant: NDArray[np.float64] = np.maximum(slots, blocks) / self._weight

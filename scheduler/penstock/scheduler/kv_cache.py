@@ -17,13 +17,13 @@ from penstock.scheduler.config import SchedulerConfig
 from penstock.scheduler.executor import ExecutorInfo
 from penstock.scheduler.hit_density import eviction_order_of
 from penstock.scheduler.request import Request
-from penstock.scheduler.retention import RetentionBudget, RetentionCuts, retention_budget
+from penstock.scheduler.retention import RetentionBudget, retention_budget
 from penstock.scheduler.sessions import Sessions, session_key, sessions_of
 from penstock.scheduler.slot_arrays import SlotArrays
 
 
 class KVCache:
-    """The block tables of all slots over one pool.
+    """The block tables of all slots over `pool`, which has the counts of blocks and their claims.
 
     `capacity` int32 [S]: tokens that fit into a slot's blocks. `num_reserved`: blocks reserved at
     admission and not allocated yet, over all slots; `reserved` int32 [S]: the same per slot.
@@ -50,37 +50,6 @@ class KVCache:
         """
         cache_index = self.pool.cache_index = CacheIndex(self.block_size)
         return cache_index
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of blocks in the pool."""
-        return self.pool.num_blocks
-
-    @property
-    def num_available(self) -> int:
-        """Number of blocks that can be allocated: free blocks, and cached blocks, which are
-        evicted.
-        """
-        return self.pool.num_available
-
-    @property
-    def num_used(self) -> int:
-        """Number of blocks that running requests use; a shared block counts once."""
-        return self.pool.num_used
-
-    @property
-    def num_cached(self) -> int:
-        """Number of unused blocks whose content may be reused."""
-        return self.pool.num_cached
-
-    @property
-    def retention_cuts(self) -> RetentionCuts:
-        """Counts of the retention limits applied so far."""
-        return self.pool.retention_cuts
-
-    def expire(self, now: float) -> None:
-        """End the retention claims and sessions that have expired."""
-        self.pool.expire(now)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return the number of blocks for `num_tokens` tokens."""

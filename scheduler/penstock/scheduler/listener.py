@@ -143,7 +143,7 @@ class StepWatch:
         if not len(launch[0].slots):
             return
         queue, cache = self._queue, self._cache
-        num_cached = cache.num_cached
+        num_cached = cache.pool.num_cached
         self._note = StepNote(
             *launch,
             collected_s,
@@ -151,9 +151,9 @@ class StepWatch:
             len(self._running),
             len(queue),
             queue.num_tokens,
-            cache.num_used,
+            cache.pool.num_used,
             num_cached,
-            cache.num_available - num_cached,
+            cache.pool.num_available - num_cached,
         )
 
     def iteration_ended(self, events: StepEvents) -> None:

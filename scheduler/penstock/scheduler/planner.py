@@ -98,7 +98,7 @@ class Planner:
         """
         self._has_preempted = False
         self._preempted.clear()
-        self._num_old_blocks = self._cache.num_used
+        self._num_old_blocks = self._cache.pool.num_used
         num_decodes = self._make_room_for_decodes(now)
         self._running.is_behind = False
         budget = TokenBudget(
@@ -172,7 +172,7 @@ class Planner:
             short = (roster.starts >= roster.capacity).nonzero()[0]
             if not len(short):
                 return len(roster.rows)
-            if len(short) <= cache.num_available:
+            if len(short) <= cache.pool.num_available:
                 cache.extend_each(roster.rows.index[short])
                 roster.capacity[short] += cache.block_size
             else:
@@ -288,7 +288,7 @@ class Planner:
         """
         cache = self._cache
         missing = cache.num_missing(request.slot, num_tokens)
-        while missing > cache.num_available:
+        while missing > cache.pool.num_available:
             victim = self._victim(budget.slots)
             self._preempt(victim, now)
             if victim is request:
@@ -354,7 +354,7 @@ class Planner:
             sampled_slots=rows.slots,
             admitted=admitted,
             released=released,
-            num_used_blocks=self._cache.num_used,
+            num_used_blocks=self._cache.pool.num_used,
             num_old_blocks=self._num_old_blocks,
             num_paused=running.num_paused,
         )

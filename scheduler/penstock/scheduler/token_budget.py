@@ -88,7 +88,7 @@ class TokenBudget:
                 return
             more = min(grant.remaining - grant.count, self.num_left)
             missing = cache.num_missing(grant.request.slot, grant.start + grant.count + more)
-            if more <= 0 or missing > cache.num_available:
+            if more <= 0 or missing > cache.pool.num_available:
                 continue
             if missing:
                 cache.extend(grant.request.slot, missing)

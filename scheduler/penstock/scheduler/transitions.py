@@ -244,7 +244,7 @@ class Transitions:
         """End requests past a deadline or time limit, and those that cannot meet their deadlines;
         also expire retention and sessions in the cache.
         """
-        self._cache.expire(now)
+        self._cache.pool.expire(now)
         for request in self._queue.due(now):
             self._reconsider(request, now)
         for request, rejection in self._predictor.running_late(now):

@@ -16,9 +16,8 @@ from penstock.scheduler.setting import SettingError, check, made_by, required, s
 from penstock.server.engine.quarantine import SuspectedRequest
 from penstock.server.front.config import FrontConfig
 from penstock.server.gateways import NO_GATEWAY
-from penstock.server.observe.config import ObserverConfig
+from penstock.server.observe.config import DEFAULT_MAX_RECORD_BYTES, ObserverConfig
 from penstock.server.observe.logs import AUTO_FORMAT, LOG_FORMATS, LOG_LEVELS
-from penstock.server.observe.recording.recorder import DEFAULT_MAX_BYTES
 from penstock.server.security.config import SecurityConfig
 from penstock.server.settings.table import declared
 from penstock.server.usable_cores import num_usable_cores
@@ -153,7 +152,7 @@ class ServerConfig:
         shown="none",
     )
     record_max_bytes: int = setting(
-        DEFAULT_MAX_BYTES,
+        DEFAULT_MAX_RECORD_BYTES,
         "recording",
         "largest size of each of the two recorded files, MiB",
         name="record_max_mib",
@@ -258,11 +257,14 @@ SETTINGS = declared(ServerConfig)
 
 
 def encode_launch(launch: EngineLaunch | FrontLaunch | ObserverLaunch) -> bytes:
-    """Encode launch parameters as MessagePack, to send them to the child process."""
+    """Encode launch parameters as MessagePack, to send them to the child process.
+
+    Raises TypeError if a setting has a type that `decode_launch` could not restore.
+    """
     # Imported here because `penstock serve --help` must work without the server's dependencies.
     import msgspec
 
-    return msgspec.msgpack.encode(launch, enc_hook=str)
+    return msgspec.msgpack.encode(launch, enc_hook=_encode_path)
 
 
 def decode_launch(kind: type[LaunchT], data: bytes) -> LaunchT:
@@ -270,3 +272,10 @@ def decode_launch(kind: type[LaunchT], data: bytes) -> LaunchT:
     import msgspec
 
     return msgspec.msgpack.decode(data, type=kind, dec_hook=lambda kind, text: kind(text))
+
+
+def _encode_path(value: object) -> str:
+    """Return the text of a path, the only type here that MessagePack lacks."""
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"launch parameters must not contain a {type(value).__name__}")

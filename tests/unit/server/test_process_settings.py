@@ -70,6 +70,13 @@ def test_the_account_of_many_suspects_fits_into_a_launch() -> None:
     assert len(encode_launch(launch)) < 1 << 20
 
 
+def test_launch_parameters_that_cannot_be_restored_are_an_error() -> None:
+    not_a_path: Any = 1j
+    wrong = replace(config(), model_path=not_a_path)
+    with pytest.raises(TypeError, match="complex"):
+        encode_launch(EngineLaunch(server=wrong, socket_path=Path("/s"), listener_fd=5, epoch=1))
+
+
 def test_a_suspect_is_checked() -> None:
     with pytest.raises(ValueError, match="key"):
         SuspectedRequest(key=0)

@@ -19,30 +19,40 @@ def add_generation_options(parser: argparse.ArgumentParser) -> None:
     add_connection_options(parser)
     parser.add_argument("--model", help="name of the model (default: the server's)")
     parser.add_argument(
-        "--max-tokens", type=int, metavar="N", help="maximum number of tokens of an output"
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="maximum number of tokens of an output (default: the server's --default-max-tokens)",
     )
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    parser.add_argument("--top-p", type=float, metavar="P", help="in (0, 1]")
-    parser.add_argument("--top-k", type=int, metavar="K", help="at least 1")
-    parser.add_argument("--seed", type=int, metavar="SEED", help="makes the output reproducible")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 1)")
+    parser.add_argument("--top-p", type=float, metavar="P", help="in (0, 1] (default: 1)")
+    parser.add_argument("--top-k", type=int, metavar="K", help="at least 1 (default: all tokens)")
+    parser.add_argument(
+        "--seed", type=int, metavar="SEED", help="makes the output reproducible (default: random)"
+    )
     parser.add_argument(
         "--stop",
         action="append",
         default=[],
         metavar="TEXT",
-        help="stop string: the output ends before it; repeatable",
+        help="stop string: the output ends before it; repeatable (default: none)",
     )
-    parser.add_argument("--adapter", metavar="NAME", help="an adapter of the model")
+    parser.add_argument("--adapter", metavar="NAME", help="an adapter of the model (default: none)")
     _add_constraint_options(parser)
-    parser.add_argument("--priority", type=int, metavar="P", help="higher is more urgent")
     parser.add_argument(
-        "--deadline", type=seconds, metavar="SECONDS", help="fail if it takes longer"
+        "--priority", type=int, metavar="P", help="higher is more urgent (default: 0)"
+    )
+    parser.add_argument(
+        "--deadline",
+        type=seconds,
+        metavar="SECONDS",
+        help="fail if it takes longer (default: the server's --default-deadline-s)",
     )
     parser.add_argument(
         "--time-limit",
         type=seconds,
         metavar="SECONDS",
-        help="end after this time, with the text so far",
+        help="end after this time, with the text so far (default: no limit)",
     )
 
 

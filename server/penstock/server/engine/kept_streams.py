@@ -106,7 +106,7 @@ class KeptStream:
         self._at_s = 0.0
         self._keys = array("q")
         self._tokens = array("i")
-        self._rows = None if num_top < 0 else _LogprobRows(num_top)
+        self._rows = None if num_top < 0 else _KeptLogprobs(num_top)
         if kept.history is not None:
             history = kept.history.value()
             self._append(history, _EVENT_BYTES + len(history.tokens) * KEPT_TOKEN_BYTES)
@@ -185,7 +185,7 @@ class KeptStream:
         self._keys, self._tokens = array("q"), array("i")
 
 
-class _LogprobRows:
+class _KeptLogprobs:
     """Log probabilities of the tokens of one stream, with those of the `num_top` most likely tokens
     at each position.
 

@@ -15,6 +15,8 @@ OTHER_TENANTS = "other"
 """The label value that all unlisted tenants share."""
 _SCHEMES = ("http://", "https://")
 MIN_FLIGHT_STEPS, MAX_FLIGHT_STEPS = 64, 1 << 20
+DEFAULT_MAX_RECORD_BYTES = 256 * 1024 * 1024
+"""Default size limit of each of the two files of a recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

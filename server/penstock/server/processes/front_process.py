@@ -133,7 +133,7 @@ def _gateway(config: ServerConfig, board: BoardView | None) -> GatewayServiceMak
     return lambda front, access: gateway.make_service(front, access, board)
 
 
-class _Heartbeat:
+class _FrontBeatTimer:
     """Writes a heartbeat every `interval_s` seconds from `start` to `stop`. Does nothing if `beat`
     is None."""
 
@@ -157,15 +157,15 @@ class _Heartbeat:
             self._timer = None
 
 
-def _heartbeat(launch: FrontLaunch) -> _Heartbeat:
+def _heartbeat(launch: FrontLaunch) -> _FrontBeatTimer:
     fd, limit_s = launch.beats_fd, launch.server.front_hang_s
     if fd < 0 or not limit_s:
-        return _Heartbeat(None, 0.0)
+        return _FrontBeatTimer(None, 0.0)
     try:
         beat = FrontBeat(fd, launch.beat_row, launch.front_id)
     finally:
         os.close(fd)
-    return _Heartbeat(beat, limit_s / (NUM_CHECKS * _BEATS_PER_CHECK))
+    return _FrontBeatTimer(beat, limit_s / (NUM_CHECKS * _BEATS_PER_CHECK))
 
 
 def _weight_of(security: Security, config: ServerConfig, tenant: str) -> float:

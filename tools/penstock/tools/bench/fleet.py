@@ -18,6 +18,7 @@ import grpc
 
 from penstock.client.errors import Failure, PenstockError, error_of
 from penstock.tools.bench.pipe import (
+    Connect,
     Message,
     MessagePipe,
     Prepare,
@@ -86,7 +87,7 @@ class Fleet:
                 ours, theirs = context.Pipe()
                 process = context.Process(
                     target=run_worker,
-                    args=(theirs, self._config),
+                    args=(theirs,),
                     name=f"penstock-load-{number}",
                     daemon=True,
                 )
@@ -94,6 +95,8 @@ class Fleet:
                 theirs.close()
                 self._processes.append(process)
                 self._pipes.append(MessagePipe(ours))
+            for worker in range(self._num_processes):
+                self._send(worker, Connect(config=self._config))
             await self._all_ready(_START_S + REACH_S)
         except BaseException:
             await self._end()

@@ -6,6 +6,7 @@ Frames of `link.wire` are too small: a plan may have a million requests.
 
 import asyncio
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -14,6 +15,13 @@ from penstock.server.link.wire import TaggedFrame
 from penstock.tools.bench.latency_histogram import LatencyHistogram
 from penstock.tools.bench.plan import LoadPlan
 from penstock.tools.bench.recorder import LoadRecorder
+from penstock.tools.bench.sender import SenderConfig
+
+
+class Connect(TaggedFrame, frozen=True, kw_only=True):
+    """The first message to a process: a command to connect to the service."""
+
+    config: SenderConfig
 
 
 class Prepare(TaggedFrame, frozen=True, kw_only=True):
@@ -66,22 +74,28 @@ class WorkerDone(TaggedFrame, frozen=True, kw_only=True):
     was_sending_at_end: bool
 
 
-Message: TypeAlias = Prepare | Start | WorkerReady | Unreachable | WorkerProgress | WorkerDone
+Message: TypeAlias = (
+    Connect | Prepare | Start | WorkerReady | Unreachable | WorkerProgress | WorkerDone
+)
 
 
 def encode(message: Message) -> bytes:
     """Encode a message."""
-    return msgspec.msgpack.encode(message, enc_hook=LatencyHistogram.state)
+    return msgspec.msgpack.encode(message, enc_hook=_plain)
 
 
 def decode(data: bytes) -> Message:
     """Decode a message of `encode`."""
-    message: Message = msgspec.msgpack.decode(data, type=Message, dec_hook=_histogram)
+    message: Message = msgspec.msgpack.decode(data, type=Message, dec_hook=_restored)
     return message
 
 
-def _histogram(_: type, state: Any) -> LatencyHistogram:
-    return LatencyHistogram.of(*state)
+def _plain(value: Path | LatencyHistogram) -> Any:
+    return str(value) if isinstance(value, Path) else value.state()
+
+
+def _restored(kind: type, plain: Any) -> Path | LatencyHistogram:
+    return Path(plain) if kind is Path else LatencyHistogram.of(*plain)
 
 
 class MessagePipe:

@@ -28,7 +28,7 @@ _HOST = re.compile(r"\[(?P<ipv6>[^\]]*)\](:\d+)?|(?P<host>[^:]*)(:\d+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderConfig:
-    """The settings of the connections to the service. The object is sent to other processes, so it
+    """The settings of the connections to the service. They are sent to other processes, so they
     must not contain a secret, only the path of the token file.
 
     `is_multiplex`: all requests of a connection share one stream. `tls` None: plain text.

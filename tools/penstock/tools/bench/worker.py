@@ -16,6 +16,7 @@ from typing import Any
 from penstock.client.errors import PenstockError
 from penstock.tools.bench.driver import Driver, Share
 from penstock.tools.bench.pipe import (
+    Connect,
     MessagePipe,
     Prepare,
     Start,
@@ -25,19 +26,19 @@ from penstock.tools.bench.pipe import (
     WorkerReady,
 )
 from penstock.tools.bench.schedule import planned_requests, share_of
-from penstock.tools.bench.sender import ClientSender, SenderConfig
+from penstock.tools.bench.sender import ClientSender
 
 REACH_S = 20.0
 """Time limit for a process to connect to the service, seconds."""
 _PROGRESS_S = 0.25
 
 
-def run_worker(connection: "Connection[Any, Any]", config: SenderConfig) -> None:
+def run_worker(connection: "Connection[Any, Any]") -> None:
     """Entry point of the process: execute runs until the parent closes the pipe."""
     # Ctrl-C is sent to every process of the terminal; the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
-        runner.run(_work(MessagePipe(connection), config))
+        runner.run(_work(MessagePipe(connection)))
 
 
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -49,8 +50,13 @@ def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-async def _work(pipe: MessagePipe, config: SenderConfig) -> None:
-    async with ClientSender(config) as sender:
+async def _work(pipe: MessagePipe) -> None:
+    try:
+        first = await pipe.receive()
+    except EOFError:
+        return
+    assert isinstance(first, Connect)
+    async with ClientSender(first.config) as sender:
         try:
             await sender.reach(REACH_S)
         except PenstockError as error:

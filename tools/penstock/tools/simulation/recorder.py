@@ -210,6 +210,6 @@ class MemorySamples:
         self.at_s.append(at_s)
         self.num_running.append(len(engine.running))
         self.num_waiting.append(len(engine.queue) + num_held_back)
-        self.num_used_blocks.append(cache.num_used)
+        self.num_used_blocks.append(cache.pool.num_used)
         # Shared blocks are full and are counted for every request in both sums, so they cancel out.
         self.num_unused_tokens.append(int(cache.capacity.sum()) - int(arrays.num_computed.sum()))

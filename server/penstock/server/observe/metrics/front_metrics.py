@@ -51,7 +51,7 @@ class FrontMetrics:
         self._drop_reasons: set[str] = set(labels.DROP_REASONS)
         for reason in (*sorted(labels.REASONS), labels.OTHER):
             tables.counter(catalogue.REQUEST_ERRORS).begin(reason)
-        for reason in sorted(labels.REJECTIONS):
+        for reason in sorted(labels.ADMISSION_REJECTIONS):
             tables.counter(catalogue.ADMISSION_REJECTED).begin(reason)
         for reason in sorted(self._drop_reasons):
             tables.counter(catalogue.RECORDS_DROPPED).begin(reason)
@@ -166,7 +166,7 @@ def _ends(end: OutcomeCount, methods: Collection[str]) -> "Counter[Series]":
     counts: Counter[Series] = Counter({(catalogue.REQUESTS, names): end.num})
     if reason != labels.NONE:
         counts[catalogue.REQUEST_ERRORS, (reason,)] += end.num
-    if reason in labels.REJECTIONS:
+    if reason in labels.ADMISSION_REJECTIONS:
         counts[catalogue.ADMISSION_REJECTED, (reason,)] += end.num
     return counts
 

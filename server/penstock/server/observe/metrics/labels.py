@@ -40,13 +40,15 @@ METHODS: Final = frozenset(
 )
 REASONS: Final = frozenset(reason.value for reason in ErrorReason)
 FINISH_REASONS: Final = frozenset(reason.name for reason in FinishReason)
-REJECTIONS: Final = frozenset(
+ADMISSION_REJECTIONS: Final = frozenset(
     reason.value
     for reason in (
         ErrorReason.QUEUE_FULL,
         ErrorReason.QUOTA_EXCEEDED,
         ErrorReason.DEADLINE_UNREACHABLE,
         ErrorReason.DRAINING,
+        # Operations (`error_reason.REJECTIONS`) count it as failed: it also ends requests whose
+        # engine died. The alert on rejections needs it, for requests that arrive meanwhile.
         ErrorReason.ENGINE_DOWN,
         ErrorReason.MODEL_NOT_READY,
         ErrorReason.EXCEEDS_KV_CACHE,
@@ -54,7 +56,7 @@ REJECTIONS: Final = frozenset(
     )
 )
 """Reasons to reject a valid request because of the state, the capacity or the executor of the
-service."""
+service: those that the metric of admission counts."""
 WAIT_REASONS: Final = (*(reason.name.lower() for reason in WaitReason), OTHER, ENGINE_LOST)
 """The values of a wait's reason.
 

@@ -34,7 +34,7 @@ _OK, _CANCELLED = 0, 1
 _CANCELLED_NAME = "CANCELLED"
 
 
-class FrontCounts:
+class RequestCounts:
     """Counts of accepted, rejected, completed, cancelled and failed requests over all front
     processes."""
 
@@ -142,7 +142,7 @@ class SnapshotMaker(ServiceListener):
         self._max_num_batched_tokens = max_num_batched_tokens
         self._info: ExecutorInfo | None = None
         self._steps = EngineSteps()
-        self._fronts = FrontCounts()
+        self._fronts = RequestCounts()
         self._ttft, self._queue, self._e2e = DurationWindow(), DurationWindow(), DurationWindow()
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0

@@ -23,6 +23,7 @@ from penstock.scheduler.events import Completed, Failed, StepEvents
 from penstock.scheduler.launched_step import PrefillChunk
 from penstock.scheduler.listener import StepNote
 from penstock.scheduler.request import RequestSpec
+from penstock.server.observe.config import DEFAULT_MAX_RECORD_BYTES
 from penstock.server.observe.recording.request_log import RequestLog
 from penstock.server.observe.recording.trace import RecordedStep, json_line
 
@@ -104,7 +105,6 @@ def open_pair(
     raise FileExistsError(f"{folder} contains {_MAX_NUM_PAIRS} recordings already")
 
 
-DEFAULT_MAX_BYTES = 256 * 1024 * 1024
 _NAMES = ("steps", "requests")
 _INTERVAL_S = 1.0
 _MAX_BACKLOG = 200_000
@@ -141,7 +141,7 @@ class Recorder:
         *,
         block_size: int,
         is_self_paced: bool = False,
-        max_bytes: int = DEFAULT_MAX_BYTES,
+        max_bytes: int = DEFAULT_MAX_RECORD_BYTES,
         max_backlog: int = _MAX_BACKLOG,
     ) -> None:
         self._steps, self._requests = open_pair(folder, _NAMES, max_bytes)

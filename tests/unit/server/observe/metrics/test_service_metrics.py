@@ -27,7 +27,7 @@ def test_all_that_an_alert_needs_is_there_before_anything_happened() -> None:
 
     for reason in labels.REASONS:
         assert value(samples, "request_errors_total", reason=reason) == 0
-    for reason in labels.REJECTIONS:
+    for reason in labels.ADMISSION_REJECTIONS:
         assert value(samples, "admission_rejected_total", reason=reason) == 0
     for name in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_ratio"):
         assert value(samples, name) == 0
