@@ -15,7 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from penstock.server.processes.process_table import entry_of, send_signal
+from penstock.server.process_table import entry_of, send_signal
 from support.service import Stream, launched, simulated, started, until_gone, until_health
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -7,15 +7,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from penstock.server.processes.process_table import (
+from penstock.server.process_table import (
     ProcessEntry,
+    child_with_argument,
     children_of,
     entry_of,
     reap,
     send_signal,
+    usage_of,
     was_started_with,
 )
 
@@ -54,6 +57,23 @@ def test_an_entry_contains_what_the_kernel_reports(sleeper: "subprocess.Popen[by
     assert entry.started_ticks >= here.started_ticks > 0
     assert entry in children_of(os.getpid())
     assert entry not in children_of(os.getppid())
+
+
+def test_the_usage_is_that_of_the_process(sleeper: "subprocess.Popen[bytes]") -> None:
+    usage = usage_of(sleeper.pid)
+    assert usage is not None
+    assert usage.cpu_s >= 0
+    assert usage.resident_bytes > 0
+    sleeper.kill()
+    sleeper.wait()
+    assert usage_of(sleeper.pid) is None
+
+
+def test_a_child_is_found_by_a_whole_argument(sleeper: "subprocess.Popen[bytes]") -> None:
+    (program,) = (str(argument) for argument in cast("list[Path]", sleeper.args))
+    assert child_with_argument(os.getpid(), program) == sleeper.pid
+    assert child_with_argument(os.getpid(), program[:-1]) is None
+    assert child_with_argument(os.getppid(), program) is None
 
 
 def test_the_environment_is_matched_whole(sleeper: "subprocess.Popen[bytes]") -> None:

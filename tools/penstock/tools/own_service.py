@@ -12,7 +12,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -101,20 +100,14 @@ class OwnService:
             raise ServiceFailed(self._explain(f"the service ended with exit code {exit_code}"))
 
     def engine_pid(self) -> int | None:
-        """Return the pid of the current engine process; None if there is none. Reads /proc
-        (Linux).
-        """
+        """Return the pid of the current engine process; None if there is none (Linux only)."""
         # Imported here: commands that need only the client import this module without the server.
+        from penstock.server.process_table import child_with_argument, is_supported
         from penstock.server.processes.spawn_context import ENGINE_MODULE
 
-        pid = None if self._process is None else self._process.pid
-        with contextlib.suppress(OSError):
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
-            for child in children.split():
-                command = Path(f"/proc/{child}/cmdline").read_bytes()
-                if ENGINE_MODULE.encode() in command.split(b"\0"):
-                    return int(child)
-        return None
+        if self._process is None or not is_supported():
+            return None
+        return child_with_argument(self._process.pid, ENGINE_MODULE)
 
     async def wait_until_gone(self) -> None:
         """Wait until the process has exited."""

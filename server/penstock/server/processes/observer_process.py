@@ -5,7 +5,6 @@ supervisor runs it as `python -m penstock.server.processes.observer_process <con
 """
 
 import asyncio
-import contextlib
 import functools
 import gc
 import logging
@@ -15,12 +14,12 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
 
 from penstock.scheduler.live_view import LiveView
+from penstock.server import process_table
 from penstock.server.config import ObserverLaunch
 from penstock.server.gateways import NO_GATEWAY, load_gateway
 from penstock.server.link.board import BoardView, LoadState
@@ -32,7 +31,6 @@ from penstock.server.observe.listeners import ServiceListeners
 from penstock.server.observe.operations.service import Operations
 from penstock.server.observe.operations.snapshot import RequestView
 from penstock.server.observe.spans.variables import forget_blank_numbers
-from penstock.server.processes import process_table
 from penstock.server.processes.command_runner import CommandRunner
 from penstock.server.processes.control import ChildControl, begin, exit_at_once, in_one_line
 from penstock.server.processes.exit_codes import EXIT_CANNOT_START, EXIT_OK
@@ -270,10 +268,9 @@ def processes_of_service(front_pids: Mapping[int, int]) -> dict[str, int]:
     for number, front_id in enumerate(sorted(front_pids), start=1):
         pids[f"front {number}"] = front_pids[front_id]
     if process_table.is_supported():
-        for entry in process_table.children_of(os.getppid()):
-            with contextlib.suppress(OSError):
-                if ENGINE_MODULE in Path(f"/proc/{entry.pid}/cmdline").read_text("utf-8"):
-                    pids["engine"] = entry.pid
+        engine_pid = process_table.child_with_argument(os.getppid(), ENGINE_MODULE)
+        if engine_pid is not None:
+            pids["engine"] = engine_pid
     return pids
 
 

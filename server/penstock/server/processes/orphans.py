@@ -14,10 +14,10 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 
+from penstock.server import process_table
 from penstock.server.observe.logs.limits import ALWAYS
-from penstock.server.processes import process_table
+from penstock.server.process_table import ProcessEntry
 from penstock.server.processes.child import Child
-from penstock.server.processes.process_table import ProcessEntry
 
 logger = logging.getLogger(__name__)
 

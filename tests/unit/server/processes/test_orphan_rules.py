@@ -10,10 +10,11 @@ from typing import cast
 
 import pytest
 
-from penstock.server.processes import orphans, process_table
+from penstock.server import process_table
+from penstock.server.process_table import ProcessEntry
+from penstock.server.processes import orphans
 from penstock.server.processes.child import Child
 from penstock.server.processes.orphans import Orphans
-from penstock.server.processes.process_table import ProcessEntry
 
 
 class Table:

@@ -4,12 +4,9 @@ Owns the tables and their lock: records and steps arrive on the event loop, scra
 time and memory of the processes are read when metrics are collected.
 """
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -26,34 +23,10 @@ from penstock.server.observe.metrics.front_metrics import FrontMetrics, RequestM
 from penstock.server.observe.metrics.step_metrics import StepMetrics
 from penstock.server.observe.metrics.tables import MetricTables
 from penstock.server.observe.request_record import RequestRecord
+from penstock.server.process_table import usage_of
 
 Processes = Callable[[], Mapping[str, int]]
 """Returns the current process ids by name, such as `engine`, `front` or `supervisor`."""
-
-
-@dataclass(frozen=True, slots=True)
-class UsageSample:
-    """The CPU time that a process has used so far, in seconds, and its resident memory."""
-
-    cpu_s: float
-    resident_bytes: int
-
-
-def usage_of(pid: int, proc: Path = Path("/proc")) -> UsageSample | None:
-    """Return the usage of a process; None if it cannot be read."""
-    try:
-        stat = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    # The name of the program is in parentheses and may contain any character; see proc_pid_stat(5).
-    fields = stat.rpartition(")")[2].split()
-    if len(fields) < 22:
-        return None
-    ticks = int(fields[11]) + int(fields[12])
-    return UsageSample(
-        cpu_s=ticks / os.sysconf("SC_CLK_TCK"),
-        resident_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
-    )
 
 
 class ProcessUsage:

@@ -1,4 +1,4 @@
-"""Lists other processes, and sends signals that cannot reach the wrong process.
+"""Lists other processes with their usage, and sends signals that cannot reach the wrong process.
 
 Reads /proc and wraps system calls for processes. Linux only: check `is_supported` first.
 """
@@ -34,6 +34,14 @@ class ProcessEntry:
     has_ended: bool
 
 
+@dataclass(frozen=True, slots=True)
+class UsageSample:
+    """The CPU time that a process has used so far, in seconds, and its resident memory."""
+
+    cpu_s: float
+    resident_bytes: int
+
+
 def is_supported() -> bool:
     """Return True if the other functions here work on this system."""
     return sys.platform == "linux" and (_PROC / "self/stat").exists()
@@ -51,26 +59,58 @@ def become_subreaper() -> bool:
 
 def entry_of(pid: int) -> ProcessEntry | None:
     """Return the process with this id; None if there is none or if it may not be inspected."""
+    if (stat := _stat_of(pid)) is None:
+        return None
+    name, fields = stat
+    return ProcessEntry(
+        pid=pid,
+        parent_pid=int(fields[1]),
+        started_ticks=int(fields[19]),
+        name=name.decode(errors="replace"),
+        has_ended=fields[0].decode() in _ENDED_STATES,
+    )
+
+
+def usage_of(pid: int) -> UsageSample | None:
+    """Return the usage of the process with this id; None as in `entry_of`."""
+    if (stat := _stat_of(pid)) is None:
+        return None
+    _, fields = stat
+    ticks = int(fields[11]) + int(fields[12])
+    return UsageSample(
+        cpu_s=ticks / os.sysconf("SC_CLK_TCK"),
+        resident_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+    )
+
+
+def _stat_of(pid: int) -> tuple[bytes, list[bytes]] | None:
+    """Return the name of a process and the fields after it, from the state on; see
+    proc_pid_stat(5)."""
     try:
         text = (_PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     # The name is in parentheses and may itself contain parentheses.
     head, _, tail = text.rpartition(b")")
-    fields = tail.split()
-    return ProcessEntry(
-        pid=pid,
-        parent_pid=int(fields[1]),
-        started_ticks=int(fields[19]),
-        name=head.partition(b"(")[2].decode(errors="replace"),
-        has_ended=fields[0].decode() in _ENDED_STATES,
-    )
+    return head.partition(b"(")[2], tail.split()
 
 
 def children_of(pid: int) -> list[ProcessEntry]:
     """Return the processes whose parent is `pid`, including zombies."""
     # The kernel's own list of children is optional, and may skip some while others end.
     return [entry for entry in all_processes() if entry.parent_pid == pid]
+
+
+def child_with_argument(pid: int, argument: str) -> int | None:
+    """Return the id of the newest process whose parent is `pid` and whose command line contains
+    `argument`; None if there is none."""
+    children = sorted(children_of(pid), key=lambda entry: entry.started_ticks, reverse=True)
+    for child in children:
+        with contextlib.suppress(OSError):
+            command = (_PROC / str(child.pid) / "cmdline").read_bytes()
+            if argument.encode() in command.split(b"\0"):
+                return child.pid
+    return None
 
 
 def all_processes() -> list[ProcessEntry]:
