@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pkgutil
 import subprocess
@@ -21,6 +22,8 @@ LIGHT = [
     ("penstock.server.text", HEAVY),
     ("penstock.server.front", HEAVY),
     ("penstock.server.cli", HEAVY),
+    # The help of `penstock serve` needs no more than numpy.
+    ("penstock.server.config", HEAVY | SERVER - {"numpy"} | {"grpc", "msgspec"}),
     ("penstock.tools", HEAVY),
     # It imports the engine's package only when an engine is built.
     ("penstock.executor.trtllm", HEAVY),
@@ -29,7 +32,7 @@ LIGHT = [
 
 
 def modules_below(package: str) -> list[str]:
-    path = __import__(package, fromlist=["__path__"]).__path__
+    path = getattr(importlib.import_module(package), "__path__", ())
     return [package, *(module.name for module in pkgutil.walk_packages(path, f"{package}."))]
 
 

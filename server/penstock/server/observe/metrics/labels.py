@@ -47,8 +47,8 @@ ADMISSION_REJECTIONS: Final = frozenset(
         ErrorReason.QUOTA_EXCEEDED,
         ErrorReason.DEADLINE_UNREACHABLE,
         ErrorReason.DRAINING,
-        # Operations (`error_reason.REJECTIONS`) count it as failed: it also ends requests whose
-        # engine died. The alert on rejections needs it, for requests that arrive meanwhile.
+        # Requests that arrive without an engine are rejected. Operations count the reason as
+        # failed (`error_reason.REJECTIONS`), because it also ends requests whose engine died.
         ErrorReason.ENGINE_DOWN,
         ErrorReason.MODEL_NOT_READY,
         ErrorReason.EXCEEDS_KV_CACHE,
