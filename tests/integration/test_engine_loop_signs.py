@@ -75,7 +75,7 @@ def test_an_idle_loop_continues_and_runs_its_tasks(path: Path, board_fd: int) ->
             thread.join(PATIENCE_S)
             connections.close()
     assert not thread.is_alive()
-    assert view.num_beats >= 3
+    assert view.num_heartbeats >= 3
     assert view.epoch == 3
     board.close()
     view.close()

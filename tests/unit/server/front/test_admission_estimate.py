@@ -16,8 +16,8 @@ from penstock.server.front.generation import Urgency
 from penstock.server.front.live_request import LiveRequest
 from penstock.server.link.frames import EngineHello
 from support.fronts import INFO
+from support.published_queue import ShownBoard
 from support.replay_site import generation
-from support.shown_queue import ShownBoard
 
 EPOCH = 3
 HELLO = EngineHello(

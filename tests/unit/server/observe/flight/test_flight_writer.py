@@ -320,7 +320,7 @@ def test_with_a_recorder_next_to_it(tmp_path: Path) -> None:
 
     assert len(FlightReader(fd).recording().steps) == 3
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 3
-    assert engine.look() == ()
+    assert engine.live_views() == ()
 
 
 def test_a_fault_of_the_recorder_ends_the_recording_alone(

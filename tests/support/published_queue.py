@@ -15,7 +15,7 @@ class ShownBoard:
         weakref.finalize(self, os.close, self._fd)
         self.view = BoardView(self._fd)
         self.restart(epoch)
-        self._board.beat()
+        self._board.heartbeat()
 
     def restart(self, epoch: int) -> None:
         """Publish a new engine that has not stepped yet."""
@@ -23,11 +23,11 @@ class ShownBoard:
 
     def show(self, num_waiting: int, num_tokens: int = 0, queue_s: float | None = None) -> None:
         """Publish a step of the engine and its number of waiting requests."""
-        self._board.beat()
-        self._board.show_queue(num_waiting, num_tokens, queue_s)
+        self._board.heartbeat()
+        self._board.publish_queue(num_waiting, num_tokens, queue_s)
 
 
-class ShownQueue:
+class PublishedQueue:
     """Publishes `engine`'s queue as of the last call of `turned`.
 
     `queue_s`: the queue time, seconds, that is published while requests wait.
