@@ -69,8 +69,8 @@ async def read(client: Client, number: int, events: list[Event], news: asyncio.E
 
 
 async def all_streams(service: Service, kills: Sequence[int]) -> list[list[Event]]:
-    """Run all streams to their end; kill the engine each time that the first stream has the next of
-    the token counts in `kills`.
+    """Run all streams to their end; return the events of each. Kill the engine each time that the
+    first stream reaches the next number of tokens in `kills`.
     """
     reported: list[list[Event]] = [[] for _ in range(NUM_STREAMS)]
     news = asyncio.Event()

@@ -34,7 +34,8 @@ def engine_conduct(
     """Return the environment for `support.service`. `folder`: an empty one, where workers report.
 
     `worker`: a child of the engine, a detached one, one that also ignores SIGTERM, or a detached
-    one with children. Each holds a lock that the next engine's worker needs.
+    one with children. Each holds a lock that the next engine's worker needs. `load`: how loading
+    the model ends; with "sticks" it hangs from the engine number `sticks_from_life` on.
     """
     conduct = {
         "folder": str(folder),

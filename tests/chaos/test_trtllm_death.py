@@ -43,7 +43,7 @@ class Site:
         self._mark = str(lifetime_s).encode()
 
     def workers(self) -> set[int]:
-        """Return the live processes that engines of this service started."""
+        """Return the pids of the live processes that engines of this service started."""
         found: set[int] = set()
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -116,7 +116,7 @@ async def check_lost(*streams: Stream) -> None:
 
 
 async def check_serves(site: Site, channel: grpc.aio.Channel) -> None:
-    """Check that the next engine serves, and stops cleanly."""
+    """Check that the next engine serves a request, and that the service stops with exit code 0."""
     await until_health(channel, SERVING)
     assert await Stream(channel, 5).outcome() is grpc.StatusCode.OK
     assert len(site.workers()) == 1

@@ -83,8 +83,8 @@ def torch_on_cuda(depth: int) -> Callable[[Path], ExecutorConfig]:
 
 
 def torch_eight_bit(folder: Path) -> ExecutorConfig:
-    """Return the config with int8 weights and float32 activations, so that products do not depend
-    on the batch.
+    """Return the config with int8 weights, float32 activations, so that products do not depend on
+    the batch, and an fp8 KV cache.
     """
     return replace(torch_on_cuda(2)(folder), quantization="int8", kv_cache_dtype="fp8")
 
@@ -330,7 +330,7 @@ def test_a_request_that_fails_fails_alone(harness: Harness, budget: int) -> None
 def test_a_request_that_makes_the_step_raise_fails_alone(
     harness: Harness, places: tuple[int, ...], budget: int
 ) -> None:
-    """At any position in the batch, and with any number of such requests."""
+    """The position in the batch and the number of such requests do not matter."""
     good = crowd(4)
     specs = list(good)
     for place in places:

@@ -189,7 +189,7 @@ def test_a_step_under_way_changes_nothing(
     num_blocks: int,
     make_tiny_llama: Callable[[int, int], Path],
 ) -> None:
-    """Also after a preemption, when the tokens so far become the prompt."""
+    """Includes preemptions, after which the prompt contains the tokens generated so far."""
     folder = make_tiny_llama(VOCAB, VOCAB - 1)
     specs = crowd(OPTIONS[option])
 

@@ -195,7 +195,7 @@ def is_idle(stats: Any) -> bool:
 
 
 async def test_a_constraint_is_rejected_where_the_executor_has_none(harness: Harness) -> None:
-    """It is not ignored: the client gets an error that names it."""
+    """The constraint is not ignored: the client gets an error that names it."""
     with pytest.raises(openai().APIStatusError) as caught:
         await harness.openai.chat.completions.create(
             model="demo", messages=MESSAGES, max_tokens=8, response_format={"type": "json_object"}

@@ -164,8 +164,8 @@ class Answer:
 
 @dataclass
 class Harness:
-    """The gateway, the relay between it and its worker, and its first response, sent before it had
-    a worker.
+    """The gateway, the relay between it and its worker, and the response that the gateway gave
+    before it had a worker.
     """
 
     gateway: Gateway
@@ -333,7 +333,7 @@ async def test_other_forms(harness: Harness, path: str, form: dict[str, Any], te
     ],
 )  # fmt: skip
 async def test_what_the_gateway_drops(harness: Harness, path: str, option: dict[str, Any]) -> None:
-    """They are dropped silently: neither the worker nor the client is notified."""
+    """The options are dropped silently: neither the worker nor the client is notified."""
     plain = await harness.params(path, max_tokens=4)
 
     assert (await harness.post(path, max_tokens=4, **option)).status == 200

@@ -233,7 +233,7 @@ async def opened_on(client: Client, name: str) -> AsyncGenerator[object]:
 
 
 async def test_a_name_whose_addresses_change(stack: AsyncExitStack) -> None:
-    """As with a headless Service of Kubernetes: one port, an address for each ready pod."""
+    """The name resolves like a headless Service of Kubernetes: to an address for each ready pod."""
     port = str(reusable_port())
     a = await stack.enter_async_context(server("a", "--host", "127.0.0.1", "--port", port))
     await stack.enter_async_context(server("b", "--host", "127.0.0.2", "--port", port))
@@ -260,8 +260,8 @@ async def test_a_name_whose_addresses_change(stack: AsyncExitStack) -> None:
 
 
 async def test_one_connection_stays_until_it_is_too_old(stack: AsyncExitStack) -> None:
-    """As with an ordinary Service of Kubernetes, which balances connections: calls follow their
-    connection.
+    """The relay acts like an ordinary Service of Kubernetes, which balances connections, not calls:
+    all calls of a connection reach the same server.
     """
     a = await stack.enter_async_context(server("a"))
     new_server = await stack.enter_async_context(server("b"))

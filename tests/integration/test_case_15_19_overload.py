@@ -255,7 +255,7 @@ async def test_case_19_a_retry_after_the_returned_time_is_served(text: ModelText
 async def test_case_10_a_deadline_shorter_than_the_queue(
     text: ModelText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rejected at admission, before any computation, with the estimated time."""
+    """The request is rejected at admission, before any computation, with the estimated time."""
     now_s = 7000.0
     config = SchedulerConfig(max_num_waiting=64, max_num_batched_tokens=256)
     async with stepped(text, scheduler=config, max_num_seqs=1, clock=lambda: now_s) as service:

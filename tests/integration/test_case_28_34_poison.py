@@ -143,7 +143,7 @@ def broken_for_x(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 async def test_case_29_text_that_cannot_be_made_costs_one_request(
     broken_for_x: str, text: ModelText, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The front cancels it in the engine at once; later events for it have no effect."""
+    """The front cancels the request in the engine at once; later events for it have no effect."""
     message = text_request()
     if broken_for_x == "stop check":
         message.stopping.stop_strings.append("never")

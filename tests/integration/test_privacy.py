@@ -261,7 +261,7 @@ async def test_case_46_no_secret_is_in_anything_that_is_let_out(tmp_path: Path) 
 
 
 async def test_content_that_is_asked_for_is_in_spans_and_nowhere_else(tmp_path: Path) -> None:
-    """Nor in a plain-text log."""
+    """With --trace-content on, prompts and outputs are in spans, but in no log, metric or file."""
     with grpc_receiver() as collector:
         async with watched(collector, tmp_path, "--trace-content", "on") as site:
             await go_through_it(site)

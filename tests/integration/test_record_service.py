@@ -112,7 +112,7 @@ async def test_a_folder_that_cannot_be_created_is_reported_at_once(tmp_path: Pat
 
 
 async def test_a_folder_that_is_lost_costs_the_record_alone(tmp_path: Path) -> None:
-    """It is lost after the check at the start: an engine restart must not need the disk."""
+    """The folder is lost after the check at the start: an engine restart must not need the disk."""
     folder = tmp_path / "record"
     async with started("--record", str(folder), *simulated()) as service:
         engine_pid = await service.next_pid("engine")

@@ -37,7 +37,7 @@ def core() -> bytes:
 
 
 def other(suffix: str, value: int) -> ServerOptions:
-    """Return the server option whose name has this suffix, with another value."""
+    """Return the server option whose name ends with `suffix`, with the value `value`."""
     (name,) = (name for name in NAMES if name.endswith(suffix))
     return ((name, value),)
 

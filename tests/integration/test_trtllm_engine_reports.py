@@ -162,7 +162,7 @@ def test_statistics_that_are_fetched_reach_the_audit_and_hold_up_nothing(
 def test_an_engine_of_fetched_statistics_without_any_does_not_block_its_start(
     build: BuildHarness,
 ) -> None:
-    """Its response takes the whole timeout of a read, on a thread other than the event loop's."""
+    """Reading the statistics takes the whole timeout, on a thread other than the event loop's."""
     with pytest.raises(ExecutorDied, match="reports no KV cache statistics"):
         build(fake={"has_stats": False, "stats": "rpc"}, watch={"limits_timeout_s": 0.05})
 
