@@ -189,7 +189,7 @@ async def three(stack: AsyncExitStack) -> list[Service]:
     return list(await asyncio.gather(*(stack.enter_async_context(server(name)) for name in "abc")))
 
 
-async def test_a_list_of_servers_one_drained_and_one_killed(stack: AsyncExitStack) -> None:
+async def test_a_list_of_servers_with_one_drained_and_one_killed(stack: AsyncExitStack) -> None:
     a, b, c = await three(stack)
     client = await stack.enter_async_context(Client([a.address, b.address, c.address]))
     async with steady_load(client) as load:
@@ -259,7 +259,9 @@ async def test_a_name_whose_addresses_change(stack: AsyncExitStack) -> None:
     assert load.failures == []
 
 
-async def test_one_connection_stays_until_it_is_too_old(stack: AsyncExitStack) -> None:
+async def test_a_connection_stays_on_its_server_until_its_maximum_age(
+    stack: AsyncExitStack,
+) -> None:
     """The relay acts like an ordinary Service of Kubernetes, which balances connections, not calls:
     all calls of a connection reach the same server.
     """

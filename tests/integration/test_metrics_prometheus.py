@@ -221,7 +221,7 @@ MOVED = (
 
 
 @pytest.mark.nightly
-async def test_every_query_has_data_of_a_service_under_load(tmp_path: Path) -> None:
+async def test_every_query_has_data_for_a_service_under_load(tmp_path: Path) -> None:
     """Under the load, requests wait, are preempted and are rejected, and an engine is killed."""
     arguments = (
         *simulated(),

@@ -29,7 +29,8 @@ class Settings:
 
     Times are in seconds, and iterations are counted from 1. A fault by iteration occurs when a
     request arrives in that iteration; a fault by token occurs each time a prompt contains the
-    token. `num_blocks`: the simulated GPU's capacity; `free_blocks_drift` is added to the free blocks in the statistics.
+    token. `num_blocks`: the simulated GPU's capacity; `free_blocks_drift` is added to the free
+    blocks in the statistics.
     `stats`: "push" as before NVIDIA PR #9980; "rpc" as after it, where the caller fetches
     statistics and is blocked. `slip_token`: reading the result of a prompt that contains it raises
     an AssertionError. `guided_error`: the grammar compiler's message for a guide that it rejects,
