@@ -1,4 +1,4 @@
-"""The parts of a decode step's time on a CPU, compared with a lower bound for the cores.
+"""The parts of a decode step's time on a CPU, compared with lower bounds for the cores.
 
 Steps the engine directly, with the eager and with the fused path, for a Llama with random weights
 and concurrent requests with a context of about 352 tokens. Parts: the scheduler (the whole step
@@ -126,8 +126,8 @@ def build_engine(folder: Path, watch: Stopwatch, name: str) -> EngineRun:
 def measured(
     run: EngineRun, watch: Stopwatch, num_running: int, num_steps: int
 ) -> dict[str, float]:
-    """Return the milliseconds of a decode step by cause and in total, its CPU time, and the number
-    of operators.
+    """Return the milliseconds of a decode step by cause, its mean and median total and its CPU
+    time, and the number of operators.
     """
     random = np.random.default_rng(0)
     first = CONTEXT - num_steps
@@ -164,7 +164,8 @@ def measured(
 
 
 def floors(shape: str, num_running: int, *, is_int8: bool) -> dict[str, float]:
-    """Return lower bounds of a step's time, ms: by memory traffic and by bfloat16 matrix products.
+    """Return lower bounds of a step's time, ms: "bytes" for memory traffic, "products" for matrix
+    products.
 
     Uses the speeds measured on this machine.
     """

@@ -157,8 +157,8 @@ def _measured(cell: Cell) -> Seen | None:
 
 
 def undisturbed(*sides: Sequence[Seen]) -> list[list[Seen]]:
-    """Return the runs of the rounds that all sides have, without those that other processes
-    disturbed, unless all were.
+    """Return, for each side, the runs of the rounds that all sides have. Rounds disturbed by other
+    processes are left out, unless all are.
     """
     common = set.intersection(*({one.round_index for one in side} for side in sides))
     noisy = {

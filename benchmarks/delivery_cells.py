@@ -131,8 +131,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A running server. `schedule`: the file with the due time of token 0 of its source; None: the
-    schedule is determined from scripted pauses.
+    """A running server. `servers`, `source`: process ids. `schedule`: the file with the due time of
+    token 0 of its source; None: the schedule is determined from scripted pauses.
     """
 
     port: int

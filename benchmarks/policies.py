@@ -65,7 +65,9 @@ COSTS = {
 
 
 def measure(args: argparse.Namespace) -> Outcome:
-    """Find the capacity, run all sections and print them."""
+    """Find the capacity, run all sections and print them. Raises RunFailed if the trace or the
+    options are invalid.
+    """
     end_s = TransformConfig().end_s if args.full else QUICK_WINDOW_S
     try:
         requests = synthetic_trace(LONG_PROMPTS) if args.trace is None else read_trace(args.trace)

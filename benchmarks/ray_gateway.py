@@ -117,7 +117,9 @@ def _recommended() -> dict[str, str]:
 
 
 async def measured(port: int, side: str, load: str, window_s: float) -> Found:
-    """Keep the streams running, and count the tokens received within the window."""
+    """Keep the streams running; return the figures of the window after the warm-up. `num_failed`
+    includes the warm-up.
+    """
     found: list[Seen] = []
     ask = LoadRequest(num_tokens=NUM_TOKENS[load])
     async with Client(f"127.0.0.1:{port}", retry=NO_RETRY) as client:
@@ -148,7 +150,7 @@ async def measured(port: int, side: str, load: str, window_s: float) -> Found:
 
 
 def side_of(side: str, load: str, window_s: float) -> Found:
-    """Run one side once."""
+    """Start one side, run the load once, and return the results."""
     if side == NATIVE:
         with service(*options(load)) as serving:
             return asyncio.run(measured(serving.port, side, load, window_s))

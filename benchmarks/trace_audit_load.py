@@ -94,7 +94,9 @@ class AuditRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Answers:
-    """How all requests ended. `outcomes`: number of requests by kind and by status or "left"."""
+    """How all requests ended. `outcomes`: number of requests by kind and by error reason, status or
+    "left".
+    """
 
     sent: list[Sent] = field(default_factory=list[Sent])
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
