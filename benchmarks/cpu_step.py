@@ -1,15 +1,15 @@
 """The parts of a decode step's time on a CPU, compared with lower bounds for the cores.
 
-Steps the engine directly, with the eager and with the fused path, for a Llama with random weights
-and concurrent requests with a context of about 352 tokens. Parts: the scheduler (the whole step
-except the executor); sampling; all layers, if one call runs them; otherwise ("by operator") the
-matrix products of linear layers, attention over pages, and other kernels; and the rest: small
-operators, their launch overhead, packing. The number of operators is from PyTorch's profiler. The
-lower bounds are the bytes of weights, keys and values divided by the speed of a copy, and the
-operations of the matrix products divided by the speed of a large one; both speeds are measured with
-the same threads. "processor": the time of all threads, including busy waiting. With one thread
-every figure is CPU time, which other processes hardly affect. Only the ratios apply to other
-machines.
+Steps the engine directly, with the eager path (PyTorch modules) and with the fused path (joined,
+packed weights and compiled kernels), for a Llama with random weights and concurrent requests with a
+context of about 352 tokens. Parts: the scheduler (the whole step except the executor); sampling;
+all layers, if one call runs them; otherwise ("by operator") the matrix products of linear layers,
+attention over pages, and other kernels; and the rest: small operators, their launch overhead,
+packing. The number of operators is from PyTorch's profiler. The lower bounds are the bytes of
+weights, keys and values divided by the speed of a copy, and the operations of the matrix products
+divided by the speed of a large one; both speeds are measured with the same threads. "processor":
+the time of all threads, including busy waiting. With one thread every figure is CPU time, which
+other processes hardly affect. Only the ratios apply to other machines.
 
     python benchmarks/cpu_step.py [--shape 13.8M|91M] [--threads N] [--full] [--json FILE]
 """

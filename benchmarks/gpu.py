@@ -177,7 +177,7 @@ def measure_decode(results: Results, executor: Executor, shape: str) -> None:
 
 
 def measure_sampling(results: Results, executor: Executor, shape: str) -> None:
-    """Compare all sampling options together, and some alone, with greedy decoding."""
+    """Compare all sampling options together, and some of them separately, with greedy decoding."""
     num_rows = _rows(shape)[-1]
     kinds = {
         "top_p 0.95": SamplingParams(top_p=0.95),

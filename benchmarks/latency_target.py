@@ -42,7 +42,7 @@ class Row:
             was tried.
         default_*: Figures with the default budget.
         *_turns: Direction changes in the `num_steady_steps` steps in which nothing changes.
-        steady_*: Figures of these steps alone.
+        steady_*: Figures of only these steps.
         is_standing: Both limits were constant in the last tenth of the run.
         end_*: The limits after the last step, and the share of steps in the last quarter whose cost
             model was trusted.

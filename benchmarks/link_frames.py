@@ -1,4 +1,4 @@
-"""The cost of encoding and decoding the frames between a front (gRPC server process) and its
+"""The cost of encoding and decoding the frames between a front (gRPC server process) and the
 engine.
 
 Measures two requests, with 512 and 8,192 prompt tokens, and two steps of 256 tokens, one of which

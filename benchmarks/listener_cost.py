@@ -1,13 +1,14 @@
-"""The cost of the listeners of an engine in a scheduler step: flight recorder and `--record`.
+"""The cost of the listeners of an engine in a scheduler step: flight recorder (the last steps, in
+shared memory) and `--record`.
 
 Two engines with an executor that takes no time, one with the listener and one without, alternate
 step by step, so that other load on the machine affects both. The flight recorder is measured under
 two loads: all requests decode; and a closed loop, in which each finished request is replaced
 (prompts of 64 to 512 tokens, outputs of 64 to 192, a budget of 2048 tokens). `--record` is measured
-while all requests decode. A step is `Engine.step`: the scheduler and the engine around it. The
-flight recorder is read by another process as by the observer, four times per second. The recorder
-of `--record` writes on its own thread, whose time for the same steps, including the ends of all
-requests, is also reported.
+while all requests decode. A step is `Engine.step`: the scheduler and the engine around it. Another
+process reads the flight recorder four times per second, as the observer (the process that exports
+metrics) does. The recorder of `--record` writes on its own thread, whose time for the same steps,
+including the ends of all requests, is also reported.
 
     python benchmarks/listener_cost.py [--full] [--part flight|recording] [--json FILE]
 """

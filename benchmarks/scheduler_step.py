@@ -107,7 +107,9 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The measurement of one step: nanoseconds of `schedule` and of `update`, and its content."""
+    """The measurement of one step: nanoseconds of `schedule` and of `update`, and numbers of tokens
+    and of requests that ended.
+    """
 
     schedule_ns: int
     update_ns: int

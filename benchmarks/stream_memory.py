@@ -1,8 +1,9 @@
-"""The memory of fronts (gRPC server processes) per open stream, and its growth per request (leaks).
+"""The memory of fronts (gRPC server processes) per open stream, and the growth of that memory per
+request (leaks).
 
 Measures the resident memory: per waiting stream and per stream that gets a token every quarter of a
 second, with 1,000 streams, and with 5,000 streams on two processes (each accepts up to 4,096). Also
-measures its growth per request, for requests that finish, and for requests whose client disconnects
+measures the growth per request, for requests that finish, and for requests whose client disconnects
 after the first token. gRPC's core is known to keep 100 to 200 bytes for each disconnected request.
 
     python benchmarks/stream_memory.py [--full] [--json FILE]

@@ -262,8 +262,8 @@ async def stop(reader: TickReader, channel: grpc.aio.Channel, name: str) -> Stop
 
 
 def stops(options: Namespace) -> Outcome:
-    """Measure how long each call blocks the loop. A block that is longer than its CPU time was
-    caused by another process.
+    """Measure how long each call blocks the loop. A block that is longer than the CPU time used
+    meanwhile was caused by another process.
     """
     del options
     with ticking() as (folder, ticks):

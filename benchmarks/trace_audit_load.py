@@ -88,7 +88,7 @@ class AuditRequest:
 
     @property
     def trace(self) -> TraceContext:
-        """The trace context for its metadata."""
+        """The trace context to send in the request's metadata."""
         return TraceContext(traceparent=f"00-{self.trace_id.hex()}-{self.parent_id.hex()}-01")
 
 
@@ -102,7 +102,7 @@ class Answers:
     outcomes: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
 
     def note(self, ask: AuditRequest, outcome: str, *, is_answered: bool) -> None:
-        """Record a request that has ended for its client."""
+        """Record the outcome of a request, as its client observed it."""
         self.outcomes[ask.kind.value, outcome] += 1
         self.sent.append(
             Sent(trace_id=ask.trace_id, parent_id=ask.parent_id, is_answered=is_answered)

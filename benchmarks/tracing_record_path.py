@@ -4,8 +4,9 @@ on one thread.
 Runs the code of that process without gRPC and without the engine: opens the request's account (the
 data for the record) with the caller's trace context, records the message's parameters, closes the
 account when the request has ended, creates and encodes the record, and sends it in batches to a
-reading process. Compares this with the same calls in a front process without an observer. The
-request (`LiveRequest`) is created before the clock starts.
+reading process. Compares this with the same calls in a front process without an observer (the
+process that receives the records and exports traces). The request (`LiveRequest`) is created before
+the clock starts.
 """
 
 from __future__ import annotations

@@ -63,9 +63,9 @@ def base_of(side: str) -> str:
 class Turn:
     """The results of one measurement of a variant.
 
-    `front_us`, `loop_us`: CPU time per request, of all threads of the server and of the event
-    loop's thread. `lag_*_ms`: lateness of the loop's ticks. `most_per_s`: rate of a closed loop, 0
-    if it was not measured.
+    `front_us`, `loop_us`: CPU time per request, microseconds, of all threads of the server and of
+    the event loop's thread. `lag_*_ms`: lateness of the loop's ticks. `most_per_s`: rate of a
+    closed loop, 0 if it was not measured.
     """
 
     side: str

@@ -1,4 +1,5 @@
-"""Check the words of the documentation: `python docs/tools/words_check.py [--count] [FILE ...]`.
+"""Checks the words of the documentation and the code: `python docs/tools/words_check.py [--count]
+[FILE ...]`.
 
 Contains the markers of unclear prose (regular expressions) with their replacements. Checks Markdown
 without code, comments, strings and identifiers of Python files, comments of proto files and
