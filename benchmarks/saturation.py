@@ -47,7 +47,7 @@ _COLLECTOR = str(Path(__file__).with_name("tracing_peers.py"))
 class Turn:
     """The results of one run of one variant.
 
-    `front_us`, `engine_us`, `observer_us`: CPU time of these processes per request.
+    `front_us`, `engine_us`, `observer_us`: CPU time of these processes per request, microseconds.
     `foreign_cores`: number of cores used by other processes meanwhile.
     """
 

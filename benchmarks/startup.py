@@ -19,8 +19,8 @@ READY_GOAL_S = 6.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The times of one start and stop, seconds. `cpu_s`: user and system time of all its
-    processes.
+    """The times of one start and stop, seconds. `cpu_s`: user and system time of all processes of
+    the service.
     """
 
     executor: str

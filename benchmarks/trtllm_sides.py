@@ -71,7 +71,7 @@ async def floor(folder: Path) -> None:
 
 
 def engine(folder: Path, path: Path) -> None:
-    """Run the engine as the engine process does, until stdin is closed."""
+    """Run the engine in the same way as the engine process, until terminated."""
     executor = create_executor(ExecutorConfig(kind=ExecutorKind.TRTLLM, model_path=folder))
     scheduler = SchedulerConfig(
         max_num_batched_tokens=MAX_NUM_TOKENS,
@@ -189,7 +189,7 @@ async def service(address: str) -> None:
 
 
 def main(role: str, *places: str) -> None:
-    """Run one of the processes."""
+    """Run the process of `role` with its arguments."""
     match role, places:
         case "floor", (folder,):
             asyncio.run(floor(Path(folder)))

@@ -73,7 +73,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Return the page's Markdown for the site: diagrams replaced by pictures, Markdown of GitHub
+    """Return the page's Markdown for the site: diagrams replaced by pictures, GitHub's Markdown
     adapted, links rewritten to paths on the site.
     """
     del config, files
