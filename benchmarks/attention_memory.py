@@ -127,7 +127,7 @@ def measured(name: str) -> Measured:
 
 def measure_apart(name: str) -> Measured:
     """Run one measurement in a new process, because the peak resident size of a process never
-    decreases.
+    decreases; return the result.
     """
     command = [sys.executable, __file__, "--one", name]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)

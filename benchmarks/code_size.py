@@ -114,7 +114,7 @@ class _Profile:
 
 
 async def trace() -> RequestPath:
-    """Trace one request, after some warm-up requests."""
+    """Trace one request, after some warm-up requests; return the code that it executed."""
     sys.path.insert(0, str(_ROOT / "tests"))
     from support.link import EngineLink
 

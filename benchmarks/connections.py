@@ -144,7 +144,7 @@ def measured(
 def penstock_loops(
     route: Route, sides: Sequence[tuple[str, int]], duration_s: float, rounds: int
 ) -> list[Loop]:
-    """Run every (mode, concurrency) of `sides`, alternately, on one service."""
+    """Run every (mode, concurrency) of `sides`, alternately, on one service; return all results."""
     options = (*simulated(0.0), *capacity(1024, 64), *MEASURED)
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder, contextlib.ExitStack() as stack:
         certificate = _certificate(Path(folder)) if route.is_encrypted else ()
@@ -175,7 +175,7 @@ def _certificate(folder: Path) -> tuple[str, ...]:
 
 
 def blocking_loops(duration_s: float, rounds: int) -> list[Loop]:
-    """Run the blocking client and server at every concurrency."""
+    """Run the blocking client and server at every concurrency; return all results."""
     loops: list[Loop] = []
     roles = (sys.executable, str(_HERE / "blocking_service.py"))
     for _, in_flight in itertools.product(range(rounds), CONCURRENCIES):

@@ -215,7 +215,9 @@ def started(setups: dict[str, EngineSetup], threads: int) -> Generator[dict[str,
 
 
 def all_runs(sides: dict[str, Side], setups: dict[str, EngineSetup], rounds: int) -> list[Found]:
-    """Run every workload, the engines alternating, after two warm-up runs of each engine."""
+    """Run every workload, the engines alternating, after two warm-up runs of each engine; return
+    the results of all runs.
+    """
     for side in sides.values():
         for _ in range(2):
             side.run(make_workload(16, 8, 64))

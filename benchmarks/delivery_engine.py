@@ -86,8 +86,8 @@ class _Stopwatch:
 def measure_engine(
     num_streams: int, step_ms: float, num_steps: int, *, num_fronts: int = 1
 ) -> EngineCost:
-    """Measure `num_steps` steps of all streams, which are spread over the fronts round robin; fewer
-    steps if they take over a minute.
+    """Return the costs of `num_steps` steps of all streams, which are spread over the fronts round
+    robin; of fewer steps if they take over a minute.
     """
     num_tokens = num_steps + 4 * _WARM_STEPS
     cost = CostModel(

@@ -306,7 +306,9 @@ class SumsRow:
 
 
 def sums_row(num_waiting: int, kind: str) -> SumsRow:
-    """Measure forecast, addition and removal of a new request while `num_waiting` requests wait."""
+    """Return the median time of forecast, addition and removal of a new request while `num_waiting`
+    requests wait.
+    """
     sums = _SUMS[kind](SchedulerConfig())
     requests = Requests(seed=1)
     waiting = [_waiting(requests.make_any(), number) for number in range(num_waiting + 1000)]

@@ -179,8 +179,8 @@ class Bench:
         return Turn(t1 - t0, t3 - t2, int(batch.num_tokens.sum()), len(events.ends))
 
     def measure(self, num_steps: int) -> list[Turn]:
-        """Measure steps; long-lived objects are excluded from garbage collection, as in a
-        server.
+        """Run steps and return their measurements; long-lived objects are excluded from garbage
+        collection, as in a server.
         """
         gc.collect()
         gc.freeze()

@@ -94,7 +94,9 @@ async def run_wave(
     seed: int,
     client: tuple[str, str] = (sys.executable, __file__),
 ) -> Wave:
-    """Run streams that start together; `client`: interpreter and program of a client process."""
+    """Run streams that start together; return the results. `client`: interpreter and program of a
+    client process.
+    """
     num_clients = min(_NUM_CLIENTS, num_streams)
     start_at = time.time() + (_LEAD_S if num_clients > 1 else _LEAD_S / 2)
     found = await asyncio.gather(

@@ -120,7 +120,7 @@ class RecordedService:
         self._num_steps = 0
 
     async def part(self, rate_per_s: float, duration_s: float, seed: int) -> Part:
-        """Drive one part, and wait until its recording is written."""
+        """Drive one part; return it when its recording is written."""
         asks = poisson(rate_per_s, duration_s, seed)
         seen = await open_loop(asks, sending(self._client))
         before = self._num_requests
@@ -139,7 +139,9 @@ class RecordedService:
 
 
 async def all_parts(folder: Path, num_runs: int, duration_s: float) -> list[Part]:
-    """Run the parts, the loads alternating."""
+    """Run the parts, the loads alternating, after two bursts, of which the second measures the
+    capacity; return the parts.
+    """
     parts: list[Part] = []
     async with (
         OwnService(("--record", str(folder), *SERVICE), start_timeout_s=START_S) as service,
@@ -160,8 +162,8 @@ async def all_parts(folder: Path, num_runs: int, duration_s: float) -> list[Part
 
 
 def compare(parts: list[Part], counts: Counts, seconds: Seconds) -> list[Comparison]:
-    """Compare every part with its simulation. `counts` [n, 3] (prefill tokens, decodes, context
-    tokens) and `seconds` [n] are those of all recorded steps.
+    """Compare every part with its simulation; return the comparisons. `counts` [n, 3] (prefill
+    tokens, decodes, context tokens) and `seconds` [n] are those of all recorded steps.
     """
     comparisons: list[Comparison] = []
     for index, part in enumerate(parts):

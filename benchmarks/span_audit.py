@@ -56,7 +56,7 @@ class Audit:
 
 
 def audit(sent: Collection[Sent], spans: Iterable[Span], *, max_gap_ns: int) -> Audit:
-    """Check the spans of all requests. Trace ids of `sent` must be unique."""
+    """Check the spans of all requests; return the counts. Trace ids of `sent` must be unique."""
     by_trace: dict[bytes, list[Span]] = defaultdict(list)
     names: Counter[str] = Counter()
     num_spans = 0

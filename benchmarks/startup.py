@@ -42,7 +42,9 @@ def measure(options: Namespace) -> Outcome:
 
 
 def one_run(executor: str, *, is_first: bool) -> Run:
-    """Start a service with default ports and fronts, wait until it is ready, stop it."""
+    """Start a service on free ports with the default number of fronts, wait until it is ready, and
+    stop it; return the times.
+    """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started_s = time.perf_counter()
     options = ("--executor", executor, "--log-level", "error")

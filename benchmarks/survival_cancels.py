@@ -61,7 +61,9 @@ class CountedEngine(Engine):
         self._leaving: dict[int, str] = {}
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> bool:
-        """Cancel a request, and record it to detect when its blocks are freed."""
+        """Cancel a request, and record it to detect when its blocks are freed. Returns whether the
+        request exists.
+        """
         request = self.requests.get(key)
         if request is not None:
             self._leaving[key] = request.spec.request_id

@@ -128,7 +128,7 @@ def make_requests(num: int, seed: int, rate_per_s: float) -> list[AuditRequest]:
 
 
 async def drive(address: str, asks: Sequence[AuditRequest], max_prompt_tokens: int) -> Answers:
-    """Send each request at its time, and wait until all have ended."""
+    """Send each request at its time, wait until all have ended, and return the outcomes."""
     answers = Answers()
     async with (
         Client(address, retry=NO_RETRY) as plain,

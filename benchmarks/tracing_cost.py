@@ -109,7 +109,8 @@ class Traces:
 
 
 def all_turns(plan: Plan, sides: dict[str, Side]) -> list[Turn]:
-    """Run all rounds; the variants alternate, and each round begins with a different one.
+    """Run all rounds; the variants alternate, and each round begins with a different one. Returns
+    all measurements.
 
     The rate is a share of the machine's maximum rate without tracing, at most `MAX_RATE_PER_S`.
     """

@@ -174,7 +174,7 @@ async def _batch_us(
 
 
 async def _measured(path: Path, num_batches: int) -> RecordPath:
-    """Measure against a reader at `path`."""
+    """Return the costs, measured with records sent to the reader at the socket `path`."""
     exporter = Exporter(
         path, Hello(front_id=1, pid=1), live_views=lambda: (), carry_out=lambda _, __: None
     )

@@ -102,7 +102,9 @@ class Side:
     num_dropped: float = 0.0
 
     def turn(self, seed: int, warm_s: float, window_s: float, **load: float) -> Turn:
-        """Run one measurement. `load`: `rate` per second, or `concurrency`. Raises RunFailed."""
+        """Run one measurement and return it. `load`: `rate` per second, or `concurrency`. Raises
+        RunFailed.
+        """
         pids = [self.server, *self.watched]
         self.ticks.switch(is_on=True)
         found = run_client(

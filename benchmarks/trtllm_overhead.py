@@ -157,7 +157,9 @@ def write_model(folder: Path) -> int:
 
 
 def all_runs(size: Size) -> list[Run]:
-    """Run all rounds; each round begins with a different variant."""
+    """Run all rounds; each round begins with a different variant. Returns the results of all
+    runs.
+    """
     runs: list[Run] = []
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         vocab_size = write_model(Path(name) / "model")

@@ -98,8 +98,9 @@ class LinkLoad:
         self._seen: asyncio.Future[Seen] | None = None
 
     async def run(self, load: Load) -> Seen:
-        """Run one load. Raises ValueError if a request fails, ConnectionError if the engine
-        disconnects."""
+        """Run one load; return the results. Raises ValueError if a request fails, ConnectionError
+        if the engine disconnects.
+        """
         self._waiting = iter(load.requests())
         self._seen = asyncio.get_running_loop().create_future()
         self._records = Records(load)

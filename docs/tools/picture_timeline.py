@@ -91,7 +91,7 @@ class View:
 
 
 def timeline_of(trace: Mapping[str, Any]) -> Timeline:
-    """Sort the events of a trace file."""
+    """Return the events of a trace file, sorted by kind."""
     found = Timeline()
     for event in trace["traceEvents"]:
         at_s = float(event.get("ts", 0.0)) / 1e6
