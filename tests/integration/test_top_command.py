@@ -53,7 +53,7 @@ async def test_one_frame_without_a_terminal(served: ServedOperations) -> None:
     assert "q quit" not in out
 
 
-async def test_one_look_as_json(served: ServedOperations) -> None:
+async def test_one_snapshot_as_json(served: ServedOperations) -> None:
     code, out, _ = await top("--once", "--json", "--service", served.address)
     reported = json.loads(out)
 

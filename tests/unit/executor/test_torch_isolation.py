@@ -227,8 +227,8 @@ def test_the_probe_takes_every_way_and_touches_no_block_of_requests(
         seen.append(sample(logits, arrays, slots, positions, rules))
         return seen[-1]
 
-    monkeypatch.setattr(computed_step, "sample", watched)
     executor = build(folder, num_blocks=8, by=by)
+    monkeypatch.setattr(computed_step, "sample", watched)
 
     with torch.inference_mode():
         executor._recover(RuntimeError("once"))

@@ -101,6 +101,9 @@ class TorchExecutor:
         )
         self._results: deque[StepResult] = deque()
         self._is_closed = False
+        # So that the first request does not wait for the start of threads and operators.
+        with torch.inference_mode():
+            self._run(self._probe.batch, self._probe.rules)
 
     @property
     def info(self) -> ExecutorInfo:
