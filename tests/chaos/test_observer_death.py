@@ -132,7 +132,7 @@ async def test_sigusr1_writes_the_flight_record_and_interrupts_nothing(
         async with service.channel() as channel:
             assert await Stream(channel, 7).outcome() is grpc.StatusCode.OK
         service.signal(signal.SIGUSR1)
-        path = await logged_path(service, "flight record (asked)")
+        path = await logged_path(service, "flight record (requested)")
         recording = FlightReader(path).recording()
         assert recording.totals["num_output_tokens"] == 7
         service.signal(signal.SIGUSR1)

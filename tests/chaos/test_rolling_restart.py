@@ -76,7 +76,7 @@ async def test_a_drain_aborts_a_rolling_restart() -> None:
         running = Stream(channel, 100)
         await running.until_running()
         service.signal(signal.SIGUSR2)
-        await service.until_logged("rolling restart: front 1")
+        await service.until_logged("rolling restart: replacing front 1")
         service.signal(signal.SIGUSR2)
         await service.until_logged("a rolling restart is under way already")
         service.signal(signal.SIGTERM)

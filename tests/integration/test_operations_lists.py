@@ -134,3 +134,4 @@ async def test_one_request_is_found_by_id_and_tenant(operations: ServedOperation
             grpc.StatusCode.NOT_FOUND,
             "REQUEST_NOT_FOUND",
         )
+        assert error.request_id == missing.request_id

@@ -76,7 +76,7 @@ async def test_a_killed_front_is_reported_once_and_consistently() -> None:
             gone = await service.until_logged("front 1 is lost")
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
-    assert "1 requests can be resumed" in gone
+    assert "resumable requests: 1" in gone
     assert "stopped" not in gone
     assert "cancelled" not in gone
     # Ready, dead, lost to the engine, and the next one ready.

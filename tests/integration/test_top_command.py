@@ -195,7 +195,7 @@ async def long_queue_is_shown(service: Service, operations: OperationsClient, ad
         code, out, _ = await top("--once", "--address", address)
         assert code == 0
         assert re.search(r"waiting \d+ for slots \(~\d", out)
-        assert "~0 us" not in out
+        assert "~0 µs" not in out
     # The channel is closed, and no request is left.
     await until_stats(
         operations,
