@@ -14,7 +14,7 @@ from support.stepped_service import SteppedService, ids_of, request
 
 def publish_queue(service: SteppedService) -> PublishedQueue:
     """Let the front read the engine's queue from a status board, as from that of an engine
-    process.
+    process; return what publishes the queue on the board.
     """
     shown = PublishedQueue(service.engine)
     service.front.admission = AdmissionEstimate(shown.view)

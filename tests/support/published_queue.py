@@ -7,7 +7,7 @@ from penstock.scheduler.engine import Engine
 from penstock.server.link.board import BoardView, EngineBoard, create_board
 
 
-class ShownBoard:
+class PublishedBoard:
     """The status board of the engine of `epoch`, and the `view` that fronts have of it."""
 
     def __init__(self, epoch: int = 1) -> None:
@@ -22,20 +22,20 @@ class ShownBoard:
         self._board = EngineBoard(self._fd, epoch)
 
     def show(self, num_waiting: int, num_tokens: int = 0, queue_s: float | None = None) -> None:
-        """Publish a step of the engine and its number of waiting requests."""
+        """Publish a step of the engine, and its waiting requests, their tokens and queue time."""
         self._board.heartbeat()
         self._board.publish_queue(num_waiting, num_tokens, queue_s)
 
 
 class PublishedQueue:
-    """Publishes `engine`'s queue as of the last call of `turned`.
+    """Publishes the state that `engine`'s queue had at the last call of `turned`.
 
     `queue_s`: the queue time, seconds, that is published while requests wait.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.queue_s: float | None = None
-        self._engine, self._board = engine, ShownBoard()
+        self._engine, self._board = engine, PublishedBoard()
         self.view = self._board.view
         self.turned()
 
